@@ -32,6 +32,8 @@ from sickbay.v1.limits import MAX_FAULTS, MAX_GONE, MAX_MESSAGE_BYTES
 REMEMBERED = MAX_GONE
 #: Losses that are remembered.
 _MOST_LOST = 32
+#: Components of our own evidence that are healthy again; more of them are the oldest, and dropped.
+_MOST_OWN_HEALTHY = 64
 #: Below this many faults their bytes are not counted.
 _FEW = 64
 #: Bytes of the texts and times of all faults that are held of one node.
@@ -143,8 +145,15 @@ class NodeHealth:
     def record_own_evidence(self, component: Component) -> bool:
         """Apply evidence in the aggregator's own name; returns whether it is new."""
         before = self.own.get(component.key)
-        self.own = {**self.own, component.key: component}
+        own = {**self.own, component.key: component}
         self.components.put(component)
+        if component.status is Status.OK:
+            own[component.key] = own.pop(component.key)  # the latest one is the last
+            healthy = [key for key, one in own.items() if one.status is Status.OK]
+            for key in healthy[:-_MOST_OWN_HEALTHY]:
+                del own[key]
+                self.components.drop(key)
+        self.own = own
         return before is None or (before.status, before.message) != (
             component.status,
             component.message,

@@ -127,3 +127,17 @@ def test_another_boot_ends_what_a_boot_ends_and_it_is_lost_else(
     (after,) = judged(POLICY, booted, {incident.id: incident})
     assert [(one.over, one.lost) for one in after.evidence] == [(over, True)]
     assert (after.recovering_since is not None) == bool(over)
+
+
+def test_of_our_own_evidence_all_that_fails_is_kept_and_the_latest_that_is_healthy() -> None:
+    health = NodeHealth(hello("node-a"))
+    health.snapshot(snapshot(component("disk", "/data", Status.OK)))
+    names = [f"disk-latency d{number}" for number in range(100)]
+    for name in names:
+        health.record_own_evidence(component("fleet-outlier", name, Status.FAILED))
+    assert len(health.own) == 100
+    for name in reversed(names[1:]):
+        health.record_own_evidence(component("fleet-outlier", name, Status.OK))
+    kept = {key[1] for key in health.own}
+    assert kept == set(names[:65])
+    assert {one.component for one in health.components.all()} == {*kept, "/data"}

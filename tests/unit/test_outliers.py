@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from aggregator.health.model import MeasuredSeries
 from aggregator.policy.outliers.fleet import (
     MOST_CHARTS,
+    MOST_CHARTS_OF_A_NODE,
+    MOST_KEPT,
     MOST_OF_A_NODE,
     MOST_POINTS,
     MOST_SPREADS,
@@ -427,6 +429,49 @@ def test_charts_are_bounded() -> None:
     minutes.run(30, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
     [outlier] = minutes.fleet.findings("node-3")
     assert outlier.points == ()
+
+
+def test_a_node_whose_streams_name_other_parts_each_time_has_bounded_charts_and_scores() -> None:
+    fleet = Minutes(measure="disk-latency")
+    fleet.run(1, lambda _name, _part: 5)
+    for stream in range(100):
+        _connect_with_slow_disks(fleet, stream)
+        fleet.now += MINUTE
+        fleet.fleet.judge("liar", fleet.now)
+    assert fleet.fleet._charts <= MOST_CHARTS_OF_A_NODE
+    assert len(fleet.fleet._nodes["liar"].kept) <= MOST_KEPT
+
+
+def test_the_oldest_findings_of_parts_that_no_stream_names_end_where_there_are_too_many() -> None:
+    fleet = Minutes(measure="disk-latency")
+    fleet.run(1, lambda _name, _part: 5)
+    open_findings: list[MeasuredSeries] = []
+    streams = MOST_KEPT // MOST_OF_A_NODE + 3
+    for stream in range(streams):
+        _connect_with_slow_disks(fleet, stream)
+        for _ in range(MEASURES["disk-latency"].minutes):
+            fleet.now += MINUTE
+            for change in fleet.fleet.judge("liar", fleet.now):
+                if change.outlier is None:
+                    open_findings.remove(change.series)
+                else:
+                    open_findings.append(change.series)
+    found = [one.series for one in fleet.fleet.findings("liar")]
+    assert set(found) == set(open_findings)
+    assert len(found) == MOST_KEPT + MOST_OF_A_NODE
+    streams_kept = {int(one.component.partition("-")[0]) for one in found}
+    assert streams_kept == set(range(2, streams))
+    assert fleet.fleet._charts <= MOST_CHARTS_OF_A_NODE
+
+
+def _connect_with_slow_disks(fleet: Minutes, stream: int) -> None:
+    fleet.fleet.begin("liar")
+    disks = [
+        MeasuredSeries("disk-latency", f"{stream}-{disk}", "NVIDIA H200")
+        for disk in range(MOST_OF_A_NODE)
+    ]
+    fleet.fleet.add_series("liar", "pool-0", disks)
+    fleet.fleet.update("liar", [(disk, 10**6) for disk in range(MOST_OF_A_NODE)])
 
 
 @pytest.mark.parametrize("name", sorted(MEASURES))

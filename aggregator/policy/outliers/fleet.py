@@ -20,6 +20,9 @@ from aggregator.policy.outliers.spread import Spread
 
 #: Seconds between two judgements of one node, at least: agents send every 60 s.
 EVERY = 45.0
+#: Parts of one node that its present stream has not named and whose tracks are kept: as many as one
+#: stream may name.
+MOST_KEPT = 256
 #: Values of one node in one distribution. More of them are not judged, and sway no median.
 MOST_OF_A_NODE = 16
 #: Distributions in all; series that would need more are not judged.
@@ -28,6 +31,7 @@ MOST_SPREADS = 8_192
 POINT_EVERY = 300.0
 MOST_POINTS = 144
 MOST_CHARTS = 2_000
+MOST_CHARTS_OF_A_NODE = 16
 #: A score falls so much in a minute, before it is a finding.
 _FALL = 2
 #: A finding ends by values that are no more than this share of the limit away from the median.
@@ -130,6 +134,9 @@ class FleetMeasurements:
         if known is None:
             return
         self.drop_values(node)
+        if known.spreads:  # scores of parts that a whole stream has not named are too old
+            for series in [one for one, track in known.kept.items() if not track.is_finding]:
+                self._drop_chart(known.kept.pop(series))
         for at, track in known.tracks.items():
             _deviates(track, known.spreads[at], deviates=False)
             if track.score:
@@ -256,7 +263,7 @@ class FleetMeasurements:
         if known is None or now - known.judged_at < EVERY:
             return []
         known.judged_at = now
-        changes = self._end_superseded(known)
+        changes = self._end_superseded(known) + self._end_surplus(known)
         for at, (spread, value) in _compared(known).items():
             if not spread.is_population:
                 continue
@@ -269,7 +276,7 @@ class FleetMeasurements:
                     continue
                 track = known.tracks[at] = _Track(now)
             _deviates(track, spread, deviates=deviates)
-            self._draw(track, now, value, spread)
+            self._draw(known, track, now, value, spread)
             if _count(track, spread, away - spread.base):
                 series = _series(known, at)
                 outlier = _outlier(known, series, at, track) if track.is_finding else None
@@ -299,14 +306,26 @@ class FleetMeasurements:
             changes += self._end(series, known.kept.pop(series))
         return changes
 
+    def _end_surplus(self, known: _Node) -> list[Change]:
+        """End the oldest kept tracks, findings last: each stream may name other parts."""
+        surplus = len(known.kept) - MOST_KEPT
+        if surplus <= 0:
+            return []
+        oldest = sorted(known.kept, key=lambda one: known.kept[one].is_finding)
+        changes = []
+        for series in oldest[:surplus]:
+            changes += self._end(series, known.kept.pop(series))
+        return changes
+
     def _end(self, series: MeasuredSeries, track: _Track) -> list[Change]:
         """A track that was removed: it has no chart any more, and its finding is over."""
         self._drop_chart(track)
         return [Change(series, None)] if track.is_finding else []
 
-    def _draw(self, track: _Track, now: float, value: int, spread: Spread) -> None:
+    def _draw(self, known: _Node, track: _Track, now: float, value: int, spread: Spread) -> None:
         if track.points is None:
-            if self._charts >= MOST_CHARTS:
+            of_node = sum(one.points is not None for one in self._tracks(known))
+            if self._charts >= MOST_CHARTS or of_node >= MOST_CHARTS_OF_A_NODE:
                 return
             self._charts += 1
             track.points = array("d")
