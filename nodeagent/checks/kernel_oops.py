@@ -6,6 +6,9 @@ handle kernel paging request at"), ``Oops: 0000 [#1] SMP``, ``general protection
 at virtual address`` and ``Internal error: Oops: 96000004 [#1] SMP``. One oops has several of these
 lines. The number after "#" tells a first oops from those that follow from it.
 
+Some lines of this form are warnings of the kernel's own checks, after which it works on: ``BUG:
+using smp_processor_id() in preemptible [00000000] code: python3/4711``. They expire.
+
 A process's own general protection fault ("traps: python3[4711] general protection fault ip:") is
 its user's business and begins otherwise.
 """
@@ -21,6 +24,7 @@ from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "kernel-oops"
+WARNING = "warning"
 
 _FIRST = first_bytes(
     (
@@ -42,13 +46,16 @@ _DIE = re.compile(
 # Each has more than the 15 bytes of a process's name before the first word that may differ.
 _BUG = re.compile(
     rb"BUG: (?:unable to handle (?:kernel |page fault|[\w ]{1,40} at )"
-    rb"|kernel NULL pointer dereference|Bad page (?:state|map) in process |Bad rss-counter state "
-    rb"|scheduling while atomic: |sleeping function called from invalid context"
-    rb"|using \w{1,40}\(\) in preemptible |\w{0,12} ?stack guard page was hit"
-    rb"|(?:KASAN|KFENCE|KCSAN): [\w -]{4,60} in \w|spinlock [\w ]{1,40} on CPU#"
-    rb"|non-zero (?:pgtables_bytes|nr_\w{3,8}) on freeing )"
+    rb"|kernel NULL pointer dereference|Bad page (?:state|map) in process "
+    rb"|\w{0,12} ?stack guard page was hit"
+    rb"|(?:KASAN|KFENCE|KCSAN): [\w -]{4,60} in \w|spinlock [\w ]{1,40} on CPU#)"
     rb"|kernel BUG at [\w./+-]{1,200}:\d{1,6}!"
     rb"|Unable to handle kernel [\w ]{4,80} at virtual address "
+)
+_WARNING = re.compile(
+    rb"BUG: (?:Bad rss-counter state |scheduling while atomic: "
+    rb"|sleeping function called from invalid context|using \w{1,40}\(\) in preemptible "
+    rb"|non-zero (?:pgtables_bytes|nr_\w{3,8}) on freeing )"
 )
 _PANIC = re.compile(rb"Kernel panic - not syncing|(?:traps: )?PANIC: double fault, error_code: 0x")
 
@@ -67,10 +74,8 @@ class KernelOops:
         if found is None:
             return ()
         kind, details = found
-        code = f"{NAME}:{kind}"
-        return (
-            sighting(record, check=NAME, code=code, cleared_by=ClearedBy.REBOOT, details=details),
-        )
+        code, ends = f"{NAME}:{kind}", ClearedBy.EXPIRY if kind == WARNING else ClearedBy.REBOOT
+        return (sighting(record, check=NAME, code=code, cleared_by=ends, details=details),)
 
 
 def _parse(line: bytes) -> tuple[str, dict[str, str]] | None:
@@ -78,6 +83,8 @@ def _parse(line: bytes) -> tuple[str, dict[str, str]] | None:
         return "panic", {}
     if _BUG.match(line):
         return "bug", {}
+    if _WARNING.match(line):
+        return WARNING, {}
     died = _DIE.match(line)
     return None if died is None else ("oops", {"what": text(died[1]), "number": text(died[2])})
 

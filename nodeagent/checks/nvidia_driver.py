@@ -108,7 +108,9 @@ def _parse(line: bytes) -> tuple[str, str, ClearedBy, dict[str, str]] | None:
     init = _INIT.match(line)
     if init is not None:
         details = {"status": text(init[2] or b"")}
-        return INIT_FAILED, text(init[1] or b""), ClearedBy.GPU_RESET, details
+        # Without an address no reset of a GPU can end it: `gpu-inventory` sees one that stays away.
+        ends = ClearedBy.GPU_RESET if init[1] else ClearedBy.EXPIRY
+        return INIT_FAILED, text(init[1] or b""), ends, details
     uvm = _UVM.match(line)
     if uvm is not None:
         return UVM_FATAL, "", ClearedBy.REBOOT, {"error": text(uvm[1] or uvm[2])}

@@ -34,6 +34,13 @@ class Result:
     age: float | None = None
 
 
+#: Faults that stand until a reset or a boot, and of which none is due: the shipped policy observes
+#: them. A Slurm node that was drained for one would lose work that goes on.
+OBSERVED = frozenset(
+    {"xid:63", "xid:94", "xid:171", "xid:172", "kernel-oops:bug", "kernel-oops:oops"}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Latched:
     """A fault that happened and has not ended yet."""
@@ -53,12 +60,14 @@ class Latched:
     def status(self) -> Status:
         """The fault's status for ``check``'s exit code alone; policy is the aggregator's.
 
-        A fault that ends by time alone (an application's fault, a contained error) is degraded, and
-        one that an earlier agent may have dealt with is no fault of today.
+        A fault that ends by time alone (an application's fault) or that asks for no action (a
+        contained error) is degraded, and one that an earlier agent may have dealt with is no fault
+        of today.
         """
         if self.historical:
             return Status.OK
-        return Status.DEGRADED if self.cleared_by is ClearedBy.EXPIRY else Status.FAILED
+        mild = self.cleared_by is ClearedBy.EXPIRY or self.code in OBSERVED
+        return Status.DEGRADED if mild else Status.FAILED
 
 
 @dataclass(frozen=True, slots=True)

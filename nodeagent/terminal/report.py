@@ -106,8 +106,11 @@ def slurm_line(findings: Findings) -> str:
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     # Only a failed result has no status before it: the line becomes the node's reason.
     status = "" if worst is Status.FAILED else f"{worst.name.lower()}: "
-    _, _, component, _, what = _row(bad[0])
-    name = bad[0].code if isinstance(bad[0], Latched) else bad[0].check
+    first = bad[0]
+    _, _, component, _, what = _row(first)
+    name = first.check
+    if isinstance(first, Latched):
+        name, what = first.code, first.message
     where = f" {component}" if component != "-" else ""
     return one_line(f"sickbay: {status}{name}{where}: {what}", 180 - len(more)) + more
 

@@ -133,7 +133,9 @@ def kernel_checks(sys: Path) -> list[LogCheck]:
 def test_every_line_of_the_kernel_itself_has_its_code(tmp_path: Path) -> None:
     found = seen(kernel_checks(tmp_path), "kernel-lines.log")
     assert codes(found) == [
-        ("kernel-oops:bug", 10),
+        ("kernel-oops:bug", 5),
+        ("kernel-oops:warning", 1),
+        ("kernel-oops:bug", 4),
         ("kernel-oops:oops", 10),
         ("kernel-oops:panic", 2),
         ("cpu-thermal:throttled", 3),
@@ -160,6 +162,26 @@ def test_every_line_of_the_kernel_itself_has_its_code(tmp_path: Path) -> None:
         ("pcie-aer:link-down", 5),
         ("pcie-aer:slot-power", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"BUG: using smp_processor_id() in preemptible [00000000] code: python3/4711",
+        b"BUG: Bad rss-counter state mm:00000000f2d5a3c1 type:MM_ANONPAGES val:1",
+        b"BUG: sleeping function called from invalid context at mm/slab.h:412",
+        b"BUG: scheduling while atomic: python3/4711/0x00000002",
+    ],
+)
+def test_a_warning_of_the_kernel_s_own_checks_expires(line: bytes) -> None:
+    (found,) = KernelOops().read(record(line))
+    assert (found.code, found.cleared_by) == ("kernel-oops:warning", ClearedBy.EXPIRY)
+
+
+def test_a_gpu_that_does_not_start_and_has_no_address_expires(tmp_path: Path) -> None:
+    check = NvidiaDriver(gpu_map(tmp_path / "sys"))
+    (found,) = check.read(record(b"NVRM: RmInitAdapter failed! (0x26:0xffff:1096)"))
+    assert (found.component, found.cleared_by) == ("", ClearedBy.EXPIRY)
 
 
 def test_the_details_of_the_kernel_s_own_lines(tmp_path: Path) -> None:

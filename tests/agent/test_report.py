@@ -1,7 +1,9 @@
 """The table of findings: a message that concerns many components is printed once."""
 
-from nodeagent.local.findings import Findings, Result
-from nodeagent.model import Status
+import pytest
+
+from nodeagent.local.findings import Findings, Latched, Result
+from nodeagent.model import ClearedBy, Status
 from nodeagent.terminal.report import findings_table, slurm_line
 
 NO_LIBRARY = "the NVML library cannot be loaded; set nvml.library to its path"
@@ -48,6 +50,22 @@ def test_statuses_are_kept_apart_and_rows_without_a_message_stay() -> None:
     results = [Result("a", f"x{n}", Status(1 + n % 2), "", "same words") for n in range(4)]
     results += [Result("b", f"y{n}", Status.OK) for n in range(4)]
     assert len(table(*results)) == 1 + 8
+
+
+def test_the_line_for_slurm_names_a_fault_s_code_once() -> None:
+    fault = latched("nvidia-driver:uvm-fatal", ClearedBy.REBOOT)
+    assert slurm_line(fault) == "sickbay: nvidia-driver:uvm-fatal GPU-1: what the line says"
+
+
+@pytest.mark.parametrize("code", ["xid:63", "xid:94", "kernel-oops:bug", "kernel-oops:oops"])
+def test_a_fault_that_asks_for_no_action_fails_no_slurm_node(code: str) -> None:
+    assert latched(code, ClearedBy.REBOOT).worst is Status.DEGRADED
+    assert latched("xid:48", ClearedBy.GPU_RESET).worst is Status.FAILED
+
+
+def latched(code: str, ends: ClearedBy) -> Findings:
+    fault = Latched(code, "check", "GPU-1", "what the line says", 1, 5.0, 5.0, ends)
+    return Findings("n1", "agent", (), (fault,))
 
 
 def test_the_line_for_slurm_still_counts_each() -> None:

@@ -7,6 +7,7 @@ import pytest
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import Rule
 from nodeagent.checks import xid_codes
+from nodeagent.local.findings import OBSERVED
 from nodeagent.terminal.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
@@ -76,6 +77,12 @@ def test_what_ends_an_xid_is_the_catalogues_word_on_the_node_too() -> None:
 )
 def test_the_action_for_codes_that_the_published_catalogue_lacks(code: str, action: str) -> None:
     assert {rule.action for rule in rules_for(code)} == {action}
+
+
+def test_the_faults_that_fail_no_slurm_node_are_observed_by_the_shipped_rules() -> None:
+    for code in OBSERVED:
+        actions = {rule.action for rule in rules_for(code) if rule.min_count <= 1}
+        assert actions == {"observe"}, code
 
 
 def test_the_agent_ends_an_xid_by_the_sign_that_the_catalogue_asks_for() -> None:
