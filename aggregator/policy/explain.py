@@ -187,11 +187,11 @@ def _published(policy: Policy, asked: Question) -> str:
     found = policy.catalogue.published.get(asked.code)
     if found is None:
         return ""
-    on = f"on {', '.join(name.upper() for name in found.on)}" if found.on else ""
+    on = f", on {', '.join(name.upper() for name in found.on)}" if found.on else ""
     if found.unused:
-        on = f"{on}, and marked unused there" if on else "unused since the A100"
+        on = f"{on}, and marked unused there" if on else ", unused since the A100"
     first = f"; first {found.now}" if found.now else "; no action is published"
-    return f"{found.mnemonic}, {on}{first}{f', then {found.then}' * bool(found.then)}"
+    return f"{found.mnemonic}{on}{first}{f', then {found.then}' * bool(found.then)}"
 
 
 def _row(policy: Policy, asked: Question) -> str:

@@ -118,6 +118,8 @@ FIRST = first_bytes(
     )
 )
 
+#: Operations that a device may refuse without harm to data; the kernel then does without them.
+_HINTS = (b"DISCARD", b"WRITE_ZEROES", b"WRITE_SAME")
 _KINDS = {b"critical medium": MEDIUM, b"device offline": LOST, b"timeout": TIMEOUT}
 
 
@@ -140,6 +142,8 @@ def parse(line: bytes) -> DiskLine | None:
     """The trouble in a line, or None. Lines whose first four bytes are not in `FIRST` have none."""
     block = _BLOCK.match(line)
     if block is not None:
+        if block[1] == b"critical target" and (block[4] or b"").startswith(_HINTS):
+            return None
         details = {"sector": text(block[3]), "operation": text(block[4] or b"").lower()}
         kind = _KINDS.get(block[1], ERROR)
         return DiskLine(kind, text(block[2]), int(block[3]), details=details)

@@ -50,6 +50,16 @@ def test_every_line_has_the_kind_and_the_device_that_it_states() -> None:
         assert (found and (found.kind, found.device)) == expected, each.text
 
 
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [("0x3:(DISCARD)", None), ("0x9:(WRITE_ZEROES)", None), ("0x1:(WRITE)", "error")],
+)
+def test_a_hint_that_the_device_refuses_is_no_error(operation: str, kind: str | None) -> None:
+    head = b"blk_update_request: critical target error, dev sdc, sector 0 op "
+    found = found_in(head + operation.encode() + b" flags 0x800 phys_seg 1 prio class 0")
+    assert (found and found.kind) == kind
+
+
 def test_a_completion_that_was_polled_is_a_lost_interrupt_and_no_timeout() -> None:
     polled = found_in(b"nvme nvme0: I/O 12 QID 2 timeout, completion polled")
     reset = found_in(b"nvme nvme0: I/O 12 QID 2 timeout, reset controller")

@@ -249,6 +249,7 @@ def test_what_nvidia_publishes_is_told_of_its_codes_alone() -> None:
     )
     assert asked(Question("xid:4711")).published == ""
     assert asked(LINK).published == ""
+    assert asked(Question("xid:173")).published.startswith("C2C_FATAL_LINK_FAILURE; no action")
     unnamed = next((code, one) for code, one in POLICY.catalogue.published.items() if not one.now)
     assert "; no action is published" in asked(Question(unnamed[0])).published
 
