@@ -152,6 +152,50 @@ def test_a_gpu_that_is_slow_among_nodes_of_a_kind_of_their_own_is_found() -> Non
     assert set(fleet.found) == {("node-2", "GPU-5")}
 
 
+def test_a_node_all_of_whose_parts_are_far_off_masks_no_outlier_of_the_others() -> None:
+    fleet = Minutes(nodes=12, measure="nvlink-errors")
+    slow = {("node-1", 2), ("node-2", 6)}
+    fleet.run(
+        70, lambda name, gpu: 2**31 if name == "node-3" else 9000 if (name, gpu) in slow else 0
+    )
+    of_liar = {("node-3", part.component) for part in fleet.series}
+    assert set(fleet.found) == {("node-1", "GPU-2"), ("node-2", "GPU-6"), *of_liar}
+
+
+def test_a_node_that_is_far_worse_masks_no_outlier_among_nodes_of_a_kind_of_their_own() -> None:
+    fleet = Minutes(nodes=13, measure="nvlink-errors")
+    worse = ("node-1", 2)
+    kind = {"node-1", "node-2", "node-3", "node-4"}
+    fleet.run(
+        70,
+        lambda name, gpu: (
+            2**31
+            if name == "node-6"
+            else 9000
+            if (name, gpu) == worse
+            else 500
+            if name in kind
+            else 0
+        ),
+    )
+    of_liar = {("node-6", part.component) for part in fleet.series}
+    assert set(fleet.found) == {("node-1", "GPU-2"), *of_liar}
+
+
+def test_two_nodes_are_no_kind_of_their_own() -> None:
+    fleet = Minutes(nodes=12)
+    fleet.run(30, lambda name, _gpu: 1740 if name in ("node-1", "node-2") else 1980)
+    assert {name for name, _ in fleet.found} == {"node-1", "node-2"}
+
+
+def test_a_check_has_one_duration_of_a_node_however_often_it_is_named() -> None:
+    fleet = FleetMeasurements()
+    fleet.add_series("liar", "", [MeasuredSeries("check-duration", "disk", "H")] * 16)
+    fleet.update("liar", [(number, 10**6) for number in range(16)])
+    [spread] = fleet.spreads()
+    assert spread.total == 1
+
+
 def test_a_third_kind_is_no_outlier_either() -> None:
     fleet = Minutes()
     kinds = {f"node-{number}": 1740 if number < 6 else 1410 for number in range(12)}

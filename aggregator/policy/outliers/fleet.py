@@ -138,7 +138,7 @@ class FleetMeasurements:
             for series in [one for one, track in known.kept.items() if not track.is_finding]:
                 self._drop_chart(known.kept.pop(series))
         for at, track in known.tracks.items():
-            _deviates(track, known.spreads[at], deviates=False)
+            _deviates(node, track, known.spreads[at], deviates=False)
             if track.score:
                 known.kept[_series(known, at)] = track
             else:
@@ -179,7 +179,8 @@ class FleetMeasurements:
             if len(self._spreads) >= MOST_SPREADS:
                 return None
             found = self._spreads[key] = Spread(key, measure)
-        if sum(other is found for other in others) >= MOST_OF_A_NODE:
+        most = 1 if measure.each else MOST_OF_A_NODE
+        if sum(other is found for other in others) >= most:
             if not found.refs:
                 del self._spreads[key]
             return None
@@ -263,7 +264,7 @@ class FleetMeasurements:
         if known is None or now - known.judged_at < EVERY:
             return []
         known.judged_at = now
-        changes = self._end_superseded(known) + self._end_surplus(known)
+        changes = self._end_superseded(node, known) + self._end_surplus(known)
         for at, (spread, value) in _compared(known).items():
             if not spread.is_population:
                 continue
@@ -275,7 +276,7 @@ class FleetMeasurements:
                 if not deviates:
                     continue
                 track = known.tracks[at] = _Track(now)
-            _deviates(track, spread, deviates=deviates)
+            _deviates(node, track, spread, deviates=deviates)
             self._draw(known, track, now, value, spread)
             if _count(track, spread, away - spread.base):
                 series = _series(known, at)
@@ -286,7 +287,7 @@ class FleetMeasurements:
                 del known.tracks[at]
         return changes
 
-    def _end_superseded(self, known: _Node) -> list[Change]:
+    def _end_superseded(self, node: str, known: _Node) -> list[Change]:
         """End the tracks of parts that have a value as another model now, and none as this one."""
         if not known.tracks and not known.kept:
             return []
@@ -300,7 +301,7 @@ class FleetMeasurements:
             series = _series(known, at)
             if (series.measure, series.component) in present:
                 track = known.tracks.pop(at)
-                _deviates(track, known.spreads[at], deviates=False)
+                _deviates(node, track, known.spreads[at], deviates=False)
                 changes += self._end(series, track)
         for series in [one for one in known.kept if (one.measure, one.component) in present]:
             changes += self._end(series, known.kept.pop(series))
@@ -390,7 +391,7 @@ class FleetMeasurements:
         changes = []
         for at in [at for at in known.tracks if known.components[at] == component]:
             track = known.tracks.pop(at)
-            _deviates(track, known.spreads[at], deviates=False)
+            _deviates(node, track, known.spreads[at], deviates=False)
             changes += self._end(_series(known, at), track)
         for series in [one for one in known.kept if one.component == component]:
             changes += self._end(series, known.kept.pop(series))
@@ -421,9 +422,9 @@ def _count(track: _Track, spread: Spread, away: float) -> bool:
     return False
 
 
-def _deviates(track: _Track, spread: Spread | None, *, deviates: bool) -> None:
+def _deviates(node: str, track: _Track, spread: Spread | None, *, deviates: bool) -> None:
     if spread is not None and track.deviates != deviates:
-        spread.deviating += 1 if deviates else -1
+        spread.count_deviating(node, 1 if deviates else -1)
     track.deviates = deviates
 
 

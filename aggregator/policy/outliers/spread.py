@@ -13,8 +13,10 @@ _SIGMA = 1.4826
 #: Fewer values, or values of fewer nodes, are no population to compare with.
 LEAST_VALUES = 30
 LEAST_NODES = 10
-#: Where a larger share of all parts deviates, these are a kind of their own, and no outliers.
+#: Where a larger share of all parts deviates, these are a kind of their own, and no outliers. The
+#: node that has most of them is left out, and they are on so many nodes, so that no node makes one.
 MOST_DEVIATING = 0.05
+LEAST_DEVIATING_NODES = 3
 #: Seconds for which median and MAD serve all comparisons.
 REFRESH = 60.0
 
@@ -23,10 +25,10 @@ class Spread:
     """The present values of one measurement in one pool and of one model.
 
     ``refs`` is how many series belong to it, ``parts`` how many of them have had a value,
-    ``deviating`` how many of these deviated when they had one last, ``nodes`` how many nodes have a
-    value in it now. ``median``, ``mad`` and ``limit`` (the largest deviation
-    of a value that is as it should be) are as of the last `refresh`, as is ``base``: how far from
-    the median, to the bad side, those are that are a kind of their own; 0 where there are none.
+    ``deviating`` how many of these deviated when they had one last, by node, ``nodes`` how many
+    nodes have a value in it now. ``median``, ``mad`` and ``limit`` (the largest deviation of a
+    value that is as it should be) are as of the last `refresh`, as is ``base``: how far from the
+    median, to the bad side, those are that are a kind of their own; 0 where there are none.
     """
 
     __slots__ = (
@@ -48,7 +50,8 @@ class Spread:
     def __init__(self, key: tuple[str, ...], measure: Measure) -> None:
         self.key = key
         self.measure = measure
-        self.refs = self.parts = self.nodes = self.deviating = self.total = 0
+        self.refs = self.parts = self.nodes = self.total = 0
+        self.deviating: dict[str, int] = {}
         self.median = self.mad = 0
         self.limit = self.base = 0.0
         self._counts: dict[int, int] = {}
@@ -67,6 +70,12 @@ class Spread:
             del self._counts[value]
         self.total -= 1
 
+    def count_deviating(self, node: str, change: int) -> None:
+        """So many more parts of the node deviate (1), or fewer (-1)."""
+        count = self.deviating.pop(node, 0) + change
+        if count:
+            self.deviating[node] = count
+
     @property
     def is_population(self) -> bool:
         """Whether there are enough values to compare one with."""
@@ -75,7 +84,10 @@ class Spread:
     @property
     def is_widespread(self) -> bool:
         """Whether so many deviate that no single one is an outlier."""
-        return self.deviating > MOST_DEVIATING * self.parts
+        if len(self.deviating) < LEAST_DEVIATING_NODES:
+            return False
+        of_nodes = self.deviating.values()
+        return sum(of_nodes) - max(of_nodes) > MOST_DEVIATING * self.parts
 
     def refresh(self, now: float) -> None:
         """Compute median, MAD and limit again where they are old. ``now`` is monotonic seconds."""
@@ -101,6 +113,7 @@ class Spread:
             return 0.0
         base = away[weighted_median(beyond)]
         worse = sum(count for value, count in beyond.items() if away[value] > base + self.limit)
+        worse -= max(self.deviating.values())  # they may all be of one node
         return base if worse <= MOST_DEVIATING * self.total else float("inf")
 
     def deviation(self, value: int) -> float:
