@@ -6,7 +6,8 @@ One event is several lines; the one that states its severity counts, and is not 
   status say it (Intel SDM vol. 3, IA32_MCi_STATUS: 61 uncorrected, 57 processor context corrupt).
   "Machine Check Exception" is the last line before a panic.
 - ``EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (...)``: CE or UE, and where.
-- ``{1}[Hardware Error]: event severity: recoverable``: the firmware's word.
+- ``{1}[Hardware Error]: event severity: recoverable``: the firmware's word. Without the number
+  it is of the boot before this one: the boot error record table (drivers/acpi/apei/bert.c).
 - ``[Hardware Error]: Corrected error, no action required.``: AMD's decoder.
 - ``Memory failure: 0x12ab3: recovery action for dirty LRU page: Recovered``: a page taken away.
 - ``SError Interrupt on CPU3, code 0x00000000be000011 -- SError``: an Arm CPU's uncorrected error,
@@ -47,7 +48,7 @@ _EDAC = re.compile(
     rb"EDAC MC(\d{1,3}): (\d{1,10}) (CE|UE) (?:([A-Za-z][\w ,/-]{0,100}?) )?on (\S.{0,80}?) \("
 )
 _APEI = re.compile(
-    rb"\{\d{1,10}\}\[Hardware Error\]: event severity: (info|corrected|recoverable|fatal)\b"
+    rb"(\{\d{1,10}\})?\[Hardware Error\]: event severity: (info|corrected|recoverable|fatal)\b"
 )
 _AMD = re.compile(
     rb"\[Hardware Error\]: (Corrected error, no action required"
@@ -120,8 +121,9 @@ def _edac(line: re.Match[bytes]) -> _Parsed:
 
 
 def _apei(line: re.Match[bytes]) -> _Parsed | None:
-    severity = _BY_APEI.get(line[1])
-    return None if severity is None else (severity, "", {"by": "firmware"})
+    severity = _BY_APEI.get(line[2])
+    boot = {} if line[1] else {"boot": "previous"}
+    return None if severity is None else (severity, "", {"by": "firmware", **boot})
 
 
 def _amd(line: re.Match[bytes]) -> _Parsed:

@@ -38,6 +38,7 @@ def test_every_machine_check_has_the_severity_that_its_line_states() -> None:
         22: "fatal",
         24: "uncorrected",
         26: "uncorrected",
+        30: "fatal",
     }
     assert {fault.cleared_by for fault in found.values()} == {ClearedBy.EXPIRY}
 

@@ -330,6 +330,12 @@ def bank(status: int, exception: str = "") -> str:
             {"by": "firmware"},
         ),
         (
+            "[Hardware Error]: event severity: fatal",
+            "fatal",
+            "",
+            {"by": "firmware", "boot": "previous"},
+        ),
+        (
             "[Hardware Error]: Deferred error, no action required.",
             "uncorrected",
             "",
@@ -365,8 +371,8 @@ def test_a_hardware_error(
     assert found.message == line
     assert check.read(record(line.encode() + PACKET)) == ()
     assert check.read(record(b"x" + line.encode())) == ()
-    info = b"{7}[Hardware Error]: event severity: info"
-    assert check.read(record(info)) == ()
+    for info in (b"{7}[Hardware Error]: event", b"[Hardware Error]: event"):
+        assert check.read(record(info + b" severity: info")) == ()
 
 
 class Bus:
