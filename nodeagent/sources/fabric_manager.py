@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from itertools import islice
 
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
@@ -9,9 +10,11 @@ from nodeagent.sources.proc_stat import read_stat
 #: The kernel keeps the first 15 characters of nv-fabricmanager.
 _NAME = "nv-fabricmanage"
 #: FM_CMD_PORT_NUMBER of fabricmanager.cfg, as /proc/net/tcp writes ports; state 0A is "listens".
-_PORT = f"{6666:04X}"
-_LISTENS = "0A"
-_MOST_BYTES = 4 << 20
+_PORT = b":%04X" % 6666
+_LISTENS = b"0A"
+#: Until Linux 4.3 a listener is followed by the connections that it has not accepted yet.
+_HALF_OPEN = b"03"
+_MOST_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,18 @@ class FabricManager:
         return stat is not None and stat.name == _NAME and stat.state not in ("Z", "X")
 
     def _is_listening(self) -> bool:
-        """In the network namespace of the host's first process, which the manager shares."""
+        """In the network namespace of the host's first process, which the manager shares.
+
+        The kernel prints the sockets that listen before all others, so the rest is not read.
+        """
         try:
             with (self._machine.proc / "1/net/tcp").open("rb") as file:
-                lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()[1:]
+                for line in islice(file, 1, _MOST_ROWS):
+                    row = line.split(None, 4)
+                    if len(row) < 4 or row[3] not in (_LISTENS, _HALF_OPEN):
+                        return False
+                    if row[3] == _LISTENS and row[1].endswith(_PORT):
+                        return True
         except OSError:
-            return False
-        rows = (line.split(None, 4) for line in lines)
-        return any(
-            len(row) > 3 and row[1].endswith(f":{_PORT}") and row[3] == _LISTENS for row in rows
-        )
+            pass
+        return False

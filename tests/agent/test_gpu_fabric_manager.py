@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from nodeagent.checks import gpu_fabric_manager
 from nodeagent.checks.base import Check, Off
 from nodeagent.model import Status
-from nodeagent.sources.fabric_manager import FabricManagerState
+from nodeagent.sources.fabric_manager import FabricManager, FabricManagerState
+from nodeagent.sources.host import HostRoots
+from tests.agent.kernel_log import HandClock
 from tests.nvml import FakeGpu, gpu
 from tests.nvml.look import Bench, look
 from tests.support.proc_tree import ProcTree
@@ -136,6 +138,21 @@ async def test_an_agent_without_the_hosts_processes_says_nothing(tmp_path: Path)
     async with node.bench:
         node.tree.end(2)
         assert await node.status() == ("UNKNOWN", "no-host-pids")
+
+
+def test_the_sockets_after_those_that_listen_are_not_read(tmp_path: Path) -> None:
+    """The kernel prints no listener after a connection, so one there shows how far is read."""
+    tree = ProcTree(tmp_path)
+    manager = FabricManager(HostRoots(HandClock(), proc=tmp_path))
+    tree.listen("00000000:0016", COMMAND_PORT)
+    table = tmp_path / "1/net/tcp"
+    head, ssh, command = table.read_text().splitlines(keepends=True)
+    for state, is_listening in (("01", False), ("06", False), ("03", True)):
+        connection = ssh.replace(" 0A ", f" {state} ")
+        table.write_text(head + ssh + connection + command)
+        assert manager.sample() == FabricManagerState(None, is_listening=is_listening), state
+    table.write_text(head + ssh + command.replace(" 0A ", " 03 "))
+    assert manager.sample() == FabricManagerState(None, is_listening=False)
 
 
 async def test_a_node_without_a_switch_needs_no_manager(tmp_path: Path) -> None:
