@@ -252,10 +252,16 @@ class Sampler:
         device = _address(handle)
         if device in self._without_margin:
             return None
-        margin = self._optional(self._nvml.nvmlDeviceGetMarginTemperature, handle)
-        if margin is None:
-            self._without_margin.add(device)
-        return margin
+        try:
+            return int(self._nvml.nvmlDeviceGetMarginTemperature(handle))
+        except self._nvml.NVMLError as error:
+            if error.value in (_GPU_IS_LOST, _RESET_REQUIRED):
+                raise
+            if error.value in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND):
+                self._without_margin.add(device)
+        except self._nvml.NVMLLibraryMismatchError:
+            self._without_margin.add(device)  # a library without this function
+        return None
 
     def _optional(self, function: Callable[..., Any], *arguments: Any) -> int | None:
         """A number that some GPUs do not tell; None from these. Raises where the GPU is lost."""

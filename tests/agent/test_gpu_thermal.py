@@ -56,6 +56,19 @@ async def test_a_gpu_without_a_margin_is_asked_for_it_once(tmp_path: Path) -> No
         assert bench.gpus.calls("nvmlDeviceGetTemperatureThreshold") == 2 * 2, "every 5 minutes"
 
 
+async def test_a_margin_that_could_not_be_read_once_is_read_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, temperature=60, margin=2)]) as bench:
+        check = bench.build(gpu_thermal.SPEC)
+        for code in (999, 10, 3):  # NVML_ERROR_UNKNOWN, TIMEOUT, NOT_SUPPORTED
+            assert (await look(check)).status(uuid_of(0)) == ("DEGRADED", "hot")
+            bench.gpus.fail("nvmlDeviceGetMarginTemperature", code=code)
+            bench.later()
+            assert (await look(check)).is_well(uuid_of(0))
+            bench.gpus.heal()
+            bench.later()
+        assert (await look(check)).is_well(uuid_of(0)), "a GPU without a margin stays one"
+
+
 async def test_gpus_that_tell_no_temperature_turn_the_check_off(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, temperature=None)]) as bench:
         check = bench.build(gpu_thermal.SPEC)
