@@ -31,6 +31,7 @@ from nodeagent.configfile import regular_file
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
+from nodeagent.terminal.log_file import file_type
 from nodeagent.terminal.log_file.entries import read_entries
 from nodeagent.terminal.report import WIDTH, aligned, one_line
 
@@ -110,17 +111,19 @@ def _checks() -> tuple[LogCheck, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoded:
     """``faults``: an object per line that is a fault, in the file's order.
 
     ``undecoded`` and ``foreign``: the numbers of lines that mention the driver ("NVRM") and are no
     fault that is known here; the foreign ones were written by another program than the kernel.
+    ``empty``: the file has no line, or only journalctl's remarks.
     """
 
     faults: list[dict[str, Any]]
     undecoded: list[int]
     foreign: list[int]
+    empty: bool = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.faults)
@@ -128,6 +131,8 @@ class Decoded:
     def notes(self) -> list[str]:
         """The lines that a person should read, as sentences."""
         said = []
+        if self.empty:
+            said.append("this file has no line of a log")
         if self.undecoded:
             said.append(f"{_mentions(self.undecoded)} not decoded: {_numbers(self.undecoded)}")
         if self.foreign:
@@ -139,7 +144,7 @@ class Decoded:
 
 
 def decode_file(path: Path) -> Decoded:
-    """Raises OSError.
+    """Raises OSError, also for a file that is no text.
 
     A pipe will do, as of ``<(dmesg)``. A device is read without an end: /dev/kmsg waits for more.
     """
@@ -148,9 +153,13 @@ def decode_file(path: Path) -> Decoded:
             errno.EINVAL, "it is a device; expected a file, as of: dmesg > FILE", str(path)
         )
     checks = _checks()
-    decoded = Decoded([], [], [])
+    decoded = Decoded([], [], [], empty=True)
     with path.open("rb") as file:
+        reason = file_type.why_not_text(file.peek(file_type.HEAD)[: file_type.HEAD])
+        if reason:
+            raise OSError(errno.EINVAL, reason, str(path))
         for entry in read_entries(file):
+            decoded.empty = False
             record = entry.record
             seen = [s for check in checks for s in check.read(record)] if record else []
             decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
@@ -177,6 +186,8 @@ def _numbers(numbers: Sequence[int]) -> str:
 def table(decoded: Decoded) -> str:
     """The faults, a line each, or that there is none; then the lines that were not decoded."""
     notes = [line for note in decoded.notes() for line in textwrap.wrap(note, WIDTH)]
+    if decoded.empty:
+        return "\n".join(notes)
     if not decoded.faults:
         return "\n".join(["no line of this file is a fault that is known here", *notes])
     rows = [("LINE", "TIME", "CODE", "COMPONENT", "WHAT")]

@@ -1,5 +1,8 @@
 """parse-kmsg on what people send: dmesg's and journald's way with long records, and garbage."""
 
+import bz2
+import gzip
+import lzma
 import os
 import threading
 import tracemalloc
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.terminal.kmsg_file import decode_file
+from nodeagent.terminal.kmsg_file import decode_file, table
 from tests.agent.kernel_log import FIXTURES
 
 
@@ -85,6 +88,62 @@ def test_a_pipe_is_read_and_a_device_which_has_no_end_is_not(tmp_path: Path) -> 
     writer.join()
     with pytest.raises(OSError, match="it is a device; expected a file, as of: dmesg > FILE"):
         decode_file(Path("/dev/full"))
+
+
+XID = b"[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (
+            gzip.compress(XID, mtime=0),
+            r"it is compressed \(gzip\); expected text, as of: zcat FILE > OTHER",
+        ),
+        (lzma.compress(XID), r"it is compressed \(xz\); .* xzcat"),
+        (bz2.compress(XID), r"it is compressed \(bzip2\); .* bzcat"),
+        (b"\x28\xb5\x2f\xfd\x24\x5d" + XID, r"it is compressed \(zstd\); .* zstdcat"),
+        (XID.decode().encode("utf-16"), "it is UTF-16; .* iconv -f UTF-16 -t UTF-8"),
+        (b"\xfe\xff" + XID.decode().encode("utf-16-be"), "it is UTF-16; "),
+        (XID.decode().encode("utf-16-le"), "it is binary"),
+        (
+            b"LPKSHHRH" + bytes(200),
+            "it is a journal file; .* journalctl _TRANSPORT=kernel --file FILE >",
+        ),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\0>\0\n\0libc.so.6\0", "it is binary"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, raw: bytes, why: str) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(raw)
+    with pytest.raises(OSError, match=why):
+        decode_file(log)
+
+
+@pytest.mark.parametrize("head", [bytes(512), bytes(512) + b"\n", b"a\0b\n", b"x" * 5000 + b"\n"])
+def test_nuls_which_a_crash_left_in_a_log_are_no_reason_to_refuse_it(
+    tmp_path: Path, head: bytes
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(head + XID + bytes(600) + b"\n" + XID)
+    assert [entry["code"] for entry in decode_file(log)][-1:] == ["xid:79"]
+
+
+def test_an_export_of_the_journal_with_nuls_in_a_value_is_text(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    value = bytes(4000) + b"\n"
+    log.write_bytes(
+        b"__CURSOR=s=0123456789\nDATA\n" + len(value).to_bytes(8, "little") + value + b"\n"
+        b"_TRANSPORT=kernel\nMESSAGE=" + XID.partition(b"] ")[2] + b"\n"
+    )
+    assert [entry["code"] for entry in decode_file(log)] == ["xid:79"]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "-- No entries --\n"])
+def test_a_file_without_lines_is_not_said_to_have_no_fault(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert table(decode_file(log)) == "this file has no line of a log"
 
 
 @pytest.mark.parametrize("fixture", sorted(path.name for path in FIXTURES.glob("*.log")))
