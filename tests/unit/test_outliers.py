@@ -188,6 +188,12 @@ def test_two_nodes_are_no_kind_of_their_own() -> None:
     assert {name for name, _ in fleet.found} == {"node-1", "node-2"}
 
 
+def test_three_nodes_that_are_more_than_a_twentieth_are_a_kind_of_their_own() -> None:
+    fleet = Minutes()
+    fleet.run(90, lambda name, _gpu: 1740 if name in ("node-1", "node-2", "node-3") else 1980)
+    assert not fleet.found
+
+
 def test_a_check_has_one_duration_of_a_node_however_often_it_is_named() -> None:
     fleet = FleetMeasurements()
     fleet.add_series("liar", "", [MeasuredSeries("check-duration", "disk", "H")] * 16)

@@ -4,6 +4,8 @@ Values are whole numbers that were rounded by their agents, so there are few dif
 distribution is their counts, of 80,000 GPUs as of 80, and a value is replaced in one step.
 """
 
+from heapq import nlargest
+
 from aggregator.policy.outliers.measures import Measure
 
 #: Robust standard deviations: of a normal distribution one value in a thousand million is beyond.
@@ -13,8 +15,8 @@ _SIGMA = 1.4826
 #: Fewer values, or values of fewer nodes, are no population to compare with.
 LEAST_VALUES = 30
 LEAST_NODES = 10
-#: Where a larger share of all parts deviates, these are a kind of their own, and no outliers. The
-#: node that has most of them is left out, and they are on so many nodes, so that no node makes one.
+#: Where a larger share of all parts deviates, these are a kind of their own, and no outliers. They
+#: are on so many nodes, and the node with most of them counts as the second, so no node makes one.
 MOST_DEVIATING = 0.05
 LEAST_DEVIATING_NODES = 3
 #: Seconds for which median and MAD serve all comparisons.
@@ -86,8 +88,9 @@ class Spread:
         """Whether so many deviate that no single one is an outlier."""
         if len(self.deviating) < LEAST_DEVIATING_NODES:
             return False
-        of_nodes = self.deviating.values()
-        return sum(of_nodes) - max(of_nodes) > MOST_DEVIATING * self.parts
+        first, second = nlargest(2, self.deviating.values())
+        counted = sum(self.deviating.values()) - first + second
+        return counted > MOST_DEVIATING * self.parts
 
     def refresh(self, now: float) -> None:
         """Compute median, MAD and limit again where they are old. ``now`` is monotonic seconds."""
