@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.cause_search import LEAST, CommonCause, CommonLimits, Group
 from aggregator.quarantine.decide.common_cause import AGAIN, SETTLE, CommonCauses
+from aggregator.quarantine.decide.fabric import FABRIC, FABRIC_BY_LABEL
 from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE, Symptom
 
 RACK = "example.com/rack"
@@ -207,6 +208,27 @@ def test_two_nodes_of_one_clique_with_nvlink_evidence_are_the_clique() -> None:
     [cause] = play.look().values()
     assert (cause.scope, cause.limit, cause.nodes) == ("place", "limits.clique_label", 2)
     assert "nvidia.com/gpu.clique=c0: NVLink evidence on 2 of 18 nodes" in cause.reason
+
+
+@pytest.mark.parametrize("label", [CLIQUE, FABRIC, FABRIC_BY_LABEL])
+def test_evidence_on_which_no_rule_acts_makes_no_fabric_of_another_nodes(label: str) -> None:
+    """One node that lies about itself could hold the other's quarantine for ever."""
+    play = Play(100)
+    for name in play.names[:18]:
+        play.relabel(name, **{label: "c0"})
+    play.tell("n0", Symptom(NVLINK, "", 0.0, acting=True))
+    play.tell("n1", Symptom(NVLINK, "", -1.0, acting=False))
+    play.tell("n2", Symptom(NVLINK, "", -90_000.0, acting=True))
+    assert play.look() == {}, "one node's evidence, and one word"
+    play.tell("n2", Symptom(NVLINK, "", -2.0, acting=False))
+    assert len(play.look()) == 1, "three nodes are the fabric, although a rule acts on one alone"
+    play.tell("n2")
+    play.now += 2 * SETTLE
+    play.look()
+    play.now += 2 * SETTLE
+    assert play.look() == {}, "it is over when one of two is left on which a rule acts"
+    play.tell("n1", Symptom(NVLINK, "", -1.0, acting=True))
+    assert len(play.look()) == 1
 
 
 def test_two_nodes_of_one_clique_with_other_faults_are_two_nodes() -> None:

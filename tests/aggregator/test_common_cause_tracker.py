@@ -12,7 +12,8 @@ from aggregator.policy.incident import Evidence, Incident
 from aggregator.quarantine.correlation.common_cause import UPGRADED, CommonCauseTracker
 from aggregator.quarantine.decide.admission import FLEET, Limits
 from aggregator.quarantine.decide.admission_record import Cooldown, Record
-from aggregator.quarantine.decide.cause_search import CommonCause, CommonLimits
+from aggregator.quarantine.decide.cause_search import CommonCause, CommonLimits, Group
+from aggregator.quarantine.decide.fabric import FABRIC, FABRIC_BY_LABEL
 from aggregator.quarantine.decide.replica_messages import NodeReport
 from aggregator.quarantine.decide.symptoms import Symptom
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
@@ -22,7 +23,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 from tests.support.replica import POLICY, Notes, Turned, component, snapshot
 
-RACK = "example.com/rack"
+RACK, CLIQUE = "example.com/rack", "nvidia.com/gpu.clique"
 LINK = "check:nic-link"
 DOWN = component("nic-link", "eth0", Status.FAILED, "down", since=990.0)
 
@@ -174,6 +175,36 @@ def test_a_forgotten_node_that_another_replica_speaks_of_is_for_that_one_to_forg
     bench.cause_tracker.receive_symptoms(case)
     bench.cause_tracker.forget_node(case)
     assert bench.is_counted("n9")
+
+
+OWN, OTHER = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-000000000002"
+
+
+def fabrics(bench: Bench, node: str, clique: str, claimed: str, *, remote: bool) -> set[Group]:
+    """The fabrics that the node counts to, with this clique label and this word of its agent."""
+    case = bench.node_registry.case(node)
+    case.cluster.meta = NodeMeta(node, "uid", {CLIQUE: clique} if clique else {}, {})
+    if remote:
+        traits = ((FABRIC, claimed),)
+        bench.cause_tracker.set_symptoms(NodeReport(node, reported=True, traits=traits))
+    else:
+        hello = Hello(node, "boot-1", "e", "1.0", 1, "i", traits={"fabric_clique": f"{claimed}.1"})
+        case.agent.health = NodeHealth(hello)
+        case.agent.health.snapshot(snapshot())
+        bench.cause_tracker.receive_symptoms(case)
+    groups = bench.cause_tracker._common.known(node)[1]
+    return {group for group in groups if group[0].startswith("fabric:")}
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_an_agent_claims_no_fabric_of_labelled_nodes(*, remote: bool) -> None:
+    bench, where = Bench(), "n9" if remote else "n1"
+    by_label = {(FABRIC_BY_LABEL, OWN)}
+    assert fabrics(bench, where, f"{OWN}.7", OTHER, remote=remote) == by_label
+    assert fabrics(bench, where, f"{OTHER}.7", OTHER, remote=remote).isdisjoint(by_label)
+    unlabelled = fabrics(bench, where, "", OWN, remote=remote)
+    assert unlabelled == {(FABRIC, OWN)}, "no group that a labelled node is in"
+    assert fabrics(bench, where, "rack-7", OWN, remote=remote) == set(), "a clique of another form"
 
 
 # -- who leads -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Fleet:
     ) -> list[CommonCause]:
         shown = {name: since.get(name, 0.0) for name in nodes}
         at = {component: dict.fromkeys(seen, 0.0) for component, seen in (targets or {}).items()}
-        return self.search.causes(what, shown, at)
+        return self.search.causes(what, shown, at, frozenset(shown))
 
 
 def cause(scope: str) -> CommonCause:

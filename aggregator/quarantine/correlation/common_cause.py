@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.cause_search import VERSIONS, CommonCause, Com
 from aggregator.quarantine.decide.common_cause import CommonCauses
 from aggregator.quarantine.decide.fabric import (
     FABRIC,
+    FABRIC_BY_LABEL,
     TRAIT,
     domains,
     gpus_with_nvlink_evidence,
@@ -60,11 +61,6 @@ def _running(checks: tuple[CheckOff, ...]) -> frozenset[str]:
 def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """One tuple for all nodes of the same groups: those of a rack, say."""
     return groups
-
-
-def _fabric_groups(joined: str) -> list[Group]:
-    """The groups of a node that is of these NVLink fabrics, named with a comma between."""
-    return [(FABRIC, one) for one in joined.split(",") if one]
 
 
 class CommonCauseTracker:
@@ -158,7 +154,7 @@ class CommonCauseTracker:
         case = self._registry.known(saying.node)
         told = dict(saying.traits)
         fabrics = told.pop(FABRIC, "")
-        groups = (*self._places(case), *told.items(), *_fabric_groups(fabrics))
+        groups = (*self._places(case), *told.items(), *self._fabrics(case, fabrics.split(",")))
         self._common.set_symptoms(saying.node, saying.signs, groups, saying.checks)
 
     def drop_report(self, node: str) -> None:
@@ -244,7 +240,7 @@ class CommonCauseTracker:
             self._fabric_evidence[node] = (keys, self._clocks.now())
 
     def _is_in_fabric(self, groups: tuple[Group, ...]) -> bool:
-        return any(label in (FABRIC, self._clique_label) for label, _ in groups)
+        return any(label in (FABRIC, FABRIC_BY_LABEL, self._clique_label) for label, _ in groups)
 
     def fabric_hold_ends(self, case: NodeState) -> float | None:
         """Until when the node's NVLink evidence waits for that of other nodes (monotonic).
@@ -287,13 +283,21 @@ class CommonCauseTracker:
         labels = meta.labels if meta is not None else {}
         return [(label, labels[label]) for label in self._labels if labels.get(label)]
 
+    def _fabrics(self, case: NodeState | None, named: Iterable[str]) -> list[Group]:
+        """The node's NVLink fabrics by its clique label; without one, those its agent has named."""
+        meta = case.cluster.meta if case is not None else None
+        clique = meta.labels.get(self._clique_label) if meta is not None else ""
+        if clique and self._clique_label:
+            return [(FABRIC_BY_LABEL, one) for one in domains(clique)]
+        return [(FABRIC, one) for one in named if one]
+
     def _groups(self, case: NodeState) -> tuple[Group, ...]:
         health, found = case.agent.health, self._places(case)
         if health is not None:
             found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
             if health.agent_version:
                 found.append(("agent", health.agent_version))
-            found += _fabric_groups(",".join(domains(health.traits.get(TRAIT, ""))))
+            found += self._fabrics(case, domains(health.traits.get(TRAIT, "")))
         return _alike(tuple(found))
 
     def suspects(

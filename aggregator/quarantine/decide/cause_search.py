@@ -22,7 +22,7 @@ from pydantic import Field
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, LabelKey, LabelKeys, Share
 from aggregator.quarantine.decide.admission import OpenCause, Window
-from aggregator.quarantine.decide.fabric import FABRIC
+from aggregator.quarantine.decide.fabric import FABRIC, FABRIC_BY_LABEL
 from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE
 from aggregator.rfc3339 import span
 
@@ -140,6 +140,8 @@ class _Unexplained:
     targets: Mapping[str, dict[str, float]]
     #: How many nodes look at each of these targets.
     seen_by: Mapping[str, int]
+    #: The nodes on which a rule acts on the symptom.
+    acting: Container[str]
 
     def drop(self, node: str, groups: Iterable[Group]) -> None:
         """The node has a cause."""
@@ -192,10 +194,17 @@ class CauseSearch:
         return frozenset(ids)
 
     def causes(
-        self, what: str, nodes: Mapping[str, float], targets: Mapping[str, Mapping[str, float]]
+        self,
+        what: str,
+        nodes: Mapping[str, float],
+        targets: Mapping[str, Mapping[str, float]],
+        acting: Container[str],
     ) -> list[CommonCause]:
-        """The causes of one symptom: the one that explains most nodes first, then of the rest."""
-        left = self._unexplained(what, nodes, targets)
+        """The causes of one symptom: the one that explains most nodes first, then of the rest.
+
+        ``acting`` has the nodes on which a rule acts on the symptom.
+        """
+        left = self._unexplained(what, nodes, targets, acting)
         causes: list[CommonCause] = []
         while len(left.nodes) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:
             candidates = list(self._candidates(what, left))
@@ -208,7 +217,11 @@ class CauseSearch:
         return causes
 
     def _unexplained(
-        self, what: str, nodes: Mapping[str, float], targets: Mapping[str, Mapping[str, float]]
+        self,
+        what: str,
+        nodes: Mapping[str, float],
+        targets: Mapping[str, Mapping[str, float]],
+        acting: Container[str],
     ) -> "_Unexplained":
         """All nodes, grouped by shared properties. Done once: a mass event has many causes."""
         members: dict[Group, dict[str, float]] = {}
@@ -225,7 +238,7 @@ class CauseSearch:
         }
         seen_by = self._sees(what.partition(":")[2], many) if many else {}
         may = {group: seen for group, seen in members.items() if self._may_explain(group, what)}
-        return _Unexplained(dict(nodes), may, at, seen_by)
+        return _Unexplained(dict(nodes), may, at, seen_by, acting)
 
     def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
         """Of those that explain (nearly) most: one that is open already, then the most exact."""
@@ -242,7 +255,7 @@ class CauseSearch:
             yield from self._target(what, component, nodes, left.seen_by)
         for group, nodes in left.members.items():
             if len(nodes) >= LEAST_IN_CLIQUE:
-                yield from self._group(what, group, nodes, left.nodes)
+                yield from self._group(what, group, nodes, left)
 
     def _may_explain(self, group: Group, what: str) -> bool:
         """Whether nodes may show this symptom because they share this."""
@@ -251,7 +264,7 @@ class CauseSearch:
             return (label, what) == ("agent", FLAGS)
         if label in VERSIONS:
             return True
-        if label in (self._limits.clique_label, FABRIC):
+        if label in (self._limits.clique_label, FABRIC, FABRIC_BY_LABEL):
             return what == NVLINK
         return not what.startswith("rule:")
 
@@ -292,7 +305,7 @@ class CauseSearch:
         return _Candidate(ident, scope, limit, value, reason, frozenset(nodes), total)
 
     def _group(
-        self, what: str, group: Group, nodes: Mapping[str, float], left: Mapping[str, float]
+        self, what: str, group: Group, nodes: Mapping[str, float], left: "_Unexplained"
     ) -> Iterator[_Candidate]:
         label, value = group
         limits, size = self._limits, max(self._crowd.sizes[group], len(nodes))
@@ -301,10 +314,10 @@ class CauseSearch:
         told = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
             what, what.replace(":", " ")
         )
-        if label in (limits.clique_label, FABRIC):
-            if _within(nodes.values(), limits.window) >= LEAST_IN_CLIQUE:
+        if label in (limits.clique_label, FABRIC, FABRIC_BY_LABEL):
+            if self._are_one_fabrics(nodes, left.acting):
                 limit, at, one = "limits.clique_label", label, "clique"
-                if label == FABRIC:
+                if label != limits.clique_label:
                     subject, limit, at, one = f"NVLink fabric {value}", "fabric", value, "fabric"
                 reason = (
                     f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one {one} "
@@ -314,7 +327,7 @@ class CauseSearch:
             return
         least = LEAST if label in VERSIONS else LEAST_IN_PLACE
         most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))
-        others, theirs = len(self._crowd.groups) - size, len(left) - len(nodes)
+        others, theirs = len(self._crowd.groups) - size, len(left.nodes) - len(nodes)
         if others < LEAST or len(nodes) * others < CONTRAST * theirs * size:
             return
         if self._too_many(ident, nodes, most):
@@ -333,6 +346,17 @@ class CauseSearch:
                 frozenset(nodes),
                 size,
             )
+
+    def _are_one_fabrics(self, nodes: Mapping[str, float], acting: Container[str]) -> bool:
+        """Whether the fabric is the cause: a rule acts on two nodes, or three show it, at once.
+
+        The word of one node, on which no rule acts, must not hold the quarantine of another.
+        """
+        window = self._limits.window
+        if _within(nodes.values(), window) > LEAST_IN_CLIQUE:
+            return True
+        acted = [since for node, since in nodes.items() if node in acting]
+        return _within(acted, window) >= LEAST_IN_CLIQUE
 
     def _most(self, total: int) -> int:
         """How many of ``total`` may show a symptom without being one cause."""

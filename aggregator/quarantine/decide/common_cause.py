@@ -33,10 +33,14 @@ _REMEMBERED = 32
 
 @dataclass(slots=True)
 class _Signs:
-    """All nodes that show one symptom, with the time it began there; and per component."""
+    """All nodes that show one symptom, with the time it began there; and per component.
+
+    ``acting``: those of the nodes on which a rule acts on it.
+    """
 
     nodes: dict[str, float] = field(default_factory=dict)
     targets: dict[str, dict[str, float]] = field(default_factory=dict)
+    acting: set[str] = field(default_factory=set)
     found: dict[str, CommonCause] = field(default_factory=dict)
     changes: int = 0
     looked: float = float("-inf")
@@ -127,6 +131,7 @@ class CommonCauses:
         shown = self._signs.setdefault(what, _Signs())
         shown.changes += 1
         shown.nodes.pop(node, None)
+        shown.acting.discard(node)
         for sign in before:
             nodes = shown.targets.get(sign.component, {})
             nodes.pop(node, None)
@@ -134,6 +139,8 @@ class CommonCauses:
                 shown.targets.pop(sign.component, None)
         for sign in after:
             shown.nodes[node] = max(sign.since, shown.nodes.get(node, sign.since))
+            if sign.acting:
+                shown.acting.add(node)
             if sign.component:
                 shown.targets.setdefault(sign.component, {})[node] = sign.since
         if not (shown.nodes or shown.found):
@@ -190,7 +197,7 @@ class CommonCauses:
         found: dict[str, CommonCause] = {}
         for what, shown in list(self._signs.items()):
             if shown.is_due(now):
-                causes = self._blame.causes(what, shown.nodes, shown.targets)
+                causes = self._blame.causes(what, shown.nodes, shown.targets, shown.acting)
                 shown.found = {cause.id: cause for cause in causes}
                 shown.changes, shown.looked = 0, now
                 if not (shown.nodes or shown.found):

@@ -20,6 +20,9 @@ TRAIT = "fabric_clique"
 #: The label of the groups of nodes that share one NVLink fabric; its value is the cluster's UUID.
 #: No node label can have this name.
 FABRIC = "fabric:nvlink"
+#: The same by the Nodes' clique label. These are groups of their own, because the agent of a node
+#: that has no such label could claim the fabric of nodes that have one.
+FABRIC_BY_LABEL = "fabric:nvlink-label"
 #: Evidence of GPUs that the driver has not named yet: any GPU of the node may be meant.
 _UNNAMED = "pci:"
 
@@ -39,7 +42,8 @@ _NONE: frozenset[str] = frozenset()
 
 
 def domains(trait: str) -> tuple[str, ...]:
-    """The NVLink domains (cluster UUIDs) in the agent's trait; empty for a text that is none.
+    """The NVLink domains (cluster UUIDs) in the agent's trait, or in a Node's clique label, which
+    NVIDIA's GPU feature discovery writes in the same form; empty for a text that is none.
 
     A switch tray serves all cliques of its domain, which are only a division of it.
     """
