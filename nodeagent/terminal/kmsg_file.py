@@ -33,6 +33,7 @@ from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.terminal.log_file import file_type
 from nodeagent.terminal.log_file.entries import read_entries
+from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.report import WIDTH, aligned, one_line
 
 _DRIVER = b"NVRM"
@@ -115,13 +116,15 @@ def _checks() -> tuple[LogCheck, ...]:
 class Decoded:
     """``faults``: an object per line that is a fault, in the file's order.
 
-    ``undecoded`` and ``foreign``: the numbers of lines that mention the driver ("NVRM") and are no
-    fault that is known here; the foreign ones were written by another program than the kernel.
+    ``undecoded``, ``continued`` and ``foreign``: the numbers of lines that mention the driver
+    ("NVRM") and are no fault that is known here. The continued ones follow the first line of a
+    kernel's record; the foreign ones were written by another program than the kernel.
     ``empty``: the file has no line, or only journalctl's remarks.
     """
 
     faults: list[dict[str, Any]]
     undecoded: list[int]
+    continued: list[int]
     foreign: list[int]
     empty: bool = False
 
@@ -135,6 +138,12 @@ class Decoded:
             said.append("this file has no line of a log")
         if self.undecoded:
             said.append(f"{_mentions(self.undecoded)} not decoded: {_numbers(self.undecoded)}")
+        if self.continued:
+            said.append(
+                f"{_mentions(self.continued)} not decoded, since "
+                f"{'it continues' if len(self.continued) == 1 else 'they continue'} the record of "
+                f"an earlier line: {_numbers(self.continued)}"
+            )
         if self.foreign:
             said.append(
                 f"{_mentions(self.foreign)} not the kernel's, so not decoded: "
@@ -153,7 +162,7 @@ def decode_file(path: Path) -> Decoded:
             errno.EINVAL, "it is a device; expected a file, as of: dmesg > FILE", str(path)
         )
     checks = _checks()
-    decoded = Decoded([], [], [], empty=True)
+    decoded = Decoded([], [], [], [], empty=True)
     with path.open("rb") as file:
         reason = file_type.why_not_text(file.peek(file_type.HEAD)[: file_type.HEAD])
         if reason:
@@ -164,8 +173,14 @@ def decode_file(path: Path) -> Decoded:
             seen = [s for check in checks for s in check.read(record)] if record else []
             decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
             if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
-                (decoded.undecoded if record else decoded.foreign).append(entry.number)
+                _list_for(decoded, entry).append(entry.number)
     return decoded
+
+
+def _list_for(decoded: Decoded, entry: Entry) -> list[int]:
+    if entry.record:
+        return decoded.undecoded
+    return decoded.continued if entry.continues else decoded.foreign
 
 
 def _mentions(numbers: Sequence[int]) -> str:

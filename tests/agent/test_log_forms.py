@@ -100,7 +100,7 @@ def test_the_line_of_a_program_is_not_the_kernels(tmp_path: Path, line: str) -> 
     log.write_text(f"[    0.000000] Linux version 6.1.0\n{line}\n")
     decoded = decode_file(log)
     assert list(decoded) == []
-    assert decoded.undecoded + decoded.foreign == [2]
+    assert decoded.undecoded + decoded.continued + decoded.foreign == [2]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,25 @@ def test_the_second_line_of_a_record_is_no_record(tmp_path: Path, indent: str) -
     log.write_text(f"[   81.0] tmpfs: Unknown parameter 'x\n{indent}{XID}\n")
     decoded = decode_file(log)
     assert list(decoded) == []
-    assert decoded.foreign == [2]
+    assert decoded.continued == [2]
+
+
+def test_the_rest_of_an_undecoded_record_is_not_said_to_be_a_programs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "[   50.8] NVRM: API mismatch: the client has the version 550.54.14, but\n"
+        "          NVRM: this kernel module has the version 550.54.15.  Please\n"
+        "          NVRM: make sure that this kernel module and all NVIDIA driver\n"
+        "[   50.9] x\n"
+        "Apr 22 21:23:52 gpu-7 app[1]: a\n"
+        "          NVRM: b\n"
+    )
+    rest = "since they continue the record of an earlier line"
+    assert decode_file(log).notes() == [
+        "1 line mentions NVRM and was not decoded: 1",
+        f"2 lines mention NVRM and were not decoded, {rest}: 2, 3",
+        "1 line mentions NVRM and was not the kernel's, so not decoded: 6",
+    ]
 
 
 def test_a_kernel_text_that_looks_like_a_host_does_not_change_the_form(tmp_path: Path) -> None:

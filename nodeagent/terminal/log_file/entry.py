@@ -10,12 +10,14 @@ class Entry:
     """``number``: its first line, from 1. ``text``: its text, whichever program wrote it.
 
     ``record`` is None for an entry that is not the kernel's own. Its ``at`` is in seconds since the
-    boot of that machine; -1 where the form has no such stamp.
+    boot of that machine; -1 where the form has no such stamp. ``continues``: the line has no prefix
+    of its own and follows a line of the kernel's, so it may be the rest of that record.
     """
 
     number: int
     text: bytes
     record: Record | None = None
+    continues: bool = False
 
 
 def kernel_entry(number: int, text: bytes, at: float = -1.0) -> Entry:

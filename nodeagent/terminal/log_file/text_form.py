@@ -23,9 +23,9 @@ def text_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
     of three lines, which reports a GPU that has left the bus, is joined again as the kernel had it.
     """
     whole: Entry | None = None
-    for entry, continues in _entries(lines):
+    for entry in _entries(lines):
         if whole is not None and whole.record is not None:
-            if entry.text.startswith(_CONTINUED) and (continues or entry.record is not None):
+            if entry.text.startswith(_CONTINUED) and (entry.continues or entry.record):
                 text = whole.text + rb"\x0a" + entry.text
                 whole = replace(whole, text=text, record=replace(whole.record, text=text))
                 continue
@@ -39,8 +39,8 @@ def text_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
         yield whole
 
 
-def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Entry, bool]]:
-    """Each line as an entry, and whether it continues a record of the kernel's.
+def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+    """Each line as an entry.
 
     An indented line belongs to the entry before it. A line without any prefix is the kernel's only
     in a file that has none (``dmesg -t``, ``journalctl -o cat``): elsewhere it is the rest of an
@@ -53,15 +53,15 @@ def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Entry, bool]]
     of_kernel = False
     for number, text in chain(sample, lines):
         if text[:1] in (b" ", b"\t"):
-            yield Entry(number, text.strip()), of_kernel
+            yield Entry(number, text.strip(), continues=of_kernel)
             continue
         line = parse_line(text, form)
         prefixed = prefixed or line.writer in _PREFIXED
         if line.writer is Writer.UNSTATED and prefixed:
-            yield Entry(number, line.text), of_kernel
+            yield Entry(number, line.text, continues=of_kernel)
             continue
         of_kernel = line.writer is not Writer.OTHER
-        yield _entry(number, line), False
+        yield _entry(number, line)
 
 
 def _entry(number: int, line: Line) -> Entry:
