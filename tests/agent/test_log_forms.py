@@ -103,6 +103,42 @@ def test_the_line_of_a_program_is_not_the_kernels(tmp_path: Path, line: str) -> 
     assert decoded.undecoded + decoded.continued + decoded.foreign == [2]
 
 
+TAIL = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1[11878]: hi"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Nov 23 16:31:39 vm kernel: {TAIL}",
+        f"Nov 23 16:31:39 vm kernel: [   81.042000] {TAIL}",
+        "Nov 23 16:31:39 vm kernel: NVRM: GPU at 0000:3b:00.0 has fallen off the bus.[1]: hi",
+        "Nov 23 16:31:39 vm kernel: nvidia-nvswitch3: SXid (PCI:0000:c2:00.0): 24007, Fatal[1]: hi",
+        f"2026-11-23T16:31:39+00:00 vm kernel: {TAIL}",
+        f"2026-11-23T16:31:39,123456+00:00 vm kernel: {TAIL}",
+        f"Mon 2026-11-23 16:31:39 UTC vm kernel: {TAIL}",
+        f"1795451499.505406 vm kernel: {TAIL}",
+        f"[   81.042000] vm kernel: {TAIL}",
+        f"[   81.042000] kernel: {TAIL}",
+    ],
+)
+def test_a_program_that_calls_itself_by_a_line_of_the_kernel_is_not_the_kernel(
+    tmp_path: Path, line: str
+) -> None:
+    """journalctl prints any SYSLOG_IDENTIFIER as it is, then the process id."""
+    log = tmp_path / "log"
+    log.write_text(f"{line}\n")
+    decoded = decode_file(log)
+    assert (list(decoded), decoded.undecoded) == ([], [])
+    assert decoded.foreign == ([1] if TAIL in line else [])
+
+
+@pytest.mark.parametrize("name", ["xid-variants", "sxid", "nvidia-lines", "nvidia-driver"])
+def test_no_line_of_the_driver_looks_like_a_programs_name(name: str) -> None:
+    for raw in (FORMS.parent / f"kmsg/{name}.log").read_bytes().splitlines():
+        text = raw.partition(b";")[2]
+        assert parse_line(b"Nov 23 16:31:39 vm kernel: " + text).writer is Writer.KERNEL, text
+
+
 @pytest.mark.parametrize(
     "line",
     [

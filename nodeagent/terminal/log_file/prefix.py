@@ -95,6 +95,9 @@ _DATE = re.compile(
 # The kernel's entries have no process id. A host's name ends with no colon: "app: kernel: " is a
 # line of a program.
 _KERNEL = re.compile(rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:kern\.[a-z]{2,7} +)?kernel: ?")
+# journalctl prints a program's own name (SYSLOG_IDENTIFIER) as it is, so "kernel: NVRM: ..." may be
+# a name; then a process id follows, which a line of the driver has only in the name of a process.
+_NAMED_AS_DRIVER = re.compile(rb"(?:NVRM: |nvidia-nvswitch).*?\[\d{1,10}\]: ")
 _MONOTONIC = re.compile(rb"([^\s\[\]]{0,254}[^\s\[\]:]) ")
 
 
@@ -185,7 +188,13 @@ def _syslog_text(text: bytes) -> Line:
 
     The newline becomes the kernel's own escape, so the record stays one.
     """
-    return _kernel_text(text.replace(b"#012", rb"\x0a"))
+    return _unless_named_so(_kernel_text(text.replace(b"#012", rb"\x0a")))
+
+
+def _unless_named_so(line: Line) -> Line:
+    """``line``, which its form attributes to "kernel"; another program's where that is its name."""
+    named = _NAMED_AS_DRIVER.match(line.text)
+    return Line(Writer.OTHER, line.text, line.at) if named else line
 
 
 def _kernel_text(text: bytes) -> Line:
@@ -196,8 +205,10 @@ def _kernel_text(text: bytes) -> Line:
     if stamp is not None:
         text = text[stamp.end() :]
         caller = _CALLER.match(text)
+        text = text[caller.end() :] if caller else text
         # journalctl -o short-monotonic --no-hostname has the program's name alone.
-        text = (text[caller.end() :] if caller else text).removeprefix(b"kernel: ")
+        if text.startswith(b"kernel: "):
+            return _unless_named_so(Line(Writer.KERNEL, text.removeprefix(b"kernel: "), at))
     return Line(Writer.KERNEL, text, at)
 
 
@@ -211,7 +222,7 @@ def _stamped(text: bytes, form: Form) -> Line:
     head = form.host + b" kernel: "
     if not line.text.startswith(head):
         return Line(Writer.OTHER, line.text)
-    return Line(Writer.KERNEL, line.text[len(head) :], line.at)
+    return _unless_named_so(Line(Writer.KERNEL, line.text[len(head) :], line.at))
 
 
 def _facility(priority: bytes) -> int:
