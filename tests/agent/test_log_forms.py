@@ -8,11 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from nodeagent.terminal.kmsg_file import decode_file, table
 from nodeagent.terminal.log_file.entries import read_entries
+from nodeagent.terminal.log_file.file_type import HEAD, why_not_text
 from nodeagent.terminal.log_file.prefix import Form, Writer, parse_line
 
 FORMS = Path(__file__).parents[1] / "fixtures/log_forms"
@@ -209,6 +210,37 @@ def test_dmesg_leaves_out_a_facility_that_it_has_no_name_for(tmp_path: Path) -> 
     assert (list(decode_file(log)), decode_file(log).foreign) == ([], [3])
 
 
+@pytest.mark.parametrize("more", [0, 2000])
+def test_a_log_that_jq_wrote_on_one_line_is_decoded(tmp_path: Path, more: int) -> None:
+    """As ``dmesg --json | jq -c``: a line that is longer than any record."""
+    log = tmp_path / "log"
+    whole = json.loads((FORMS / "dmesg-json.log").read_text())
+    whole["dmesg"] = [{"pri": 6, "time": 1.0, "msg": "x" * 80}] * more + whole["dmesg"]
+    log.write_text(json.dumps(whole, separators=(",", ":")) + "\n")
+    assert [fault["code"] for fault in decode_file(log)] == KERNEL
+    assert decode_file(log).undecoded == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        (json.dumps({"log": f"{XID}\n", "stream": "stdout"}) + "\n", [1]),
+        (json.dumps([{"timestamp": "x", "message": XID}, XID]) + "\n", [1, 1]),
+        (json.dumps({"message": XID}, indent=2) + "\n", [1]),
+        (f'{{"MESSAGE":"x"}}\n[   81.042000] {XID}\n', [2]),
+        (f'{{\n"MESSAGE":"x"\n}}\n{XID}\n{XID}\n', [4, 5]),
+        (f'{{\n"MESSAGE":"x"\n{XID}\n{{"a":1}}\n', [1]),
+        (f'{{\n"MESSAGE":"{XID}"\n', [1]),
+    ],
+)
+def test_json_of_another_tool_and_text_beside_json_are_reported(
+    tmp_path: Path, text: str, numbers: list[int]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert (list(decode_file(log)), decode_file(log).foreign) == ([], numbers)
+
+
 @pytest.mark.parametrize("indent", ["", "              ", "\t"])
 def test_the_second_line_of_a_record_is_no_record(tmp_path: Path, indent: str) -> None:
     """A user makes the kernel, or a program, log a newline; some tools print it as it is."""
@@ -290,6 +322,7 @@ def test_no_damage_to_a_log_of_any_form_breaks_it(
     for _ in range(data.draw(st.integers(1, 10))):
         at = data.draw(st.integers(0, len(raw)))
         raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
+    assume(not why_not_text(bytes(raw[:HEAD])))  # a gzip file's first bytes, for instance
     log = tmp_path_factory.mktemp("log") / "log"
     log.write_bytes(raw)
     for fault in decode_file(log):

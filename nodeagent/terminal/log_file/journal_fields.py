@@ -14,8 +14,9 @@ from typing import IO, Any
 from nodeagent.terminal.log_file.entry import Entry, kernel_entry
 from nodeagent.terminal.log_file.lines import LONGEST_LINE
 
-#: Bytes of one JSON object; longer ones are passed over.
+#: Bytes of one JSON object; longer ones are not decoded.
 _LONGEST_OBJECT = 1 << 20
+_BRACKETS = b"{}[], "
 _CHUNK = 64 * 1024
 _LONGEST_UPTIME = 1e10
 
@@ -92,20 +93,30 @@ def verbose_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
 
 
 def json_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
-    """One object a line, or objects over several lines; text between objects is passed over."""
+    """One object a line, or objects over several lines, or one object with dmesg's whole log.
+
+    Whatever is neither dmesg's nor the journal's is an entry of its text: a mention of the driver
+    in it is reported as not decoded.
+    """
     for number, text in _json_texts(lines):
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            yield Entry(number, text)  # a mention of the driver in it is reported as not decoded
+            yield Entry(number, text)
             continue
+        if isinstance(value, dict) and isinstance(value.get("dmesg"), list):
+            value = value["dmesg"]
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, dict):
-                yield _dmesg_entry(number, each) if "msg" in each else _journal_entry(number, each)
+            if isinstance(each, dict) and "msg" in each:
+                yield _dmesg_entry(number, each)
+            elif isinstance(each, dict) and _MESSAGE in each:
+                yield _journal_entry(number, each)
+            else:
+                yield Entry(number, json.dumps(each).encode())
 
 
 def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    r"""Each object's text with the number of its first line.
+    r"""Each object's text, and each other text, with the number of its first line.
 
     A line that is only a bracket is never part of a string, where a newline is written as "\n".
     """
@@ -114,19 +125,28 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
     for number, line in lines:
         text = _json_text(line)
         if len(text) > 3 and text.startswith((b"{", b"[{")):
-            yield number, text.removesuffix(b",")
+            if held:
+                yield begun, b" ".join(held)
             held = []
+            yield number, text.removesuffix(b",")
             continue
         if text.startswith(b"}") and held:
             yield begun, b" ".join([*held, b"}"])
             held = []
         if text.endswith(b"{") and len(text) <= 3:  # "{", "[{", "},{"
+            if held:
+                yield begun, b" ".join(held)
             held, size, begun = [b"{"], 1, number
         elif held:
             size += len(text)
             held.append(text)
             if size > _LONGEST_OBJECT:
+                yield begun, b" ".join(held)
                 held = []
+        elif text.strip(_BRACKETS):
+            yield number, text
+    if held:
+        yield begun, b" ".join(held)
 
 
 def _json_text(line: bytes) -> bytes:

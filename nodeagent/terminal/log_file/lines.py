@@ -6,6 +6,8 @@ from typing import IO
 
 #: A line of megabytes is no line of a log: the rest of it is skipped.
 LONGEST_LINE = 64 * 1024
+#: Except of ``dmesg --json | jq -c``, which has the whole log on one line.
+_ONE_LINE_LOG = (b'{"dmesg":', 8 * 1024 * 1024)
 
 # ECMA-48: CSI sequences (colours), OSC sequences (titles), character sets.
 _TERMINAL = re.compile(
@@ -19,6 +21,8 @@ def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := file.readline(LONGEST_LINE):
         number += 1
+        if line.startswith(_ONE_LINE_LOG[0]) and not line.endswith(b"\n"):
+            line += file.readline(_ONE_LINE_LOG[1])
         yield number, line
         while not line.endswith(b"\n") and line:
             line = file.readline(LONGEST_LINE)
