@@ -197,7 +197,8 @@ def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str])
     try:
         decoded = kmsg_file.decode_file(options.file)
     except OSError as error:
-        print(f"{options.file}: can't be read: {error.strerror}", file=sys.stderr)
+        name = "standard input" if options.file == kmsg_file.STANDARD_INPUT else options.file
+        print(f"{name}: can't be read: {error.strerror}", file=sys.stderr)
         return USAGE
     if options.output == "json":
         print(as_json(decoded.faults))

@@ -100,7 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
     decode = _command(commands, "parse-kmsg", "the faults in a kernel log file")
     decode.add_argument(
-        "file", type=Path, metavar="FILE", help="output of dmesg or journalctl -k, or raw records"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help='output of dmesg or journalctl -k, or raw records; "-" is standard input',
     )
     _add_output(decode)
 

@@ -5,10 +5,12 @@ one counts, and a text file can be forged: this decodes and does not prove.
 """
 
 import errno
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ from nodeagent.terminal.log_file import file_type
 from nodeagent.terminal.log_file.entries import read_entries
 from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.report import WIDTH, aligned, one_line
+
+STANDARD_INPUT = Path("-")
 
 _DRIVER = b"NVRM"
 #: The driver's words on its start and on each GPU.
@@ -153,27 +157,32 @@ class Decoded:
 
 
 def decode_file(path: Path) -> Decoded:
-    """Raises OSError, also for a file that is no text.
+    """Of standard input for the path "-". Raises OSError, also for a file that is no text.
 
     A pipe will do, as of ``<(dmesg)``. A device is read without an end: /dev/kmsg waits for more.
     """
-    if regular_file.kind(path) == "a device":
+    standard_input = path == STANDARD_INPUT
+    if regular_file.kind(Path("/dev/stdin") if standard_input else path) == "a device":
         raise OSError(
             errno.EINVAL, "it is a device; expected a file, as of: dmesg > FILE", str(path)
         )
+    with os.fdopen(0, "rb", closefd=False) if standard_input else path.open("rb") as file:
+        return _decode(file, str(path))
+
+
+def _decode(file: BufferedReader, name: str) -> Decoded:
+    reason = file_type.why_not_text(file.peek(file_type.HEAD)[: file_type.HEAD])
+    if reason:
+        raise OSError(errno.EINVAL, reason, name)
     checks = _checks()
     decoded = Decoded([], [], [], [], empty=True)
-    with path.open("rb") as file:
-        reason = file_type.why_not_text(file.peek(file_type.HEAD)[: file_type.HEAD])
-        if reason:
-            raise OSError(errno.EINVAL, reason, str(path))
-        for entry in read_entries(file):
-            decoded.empty = False
-            record = entry.record
-            seen = [s for check in checks for s in check.read(record)] if record else []
-            decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
-            if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
-                _list_for(decoded, entry).append(entry.number)
+    for entry in read_entries(file):
+        decoded.empty = False
+        record = entry.record
+        seen = [s for check in checks for s in check.read(record)] if record else []
+        decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
+        if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
+            _list_for(decoded, entry).append(entry.number)
     return decoded
 
 

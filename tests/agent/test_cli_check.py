@@ -619,6 +619,28 @@ def test_parse_kmsg_decodes_every_format_that_people_send(tmp_path: Path) -> Non
     assert table.row("xid:79").split()[:4] == ["1", "12.346", "xid:79", "pci:0000:3b:00"]
 
 
+def test_parse_kmsg_reads_standard_input(tmp_path: Path) -> None:
+    log = b"[   12.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, Words\n"
+    (tmp_path / "log").write_bytes(log)
+
+    def parse(given: bytes | None = None, stdin: Any = None) -> subprocess.CompletedProcess[bytes]:
+        command = [str(PROGRAM), "parse-kmsg", "-", "-o", "json"]
+        return subprocess.run(
+            command, input=given, stdin=stdin, capture_output=True, timeout=60, check=False
+        )
+
+    with (tmp_path / "log").open("rb") as file:
+        for done in (parse(log), parse(stdin=file)):
+            assert done.returncode == 0
+            assert [fault["code"] for fault in json.loads(done.stdout)] == ["xid:79"]
+    refused = parse(b"\x1f\x8b\x08")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(b"standard input: can't be read: it is compressed (gzip); ")
+    refused = parse(stdin=subprocess.DEVNULL)  # as /dev/kmsg, which would be read without an end
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(b"standard input: can't be read: it is a device; ")
+
+
 def test_parse_kmsg_says_when_there_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("all is well\n")
     assert agent("parse-kmsg", tmp_path / "log").out.startswith("no line of this file")
