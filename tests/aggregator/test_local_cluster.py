@@ -766,7 +766,8 @@ async def test_a_restart_in_the_middle_finishes_what_was_begun(
             return
         second.ill()
         await until(lambda: second.phase() is Phase.DRAINED)
-        assert site.journal == ["cordon n1", "drain n1"]
+        # A command whose end the first did not see is run again, and may have done its work.
+        assert list(dict.fromkeys(site.journal)) == ["cordon n1", "drain n1"]
         second.well()
         await until(lambda: site.journal[-1] == "release n1")
 

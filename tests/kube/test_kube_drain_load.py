@@ -109,7 +109,9 @@ async def test_blocked_drains_slow_neither_new_taints_nor_first_evictions(
     print(told)
     assert asked["POST", "pods/eviction", 429] / took <= 12, told
     assert asked["GET", "pods", 200] / took <= 30, told
-    assert p90(loaded) <= 6 * p90(at_rest), told
+    # Before drains backed off, one taint in ten took 0.8 s and more. Other runs of pytest may take
+    # the processors after the time at rest was measured: half a second is no delay by drains.
+    assert p90(loaded) <= max(6 * p90(at_rest), 0.5), told
     assert max(evicted) <= 1.5, told
 
 

@@ -10,6 +10,9 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import APPLIED, TAINT
 from aggregator.cluster.port import Conflict, NodeChange, NotFound, Taint
 from tests.controlplane.pytest_plugin import Space
+from tests.support.waiting import until
+
+CONDITION, REPORTER = "SickbayQuarantined", "sickbay.dev/aggregator"
 
 
 def condition_of(space: Space, name: str) -> dict[str, Any]:
@@ -21,7 +24,13 @@ def condition_of(space: Space, name: str) -> dict[str, Any]:
 
 def events_of(space: Space, name: str) -> list[dict[str, Any]]:
     listed = space.plane.call("GET", "/apis/events.k8s.io/v1/namespaces/default/events")
-    return [one for one in listed["items"] if one["regarding"].get("name") == name]
+    ours = (one for one in listed["items"] if one.get("reportingController") == REPORTER)
+    return [one for one in ours if one["regarding"].get("name") == name]
+
+
+def is_cached(space: Space, name: str) -> bool:
+    node = space.plane.call("GET", f"/api/v1/nodes/{name}?resourceVersion=0")
+    return any(one["type"] == CONDITION for one in node["status"]["conditions"])
 
 
 async def announce(kube: KubeCluster, space: Space, name: str, **arguments: Any) -> None:
@@ -49,6 +58,7 @@ async def test_the_condition_and_one_event_tell_of_each_transition(
     [name] = cluster_space.create_nodes(1)
     sick = {"quarantined": True, "reason": "Xid79", "message": "GPU 3 fell off the bus"}
     await announce(kube, cluster_space, name, **sick)
+    await until(lambda: is_cached(cluster_space, name), "the API server's cache has the condition")
     await announce(kube, cluster_space, name, **sick)  # no change: no new Event
     first = condition_of(cluster_space, name)
     assert (first["status"], first["reason"]) == ("True", "Xid79")
