@@ -9,7 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.terminal.kmsg_file import decode_file, table
@@ -157,7 +157,6 @@ def test_no_damage_to_a_log_breaks_it(
     for _ in range(data.draw(st.integers(1, 20))):
         at = data.draw(st.integers(0, len(raw)))
         raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
-    assume(not why_not_text(bytes(raw[:HEAD])))  # a gzip file's first bytes, for instance
     log = tmp_path_factory.mktemp("log") / "log"
     log.write_bytes(raw)
     if why_not_text(bytes(raw[:HEAD])):  # the damage is the first bytes of a compressed file
