@@ -44,7 +44,7 @@ GROUPS: Mapping[str, Group] = {
     "rest": Group(2, ("tests", *(f"--ignore={folder}" for folder in (*MACHINE, *CLUSTER)))),
     "machine": Group(1, MACHINE),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
-    "cluster": Group(4, CLUSTER),
+    "cluster": Group(3, CLUSTER),
 }
 #: Commands beside the tests. The control plane is built while tests without one run. A build that
 #: fails is a failure, though the tests that need it skip.
