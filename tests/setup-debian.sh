@@ -6,15 +6,21 @@ set -euo pipefail
 PACKAGES=(
   chromium    # the status page, as a browser sees it (tests/web)
   e2fsprogs   # mkfs.ext4: real filesystems on loop devices
+  fish        # completion of commands (tests/unit)
   gcc         # the NVML library that stands in for a driver (tests/nvml)
   iproute2    # ip: network namespaces, veth
   libc6-dev   # the same
   mmdebstrap  # a minimal Debian, for the set-up of both commands (tests/deploy)
   mount       # mount, losetup
+  prometheus  # scrapes an aggregator, evaluates the shipped rules; promtool checks them (tests/deploy)
+  prometheus-alertmanager  # a receiver of alerts (tests/aggregator)
   postgresql  # initdb, postgres: a server of the tests' own, and none of the machine's
   runc        # the agent in the container that its DaemonSet asks for (tests/deploy)
   util-linux  # fsfreeze: a probe that hangs
+  zsh         # completion of commands (tests/unit)
 )
+# What one target alone needs, such as buildah of make test-images.
+PACKAGES+=("$@")
 
 if ! command -v dpkg-query >/dev/null; then
   echo "setup-debian: this is not Debian. The tests use: ${PACKAGES[*]}" >&2

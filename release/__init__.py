@@ -1,0 +1,1 @@
+"""What maintainers run to build and publish a version. No wheel has it."""

@@ -1,0 +1,38 @@
+"""Writes docs/reference: `make docs-reference`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from release.reference import api, commands, quarantine, rules, schemas
+from release.tree import ROOT
+
+FOLDER = ROOT / "docs" / "reference"
+
+
+def files() -> Mapping[str, str]:
+    """The content of each file by its name."""
+    return {
+        "agent.schema.json": _json(schemas.agent_schema()),
+        "aggregator.schema.json": _json(schemas.aggregator_schema()),
+        "api-fields.md": api.page(),
+        "commands.md": commands.page(),
+        "openapi.json": _json(api.openapi()),
+        "quarantine.md": quarantine.page(),
+        "rules.md": rules.page(),
+    }
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write every file."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, content in files().items():
+        (FOLDER / name).write_text(content, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""JSON Schemas of both configuration files, with the meaning of each key from its page."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.config.schema import DIALECT, DURATION, PERCENT, config_schema, properties
+from nodeagent.checks.base import Kind
+from nodeagent.config.settings import keys
+from release.reference.tables import code, plain, rows
+from release.tree import ROOT
+
+_RECEIVER = re.compile(r"^alerts\.(receivers\[\]\.)[a-z]+\.(http|template)\.")
+_SIZE = r"^\d+(\.\d+)?([kMGT]?B|[KMGT]iB)$"
+
+
+def aggregator_schema() -> dict[str, Any]:
+    """That of `sickbay-aggregator config schema`, with descriptions."""
+    schema = config_schema()
+    meanings = _aggregators_meanings()
+    for key, one in properties(schema).items():
+        named = meanings.get(key) or meanings.get(_RECEIVER.sub(r"alerts.\1KIND.\2.", key), "")
+        bounds = one.get("description", "")
+        text = " ".join(filter(None, (named, f"({bounds})" if bounds else "")))
+        if text:
+            one["description"] = text
+    return schema
+
+
+def _aggregators_meanings() -> Mapping[str, str]:
+    """By dotted key. A silence's keys are described "as of a route"."""
+    found = {code(row[0]): plain(row[-1]) for row in rows(_page("aggregator"))}
+    for row in rows(_page("alerts")):
+        key = code(row[0])
+        if key.startswith(("receivers[]", "routes[]", "silences[]")):
+            found[f"alerts.{key}"] = plain(row[-1])
+    return found
+
+
+def agent_schema() -> dict[str, Any]:
+    """By the keys of the agent's loader and the tables of agent.md and checks.md."""
+    described = _agents_rows()
+    schema = _section()
+    schema["properties"]["own"] = {"type": "object", "description": "docs/own-checks.md"}
+    for key in keys():
+        *path, name = key.split(".")
+        section = schema
+        for part in path:
+            section = section["properties"].setdefault(part, _section())
+        if key in described:
+            section["properties"][name] = _key(*described[key])
+    # A key without a row is a table, or a key that only its check knows to refuse.
+    title = {"$schema": DIALECT, "title": "Configuration of the sickbay agent"}
+    return {**title, **schema}
+
+
+def _section() -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": {}}
+
+
+def _agents_rows() -> Mapping[str, tuple[str, str, str]]:
+    """The value, default and meaning of each dotted key."""
+    found = {}
+    for row in rows(_page("agent").partition("\n## Configuration\n")[2]):
+        if len(row) == 4:
+            found[code(row[0])] = (row[1], row[2], row[3])
+    check = ""
+    for line in _page("checks").splitlines():
+        heading = re.fullmatch(r"## (\S+)", line)
+        check = heading[1] if heading is not None else check
+        for row in rows(line) if check else ():
+            if len(row) == 4:
+                found[f"checks.{check}.{code(row[0])}"] = (row[1], row[2], row[3])
+    return found
+
+
+def _key(value: str, default: str, meaning: str) -> dict[str, Any]:
+    schema = _form(value)
+    written = code(default)
+    if written:
+        schema["default"] = _literal(written)
+    words = [plain(meaning)]
+    if "pattern" not in schema and schema["type"] == "string" and "enum" not in schema:
+        words.append(f"({plain(value)})")
+    text = " ".join(filter(None, words))
+    return {**schema, "description": text} if text else schema
+
+
+def _form(value: str) -> dict[str, Any]:
+    choices = re.findall(r"`([a-z]+)`", value)
+    forms: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+        ((Kind.FLAG.value,), {"type": "boolean"}),
+        (("duration", Kind.DURATION.value), {"type": "string", "pattern": _DURATIONS}),
+        ((Kind.PERCENT.value,), {"type": "string", "pattern": PERCENT}),
+        ((Kind.SIZE.value,), {"type": "string", "pattern": _SIZE}),
+        (("whole number", Kind.INTEGER.value), {"type": "integer", "minimum": 0}),
+        ((Kind.TEXTS.value,), {"type": "array", "items": {"type": "string"}}),
+    )
+    if len(choices) > 1:
+        return {"type": "string", "enum": choices}
+    return next(
+        (form for words, form in forms if value.startswith(words)), {"type": "string"}
+    ).copy()
+
+
+#: The agent's durations may have several parts ("1h30m").
+_DURATIONS = DURATION.replace("^", "^(").replace("$", ")+$")
+
+
+def _literal(written: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        return written
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text("utf-8")

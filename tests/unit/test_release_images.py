@@ -1,0 +1,83 @@
+"""The plan of an image's build: the base by digest, labels, times of the commit."""
+
+from pathlib import Path
+
+import pytest
+
+from release import debian_base, images, tree
+
+DIGEST = "sha256:" + "0" * 64
+PLAN = images.Plan(
+    repository="example.test/",
+    version="1.2.3",
+    revision="abc",
+    epoch=1700000000,
+    base=f"example.test/python@{DIGEST}",
+    builder=f"example.test/builder@{DIGEST}",
+    options=("--volume=/a:/a:ro",),
+)
+
+
+@pytest.mark.parametrize(
+    "base", ["python:3.13", "python", f"python@{DIGEST[:-1]}", f"python@{DIGEST}0", f"@{DIGEST}"]
+)
+def test_a_base_that_is_not_named_by_its_digest_is_refused(
+    base: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        images.main(["--base", base], {})
+    assert ended.value.code == images.USAGE
+    assert "expected NAME@sha256:" in capsys.readouterr().err
+
+
+def test_a_build_takes_its_base_from_the_digest_and_its_times_from_the_epoch() -> None:
+    command = PLAN.build("agent")
+    assert f"--build-arg=PYTHON=example.test/python@{DIGEST}" in command
+    assert f"--build-arg=BUILDER=example.test/builder@{DIGEST}" in command
+    assert "--timestamp=1700000000" in command
+    assert "--tag=example.test/sickbay-agent:1.2.3" in command
+    assert "--file=deploy/Dockerfile.agent" in command
+    assert "--volume=/a:/a:ro" in command
+    for option in command:
+        name, _, file = option.partition("=")
+        assert name not in {"--file", "--ignorefile"} or (tree.ROOT / file).is_file()
+
+
+def test_a_label_without_a_value_is_left_out() -> None:
+    labels = PLAN.labels()
+    assert labels["org.opencontainers.image.base.digest"] == DIGEST
+    assert "org.opencontainers.image.source" not in labels
+
+
+def test_the_dockerfiles_declare_each_argument_that_a_build_gives() -> None:
+    for program in images.PROGRAMS:
+        text = (tree.ROOT / "deploy" / f"Dockerfile.{program}").read_text("utf-8")
+        for option in PLAN.build(program):
+            if option.startswith("--build-arg="):
+                name = option.split("=")[1]
+                assert f"\nARG {name}=" in text
+                assert f"\nFROM ${{{name}}}" in text
+
+
+@pytest.mark.parametrize("epoch", ["yesterday", "-1", "1.5"])
+def test_a_time_that_is_no_number_is_refused(epoch: str) -> None:
+    with pytest.raises(tree.TreeError, match="expected seconds since 1970"):
+        tree.commit_time({"SOURCE_DATE_EPOCH": epoch})
+
+
+def test_a_given_time_is_taken_for_the_commits() -> None:
+    assert tree.commit_time({"SOURCE_DATE_EPOCH": "1700000000"}) == 1700000000
+
+
+def test_the_base_of_debian_has_python_and_no_package_manager_of_it() -> None:
+    command = debian_base.bootstrap_command(debian_base.PACKAGES, "bookworm", Path("root.tar"))
+    assert "--include=python3,python-is-python3,libstdc++6,ca-certificates,tzdata" in command
+    assert command[-2:] == ["bookworm", "root.tar"]
+
+
+def test_sizes_are_written_in_mib(tmp_path: Path) -> None:
+    file = tmp_path / "bench" / "images.json"
+    built = {"agent": images.Built("a", DIGEST, 10 * 2**20, 5 * 2**20)}
+    images.write_figures(file, built)
+    assert '"image_agent_mib": 10.0' in file.read_text("utf-8")
+    assert '"image_agent_packed_mib": 5.0' in file.read_text("utf-8")
