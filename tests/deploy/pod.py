@@ -41,7 +41,8 @@ class Container:
 
     ``volumes`` are the folders that play volumes, by the volume's name; hostPath volumes that it
     lacks are the real ones. The command runs with the container's mounts, not its own argument
-    list: an image would bring another Python at another path.
+    list: an image would bring another Python at another path. ``hostname`` is the pod's name; by
+    default this machine's. ``network`` is a network that is there already, as a file.
     """
 
     def __init__(
@@ -52,7 +53,11 @@ class Container:
         volumes: Mapping[str, Path],
         folder: Path,
         environ: Mapping[str, str],
+        hostname: str = "",
+        network: Path | None = None,
     ) -> None:
+        self._hostname = hostname
+        self._network = network
         self._spec = spec
         self._volumes = volumes
         self._folder = folder
@@ -125,10 +130,11 @@ class Container:
         capabilities = _own_capabilities() if privileged else []
         namespaces = ["mount", "ipc", "uts"]
         namespaces += [] if self._spec.get("hostPID") else ["pid"]
-        namespaces += [] if self._spec.get("hostNetwork") else ["network"]
+        namespaces += [] if self._spec.get("hostNetwork") or self._network else ["network"]
         devices = [{"allow": True, "access": "rwm"}] if privileged else _DEFAULT_DEVICES
         return {
             "ociVersion": "1.0.2",
+            **({"hostname": self._hostname} if self._hostname else {}),
             "root": {"path": str(self._root), "readonly": context["readOnlyRootFilesystem"]},
             "process": {
                 "user": {"uid": context.get("runAsUser", 0), "gid": context.get("runAsGroup", 0)},
@@ -144,7 +150,10 @@ class Container:
                 *_image_mounts(),  # last: a volume at /tmp must not hide a tree that lies there
             ],
             "linux": {
-                "namespaces": [{"type": each} for each in namespaces],
+                "namespaces": [
+                    *({"type": each} for each in namespaces),
+                    *([{"type": "network", "path": str(self._network)}] if self._network else []),
+                ],
                 "resources": {"devices": devices},
                 "rootfsPropagation": "rslave",
                 "maskedPaths": [] if privileged else ["/proc/kcore", "/proc/keys"],

@@ -67,7 +67,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Container]]:
             [*AGENT, "run", *CONFIG],
             volumes=volumes if host is None else volumes | {"host": host},
             folder=tmp_path,
-            environ={"NODE_NAME": "gpu-1", "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"},
+            environ={
+                "NODE_NAME": "gpu-1",
+                "AGGREGATOR_ADDRESS": "sickbay-aggregator.sickbay.svc:8443",
+                "PATH": os.defpath,
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
         )
         only.__enter__()
         started.append(only)
@@ -81,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Container]]:
         each.__exit__()
 
 
-def look(agent: Container) -> dict[str, Any]:
+def check_output(agent: Container) -> dict[str, Any]:
     """The output of `kubectl exec POD -- sickbay-agent check -o json`."""
     done = agent.run(*AGENT, "check", *CONFIG, "-o", "json")
     assert done.returncode in {0, 1}, done.stderr
@@ -109,7 +114,7 @@ def wait_for(agent: Container, check: str) -> dict[str, tuple[str, str]]:
     """The check's first results."""
 
     def seen() -> dict[str, tuple[str, str]] | None:
-        return statuses(look(agent), check) or None
+        return statuses(check_output(agent), check) or None
 
     found = wait_until(seen, what=f"results of {check}", timeout_s=40)
     assert found is not None

@@ -1,10 +1,10 @@
 """The real aggregator in the container of its StatefulSet: as user nobody, on a read-only root.
 
-There is no API server: it says so, goes on trying, and serves all that needs none.
+There is no API server: it says so, goes on trying, and serves all that needs none, with a
+certificate that no client trusts until the cluster gives it an authority.
 """
 
 import os
-import shutil
 import socket
 import ssl
 import sys
@@ -16,9 +16,9 @@ from tests.controlplane.waiting import wait_until
 from tests.deploy import pod
 from tests.deploy.manifests import container, find, pod_spec
 from tests.deploy.pod import Container
-from tests.support.pki import Authority
 
 NAME = "sickbay-aggregator.sickbay.svc"
+TLS = "/var/lib/sickbay-aggregator/tls"
 
 pytestmark = [
     pytest.mark.root,
@@ -26,9 +26,10 @@ pytestmark = [
 ]
 
 
-def _get(port: int, authority: Path, path: str) -> tuple[int, str]:
-    """Status and text of an answer over TLS, by the name that agents ask for; 0: no server."""
-    context = ssl.create_default_context(cafile=str(authority))
+def _get(port: int, path: str) -> tuple[int, str]:
+    """Status and text of an answer over TLS, not verified, as a kubelet's probe; 0: no server."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
             socket.create_connection(("127.0.0.1", port), 5) as raw,
@@ -59,16 +60,10 @@ def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path)
     # In the host's network here, so on ports that are free.
     text = text.replace("0.0.0.0:8443", f"127.0.0.1:{ports[0]}")
     text = text.replace("0.0.0.0:8080", f"127.0.0.1:{ports[1]}")
+    # As it is by default where other machines can reach a listener.
+    text += "certificates: {automatic: true}\n"
     (volumes["config"] / "aggregator.yaml").write_text(text)
-    authority = Authority.create(tmp_path)
-    pair = authority.server("aggregator", [NAME, f"*.{NAME}"])
-    shutil.copy(authority.certificate, volumes["ca"] / "ca.crt")
     (volumes["shards-token"] / "token").write_text("x")
-    shutil.copy(pair.certificate, volumes["tls"] / "tls.crt")
-    shutil.copy(pair.key, volumes["tls"] / "tls.key")
-    for file in volumes["tls"].iterdir():
-        file.chmod(0o440)  # as the volume says; its group is fsGroup
-        os.chown(file, 0, user)
 
     with Container(
         spec | {"hostNetwork": True},
@@ -80,18 +75,22 @@ def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path)
         probes = container(spec)
         healthz = probes["livenessProbe"]["httpGet"]["path"]
         alive = wait_until(
-            lambda: _get(ports[1], authority.certificate, healthz)[0] or aggregator.ended(),
+            lambda: _get(ports[1], healthz)[0] or aggregator.ended(),
             what="the page's port",
             timeout_s=60,
         )
         assert alive == 200, aggregator.log.read_text()
         readyz = probes["readinessProbe"]["httpGet"]["path"]
         wait_until(
-            lambda: "kubeconfig" in _get(ports[1], authority.certificate, readyz)[1],
+            lambda: "kubeconfig" in _get(ports[1], readyz)[1],
             what="it to say what it lacks",
             timeout_s=30,
         )
-        assert _get(ports[1], authority.certificate, readyz)[0] == 503
+        status, why = _get(ports[1], readyz)
+        assert status == 503
+        assert "there is no certificate that agents trust" in why
+        made = aggregator.run("stat", "-c", "%a %u", f"{TLS}/tls.key").stdout.strip()
+        assert made == f"600 {user}"
         assert "Read-only file system" in aggregator.run("touch", "/sickbay-test-x").stderr
         assert aggregator.run("touch", "/var/lib/sickbay-aggregator/x").returncode == 0
         assert aggregator.run("id", "-u").stdout.strip() == str(user)

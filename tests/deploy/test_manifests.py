@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from aggregator.cluster.kubernetes.objects import PodObject, to_pod
+from aggregator.cluster.kubernetes.objects import CA_NAME, PodObject, to_pod
 from aggregator.cluster.port import Action
 from aggregator.config import settings as aggregator_config
 from aggregator.quarantine.decide.drain_plan import DrainRules, kept_because
@@ -87,26 +85,6 @@ def test_every_image_is_one_that_a_dockerfile_makes_and_that_the_kustomization_r
         assert image in dockerfile.read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("folder", "more"),
-    [
-        ("kubernetes", []),
-        ("profiles/restricted", []),
-        ("profiles/ephemeral", []),
-        ("profiles/pod-network", ["DaemonSet"]),
-    ],
-)
-def test_kustomize_builds_it(folder: str, more: list[str]) -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl on the path: kustomize itself is not tried")
-    built = subprocess.run(
-        [kubectl, "kustomize", DEPLOY / folder], check=True, capture_output=True, text=True
-    )
-    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
-    assert sorted(kinds) == sorted([*(document["kind"] for document in installed()), *more])
-
-
 def test_the_pod_networks_prober_has_nothing_but_its_socket() -> None:
     [prober] = documents(PROFILES / "pod-network" / "pod-prober.yaml")
     spec = prober["spec"]["template"]["spec"]
@@ -137,7 +115,7 @@ def test_the_agents_configuration_loads(profile: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(moved)
 
-    config = agent_config.load(file, {"NODE_NAME": "gpu-1"})
+    config = agent_config.load(file, agent_environment("gpu-1"))
 
     assert config.node == "gpu-1"
     assert config.kernel_log.enabled is (profile == "")
@@ -176,7 +154,7 @@ def test_the_aggregators_configuration_loads_and_observes(tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
 
-    config = aggregator_config.load(file, root=tmp_path)
+    config = aggregator_config.load(file, root=tmp_path, environ={"POD_NAMESPACE": NAMESPACE})
 
     assert config.mode is Action.OBSERVE
     assert config.cluster.namespace == NAMESPACE
@@ -190,12 +168,28 @@ def test_the_aggregators_configuration_loads_and_observes(tmp_path: Path) -> Non
 # -- what one side says, the other holds to --------------------------------------------------------
 
 
+def agent_environment(node: str) -> dict[str, str]:
+    """The agent's variables, as a kubelet sets them."""
+    fields = {"spec.nodeName": node, "metadata.namespace": NAMESPACE}
+    environ: dict[str, str] = {}
+    for variable in container(pod_spec(*AGENT))["env"]:
+        if "valueFrom" in variable:
+            environ[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            value = variable["value"]
+            for name, earlier in environ.items():
+                value = value.replace(f"$({name})", earlier)
+            environ[variable["name"]] = value
+    return environ
+
+
 def test_agents_are_told_the_name_and_port_that_the_service_has() -> None:
     service = find("Service", "sickbay-aggregator")
     [port] = service["spec"]["ports"]
     expected = f"{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
+    assert agent_environment("gpu-1")["AGGREGATOR_ADDRESS"] == expected
     for profile in ("", "restricted"):
-        assert tomllib.loads(agent_toml(profile))["aggregator"]["address"] == expected
+        assert "address" not in tomllib.loads(agent_toml(profile))["aggregator"]
 
 
 def test_both_certificate_recipes_cover_the_names_that_are_asked_for() -> None:
@@ -211,9 +205,14 @@ def test_both_certificate_recipes_cover_the_names_that_are_asked_for() -> None:
         if each["metadata"]["name"] == "sickbay-aggregator-tls"
     ]
     assert set(certificate["spec"]["dnsNames"]) == needed
-    tls = mounts(pod_spec(*AGGREGATOR))["/etc/sickbay-tls"][1]
-    assert certificate["spec"]["secretName"] == tls["secret"]["secretName"]
-    recipe = (DEPLOY.parent / "docs" / "install.md").read_text("utf-8")
+    there = mounts(pod_spec(*AGGREGATOR))
+    tls, ca = there["/etc/sickbay-tls"][1]["secret"], there["/etc/sickbay-ca"][1]["configMap"]
+    assert certificate["spec"]["secretName"] == tls["secretName"]
+    assert ca["name"] == CA_NAME
+    assert tls["optional"] is ca["optional"] is True
+    recipe = (DEPLOY.parent / "docs" / "certificates.md").read_text("utf-8")
+    assert "{cert_file: /etc/sickbay-tls/tls.crt, key_file: /etc/sickbay-tls/tls.key}" in recipe
+    assert "ca_file: /etc/sickbay-ca/ca.crt" in recipe
     assert {name for name in needed if f"DNS:{name}" in recipe} == needed
 
 
@@ -269,13 +268,13 @@ def test_replicas_find_and_believe_each_other_however_many_there_are() -> None:
     stateful_set = find(*AGGREGATOR)["spec"]
     spec = stateful_set["template"]["spec"]
     there = mounts(spec)
-    domain = f"{stateful_set['serviceName']}.{NAMESPACE}.svc"
-    assert config["shards"]["domain"] == domain
+    assert config["shards"]["domain"] == stateful_set["serviceName"]
     service = find("Service", stateful_set["serviceName"])
     assert service["spec"]["clusterIP"] == "None"  # each pod has a name of its own
     assert service["spec"]["publishNotReadyAddresses"] is True  # also when it has just started
-    authority = Path(config["shards"]["ca_file"])
-    assert there[str(authority.parent)][1]["configMap"]["name"] == "sickbay-ca"
+    # Without files of a site's own they make their certificates themselves.
+    assert "tls" not in config["listen"]
+    assert "ca_file" not in config["shards"]
 
     shards = aggregator_config.Config().shards
     volume = there[str(shards.token_file.parent)][1]
@@ -315,9 +314,26 @@ def test_the_agent_holds_no_cluster_credentials() -> None:
         if document["kind"].endswith("RoleBinding")
         for subject in document["subjects"]
     ]
-    assert set(bound) == {"sickbay-aggregator"}
+    assert set(bound) == {"sickbay-aggregator", "sickbay-viewer"}
     for volume in spec["volumes"]:
         assert "secret" not in volume
+
+
+def test_the_account_of_readers_lists_quarantines_and_no_pod_has_its_token() -> None:
+    assert find("ServiceAccount", "sickbay-viewer")["automountServiceAccountToken"] is False
+    [role] = [
+        document["roleRef"]["name"]
+        for document in installed()
+        if document["kind"].endswith("RoleBinding")
+        for subject in document["subjects"]
+        if subject["name"] == "sickbay-viewer"
+    ]
+    assert role == "sickbay-viewer"
+    [rule] = find("ClusterRole", role)["rules"]
+    assert rule["resources"] == ["quarantines"]
+    assert set(rule["verbs"]) == {"get", "list", "watch"}
+    for workload in (AGENT, AGGREGATOR):
+        assert pod_spec(*workload)["serviceAccountName"] != "sickbay-viewer"
 
 
 def test_the_agent_may_write_to_its_two_folders_alone() -> None:

@@ -38,7 +38,7 @@ def test_a_user_who_is_not_root_is_told_the_missing_package_first(debian: Minima
 def test_root_gets_everything_that_the_demo_needs(debian: MinimalDebian) -> None:
     done = debian.run("make env")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = debian.run(".venv/bin/python -m tests.demo local --once")
+    told = debian.run(".venv/bin/sickbay demo --once")
     assert told.returncode == 0, told.stdout + told.stderr
     assert "sim-0001: drained" in told.stdout
 

@@ -1,0 +1,1 @@
+"""The Helm chart: its templates from deploy/kubernetes, its renderings, and their checks."""

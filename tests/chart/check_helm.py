@@ -1,0 +1,262 @@
+"""`make deploy-check`, without a cluster: a real Helm against the chart and its golden renderings.
+
+Not part of `make test`, because Helm takes minutes to build.
+"""
+
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart import by_kustomize
+from tests.chart.renderings import RENDERINGS, HelmError, Rendering, render, written
+from tests.chart.same_objects import comparable, differences
+from tests.chart.templates import CHART
+from tests.controlplane import binaries
+
+SMALL = RENDERINGS[0]
+PROGRAMS = ("aggregator", "agent")
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    return binaries.program("helm")
+
+
+def with_values(values: dict[str, Any]) -> Rendering:
+    return replace(SMALL, values=values)
+
+
+def test_helm_finds_no_fault_in_it(helm: Path) -> None:
+    for rendering in RENDERINGS:
+        done = subprocess.run(
+            [helm, "lint", "--strict", CHART, "--values", "-"],
+            input=yaml.safe_dump(rendering.values),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda r: r.name)
+def test_the_golden_rendering_is_current(helm: Path, rendering: Rendering) -> None:
+    assert rendering.golden.read_text("utf-8") == written(render(helm, rendering)), "`make chart`"
+
+
+@pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda r: r.name)
+def test_kustomize_makes_the_same_objects_with_the_definition_too(
+    helm: Path, rendering: Rendering, tmp_path: Path
+) -> None:
+    charts = comparable(render(helm, rendering))
+    assert ("CustomResourceDefinition", "", "quarantines.sickbay.dev") in charts
+    assert not differences(charts, comparable(by_kustomize.objects(rendering, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mode": "dranin"}, ["/mode", "'observe', 'cordon', 'drain'"]),
+        ({"aggregator": {"replicas": "three"}}, ["/aggregator/replicas", "want null or integer"]),
+        ({"agent": {"expect": {"gpus": 8}}}, ["/agent", "'expect' not allowed"]),
+        ({"image": {"agentDigest": "latest"}}, ["/image/agentDigest", "does not match"]),
+        ({"agent": {"maxUnavailable": "some"}}, ["/agent/maxUnavailable"]),
+        ({"history": {"database": "mysql://x"}}, ["/history/database", "postgresql"]),
+        ({"profile": "large"}, ["history.database is empty: set it", "--set history.database="]),
+        (
+            {"agent": {"config": {"checks": {"reach": {"targets": [{"a": 1}]}}}}},
+            ["agent.config", "expected texts, numbers"],
+        ),
+        ({"history": None}, ["missing property 'history'"]),
+        ({"admissionPolicies": {"enabled": None}}, ["/admissionPolicies", "property 'enabled'"]),
+        ({"agent": {"tolerations": None}}, ["/agent", "missing property 'tolerations'"]),
+        ({"aggregator": {"config": {"marks": "x"}}}, ["/aggregator/config/marks", "got string"]),
+        ({"aggregator": {"config": {"conditions": [{}]}}}, ["/conditions/0", "property 'type'"]),
+        (
+            {"agent": {"config": {"checks": {"reach": {"targets": [None]}}}}},
+            ["agent.config", "a list has a null"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_by_name(
+    helm: Path, values: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(HelmError) as refused:
+        render(helm, with_values(values))
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_a_null_in_a_configuration_is_as_a_key_that_was_not_given(helm: Path) -> None:
+    nulls: dict[str, Any] = {
+        "aggregator": {"config": {"marks": None, "listen": None, "limits": None, "shards": None}},
+        "agent": {"config": {"checks": {"disk-write": None}, "expect": None, "own": None}},
+    }
+    assert render(helm, with_values(nulls)) == render(helm, SMALL)
+
+
+def test_a_null_takes_an_amount_of_the_resources_away(helm: Path) -> None:
+    nulls = {program: {"resources": {"limits": {"memory": None}}} for program in PROGRAMS}
+    for each in render(helm, with_values(nulls)):
+        if each["kind"] in {"StatefulSet", "DaemonSet"}:
+            [container] = each["spec"]["template"]["spec"]["containers"]
+            assert container["resources"]["limits"] == {}
+            assert container["resources"]["requests"]["memory"]
+
+
+def test_large_numbers_of_a_configuration_stay_whole(helm: Path) -> None:
+    values = {"aggregator": {"config": {"history": {"most_rows": 20_000_000}}}}
+    [text] = [
+        each["data"]["aggregator.yaml"]
+        for each in render(helm, with_values(values))
+        if "aggregator.yaml" in each.get("data", {})
+    ]
+    assert type(yaml.safe_load(text)["history"]["most_rows"]) is int
+
+
+def test_pools_reach_the_configuration_as_they_were_written(helm: Path) -> None:
+    pool = {
+        "name": "canary",
+        "selector": {
+            "matchLabels": {"example.com/pool": "canary"},
+            "matchExpressions": [{"key": "gpu", "operator": "NotIn", "values": ["none"]}],
+        },
+        "mode": "drain",
+        "limits": {"concurrent": 2, "concurrent_percent": "10%", "new_per_window": 1},
+    }
+    [text] = [
+        each["data"]["aggregator.yaml"]
+        for each in render(helm, with_values({"aggregator": {"config": {"pools": [pool]}}}))
+        if "aggregator.yaml" in each.get("data", {})
+    ]
+    assert yaml.safe_load(text)["pools"] == [pool]
+    assert yaml.safe_load(text)["mode"] == "observe"
+
+
+def test_a_cluster_that_is_too_old_is_refused(helm: Path) -> None:
+    with pytest.raises(HelmError, match=r"1\.30 or newer, and this cluster is v1\.29\.3"):
+        render(helm, SMALL, "--kube-version", "v1.29.3")
+    render(helm, SMALL, "--kube-version", "v1.30.0-eks-1234")
+
+
+def test_the_agents_settings_keep_their_types(helm: Path) -> None:
+    config = {
+        "expect": {"gpus": 8},
+        "log_level": 'de"bug',
+        "checks": {
+            "reach": {"targets": ["tcp://a:1", "tcp://b:2"], "on": False},
+            "disk-space": {"fail_above": "97%"},
+            "odd name": {"ratio": 0.5, "empty": None},
+        },
+    }
+    objects = render(helm, with_values({"agent": {"config": config}}))
+    [text] = [
+        each["data"]["agent.toml"] for each in objects if "agent.toml" in each.get("data", {})
+    ]
+    found = tomllib.loads(text)
+    assert found["expect"] == {"gpus": 8}
+    assert type(found["expect"]["gpus"]) is int
+    assert found["log_level"] == config["log_level"]
+    assert found["checks"]["reach"] == {"targets": ["tcp://a:1", "tcp://b:2"], "on": False}
+    assert found["checks"]["odd name"] == {"ratio": 0.5}
+    assert found["checks"]["disk-write"] == {"paths": ["/var/lib/sickbay"]}, "the shipped ones stay"
+    assert found["host_root"] == "/host"
+
+
+def test_only_a_change_that_needs_a_restart_restarts_agents(helm: Path) -> None:
+    def checksum(config: dict[str, Any]) -> str:
+        objects = render(helm, with_values({"agent": {"config": config}}))
+        [agent] = [
+            each
+            for each in objects
+            if each["metadata"]["name"] == "sickbay-agent" and each["kind"] == "DaemonSet"
+        ]
+        return str(agent["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
+
+    shipped = checksum({})
+    for live in (
+        {"checks": {"reach": {"on": False}}},
+        {"log_level": "debug"},
+        {"expect": {"gpus": 8}},
+    ):
+        assert checksum(live) == shipped, live
+    assert checksum({"state_dir": "/var/lib/other"}) != shipped
+
+
+def test_one_value_moves_all_images(helm: Path) -> None:
+    values = {
+        "image": {"repository": "images.test:5000/x/", "tag": "9"},
+        "podNetworkProber": {"enabled": True},
+    }
+    objects = render(helm, with_values(values))
+    images = {
+        container["image"]
+        for each in objects
+        for spec in [each.get("spec", {}).get("template", {}).get("spec") or each.get("spec", {})]
+        for container in spec.get("containers", [])
+    }
+    assert images == {
+        "images.test:5000/x/sickbay-agent:9",
+        "images.test:5000/x/sickbay-aggregator:9",
+    }
+    digest = f"sha256:{'0' * 64}"
+    objects = render(helm, with_values({"image": {"agentDigest": digest}}))
+    assert f"sickbay-agent@{digest}" in yaml.safe_dump_all(objects)
+
+
+def test_the_admission_policy_allows_what_the_configuration_asks_for(helm: Path) -> None:
+    def own(values: dict[str, Any]) -> dict[str, str]:
+        [policy] = [
+            each
+            for each in render(helm, with_values(values))
+            if (each["kind"], each["metadata"]["name"])
+            == ("ValidatingAdmissionPolicy", "sickbay-aggregator")
+        ]
+        return {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
+
+    marks = {"taint": {"key": "example.com/broken"}, "reason_annotation": "example.com/why"}
+    conditions = [{"type": "GpuReady", "rules": ["gpu-*"], "unhealthy": "False"}]
+    former = {"taints": ["old.test/t"], "annotations": ["old.test/a"], "conditions": ["Old"]}
+    found = own(
+        {
+            "aggregator": {"config": {"marks": marks, "conditions": conditions}},
+            "admissionPolicies": former,
+        }
+    )
+    assert found["ownTaints"] == "['sickbay.dev/quarantine', 'example.com/broken', 'old.test/t']"
+    assert found["ownNotices"].endswith("'example.com/why', 'old.test/a']")
+    assert found["ownConditions"] == "['SickbayQuarantined', 'GpuReady', 'Old']"
+    assert own({"aggregator": {"config": {"marks": {"restore_times": 1}}}})["ownTaints"] == (
+        "['sickbay.dev/quarantine']"
+    )
+
+
+def test_certificates_from_elsewhere_are_named_in_the_configuration(helm: Path) -> None:
+    values = {"certificates": {"source": "provided", "secretName": "mine"}}
+    objects = render(helm, with_values(values))
+    [text] = [
+        e["data"]["aggregator.yaml"] for e in objects if "aggregator.yaml" in e.get("data", {})
+    ]
+    config = yaml.safe_load(text)
+    assert config["listen"]["tls"]["cert_file"] == "/etc/sickbay-tls/tls.crt"
+    assert config["shards"]["ca_file"] == "/etc/sickbay-ca/ca.crt"
+    assert "secretName: mine" in yaml.safe_dump_all(objects)
+
+
+def test_volumes_of_a_site_stand_beside_a_volume_claim(helm: Path) -> None:
+    volume = {"name": "alerts", "secret": {"secretName": "sickbay-alerts"}}
+    mount = {"name": "alerts", "mountPath": "/etc/sickbay-alerts", "readOnly": True}
+    values = {
+        "persistence": {"enabled": True},
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
+    }
+    objects = render(helm, with_values({"aggregator": values}))
+    [spec] = [each["spec"] for each in objects if each["kind"] == "StatefulSet"]
+    assert volume in spec["template"]["spec"]["volumes"]
+    assert mount in spec["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert [claim["kind"] for claim in spec["volumeClaimTemplates"]] == ["PersistentVolumeClaim"]

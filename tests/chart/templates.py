@@ -1,0 +1,89 @@
+"""The chart's templates, made from deploy/kubernetes, so that no object is maintained twice."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.chart import monitoring
+from tests.chart.manifest_edits import ManifestText
+from tests.chart.rules import FILES, LEFT_OUT, OBJECTS
+from tests.dashboard import sickbay as dashboard
+from tests.deploy.manifests import DEPLOY, KUBERNETES, PROFILES, documents, find
+
+CHART = DEPLOY / "helm" / "sickbay"
+SOURCES = [
+    *sorted(KUBERNETES.glob("*.yaml")),
+    PROFILES / "pod-network" / "pod-prober.yaml",
+    PROFILES / "pod-monitor" / "pod-monitor.yaml",
+    PROFILES / "service-monitor" / "service-monitor.yaml",
+]
+
+#: The namespace as manifests write it, and as the chart does.
+_NAMESPACE = "{{ .Release.Namespace }}"
+_REPLACED = (
+    (re.compile(r"^(\s*(?:- )?namespace:) sickbay$", re.MULTILINE), rf"\1 {_NAMESPACE}"),
+    (re.compile(r"^(\s*namespaces:) \[sickbay\]$", re.MULTILINE), rf"\1 [{_NAMESPACE}]"),
+    (
+        re.compile(r"^(\s*serverName: sickbay-page)\.sickbay\.svc$", re.MULTILINE),
+        rf"\1.{_NAMESPACE}.svc",
+    ),
+    (re.compile(r"serviceaccount:sickbay:"), f"serviceaccount:{_NAMESPACE}:"),
+)
+
+
+def chart_files() -> dict[Path, str]:
+    """Every file of deploy/ that is made from another one or by a generator, with its text."""
+    made = {
+        CHART / "templates" / source.name: template(source)
+        for source in SOURCES
+        if source.name != "kustomization.yaml"
+    }
+    shipped = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
+    made[CHART / "files" / "aggregator.yaml"] = _header(KUBERNETES / "aggregator.yaml") + shipped
+    for name, source in (
+        ("agent", KUBERNETES / "agent.yaml"),
+        ("agent-restricted", PROFILES / "restricted" / "agent-config.yaml"),
+    ):
+        [config] = [d for d in documents(source) if "agent.toml" in d.get("data", {})]
+        tables = tomllib.loads(config["data"]["agent.toml"])
+        text = yaml.safe_dump(tables, sort_keys=False, allow_unicode=True)
+        made[CHART / "files" / f"{name}.yaml"] = _header(source) + text
+    made[CHART / "files" / "dashboard.json"] = made[dashboard.FILE] = dashboard.text()
+    return made | monitoring.written_files(CHART)
+
+
+def template(source: Path) -> str:
+    """The template of one manifest."""
+    text = "---\n".join(_documents(source))
+    for pattern, replacement in _REPLACED:
+        text = pattern.sub(replacement, text)
+    if source.name in FILES:
+        text = f"{{{{- if {FILES[source.name]} }}}}\n{text}{{{{- end }}}}\n"
+    return _header(source) + text
+
+
+def _documents(source: Path) -> Iterator[str]:
+    for text in re.split(r"^---\n", source.read_text("utf-8"), flags=re.MULTILINE):
+        document = ManifestText(_without_usage(text))
+        content = yaml.safe_load(text)
+        key = content["kind"], content["metadata"]["name"]
+        if key in LEFT_OUT:
+            continue
+        if key in OBJECTS:
+            OBJECTS[key](document)
+        yield document.edited()
+
+
+def _without_usage(text: str) -> str:
+    """Without the comment at its beginning, if that is about kubectl and not about the object."""
+    body = text.lstrip("\n")
+    head = body[: body.index("apiVersion:")]
+    return body if "kubectl apply" not in head and "\n\n" not in head else body[len(head) :]
+
+
+def _header(source: Path) -> str:
+    where = source.relative_to(DEPLOY.parent)
+    return f"# Made from {where} by `make chart`; change it there.\n"

@@ -1,0 +1,1 @@
+"""Makes the dashboard for Grafana that deploy/profiles/grafana-dashboard ships."""
