@@ -45,15 +45,23 @@ def is_signed_by(
 
     A certificate that is among them is its own authority.
     """
+    return bool(signers_of(chain, authorities))
+
+
+def signers_of(
+    chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+) -> list[x509.Certificate]:
+    """The authorities that have signed the first of the chain, or the one that leads there."""
     at: x509.Certificate | None = chain[0]
     left = list(chain[1:])
     while at is not None:
-        if any(at == one or _has_signed(one, at) for one in authorities):
-            return True
+        found = [one for one in authorities if at == one or _has_signed(one, at)]
+        if found:
+            return found
         at = next((one for one in left if _has_signed(one, at)), None)
         if at is not None:
             left.remove(at)
-    return False
+    return []
 
 
 def _has_signed(one: x509.Certificate, other: x509.Certificate) -> bool:

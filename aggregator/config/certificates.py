@@ -1,0 +1,70 @@
+"""The section ``certificates``: those that the aggregator makes itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from aggregator.configfile.section import Section
+from aggregator.configfile.values import Duration, HostName, OrdinaryPath
+from aggregator.configfile.yaml_source import Key
+from aggregator.rfc3339 import span
+from aggregator.tls.rotation import RENEW_AT, Rules
+
+
+class CertificatesConfig(Section):
+    """Automatic certificates. Durations are seconds."""
+
+    automatic: bool | None = None
+    """None: on Kubernetes, where a listener can be reached from other machines and neither
+    ``listen.tls`` nor ``listen.insecure_plaintext`` is given."""
+    folder: OrdinaryPath = Path("/var/lib/sickbay-aggregator/tls")
+    """The serving certificate, its key, and the certificates that are trusted."""
+    names: Annotated[tuple[HostName, ...], Field(strict=False)] = ()
+    """Further DNS names and addresses of the serving certificate."""
+    lifetime: Annotated[Duration, Field(ge=1)] = 90 * 86400.0
+    authority_lifetime: Annotated[Duration, Field(ge=1)] = 730 * 86400.0
+    publish_wait: Annotated[Duration, Field(ge=1)] = 900.0
+    """A new authority is published for so long before it signs."""
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(
+            lifetime=self.lifetime,
+            authority_lifetime=self.authority_lifetime,
+            publish_wait=self.publish_wait,
+        )
+
+
+def cross_field_errors(
+    certificates: CertificatesConfig, *, makes: bool, kubernetes: bool, tls: bool, ca_file: bool
+) -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead.
+
+    ``makes``: the aggregator makes its certificates itself. ``tls`` and ``ca_file``: whether
+    ``listen.tls`` and ``shards.ca_file`` are given.
+    """
+    automatic = ("certificates", "automatic")
+    if certificates.automatic and not kubernetes:
+        text = (
+            'replicas and agents share the authority in Kubernetes, and cluster.kind is "local"; '
+        )
+        yield automatic, text + "expected listen.tls with certificates of your own"
+    if certificates.automatic and tls:
+        yield automatic, "given beside listen.tls; expected one of them"
+    if makes and ca_file:
+        text = (
+            "given, and the aggregator makes its certificates itself (certificates.automatic); "
+            "expected listen.tls beside it, or no shards.ca_file"
+        )
+        yield ("shards", "ca_file"), text
+    # The next authority is made when a third of its lifetime is left.
+    spare = certificates.authority_lifetime * RENEW_AT
+    for name, longest in (("lifetime", spare), ("publish_wait", spare / 2)):
+        if getattr(certificates, name) > longest:
+            text = (
+                f"{span(getattr(certificates, name))} is too long for an authority of "
+                f'{span(certificates.authority_lifetime)}; expected at most "{span(longest // 1)}"'
+            )
+            yield ("certificates", name), text
