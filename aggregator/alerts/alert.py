@@ -2,8 +2,9 @@
 Pure.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -51,6 +52,8 @@ SEVERITY = {
     EventKind.NODE_LOST: "warning",
 }
 DEFAULT_KINDS = frozenset(SEVERITY)
+#: Kinds about one pod: those of a route to the pod's owner when the configuration names none.
+POD_KINDS = frozenset({EventKind.EVICTED, EventKind.BLOCKED, EventKind.FORCED})
 
 #: Kinds that come from a thousand nodes at once where one thing has failed: sent as one alert.
 GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
@@ -58,15 +61,66 @@ GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
 #: Holds that need no alert of their own: the fleet's alert reports them, or they last for seconds.
 _TOLD_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record", "shards"})
 
+#: Kinds of alerts that last until a later transition ends them. Any other kind is a notice.
+LASTING = frozenset(
+    {
+        EventKind.INCIDENT_OPENED,
+        EventKind.HELD,
+        EventKind.CORDONED,
+        EventKind.MARKS_MISSING,
+        EventKind.ADOPTED,
+        EventKind.NODE_ABSENT,
+        EventKind.BLOCKED,
+        EventKind.OVERDUE,
+        EventKind.HOOK_FAILED,
+        EventKind.RELEASE_HELD,
+        EventKind.UNCORDONED,
+        EventKind.AGENT_SILENT,
+        EventKind.SILENT_FAILING,
+        EventKind.STOPPED,
+        EventKind.COMMON_CAUSE,
+        EventKind.COOLDOWN,
+        EventKind.RECORD_LOST,
+        EventKind.REPLICAS_APART,
+        EventKind.NETWORK_BLAMED,
+        EventKind.NODE_LOST,
+    }
+)
+
 MAX_TEXT = 4_000
 MAX_DETAILS = 32
 _NAMED = 10
 
 
+class AlertState(enum.StrEnum):
+    """Whether an alert lasts (firing), has ended (resolved), or reports a moment (notice)."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+    NOTICE = "notice"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an alert. ``at`` is wall clock seconds; ``summary`` is the ending transition's.
+
+    ``delivery`` is the delivery that announced the alert; ``open`` how many alerts of that delivery
+    last on.
+    """
+
+    at: float
+    summary: str
+    delivery: str = ""
+    open: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One message to a webhook. ``at`` is wall clock seconds; ``nodes`` all the nodes that it is
-    about.
+    """One neutral alert; each receiver renders it. ``at`` is wall clock seconds; ``nodes`` all the
+    nodes that it is about.
+
+    ``key`` is the same for an alert and its end. ``labels`` are its pool, rack, rules and the node
+    labels that the configuration names.
     """
 
     id: str
@@ -77,11 +131,36 @@ class Alert:
     nodes: tuple[str, ...]
     summary: str
     incident: str
-    details: dict[str, str]
+    details: Mapping[str, str]
+    key: str = ""
+    state: AlertState = AlertState.NOTICE
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ending: Ending | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The alert in the format of docs/alerts.md."""
-        return {**asdict(self), "at": rfc3339(self.at), "nodes": list(self.nodes)}
+        shown: dict[str, Any] = {
+            "id": self.id,
+            "key": self.key,
+            "kind": self.kind,
+            "severity": self.severity,
+            "state": self.state.value,
+            "at": rfc3339(self.at),
+            "node": self.node,
+            "nodes": list(self.nodes),
+            "summary": self.summary,
+            "incident": self.incident,
+            "labels": dict(self.labels),
+            "details": dict(self.details),
+        }
+        if self.ending is not None:
+            shown["resolved"] = {
+                "at": rfc3339(self.ending.at),
+                "summary": self.ending.summary,
+                "delivery": self.ending.delivery,
+                "open": self.ending.open,
+            }
+        return shown
 
 
 def rfc3339(at: float) -> str:
@@ -123,6 +202,18 @@ def alert_of(transition: Transition) -> Alert | None:
         summary=_text(transition.summary),
         incident=transition.incident,
         details={_text(k): _text(v) for k, v in list(transition.details.items())[:MAX_DETAILS]},
+        key=dedup_key(transition),
+        state=AlertState.FIRING if kind in LASTING else AlertState.NOTICE,
+    )
+
+
+def ended(alert: Alert, by: "Resolution") -> Alert:
+    """The end of the alert, by this transition."""
+    return replace(
+        alert,
+        id=_digest(alert.id, "resolved"),
+        state=AlertState.RESOLVED,
+        ending=Ending(by.at, by.summary),
     )
 
 
@@ -155,11 +246,27 @@ def dedup_key(transition: Transition) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Topics that a transition ends: of its node (and incident, where given), of these kinds."""
+    """Topics that a transition ends: of its node (and incident, where given), of these kinds.
+
+    Alerts of ``kinds`` may be sent again; those of ``resolved`` have ended (None: the same kinds).
+    ``at`` and ``summary`` are the transition's.
+    """
 
     node: str
     kinds: frozenset[EventKind]
     incident: str = ""
+    resolved: frozenset[EventKind] | None = None
+    at: float = 0.0
+    summary: str = ""
+
+    def ends(self, alert: Alert) -> bool:
+        """Whether the alert, which lasts, has ended."""
+        kinds = self.kinds if self.resolved is None else self.resolved
+        return (
+            alert.node == self.node
+            and alert.kind in kinds
+            and self.incident in ("", alert.incident)
+        )
 
 
 _UNDONE = frozenset(kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.")))
@@ -183,6 +290,11 @@ _OVER = {
     EventKind.NETWORK_CLEARED: frozenset({EventKind.NETWORK_BLAMED}),
     EventKind.NODE_LOST: frozenset({EventKind.NODE_FOUND}),
     EventKind.NODE_FOUND: frozenset({EventKind.NODE_LOST}),
+    EventKind.NODE_BACK: frozenset({EventKind.NODE_ABSENT}),
+    EventKind.NODE_ABSENT: frozenset({EventKind.NODE_BACK}),
+    EventKind.MARKS_RESTORED: frozenset({EventKind.MARKS_MISSING}),
+    EventKind.MARKS_MISSING: frozenset({EventKind.MARKS_RESTORED}),
+    EventKind.DRAINED: frozenset({EventKind.BLOCKED, EventKind.OVERDUE}),
 }
 #: Several of these kinds may be open at a time, told apart by their incident.
 _BY_CAUSE = frozenset(
@@ -195,39 +307,43 @@ _BY_CAUSE = frozenset(
 )
 
 
+_ENDED_BY_ADMISSION = frozenset(
+    {EventKind.HELD, EventKind.SUPPRESSED, EventKind.RELEASED, EventKind.OVERRULED}
+)
+#: The end of an incident ends no quarantine: its release does.
+_OF_INCIDENT = frozenset({EventKind.INCIDENT_OPENED, EventKind.HELD})
+
+
 def resolves(transition: Transition) -> Resolution | None:
     """The alerts that may be sent again after this transition, or None where it ends no alert."""
-    node = transition.node
+    node, at, summary = transition.node, transition.at, _text(transition.summary)
     match transition.kind:
         case EventKind.INCIDENT_CLOSED:
-            return Resolution(node, frozenset(EventKind), transition.incident)
+            every = frozenset(EventKind)
+            return Resolution(node, every, transition.incident, _OF_INCIDENT, at, summary)
         case EventKind.ADMITTED:
-            return Resolution(
-                node,
-                frozenset(
-                    {EventKind.HELD, EventKind.SUPPRESSED, EventKind.RELEASED, EventKind.OVERRULED}
-                ),
-            )
+            return Resolution(node, _ENDED_BY_ADMISSION, at=at, summary=summary)
         case EventKind.RELEASED | EventKind.OVERRULED:
-            return Resolution(node, _UNDONE - {EventKind.RELEASED, EventKind.OVERRULED})
+            kinds = _UNDONE - {EventKind.RELEASED, EventKind.OVERRULED}
+            return Resolution(node, kinds, at=at, summary=summary)
     over = _OVER.get(transition.kind)
     if over is None:
         return None
     which = transition.incident if transition.kind in _BY_CAUSE else ""
-    return Resolution(node, over, which)
+    return Resolution(node, over, which, at=at, summary=summary)
 
 
 def group(alerts: Sequence[Alert]) -> list[Alert]:
-    """The same alerts, with those of a grouped kind merged into one each, ordered by the first of
-    each.
+    """The same alerts, with those of a grouped kind and one state merged into one each, ordered by
+    the first of each.
     """
-    grouped: dict[str, list[Alert]] = {}
+    grouped: dict[tuple[str, str], list[Alert]] = {}
     for alert in alerts:
         if alert.kind in GROUPED:
-            grouped.setdefault(alert.kind, []).append(alert)
+            grouped.setdefault((alert.kind, alert.state), []).append(alert)
     told: list[Alert] = []
     for alert in alerts:
-        members = grouped.get(alert.kind)
+        members = grouped.get((alert.kind, alert.state))
         if members is None or len(members) == 1:
             told.append(alert)
         elif alert is members[0]:
@@ -238,19 +354,33 @@ def group(alerts: Sequence[Alert]) -> list[Alert]:
 def _as_one(members: Sequence[Alert]) -> Alert:
     first = members[0]
     nodes = tuple(dict.fromkeys(node for member in members for node in member.nodes))
-    named = ", ".join(nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
-    what = "silent" if first.kind == EventKind.AGENT_SILENT else "back"
-    return Alert(
+    silent = (first.kind == EventKind.AGENT_SILENT) != (first.state is AlertState.RESOLVED)
+    what = "silent" if silent else "back"
+    return replace(
+        first,
         id=_digest(*(member.id for member in members)),
-        kind=first.kind,
-        severity=first.severity,
-        at=first.at,
         node="",
         nodes=nodes,
-        summary=f"{len(nodes)} agents are {what}: {named}",
+        summary=f"{len(nodes)} agents are {what}: {named(nodes)}",
         incident="",
         details={},
+        key=_digest(*(member.key for member in members)),
+        labels=common(member.labels for member in members),
     )
+
+
+def named(nodes: Sequence[str], most: int = _NAMED) -> str:
+    """The first of the nodes by name."""
+    return ", ".join(nodes[:most]) + (", ..." if len(nodes) > most else "")
+
+
+def common(all_labels: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The labels that all have with the same value."""
+    found: dict[str, str] | None = None
+    for labels in all_labels:
+        items = labels.items()
+        found = dict(items) if found is None else dict(found.items() & items)
+    return found or {}
 
 
 def _digest(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Alerts that people must receive, through webhooks, from an outbox that outlives the process.
+"""Alerts that people must receive, from an outbox that outlives the process.
 
 `record_event` is called on the event loop and only queues; a thread makes the alert durable some
 milliseconds later. Alerts that a crash in between loses are derived again by the next process where
@@ -11,22 +11,29 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from pathlib import Path
-from typing import Annotated
 
 import aiohttp
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
-from aggregator.alerts.alert import DEFAULT_KINDS, alert_of, dedup_key, resolves
-from aggregator.alerts.outbox import AlertOutbox, Item, OutboxError
-from aggregator.alerts.sender import BatchWait, DeliveryStats, WebhookSender, WebhookTarget, name_of
+from aggregator.alerts.alert import Alert, alert_of, dedup_key, resolves
+from aggregator.alerts.message import summaries_of
+from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item, OutboxError
+from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
+from aggregator.alerts.routes import (
+    NO_CONTEXT,
+    Contexts,
+    Owners,
+    Router,
+    RouteTarget,
+    group_of,
+    no_owner,
+    targets_of,
+)
+from aggregator.alerts.sender import DeliveryStats, RouteSender
+from aggregator.alerts.settings import AlertSettings
+from aggregator.alerts.store import OutboxStore
 from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
-from aggregator.configfile.section import SectionDataclass
-from aggregator.configfile.values import Duration, HttpUrl, OrdinaryPath
-from aggregator.events import FORMER_NAMES, EventKind, Transition
+from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -36,24 +43,14 @@ log = logging.getLogger("sickbay.alerts")
 MOST_WAITING = 10_000
 BATCH = 500
 DEFAULT_RETRY = Retry()
-DEFAULT_PATIENCE = BatchWait()
 _BACKOFF = Backoff(first=0.4, most=15.0)
 _CLOSE_WITHIN = 5.0
-
-
-def _current_kind(value: object) -> object:
-    kind = FORMER_NAMES.get(value) if isinstance(value, str) else None
-    if kind is not None:
-        raise PydanticCustomError(
-            "value",
-            "{old} has another name now; expected {new}",
-            {"old": f'"{value}"', "new": kind.value},
-        )
-    return value
-
-
-Kind = Annotated[EventKind, Field(strict=False), BeforeValidator(_current_kind)]
-Kinds = Annotated[tuple[Kind, ...], Field(strict=False)]
+#: Seconds between two looks at the outbox while nothing waits.
+_LOOK_EVERY = 30.0
+_MOST_DEAD_SHOWN = 50
+_MOST_SUMMARIES = 3
+#: Seconds for which another replica, of another configuration, may yet send alerts on its routes.
+_OTHERS_ROUTES = 3600.0
 
 
 @dataclass(slots=True)
@@ -70,76 +67,74 @@ class AlertCounters:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookConfig(SectionDataclass):
-    """Where alerts are posted. ``timeout`` is in seconds.
-
-    The content of ``secret_file``, stripped of whitespace at the end, signs every request.
-    ``kinds`` are the transitions that it receives; None: all that are alerts.
-    """
-
-    url: HttpUrl
-    secret_file: OrdinaryPath
-    kinds: Kinds | None = None
-    timeout: Duration = 10.0
-
-
 class Notifier:
-    """An `EventSink` that sends to ``webhooks``. ``path`` is the outbox; without webhooks no file
-    is made.
+    """An `EventSink` that sends alerts as ``settings`` say, from the outbox in ``store``.
+
+    Without routes the store is never opened. ``context`` knows the nodes; ``replica`` is our own
+    name, where several share the outbox.
     """
 
     def __init__(
         self,
-        path: Path,
-        webhooks: Sequence[WebhookConfig],
+        store: OutboxStore,
+        settings: AlertSettings,
         *,
         clocks: Clocks,
         rng: random.Random,
+        context: Contexts = lambda _node: NO_CONTEXT,
+        owners: Owners = no_owner,
+        replica: str = "",
         retry: Retry = DEFAULT_RETRY,
-        patience: BatchWait = DEFAULT_PATIENCE,
+        targets: Sequence[RouteTarget] | None = None,
     ) -> None:
-        self.webhooks = _webhooks(webhooks)
+        self.targets = list(targets_of(settings) if targets is None else targets)
         self.counters = AlertCounters()
-        self._outbox = AlertOutbox(path)
+        self._router = Router(self.targets, settings, context, owners)
+        self._page = settings.page
+        self._documentation_url = settings.documentation_url
+        self._outbox = AlertOutbox(store, replica)
         self._clocks = clocks
         self._rng = rng
         self._retry = retry
-        self._patience = patience
         self._thread = WorkerThread("alerts-outbox")
         self._queue: deque[Item] = deque()
         self._some = asyncio.Event()
         self._closing = False
         self._failure = ""
         self._depths: Mapping[str, int] = {}
+        self._dead: tuple[DeadDelivery, ...] = ()
+        self._dead_counts: Mapping[str, int] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._couriers: list[WebhookSender] = []
+        self._senders: list[RouteSender] = []
         self._writer: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to deliver the alerts that wait from before, and those that are recorded."""
-        if not self.webhooks:
+        if not self.targets:
             return
         # Verified TLS by the system's trust; no proxies and no .netrc from the environment.
-        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        self._couriers = [
-            WebhookSender(
-                webhook,
+        self._session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
+        self._senders = [
+            RouteSender(
+                target,
                 outbox=self._outbox,
                 thread=self._thread,
                 session=self._session,
                 clocks=self._clocks,
                 rng=self._rng,
                 retry=self._retry,
-                patience=self._patience,
+                page=self._page,
+                documentation_url=self._documentation_url,
             )
-            for webhook in self.webhooks
+            for target in self.targets
         ]
         self._writer = asyncio.create_task(self._write(), name="alerts")
         self._tasks = [
-            asyncio.create_task(courier.run(), name=f"webhook {webhook.name}")
-            for courier, webhook in zip(self._couriers, self.webhooks, strict=True)
+            asyncio.create_task(sender.run(), name=target.title)
+            for sender, target in zip(self._senders, self.targets, strict=True)
         ]
 
     async def close(self) -> None:
@@ -161,7 +156,10 @@ class Notifier:
             await self._session.close()
         if self._queue:
             self.counters.lost += len(self._queue)
-            log.error("alerts were lost at the end", extra={"count": len(self._queue)})
+            log.error(
+                "alerts were lost at the end",
+                extra={"event": "alerts.lost", "count": len(self._queue)},
+            )
             self._queue.clear()
         try:
             async with asyncio.timeout(1):
@@ -171,34 +169,89 @@ class Notifier:
         self._thread.stop()
 
     def record_event(self, transition: Transition) -> None:
-        """Queue the event for each webhook that asks for its kind. Never blocks and never
-        raises.
-        """
-        if not self.webhooks:
+        """Queue the event for each route that matches it. Never blocks and never raises."""
+        if not self.targets:
             return
-        keys = tuple(hook.key for hook in self.webhooks if transition.kind in hook.kinds)
-        alert = alert_of(transition) if keys else None
+        alert = alert_of(transition) if self._router.wants(transition.kind) else None
         over = resolves(transition)
-        if alert is None and over is None:
+        free = _freed(transition)
+        if alert is None and over is None and not free:
             return
         if self._closing or len(self._queue) >= MOST_WAITING:
             self.counters.lost += alert is not None
             return
-        self._queue.append(Item(dedup_key(transition), alert, over, keys))
+        self._queue.append(self._item(transition, alert))
         self._some.set()
 
+    def _item(self, transition: Transition, alert: Alert | None) -> Item:
+        topic, over, free = dedup_key(transition), resolves(transition), _freed(transition)
+        if free and self._router.is_exempt(free, self._clocks.earliest()):
+            free = ""
+        targets: list[RouteTarget] = []
+        hold = None
+        if alert is not None:
+            alert = self._router.labelled(alert)
+            targets = self._router.targets(alert)
+            hold = self._hold(alert)
+        if alert is None or not targets:
+            return Item(topic, None, over, (), free=free)
+        return Item(
+            topic,
+            alert,
+            over,
+            tuple(target.key for target in targets),
+            {target.key: group_of(target, alert) for target in targets if target.group_by},
+            frozenset(target.key for target in targets if target.resolved),
+            hold,
+            free,
+        )
+
+    def _hold(self, alert: Alert) -> AlertHold | None:
+        now = self._clocks.earliest()
+        silence = self._router.silence(alert, now)
+        exempt = self._router.exempt_until(alert, now)
+        if not silence and not exempt:
+            return None
+        return AlertHold(silence, "silence") if silence >= exempt else AlertHold(exempt, "exempt")
+
     def depth(self) -> Mapping[str, int]:
-        """How many alerts wait for each webhook, by its name."""
-        waiting = {webhook.key: 0 for webhook in self.webhooks} | dict(self._depths)
+        """How many alerts wait for each route, by its name."""
+        waiting = {target.key: 0 for target in self.targets} | dict(self._depths)
         for item in self._queue:
-            for key in item.webhooks if item.alert is not None else ():
+            for key in item.routes if item.alert is not None else ():
                 waiting[key] += 1
-        return {webhook.name: waiting[webhook.key] for webhook in self.webhooks}
+        return {target.name: waiting[target.key] for target in self.targets}
 
     def tallies(self) -> Mapping[str, DeliveryStats]:
-        """The outcomes of the deliveries, by the webhook's name."""
-        both = zip(self.webhooks, self._couriers, strict=False)
-        return {webhook.name: courier.tally for webhook, courier in both}
+        """The outcomes of the deliveries, by the route's name."""
+        both = zip(self.targets, self._senders, strict=False)
+        return {target.name: sender.tally for target, sender in both}
+
+    def overview(self) -> AlertOverview:
+        """Every route, and the newest dead letters, as they were read last."""
+        depths, tallies = self.depth(), self.tallies()
+        problems = {
+            target.name: sender.problem
+            for target, sender in zip(self.targets, self._senders, strict=False)
+        }
+        routes = []
+        for target in self.targets:
+            tally = tallies.get(target.name, DeliveryStats())
+            routes.append(
+                RouteState(
+                    name=target.name,
+                    kind=target.kind,
+                    receiver=target.receiver_name,
+                    waiting=depths[target.name],
+                    delivered=tally.delivered,
+                    failed_attempts=tally.failed_attempts,
+                    given_up=tally.dead,
+                    dead=self._dead_counts.get(target.key, 0),
+                    problem=problems.get(target.name, ""),
+                    durations=tally.durations,
+                )
+            )
+        return AlertOverview(tuple(routes), self._dead)
 
     @property
     def problem(self) -> str:
@@ -208,10 +261,8 @@ class Notifier:
             return f"alerts: {ended[0].get_name()} has failed; restart, and report it"
         if self._failure:
             return f"alerts are not kept: {self._failure}"
-        both = zip(self.webhooks, self._couriers, strict=False)
-        found = [
-            f"webhook {hook.name}: {courier.problem}" for hook, courier in both if courier.problem
-        ]
+        both = zip(self.targets, self._senders, strict=False)
+        found = [f"{target.title}: {sender.problem}" for target, sender in both if sender.problem]
         return "; ".join(found)
 
     # -- writing -------------------------------------------------------------------
@@ -231,7 +282,10 @@ class Notifier:
             except OutboxError as error:
                 failures += 1
                 if not self._failure:
-                    log.warning("alerts can't be kept", extra={"error": str(error)})
+                    log.warning(
+                        "alerts can't be kept",
+                        extra={"event": "alerts.not_kept", "error": str(error)},
+                    )
                 self._failure = str(error)
                 if self._closing:
                     return
@@ -241,12 +295,16 @@ class Notifier:
                 self._failure = ""
 
     async def _begin(self) -> None:
-        gone = await self._thread.run(
-            self._outbox.keep_only, [webhook.key for webhook in self.webhooks]
-        )
+        now = self._clocks.latest()
+        before = now - _OTHERS_ROUTES if self._outbox.shared else float("inf")
+        keys = [target.key for target in self.targets]
+        gone = await self._thread.run(self._outbox.keep_only, keys, before)
         if gone:
-            log.warning("alerts for webhooks that are no longer configured", extra={"count": gone})
-        self._depths = await self._thread.run(self._outbox.depths)
+            log.warning("alerts for routes that are no longer configured", extra={"count": gone})
+        held = await self._thread.run(self._outbox.held)
+        ends = {number: self._router.silence(alert, now) for number, alert in held}
+        await self._thread.run(self._outbox.hold, ends)
+        await self._read_outbox_state()
 
     async def _accept(self) -> None:
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
@@ -257,39 +315,42 @@ class Notifier:
         self.counters.repeated += sum(1 for item in batch if item.alert is not None) - new
         if dropped:
             self.counters.dropped += dropped
-            log.error("old alerts were dropped: too many wait", extra={"count": dropped})
-        for courier in self._couriers:
-            courier.wake()
+            log.error(
+                "old alerts were dropped: too many wait",
+                extra={"event": "alerts.dropped", "count": dropped},
+            )
+        for sender in self._senders:
+            sender.wake()
         self._depths = await self._thread.run(self._outbox.depths)
 
     async def _watch(self) -> None:
         """Wait until there is a transition to store; counts undelivered alerts now and then."""
         self._some.clear()  # nothing is queued: no await lies between that read and this line
         try:
-            async with asyncio.timeout(1.0 if any(self._depths.values()) else None):
+            async with asyncio.timeout(1.0 if any(self._depths.values()) else _LOOK_EVERY):
                 await self._some.wait()
         except TimeoutError:
-            self._depths = await self._thread.run(self._outbox.depths)
+            await self._read_outbox_state()
 
-
-def _webhooks(addresses: Sequence[WebhookConfig]) -> list[WebhookTarget]:
-    """The webhooks with names and keys that tell them apart; a key stays while its URL does."""
-    names: dict[str, int] = {}
-    urls: dict[str, int] = {}
-    made = []
-    for address in addresses:
-        name = name_of(address.url)
-        names[name] = names.get(name, 0) + 1
-        urls[address.url] = urls.get(address.url, 0) + 1
-        which = f"{address.url}\x1f{urls[address.url]}".encode()
-        made.append(
-            WebhookTarget(
-                name=name if names[name] == 1 else f"{name}#{names[name]}",
-                key=blake2b(which, digest_size=6).hexdigest(),
-                url=address.url,
-                secret_file=address.secret_file,
-                kinds=DEFAULT_KINDS if address.kinds is None else frozenset(address.kinds),
-                timeout=address.timeout,
+    async def _read_outbox_state(self) -> None:
+        """What waits, and what was given up."""
+        self._depths = await self._thread.run(self._outbox.depths)
+        self._dead_counts = await self._thread.run(self._outbox.dead_count)
+        names = {target.key: target.name for target in self.targets}
+        letters = await self._thread.run(self._outbox.dead_letters, _MOST_DEAD_SHOWN)
+        self._dead = tuple(
+            DeadDelivery(
+                route=names.get(one.route, "a route that is no longer configured"),
+                id=one.id,
+                at=one.at,
+                because=one.because,
+                alerts=one.size,
+                summaries=summaries_of(one.alerts, _MOST_SUMMARIES),
             )
+            for one in letters
         )
-    return made
+
+
+def _freed(transition: Transition) -> str:
+    """The node whose exemption may have ended: people have changed their requests about it."""
+    return transition.node if transition.kind is EventKind.REQUESTED else ""

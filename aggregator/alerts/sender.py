@@ -1,78 +1,52 @@
-"""Delivers one webhook's alerts in order, and retries each until the receiver accepts it. Each
-webhook has a sender of its own, so a receiver that is away delays no other.
+"""Delivers one route's alerts in order, and retries each until the receiver accepts it. Each
+route has a sender of its own, so a receiver that is away delays no other.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from aggregator.alerts.http_channel import Exchange, SecretError, words_of
+from aggregator.alerts.message import Message, message_of
 from aggregator.alerts.outbox import AlertOutbox, OutboxError, PendingDelivery
-from aggregator.alerts.webhook import (
-    Delivery,
-    Retry,
-    WebhookResponse,
-    body,
-    classify_response,
-    headers,
-)
+from aggregator.alerts.routes import RouteTarget
+from aggregator.alerts.webhook import Delivery, Retry, WebhookResponse
 from aggregator.clock import Clocks
-from aggregator.events import EventKind
+from aggregator.runtime.histogram import REQUEST, Histogram
 from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.alerts")
 
-_MOST_SECRET = 4096
 _OUTBOX_AGAIN = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookTarget:
-    """Where alerts go. ``name`` is for people and metrics, ``key`` identifies it in the outbox.
-
-    ``kinds`` are the transitions that it receives; ``timeout`` in seconds is for one attempt.
-    """
-
-    name: str
-    key: str
-    url: str = field(repr=False)
-    secret_file: Path
-    kinds: frozenset[EventKind]
-    timeout: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchWait:
-    """Seconds that an alert waits for others to share its POST, and one of a grouped kind."""
-
-    linger: float = 0.5
-    grouped: float = 10.0
+#: Seconds beyond an attempt's timeout for which a replica keeps a delivery to itself.
+_LEASE_BEYOND = 30.0
+#: Seconds between two looks at tables that other replicas write to.
+_SHARED_EVERY = 15.0
 
 
 @dataclass(slots=True)
 class DeliveryStats:
-    """Counted since the start: alerts delivered and dead, attempts that failed."""
+    """Counted since the start: alerts delivered and dead, attempts that failed, and how long each
+    attempt took.
+    """
 
     delivered: int = 0
     dead: int = 0
     failed_attempts: int = 0
+    durations: Histogram = field(default_factory=lambda: Histogram(REQUEST))
 
 
-class SecretError(Exception):
-    """The secret can't be read now. The text never holds it."""
-
-
-class WebhookSender:
+class RouteSender:
     """`run` until cancelled. `wake` it when something was accepted."""
 
     def __init__(
         self,
-        webhook: WebhookTarget,
+        target: RouteTarget,
         *,
         outbox: AlertOutbox,
         thread: WorkerThread,
@@ -80,16 +54,19 @@ class WebhookSender:
         clocks: Clocks,
         rng: random.Random,
         retry: Retry,
-        patience: BatchWait,
+        page: str = "",
+        documentation_url: str = "",
     ) -> None:
-        self._webhook = webhook
+        self._target = target
+        self._page = page
+        self._documentation_url = documentation_url
         self._outbox = outbox
         self._thread = thread
-        self._session = session
+        self._exchange = Exchange(session, thread, clocks.wall)
         self._clocks = clocks
         self._rng = rng
         self._retry = retry
-        self._patience = patience
+        self._resend_at = 0.0
         self._some = asyncio.Event()
         self.tally = DeliveryStats()
         self._attempt_failure = ""
@@ -106,56 +83,68 @@ class WebhookSender:
         self._some.set()
 
     async def run(self) -> None:
-        while True:
+        """Deliver until cancelled."""
+        while not _is_cancelled():
             try:
                 await self._one()
             except OutboxError as error:
                 self._outbox_failure = f"alerts can't be read: {error}"
-                log.warning("the alerts' outbox can't be used", extra={"error": str(error)})
+                log.warning(
+                    "the alerts' outbox can't be used",
+                    extra={"event": "alerts.outbox_unusable", "error": str(error)},
+                )
                 await asyncio.sleep(_OUTBOX_AGAIN)
 
     async def _one(self) -> None:
-        """Deliver one POST to its end, or wait until one is due."""
+        """Deliver one message to its end, or wait until one is due."""
         self._some.clear()
+        key = self._target.key
         old = self._clocks.earliest() - self._retry.give_up
-        expired = await self._thread.run(self._outbox.expire, self._webhook.key, old)
+        expired = await self._thread.run(self._outbox.expire, key, old)
         if expired:
             self.tally.dead += expired
-            name = self._webhook.name
-            log.error("alerts are too old to be told", extra={"webhook": name, "alerts": expired})
+            log.error(
+                "alerts are too old to be told",
+                extra={"event": "alerts.expired", "route": self._target.name, "alerts": expired},
+            )
         found = await self._thread.run(
             self._outbox.next,
-            self._webhook.key,
+            key,
             self._clocks.latest(),
-            linger=self._patience.linger,
-            grouped_linger=self._patience.grouped,
+            self._target.wait,
+            lease=self._target.timeout + _LEASE_BEYOND,
         )
         self._outbox_failure = ""
         if isinstance(found, PendingDelivery):
-            await self._see_through(found)
+            await self._deliver_to_end(found)
             return
-        try:
+        if self._outbox.shared:
+            found = min(_SHARED_EVERY, _SHARED_EVERY if found is None else found)
+        if self._target.resend:
+            found = min(self._target.resend, self._target.resend if found is None else found)
+            await self._send_lasting()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(found):
                 await self._some.wait()
-        except TimeoutError:
-            return
 
-    async def _see_through(self, delivery: PendingDelivery) -> None:
+    async def _deliver_to_end(self, delivery: PendingDelivery) -> None:
         wait = self._until(delivery.next_at) if delivery.attempts else 0.0
         while True:
             await asyncio.sleep(wait)
             # A receiver refuses a request signed with a time other than its own, see
             # docs/alerts.md.
             doubted = self._clocks.doubt()
-            answer = await self._post(delivery)
-            if answer.verdict is Delivery.TAKEN:
+            answer = await self._attempt(delivery)
+            if answer.verdict is Delivery.DELIVERED:
                 self._attempt_failure = ""
                 self.tally.delivered += delivery.size
                 await self._settle(delivery, "")
                 return
+            if _is_cancelled():
+                return
             self._attempt_failure = answer.because
             self.tally.failed_attempts += 1
-            if answer.verdict is Delivery.NEVER and not doubted:
+            if answer.verdict is Delivery.DROP and not doubted:
                 await self._give_up(delivery, answer.because)
                 return
             if self._clocks.earliest() - delivery.first_at >= self._retry.give_up:
@@ -166,6 +155,21 @@ class WebhookSender:
             self.log_result(delivery, answer.because, pause)
             next_at, wait = self._clocks.latest() + pause, pause
             delivery = await self._thread.run(self._outbox.again, delivery, next_at)
+            if self._outbox.shared:
+                return  # the next attempt is any replica's
+
+    async def _send_lasting(self) -> None:
+        """Send the alerts that last again: the receiver keeps none over its restart."""
+        now = self._clocks.now()
+        if now < self._resend_at:
+            return
+        self._resend_at = now + self._target.resend
+        alerts = await self._thread.run(self._outbox.lasting_alerts, self._target.key)
+        if alerts:
+            places = self._page, self._documentation_url
+            message = Message("", 1, tuple(alerts), self._target.name, *places)
+            answer = await self._deliver(message)
+            self._attempt_failure = "" if answer.verdict is Delivery.DELIVERED else answer.because
 
     def _until(self, next_at: float) -> float:
         """Seconds; bounded, because the wall clock may have been set back meanwhile."""
@@ -176,7 +180,8 @@ class WebhookSender:
         log.error(
             "alerts are given up: the receiver will not take them",
             extra={
-                "webhook": self._webhook.name,
+                "event": "alerts.given_up",
+                "route": self._target.name,
                 "delivery": delivery.id,
                 "alerts": delivery.size,
                 "because": because,
@@ -204,9 +209,10 @@ class WebhookSender:
 
     def log_result(self, delivery: PendingDelivery, because: str, pause: float) -> None:
         log.warning(
-            "a webhook does not take alerts",
+            "a receiver does not take alerts",
             extra={
-                "webhook": self._webhook.name,
+                "event": "alerts.attempt_failed",
+                "route": self._target.name,
                 "delivery": delivery.id,
                 "attempt": delivery.attempts + 1,
                 "because": because,
@@ -214,50 +220,44 @@ class WebhookSender:
             },
         )
 
-    async def _post(self, delivery: PendingDelivery) -> WebhookResponse:
+    async def _attempt(self, delivery: PendingDelivery) -> WebhookResponse:
         try:
-            secret = await self._thread.run(read_secret, self._webhook.secret_file)
-            content = body(delivery)
-            now = self._clocks.wall()
-            async with self._session.post(
-                self._webhook.url,
-                data=content,
-                headers=headers(delivery.id, content, secret, now),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self._webhook.timeout),
-            ) as response:
-                return classify_response(response.status, response.headers, now)
-        except SecretError as error:
-            return WebhookResponse(Delivery.AGAIN, str(error))
-        except TimeoutError:
-            return WebhookResponse(Delivery.AGAIN, f"no answer within {self._webhook.timeout:g} s")
-        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            return WebhookResponse(Delivery.AGAIN, words_of(error))
+            message = await self._thread.run(
+                message_of,
+                delivery,
+                route=self._target.name,
+                page=self._page,
+                documentation_url=self._documentation_url,
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            return WebhookResponse(Delivery.DROP, f"its row can't be read: {error!r}")
+        return await self._deliver(message)
+
+    async def _deliver(self, message: Message) -> WebhookResponse:
+        began = self._clocks.now()
+        try:
+            return await deliver(self._target, message, self._exchange)
+        finally:
+            self.tally.durations.observe(self._clocks.now() - began)
 
 
-def read_secret(path: Path) -> bytes:
-    """The secret as it is now, because it rotates. Raises `SecretError`."""
+def _is_cancelled() -> bool:
+    """Whether the task was cancelled, also where a library has lost the exception.
+
+    asyncio.wait_for of Python 3.11 returns a result that arrives with the cancellation.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def deliver(target: RouteTarget, message: Message, exchange: Exchange) -> WebhookResponse:
+    """One attempt, bounded in time. Every failure is an answer."""
     try:
-        with path.open("rb") as file:
-            secret = file.read(_MOST_SECRET + 1).rstrip()
-    except OSError as error:
-        raise SecretError(f"secret_file {path} can't be read: {error.strerror}") from None
-    if not secret or len(secret) > _MOST_SECRET:
-        what = "is empty" if not secret else f"is longer than {_MOST_SECRET} bytes"
-        raise SecretError(f"secret_file {path} {what}; expected the shared secret")
-    return secret
-
-
-def name_of(url: str) -> str:
-    """A webhook's name: its host and port. The rest of its URL is often a secret."""
-    parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2]
-
-
-def words_of(error: Exception) -> str:
-    """Some of aiohttp's errors hold the whole URL, which must not be logged."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):  # is one of the next, too
-        return f"its certificate is not trusted: {error.certificate_error}"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"can't be reached: {error.os_error or type(error).__name__}"
-    return f"can't be reached: {type(error).__name__}"
+        async with asyncio.timeout(target.timeout):
+            return await target.receiver.deliver(message, exchange)
+    except SecretError as error:
+        return WebhookResponse(Delivery.RETRY, str(error))
+    except TimeoutError:
+        return WebhookResponse(Delivery.RETRY, f"no answer within {target.timeout:g} s")
+    except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+        return WebhookResponse(Delivery.RETRY, words_of(error))

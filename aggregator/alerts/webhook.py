@@ -6,13 +6,14 @@ A receiver recomputes HMAC-SHA256 over "TIMESTAMP.BODY" with the shared secret; 
 import enum
 import hashlib
 import hmac
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import Any
 
-from aggregator.alerts.outbox import PendingDelivery
 from aggregator.runtime.backoff import Backoff
 
 SIGNATURE = "X-Sickbay-Signature"
@@ -44,9 +45,9 @@ class Retry:
 class Delivery(enum.Enum):
     """The meaning of an answer: delivered, try again, or never try this one again."""
 
-    TAKEN = "taken"
-    AGAIN = "again"
-    NEVER = "never"
+    DELIVERED = "delivered"
+    RETRY = "retry"
+    DROP = "drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,15 @@ class WebhookResponse:
     retry_after: float | None = None
 
 
-def body(delivery: PendingDelivery) -> bytes:
-    """The JSON document of docs/alerts.md."""
-    head = f'{{"version":{BODY_VERSION},"source":"sickbay",'
-    about = f'"delivery":{{"id":"{delivery.id}","attempt":{delivery.attempts + 1}}},'
-    return f'{head}{about}"alerts":{delivery.alerts}}}'.encode()
+def body(delivery: str, attempt: int, alerts: Sequence[Mapping[str, Any]]) -> bytes:
+    """The JSON document of docs/alerts.md. ``delivery`` is its id."""
+    document = {
+        "version": BODY_VERSION,
+        "source": "sickbay",
+        "delivery": {"id": delivery, "attempt": attempt},
+        "alerts": alerts,
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def headers(ident: str, content: bytes, secret: bytes, now: float) -> dict[str, str]:
@@ -83,13 +88,13 @@ def headers(ident: str, content: bytes, secret: bytes, now: float) -> dict[str, 
 def classify_response(status: int, given: Mapping[str, str], now: float) -> WebhookResponse:
     """A 2xx accepts it, most 4xx refuse it for good, and any other status is tried again."""
     if 200 <= status < 300:
-        return WebhookResponse(Delivery.TAKEN, f"HTTP {status}")
+        return WebhookResponse(Delivery.DELIVERED, f"HTTP {status}")
     if 400 <= status < 500 and status not in _NOT_NOW:
-        return WebhookResponse(Delivery.NEVER, f"HTTP {status}")
+        return WebhookResponse(Delivery.DROP, f"HTTP {status}")
     because = f"HTTP {status}"
     if status // 100 == 3:
         because += ": it redirects, which is not followed; configure where it points to"
-    return WebhookResponse(Delivery.AGAIN, because, retry_after(given.get("Retry-After", ""), now))
+    return WebhookResponse(Delivery.RETRY, because, retry_after(given.get("Retry-After", ""), now))
 
 
 def retry_after(text: str, now: float) -> float | None:

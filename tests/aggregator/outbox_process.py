@@ -1,26 +1,35 @@
-"""A process that takes alerts and is killed: ``OUTBOX URL SECRET_FILE COUNT``.
+"""A process that takes alerts and is killed: ``OUTBOX URL SECRET_FILE COUNT [TIMEOUT]``.
 
-Prints "kept" when they are in the outbox, and then waits to be killed.
+Prints "kept" when they are in the outbox, and then waits to be killed. Attempts that fail are
+tried again soon. ``TIMEOUT`` of an attempt is in seconds (60).
 """
 
 import asyncio
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from aggregator.alerts.notifier import Notifier, WebhookConfig
-from aggregator.alerts.sender import BatchWait
+from aggregator.alerts.notifier import Notifier
+from aggregator.alerts.outbox import BatchWait
+from aggregator.alerts.routes import targets_of
+from aggregator.alerts.settings import AlertSettings, WebhookConfig
+from aggregator.alerts.store import FileStore
+from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
+from aggregator.runtime.backoff import Backoff
 from tests.support.waiting import CLOCKS, until
 
 
-async def main(outbox: Path, url: str, secret_file: Path, count: int) -> None:
+async def main(outbox: Path, url: str, secret_file: Path, count: int, patience: float) -> None:
+    settings = AlertSettings(webhooks=(WebhookConfig(url, secret_file, timeout=patience),))
     alerts = Notifier(
-        outbox,
-        [WebhookConfig(url, secret_file, timeout=60)],
+        FileStore(outbox),
+        settings,
         clocks=CLOCKS,
         rng=random.Random(1),
-        patience=BatchWait(linger=0.02, grouped=0.1),
+        retry=Retry(Backoff(0.02, 0.1)),
+        targets=[replace(target, wait=BatchWait(0.02, 0.1)) for target in targets_of(settings)],
     )
     alerts.start()
     for number in range(count):
@@ -33,4 +42,6 @@ async def main(outbox: Path, url: str, secret_file: Path, count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))
+    outbox, url, secret_file, count, *timeout = sys.argv[1:]
+    seconds = float(timeout[0]) if timeout else 60.0
+    asyncio.run(main(Path(outbox), url, Path(secret_file), int(count), seconds))

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
 from tests.support.simulator import Simulator
-from tests.support.stack import free_port
 
 
 class Taker(BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@
 import asyncio
 import json
 import random
+import re
 import sqlite3
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.alerts import composition
 from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts import outbox as outbox_module
 from aggregator.alerts.alert import (
@@ -29,9 +31,18 @@ from aggregator.alerts.alert import (
     resolves,
     rfc3339,
 )
-from aggregator.alerts.notifier import Notifier, WebhookConfig
-from aggregator.alerts.outbox import SAME_WITHIN, AlertOutbox, Item, OutboxError, PendingDelivery
-from aggregator.alerts.sender import BatchWait
+from aggregator.alerts.notifier import Notifier
+from aggregator.alerts.outbox import (
+    SAME_WITHIN,
+    AlertOutbox,
+    BatchWait,
+    Item,
+    OutboxError,
+    PendingDelivery,
+)
+from aggregator.alerts.routes import targets_of
+from aggregator.alerts.settings import AlertSettings, WebhookConfig
+from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
@@ -67,7 +78,7 @@ def secret_file(tmp_path: Path) -> Path:
 
 
 def compose(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDelivery | float | None:
-    return outbox.next(webhook, now, linger=1.0, grouped_linger=10.0)
+    return outbox.next(webhook, now, BatchWait(1.0, 10.0))
 
 
 def composed(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDelivery:
@@ -76,7 +87,7 @@ def composed(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDel
     return found
 
 
-def told(delivery: PendingDelivery) -> list[str]:
+def nodes_of(delivery: PendingDelivery) -> list[str]:
     return [node for alert in json.loads(delivery.alerts) for node in alert["nodes"]]
 
 
@@ -84,20 +95,20 @@ def told(delivery: PendingDelivery) -> list[str]:
 
 
 def test_a_delivery_is_the_same_one_however_often_the_file_is_opened(path: Path) -> None:
-    first = AlertOutbox(path)
+    first = AlertOutbox(FileStore(path))
     first.accept([item(happened("n1")), item(happened("n2"))], NOW)
     delivery = composed(first, NOW + 2)
-    assert told(delivery) == ["n1", "n2"]
+    assert nodes_of(delivery) == ["n1", "n2"]
     first.accept([item(happened("n3"))], NOW + 2)  # comes too late for it
-    again = AlertOutbox(path)  # the first was never closed: it was killed
+    again = AlertOutbox(FileStore(path))  # the first was never closed: it was killed
     assert composed(again, NOW + 50) == delivery
     tried = again.again(delivery, NOW + 60)
     assert (tried.attempts, tried.next_at, tried.id) == (1, NOW + 60, delivery.id)
-    third = AlertOutbox(path)
+    third = AlertOutbox(FileStore(path))
     assert composed(third, NOW + 51) == tried
     third.done(tried)
     last = composed(third, NOW + 52)
-    assert told(last) == ["n3"]
+    assert nodes_of(last) == ["n3"]
     assert last.id != delivery.id
     for outbox in (first, again, third):
         outbox.close()
@@ -106,7 +117,7 @@ def test_a_delivery_is_the_same_one_however_often_the_file_is_opened(path: Path)
 def test_no_two_deliveries_ever_share_an_id(path: Path) -> None:
     seen = set()
     for number in range(5):
-        outbox = AlertOutbox(path)
+        outbox = AlertOutbox(FileStore(path))
         outbox.accept([item(happened(kind=EventKind.INCIDENT_CHANGED, summary=str(number)))], NOW)
         delivery = composed(outbox, NOW + 2)
         seen.add(delivery.id)
@@ -116,24 +127,24 @@ def test_no_two_deliveries_ever_share_an_id(path: Path) -> None:
 
 
 def test_alerts_wait_for_company_and_grouped_ones_longer(path: Path) -> None:
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     assert compose(outbox, NOW) is None
     outbox.accept([item(happened("n1", EventKind.AGENT_SILENT))], NOW)
     assert compose(outbox, NOW + 4) == pytest.approx(6)
     outbox.accept([item(happened("n2"))], NOW + 4)
     assert compose(outbox, NOW + 4.25) == pytest.approx(0.75)
     delivery = composed(outbox, NOW + 5)
-    assert told(delivery) == ["n2"]
+    assert nodes_of(delivery) == ["n2"]
     outbox.done(delivery)
     outbox.accept([item(happened("n3", EventKind.AGENT_SILENT))], NOW + 9)
-    assert told(composed(outbox, NOW + 10)) == ["n1", "n3"]
+    assert nodes_of(composed(outbox, NOW + 10)) == ["n1", "n3"]
     outbox.close()
 
 
 def test_a_clock_that_was_set_back_holds_no_alert(path: Path) -> None:
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened())], NOW)
-    assert told(composed(outbox, NOW - 86_400)) == ["n1"]
+    assert nodes_of(composed(outbox, NOW - 86_400)) == ["n1"]
     outbox.close()
 
 
@@ -141,7 +152,7 @@ def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was
     path: Path,
 ) -> None:
     """The clock was a year ahead, as on a machine whose time was not yet set, when it reported."""
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     conflict = item(happened(kind=EventKind.AGENT_CONFLICT))
     assert outbox.accept([conflict], NOW + 365 * 86_400)[0] == 1
     assert outbox.accept([conflict], NOW)[0] == 0, "said a moment ago, as far as anybody knows"
@@ -149,8 +160,8 @@ def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was
 
 
 def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "MOST_IN_ONE", 10)
-    outbox = AlertOutbox(path)
+    monkeypatch.setattr(composition, "MOST_IN_ONE", 10)
+    outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened(f"n{n}")) for n in range(25)], NOW)
     sizes = []
     while isinstance(delivery := compose(outbox, NOW + 2), PendingDelivery):
@@ -161,32 +172,32 @@ def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_each_webhook_has_a_place_of_its_own(path: Path) -> None:
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened("n1"), "a", "b"), item(happened("n2"), "b")], NOW)
     assert outbox.depths() == {"a": 1, "b": 2}
     outbox.done(composed(outbox, NOW + 2, "b"))
     assert outbox.depths() == {"a": 1}
-    assert told(composed(outbox, NOW + 2, "a")) == ["n1"]
+    assert nodes_of(composed(outbox, NOW + 2, "a")) == ["n1"]
     assert outbox.depths() == {"a": 1}
-    assert outbox.keep_only(["b"]) == 1
+    assert outbox.keep_only(["b"], NOW + 9) == 1
     assert outbox.depths() == {}
     outbox.close()
 
 
 def test_the_oldest_go_when_too_many_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MOST_WAITING", 10)
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     assert outbox.accept([item(happened(f"n{n}")) for n in range(13)], NOW) == (13, 3)
-    assert told(composed(outbox, NOW + 2)) == [f"n{n}" for n in range(3, 13)]
+    assert nodes_of(composed(outbox, NOW + 2)) == [f"n{n}" for n in range(3, 13)]
     outbox.close()
 
 
 def test_what_is_too_old_is_dropped(path: Path) -> None:
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened("n1"))], NOW)
     outbox.accept([item(happened("n2"))], NOW + 100)
     assert outbox.expire(HOOK, NOW + 50) == 1
-    assert told(composed(outbox, NOW + 200)) == ["n2"]
+    assert nodes_of(composed(outbox, NOW + 200)) == ["n2"]
     outbox.close()
 
 
@@ -194,13 +205,13 @@ def test_dead_letters_are_kept_to_be_looked_at_and_bounded(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "MOST_DEAD", 3)
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     for number in range(5):
         outbox.accept([item(happened(f"n{number}"))], NOW)
         outbox.dead_letter(composed(outbox, NOW + 2), "HTTP 400", NOW + 3)
     assert compose(outbox, NOW + 9) is None
     with sqlite3.connect(path) as other:
-        rows = other.execute("SELECT because, alerts FROM dead ORDER BY seq").fetchall()
+        rows = other.execute("SELECT because, alerts FROM alert_dead ORDER BY seq").fetchall()
     other.close()
     assert [(because, json.loads(text)[0]["node"]) for because, text in rows] == [
         ("HTTP 400", f"n{n}") for n in (2, 3, 4)
@@ -209,7 +220,7 @@ def test_dead_letters_are_kept_to_be_looked_at_and_bounded(
 
 
 def test_the_file_is_nobody_elses_to_read(path: Path) -> None:
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened())], NOW)
     assert path.stat().st_mode & 0o777 == 0o600
     outbox.close()
@@ -221,18 +232,17 @@ def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
     other.close()
     before = path.read_bytes()
     with pytest.raises(OutboxError, match="newer sickbay"):
-        AlertOutbox(path).accept([item(happened())], NOW)
+        AlertOutbox(FileStore(path)).accept([item(happened())], NOW)
     assert path.read_bytes() == before
 
 
 def test_an_alert_that_has_waited_since_an_older_version_has_the_kind_of_today(path: Path) -> None:
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     outbox.accept([item(happened("", EventKind.COMMON_CAUSE))], NOW)
     outbox.close()
     with sqlite3.connect(path) as other:
-        old = (
-            "UPDATE pending SET alert = replace(alert, 'fleet.common_cause', 'fleet.common-cause')"
-        )
+        renamed = "replace(alert, 'fleet.common_cause', 'fleet.common-cause')"
+        old = f"UPDATE alert_pending SET alert = {renamed}"
         assert other.execute(old).rowcount == 1
     other.close()
     found = composed(outbox, NOW + 60)
@@ -242,7 +252,7 @@ def test_an_alert_that_has_waited_since_an_older_version_has_the_kind_of_today(p
 
 def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
     path.write_bytes(b"not a database, whatever it is called\n" * 500)
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     with pytest.raises(OutboxError, match="put aside as"):
         outbox.accept([item(happened())], NOW)
     assert outbox.accept([item(happened())], NOW) == (1, 0)
@@ -256,7 +266,7 @@ def test_a_broken_file_that_cannot_be_put_aside_is_told_and_left_where_it_is(pat
     with pytest.raises(
         OutboxError, match="file is not a database; and it can't be put aside: Is a"
     ):
-        AlertOutbox(path).accept([item(happened())], NOW)
+        AlertOutbox(FileStore(path)).accept([item(happened())], NOW)
     assert path.read_bytes().startswith(b"not a database")
 
 
@@ -265,7 +275,7 @@ def test_a_broken_file_that_cannot_be_put_aside_is_told_and_left_where_it_is(pat
 
 def again(path: Path, *transitions: Transition, at: float = NOW) -> int:
     """How many of these are new, when they come one after the other."""
-    outbox = AlertOutbox(path)
+    outbox = AlertOutbox(FileStore(path))
     new, _ = outbox.accept([item(transition) for transition in transitions], at)
     outbox.close()
     return new
@@ -343,9 +353,9 @@ def test_an_incident_that_is_only_watched_is_no_alert() -> None:
 
 def test_the_default_kinds_are_those_of_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
-    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| [`")]
     documented = {
-        name.strip(" `"): default.strip() == "yes"
+        re.findall(r"`([^`]+)`", name)[0]: default.strip() == "yes"
         for name, _, default in rows
         if default.strip() in ("yes", "no")
     }
@@ -405,13 +415,14 @@ def test_times_are_rfc_3339_in_utc() -> None:
 
 @asynccontextmanager
 async def telling(path: Path, url: str, secret_file: Path) -> AsyncIterator[Notifier]:
+    settings = AlertSettings(webhooks=(WebhookConfig(url, secret_file, timeout=2.0),))
     alerts = Notifier(
-        path,
-        [WebhookConfig(url, secret_file, timeout=2.0)],
+        FileStore(path),
+        settings,
         clocks=CLOCKS,
         rng=random.Random(2),
         retry=Retry(Backoff(0.02, 0.1)),
-        patience=BatchWait(linger=0.02, grouped=0.1),
+        targets=[replace(target, wait=BatchWait(0.02, 0.1)) for target in targets_of(settings)],
     )
     alerts.start()
     try:
@@ -489,7 +500,7 @@ async def test_an_orderly_close_leaves_what_was_noted_to_the_next_process(
 
 
 async def test_without_webhooks_there_is_no_outbox(path: Path) -> None:
-    alerts = Notifier(path, [], clocks=CLOCKS, rng=random.Random(1))
+    alerts = Notifier(FileStore(path), AlertSettings(), clocks=CLOCKS, rng=random.Random(1))
     alerts.start()
     alerts.record_event(happened())
     assert (alerts.problem, dict(alerts.depth())) == ("", {})

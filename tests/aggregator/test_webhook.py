@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.alerts.notifier import Notifier, WebhookConfig
-from aggregator.alerts.sender import BatchWait
+from aggregator.alerts.notifier import Notifier
+from aggregator.alerts.outbox import BatchWait
+from aggregator.alerts.routes import targets_of
+from aggregator.alerts.settings import AlertSettings, WebhookConfig
+from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import MOST_RETRY_AFTER, Delivery, Retry, classify_response
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
@@ -54,13 +58,14 @@ async def telling(
     patience: BatchWait = SOON,
     clocks: Clocks = CLOCKS,
 ) -> AsyncIterator[Notifier]:
+    settings = AlertSettings(webhooks=addresses)
     alerts = Notifier(
-        folder / "outbox.db",
-        addresses,
+        FileStore(folder / "outbox.db"),
+        settings,
         clocks=clocks,
         rng=random.Random(1),
         retry=retry,
-        patience=patience,
+        targets=[replace(target, wait=patience) for target in targets_of(settings)],
     )
     alerts.start()
     try:
@@ -117,7 +122,10 @@ async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_
     (alert,) = document["alerts"]
     ident = alert.pop("id")
     assert len(ident) == 32
+    assert len(alert.pop("key")) == 32
     assert alert == {
+        "state": "firing",
+        "labels": {},
         "kind": "incident.opened",
         "severity": "critical",
         "at": "2025-06-15T15:06:40.250Z",
@@ -126,6 +134,7 @@ async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_
         "summary": "n1: xid:79 on GPU-1",
         "incident": "0011",
         "details": {"action": "drain", "kind": "gpu"},
+        "documentation": "docs/alert-kinds.md#incidentopened",
     }
 
 
@@ -376,7 +385,7 @@ async def test_neither_secret_nor_url_is_ever_logged(
             alerts.record_event(happened())
             await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
             problem = alerts.problem
-            names = repr(alerts.webhooks) + str(dict(alerts.depth()))
+            names = repr(alerts.targets) + str(dict(alerts.depth()))
     ours = [one for one in caplog.records if one.name.startswith("sickbay")]
     assert len(ours) >= 4
     text = problem + names + "".join(str(vars(record)) for record in ours)
@@ -411,11 +420,11 @@ def test_every_status_means_one_thing() -> None:
 def _means_one_thing(code: int) -> None:
     answer = classify_response(code, {}, 0.0)
     if 200 <= code < 300:
-        assert answer.verdict is Delivery.TAKEN
+        assert answer.verdict is Delivery.DELIVERED
     elif 400 <= code < 500 and code not in (408, 425, 429):
-        assert answer.verdict is Delivery.NEVER
+        assert answer.verdict is Delivery.DROP
     else:
-        assert answer.verdict is Delivery.AGAIN
+        assert answer.verdict is Delivery.RETRY
     assert answer.because.startswith(f"HTTP {code}")
     assert ("redirects" in answer.because) == (300 <= code < 400)
 
@@ -477,6 +486,6 @@ def test_the_documented_example_is_a_body_we_send(tmp_path: Path) -> None:
     alert = alert_of(happened())
     assert isinstance(alert, Alert)
     for shown in example["alerts"]:
-        assert set(shown) == set(alert.to_json())
+        assert set(shown) == {*alert.to_json(), "documentation"}
     for kind in EventKind:
         assert f"`{kind.value}`" in text

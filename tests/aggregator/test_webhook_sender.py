@@ -13,16 +13,14 @@ import pytest
 
 from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts.alert import alert_of, dedup_key, resolves
-from aggregator.alerts.notifier import MOST_WAITING, Notifier, WebhookConfig
-from aggregator.alerts.outbox import AlertOutbox, Item, OutboxError, PendingDelivery
-from aggregator.alerts.sender import (
-    BatchWait,
-    SecretError,
-    WebhookSender,
-    WebhookTarget,
-    name_of,
-    read_secret,
-)
+from aggregator.alerts.http_channel import SecretError, name_of, read_secret
+from aggregator.alerts.notifier import MOST_WAITING, Notifier
+from aggregator.alerts.outbox import AlertOutbox, BatchWait, Item, OutboxError, PendingDelivery
+from aggregator.alerts.receivers.webhook import WebhookReceiver
+from aggregator.alerts.routes import RouteTarget
+from aggregator.alerts.sender import RouteSender
+from aggregator.alerts.settings import AlertSettings, WebhookConfig
+from aggregator.alerts.store import FileStore
 from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
@@ -112,19 +110,23 @@ class Bench:
         secret = folder / "secret"
         secret.write_text("s")
         self.wall = loop.time
-        self.outbox = AlertOutbox(folder / "outbox.db")
+        self.outbox = AlertOutbox(FileStore(folder / "outbox.db"))
         self.thread = InlineThread()
         self.session = ScriptedSession(loop, *answers)
         self.rng = HighestDraw()
-        self.courier = WebhookSender(
-            WebhookTarget("receiver", HOOK, "http://127.0.0.1:1/", secret, frozenset(EventKind)),
+        self.sender = RouteSender(
+            RouteTarget(
+                "receiver",
+                HOOK,
+                WebhookReceiver("http://127.0.0.1:1/", secret),
+                wait=BatchWait(0.0, 0.0),
+            ),
             outbox=self.outbox,
             thread=cast(WorkerThread, self.thread),
             session=cast(aiohttp.ClientSession, self.session),
             clocks=Clocks(loop.time, loop.time),
             rng=self.rng,
             retry=retry,
-            patience=BatchWait(linger=0.0, grouped=0.0),
         )
 
     def accept(self, *nodes: str, at: float = START) -> None:
@@ -132,7 +134,7 @@ class Bench:
 
     def attempted(self, attempts: int, next_at: float) -> PendingDelivery:
         """A delivery that another process has tried before."""
-        delivery = self.outbox.next(HOOK, START, linger=0.0, grouped_linger=0.0)
+        delivery = self.outbox.next(HOOK, START, BatchWait(0.0, 0.0))
         assert isinstance(delivery, PendingDelivery)
         for _ in range(attempts):
             delivery = self.outbox.again(delivery, next_at)
@@ -140,7 +142,7 @@ class Bench:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        task = asyncio.get_running_loop().create_task(self.courier.run())
+        task = asyncio.get_running_loop().create_task(self.sender.run())
         try:
             yield
         finally:
@@ -160,12 +162,12 @@ def test_attempts_wait_longer_each_time_and_end_at_the_age_at_which_they_are_giv
         bench = Bench(loop, tmp_path, retry=Retry(Backoff(0.25, 60.0), give_up=1.75))
         bench.session.last = 500
         bench.accept("n1", "n2", "n3")
-        tally = bench.courier.tally
+        tally = bench.sender.tally
         with bench.running():
             await asyncio.sleep(600)
         assert bench.session.at == [0.0, 0.25, 0.75, 1.75]
         assert (tally.dead, tally.delivered, tally.failed_attempts) == (3, 0, 4)
-        assert bench.courier.problem == "HTTP 500"
+        assert bench.sender.problem == "HTTP 500"
         assert dict(bench.outbox.depths()) == {}
 
     play(test)
@@ -178,17 +180,18 @@ def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_problem
         answers: Answers = ((503, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "1"}))
         bench = Bench(loop, tmp_path, *answers, retry=Retry(Backoff(0.5, 900.0)))
         bench.accept("n1", "n2")
-        tally = bench.courier.tally
+        tally = bench.sender.tally
         with bench.running():
             await until(lambda: tally.failed_attempts == 1)
-            assert bench.courier.problem == "HTTP 503"
+            assert bench.sender.problem == "HTTP 503"
             await until(lambda: tally.delivered > 0)
             # The receiver's wish counts only where it is longer than our own pause.
             assert bench.session.at == pytest.approx([0.0, 0.5, 7.5, 9.5], abs=0.01)
             assert (tally.dead, tally.delivered, tally.failed_attempts) == (0, 2, 3)
-            assert bench.courier.problem == ""
+            assert tally.durations.count == 4
+            assert bench.sender.problem == ""
             bench.accept("n3", at=loop.time())
-            bench.courier.wake()
+            bench.sender.wake()
             await until(lambda: tally.delivered > 2)
         assert tally.delivered == 3
 
@@ -198,11 +201,11 @@ def test_a_delivery_that_is_taken_counts_each_of_its_alerts_and_ends_the_problem
 def test_refused_deliveries_are_counted_one_after_the_other(tmp_path: Path) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, tmp_path, (400, {}), (400, {}), retry=Retry())
-        tally = bench.courier.tally
+        tally = bench.sender.tally
         with bench.running():
             for number in (1, 2):
                 bench.accept(f"n{number}", f"m{number}", at=loop.time())
-                bench.courier.wake()
+                bench.sender.wake()
                 await until(lambda total=2 * number: tally.dead == total)  # type: ignore[misc]
         assert (tally.delivered, tally.failed_attempts, len(bench.session.at)) == (0, 2, 2)
 
@@ -216,12 +219,12 @@ def test_alerts_that_waited_too_long_are_counted_as_dead_and_younger_ones_are_se
         bench = Bench(loop, tmp_path, retry=Retry(give_up=100.0))
         bench.accept("n1", "n2", at=START - 101)
         bench.accept("n3", at=START - 99)
-        tally = bench.courier.tally
+        tally = bench.sender.tally
         with bench.running():
             await until(lambda: tally.delivered)
             assert (tally.dead, tally.delivered) == (2, 1)
             bench.accept("n4", at=loop.time() - 101)
-            bench.courier.wake()
+            bench.sender.wake()
             await until(lambda: tally.dead != 2)
             assert (tally.dead, tally.delivered) == (3, 1)
 
@@ -246,7 +249,7 @@ def test_an_attempt_of_an_earlier_process_is_waited_for_and_never_for_long(
         bench.attempted(1, next_at)
         with bench.running():
             await asyncio.sleep(10_000)
-        assert bench.courier.tally.delivered == 1
+        assert bench.sender.tally.delivered == 1
         assert bench.session.at == [pytest.approx(sent_at, abs=0.01)]
 
     play(test)
@@ -261,13 +264,13 @@ def test_a_delivery_whose_end_cannot_be_written_is_not_sent_again_and_the_proble
         bench.thread.failing = {step: 2}
         bench.accept("n1")
         with bench.running():
-            await until(lambda: "can't be recorded in the outbox" in bench.courier.problem)
+            await until(lambda: "can't be recorded in the outbox" in bench.sender.problem)
             assert bench.outbox.depths() == {HOOK: 1}
             await asyncio.sleep(2 * OUTBOX_AGAIN - 1)
             assert bench.outbox.depths() == {HOOK: 1}
             await asyncio.sleep(600)
             assert dict(bench.outbox.depths()) == {}
-            assert bench.courier.problem == ("" if answer == 200 else "HTTP 400")
+            assert bench.sender.problem == ("" if answer == 200 else "HTTP 400")
         assert len(bench.session.at) == 1
 
     play(test)
@@ -280,13 +283,13 @@ def test_an_outbox_that_can_be_read_again_is_no_problem_though_nothing_is_to_be_
         bench = Bench(loop, tmp_path, retry=Retry())
         bench.thread.failing = {"expire": 1, "next": 1}
         with bench.running():
-            await until(lambda: bench.courier.problem == "alerts can't be read: expire fails")
-            await until(lambda: bench.courier.problem == "alerts can't be read: next fails")
-            await until(lambda: bench.courier.problem == "")
+            await until(lambda: bench.sender.problem == "alerts can't be read: expire fails")
+            await until(lambda: bench.sender.problem == "alerts can't be read: next fails")
+            await until(lambda: bench.sender.problem == "")
             assert loop.time() == pytest.approx(START + 2 * OUTBOX_AGAIN, abs=0.5)
             bench.accept("n1", at=loop.time())
-            bench.courier.wake()
-            await until(lambda: bench.courier.tally.delivered == 1)
+            bench.sender.wake()
+            await until(lambda: bench.sender.tally.delivered == 1)
 
     play(test)
 
@@ -327,7 +330,7 @@ def test_a_webhook_is_named_by_its_host_and_port(url: str, name: str) -> None:
 # -- what is noted until the outbox has it ---------------------------------------------------------
 
 
-class IdleCourier(WebhookSender):
+class IdleCourier(RouteSender):
     """Sends no request."""
 
     async def run(self) -> None:
@@ -339,10 +342,10 @@ def alerts_without_delivery(
 ) -> tuple[Notifier, InlineThread, HighestDraw]:
     thread, rng = InlineThread(), HighestDraw()
     monkeypatch.setattr(alerts_module, "WorkerThread", lambda _name: thread)
-    monkeypatch.setattr(alerts_module, "WebhookSender", IdleCourier)
+    monkeypatch.setattr(alerts_module, "RouteSender", IdleCourier)
     alerts = Notifier(
-        folder / "outbox.db",
-        [WebhookConfig("http://127.0.0.1:1/", folder / "secret")],
+        FileStore(folder / "outbox.db"),
+        AlertSettings(webhooks=(WebhookConfig("http://127.0.0.1:1/", folder / "secret"),)),
         clocks=Clocks(loop.time, loop.time),
         rng=rng,
     )
@@ -452,7 +455,7 @@ def test_before_its_start_there_is_neither_a_tally_nor_a_problem(
     play(test)
 
 
-class FailedCourier(WebhookSender):
+class FailedCourier(RouteSender):
     """Ends by a mistake of ours."""
 
     async def run(self) -> None:
@@ -464,7 +467,7 @@ def test_a_courier_that_has_failed_is_a_problem_until_the_end(
 ) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        monkeypatch.setattr(alerts_module, "WebhookSender", FailedCourier)
+        monkeypatch.setattr(alerts_module, "RouteSender", FailedCourier)
         alerts.start()
         told = "alerts: webhook 127.0.0.1:1 has failed; restart, and report it"
         await until(lambda: alerts.problem == told)
@@ -499,7 +502,7 @@ def test_an_idle_outbox_is_closed_at_once_and_its_couriers_are_waited_for(
 
     async def test(loop: VirtualTimeLoop) -> None:
         alerts, _, _ = alerts_without_delivery(loop, tmp_path, monkeypatch)
-        monkeypatch.setattr(alerts_module, "WebhookSender", SlowCourier)
+        monkeypatch.setattr(alerts_module, "RouteSender", SlowCourier)
         monkeypatch.setattr(aiohttp, "ClientSession", session)
         alerts.start()
         await asyncio.sleep(1)
@@ -556,8 +559,8 @@ def test_what_waits_is_counted_now_and_then_while_something_does(
         alerts.start()
         alerts.record_event(cordoned("n1"))
         await until(lambda: alerts.counters.accepted == 1)
-        [key] = [hook.key for hook in alerts.webhooks]
-        found = alerts._outbox.next(key, loop.time() + 60, linger=0.0, grouped_linger=0.0)
+        [key] = [hook.key for hook in alerts.targets]
+        found = alerts._outbox.next(key, loop.time() + 60, BatchWait(0.0, 0.0))
         assert isinstance(found, PendingDelivery)
         alerts._outbox.done(found)
         assert list(alerts.depth().values()) == [1], "as it was counted last"

@@ -1,0 +1,208 @@
+"""The changes that some transitions make to the outbox: new alerts, ends of alerts, repeats.
+
+Computed in memory and written at once: a storm brings thousands of transitions.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from aggregator.alerts.alert import GROUPED, Alert, AlertState, Resolution, ended
+from aggregator.alerts.alert_codec import decode_alert, encode_alert
+from aggregator.alerts.tables import groups, lasting, pending, told
+
+#: Seconds after which an alert that lasts is forgotten: its end is not sent any more.
+LASTS_AT_MOST = 60 * 86400.0
+#: Seconds for which the last delivery of a group is remembered.
+GROUP_KEPT = 86400.0
+#: Keys of one query.
+CHUNK = 400
+
+
+@dataclass(frozen=True, slots=True)
+class AlertHold:
+    """An alert that is not sent before ``until``, unless it ends first. ``by``: "silence" or
+    "exempt".
+    """
+
+    until: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One transition for the outbox, in the order recorded.
+
+    ``alert`` is None for a transition that is sent on no route and only ends an earlier alert.
+    ``routes`` are the keys of those that send it, ``groups`` its group on each; ``follow`` those
+    that also send the end of alerts. ``free``: the node is exempt no more.
+    """
+
+    topic: str
+    alert: Alert | None
+    ends: Resolution | None
+    routes: tuple[str, ...]
+    groups: Mapping[str, str] = field(default_factory=dict)
+    follow: frozenset[str] = frozenset()
+    hold: AlertHold | None = None
+    free: str = ""
+
+
+class Batch:
+    """The changes that some items make, computed in memory and written at once."""
+
+    def __init__(self, db: sa.Connection, items: Sequence[Item], now: float) -> None:
+        self._db, self._now = db, now
+        self.new = 0
+        nodes = {item.ends.node for item in items if item.ends is not None}
+        topics = {item.topic for item in items if item.alert is not None}
+        self._known = {
+            row.topic: row
+            for row in (
+                *_rows(db, told, told.c.topic, topics),
+                *_rows(db, told, told.c.node, nodes),
+            )
+        }
+        self._forgotten: set[str] = set()
+        self._said: dict[str, dict[str, Any]] = {}
+        self._lasting: dict[tuple[str, str], dict[str, Any]] = {
+            (row.route, row.firing): row._asdict()
+            for row in _rows(db, lasting, lasting.c.node, nodes)
+            if not row.ended
+        }
+        self._begun: dict[tuple[str, str], dict[str, Any]] = {}
+        self._ended: list[tuple[str, str]] = []
+        held = sa.and_(pending.c.held_by != "", pending.c.node.in_(sorted(nodes)))
+        waiting = db.execute(sa.select(pending.c.route, pending.c.firing).where(held))
+        self._held = {(route, firing) for route, firing in waiting}
+        self._dropped: list[tuple[str, str]] = []
+        self._queue: list[dict[str, Any]] = []
+        self._free: set[str] = set()
+
+    def take(self, item: Item) -> None:
+        told_of = self._end(item.ends) if item.ends is not None else set()
+        if item.free:
+            self._free.add(item.free)
+        alert = item.alert
+        if alert is None or item.topic in self._said:
+            return
+        if item.topic in self._known and item.topic not in self._forgotten:
+            return
+        self.new += 1
+        self._said[item.topic] = {
+            "topic": item.topic,
+            "kind": alert.kind,
+            "node": alert.node,
+            "incident": alert.incident,
+            "at": self._now,
+        }
+        if item.hold is not None and alert.state is not AlertState.FIRING:
+            return  # a moment that nobody asked to learn of
+        for route in item.routes:
+            if route in told_of and alert.severity == "info":
+                continue  # the end of the alerts before it says the same
+            grp = item.groups.get(route, "")
+            self._queue.append(pending_row(route, grp, alert, self._now, alert.id, item.hold))
+            if route in item.follow and alert.state is AlertState.FIRING:
+                self._begun[route, alert.id] = {
+                    "route": route,
+                    "firing": alert.id,
+                    "grp": grp,
+                    "node": alert.node,
+                    "delivery": "",
+                    "ended": 0,
+                    "at": self._now,
+                    "alert": encode_alert(alert),
+                }
+                if item.hold is not None:
+                    self._held.add((route, alert.id))
+
+    def _end(self, ends: Resolution) -> set[str]:
+        """The routes that learn of an end."""
+        kinds = {kind.value for kind in ends.kinds}
+        for topic, row in list(self._known.items()):
+            if _matches(ends, kinds, row.node, row.kind, row.incident):
+                self._forgotten.add(topic)
+        for topic, said in list(self._said.items()):
+            if _matches(ends, kinds, said["node"], said["kind"], said["incident"]):
+                del self._said[topic]
+                self._forgotten.add(topic)
+        learn = set()
+        for key, row in (*self._lasting.items(), *self._begun.items()):
+            if row["ended"]:
+                continue
+            alert = decode_alert(row["alert"])
+            if not ends.ends(alert):
+                continue
+            row["ended"] = 1
+            if key in self._held:
+                self._dropped.append(key)
+                continue
+            learn.add(key[0])
+            self._ended.append(key)
+            over = ended(alert, ends)
+            self._queue.append(pending_row(key[0], row["grp"], over, self._now, alert.id))
+        return learn
+
+    def write(self) -> None:
+        db = self._db
+        for some in chunks(sorted(self._forgotten)):
+            db.execute(sa.delete(told).where(told.c.topic.in_(some)))
+        if self._said:
+            db.execute(sa.insert(told), list(self._said.values()))
+        dropped = set(self._dropped)
+        queue = [row for row in self._queue if (row["route"], row["firing"]) not in dropped]
+        begun = [row for key, row in self._begun.items() if key not in dropped]
+        if queue:
+            db.execute(sa.insert(pending), queue)
+        if begun:
+            db.execute(sa.insert(lasting), begun)
+        for route, firing in dropped:
+            for table in (pending, lasting):
+                same = (table.c.route == route, table.c.firing == firing)
+                db.execute(sa.delete(table).where(*same))
+        for route, firing in self._ended:
+            same = (lasting.c.route == route, lasting.c.firing == firing)
+            db.execute(sa.update(lasting).where(*same).values(ended=1))
+        if self._free:
+            freed = (pending.c.held_by == "exempt", pending.c.node.in_(sorted(self._free)))
+            db.execute(sa.update(pending).where(*freed).values(not_before=0.0, held_by=""))
+        db.execute(sa.delete(lasting).where(lasting.c.at < self._now - LASTS_AT_MOST))
+        db.execute(sa.delete(groups).where(groups.c.last_at < self._now - GROUP_KEPT))
+
+
+def _matches(ends: Resolution, kinds: set[str], node: str, kind: str, incident: str) -> bool:
+    return node == ends.node and kind in kinds and ends.incident in ("", incident)
+
+
+def _rows(
+    db: sa.Connection, table: sa.Table, column: "sa.Column[Any]", keys: Iterable[str]
+) -> list[Any]:
+    found: list[Any] = []
+    for some in chunks(sorted(keys)):
+        found += db.execute(sa.select(table).where(column.in_(some))).all()
+    return found
+
+
+def chunks(keys: Sequence[str]) -> Iterable[Sequence[str]]:
+    for start in range(0, len(keys), CHUNK):
+        yield keys[start : start + CHUNK]
+
+
+def pending_row(
+    route: str, group: str, alert: Alert, now: float, firing: str, hold: AlertHold | None = None
+) -> dict[str, Any]:
+    """The row of an alert that waits, as of `tables.pending`."""
+    return {
+        "route": route,
+        "grp": group,
+        "grouped": int(alert.kind in GROUPED),
+        "accepted_at": now,
+        "not_before": hold.until if hold is not None else 0.0,
+        "held_by": hold.by if hold is not None else "",
+        "node": alert.node,
+        "firing": firing,
+        "alert": encode_alert(alert),
+    }

@@ -1,0 +1,50 @@
+"""Whether the files of receivers hold what they should: asked once, before the start."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aggregator.alerts.http_channel import (
+    HttpOptions,
+    SecretError,
+    read_token,
+    read_url,
+    tls_context,
+)
+from aggregator.alerts.receivers.email import EmailOptions, tls_files
+from aggregator.alerts.settings import AlertSettings, Key
+
+
+def unusable_files(settings: AlertSettings) -> Iterator[tuple[Key, str]]:
+    """The keys below ``alerts`` of files that exist and can't be used, and the reason."""
+    for number, receiver in enumerate(settings.receivers):
+        for kind in receiver.kinds:
+            options = getattr(receiver, kind)
+            key: Key = ("receivers", number, kind)
+            url_file = getattr(options, "url_file", None)
+            if isinstance(url_file, Path):
+                try:
+                    read_url(url_file)
+                except SecretError as error:
+                    yield (*key, "url_file"), str(error)
+            if isinstance(options, EmailOptions):
+                yield from _tls(key, tls_files(options))
+            else:
+                yield from _http((*key, "http"), options.http)
+
+
+def _http(key: Key, options: HttpOptions) -> Iterator[tuple[Key, str]]:
+    if options.bearer_token_file is not None:
+        try:
+            read_token(options.bearer_token_file)
+        except SecretError as error:
+            yield (*key, "bearer_token_file"), str(error)
+    yield from _tls(key, options)
+
+
+def _tls(key: Key, options: HttpOptions) -> Iterator[tuple[Key, str]]:
+    if options.ca_file is None and options.cert_file is None:
+        return
+    try:
+        tls_context(options)
+    except SecretError as error:
+        yield key, str(error)

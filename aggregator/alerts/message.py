@@ -1,0 +1,188 @@
+"""One delivery as a receiver renders it, and its content in words. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from aggregator.alerts.alert import Alert, AlertState, Ending, common, group, named
+from aggregator.alerts.composition import PendingDelivery
+from aggregator.documentation import address, of_alert
+from aggregator.runtime.text import visible
+
+SEVERITIES = ("critical", "warning", "info")
+#: Alerts of one kind that are written out; more are counted.
+_WRITTEN_OUT = 3
+#: Kubernetes' own bound of a node's name.
+_LONGEST_NAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``id`` is the same for every ``attempt``. ``page`` is the status page's URL, or empty;
+    ``documentation_url`` the address of the documentation, or empty.
+    """
+
+    id: str
+    attempt: int
+    alerts: tuple[Alert, ...]
+    route: str = ""
+    page: str = ""
+    documentation_url: str = ""
+
+    @property
+    def state(self) -> AlertState:
+        """Firing while any alert is; resolved where all have ended."""
+        states = {alert.state for alert in self.alerts}
+        for state in (AlertState.FIRING, AlertState.NOTICE):
+            if state in states:
+                return state
+        return AlertState.RESOLVED
+
+    @property
+    def severity(self) -> str:
+        """The worst of the alerts."""
+        found = {alert.severity for alert in self.alerts}
+        return next((one for one in SEVERITIES if one in found), "info")
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node for alert in self.alerts for node in alert.nodes))
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels that all alerts share."""
+        return common(alert.labels for alert in self.alerts)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a message: an alert, or several of one kind."""
+
+    state: AlertState
+    severity: str
+    kind: str
+    text: str
+
+
+def message_of(
+    delivery: PendingDelivery, *, route: str = "", page: str = "", documentation_url: str = ""
+) -> Message:
+    """The message of a delivery. A delivery of an earlier version has fewer keys."""
+    alerts = alerts_of(delivery.alerts)
+    return Message(delivery.id, delivery.attempts + 1, alerts, route, page, documentation_url)
+
+
+def alerts_of(text: str) -> tuple[Alert, ...]:
+    """The alerts of a delivery's JSON. Raises ValueError, KeyError and TypeError."""
+    return tuple(_alert(one) for one in json.loads(text))
+
+
+def headline(message: Message, most: int) -> str:
+    """The message in one line of at most so many characters."""
+    alerts = message.alerts
+    mark = "RESOLVED" if message.state is AlertState.RESOLVED else message.severity.upper()
+    lines = list(digest(message, most=most))
+    if len(lines) == 1:
+        text = lines[0].text
+    else:
+        where = ", ".join(f"{key} {value}" for key, value in _place(message.labels))
+        nodes = len(message.nodes)
+        about = f" about {nodes} node{'s' if nodes != 1 else ''}" if nodes else ""
+        text = f"{len(alerts)} alerts{about}{f' ({where})' if where else ''}: {lines[0].text}"
+    return visible(f"[{mark}] {text}", most)
+
+
+def digest(message: Message, *, most: int) -> Sequence[Line]:
+    """The alerts in lines of at most so many characters, the worst first, those that ended last.
+
+    More than a few of one kind are one line.
+    """
+    kinds: dict[tuple[AlertState, str, str], list[Alert]] = {}
+    for alert in group(message.alerts):
+        kinds.setdefault((alert.state, alert.severity, alert.kind), []).append(alert)
+    order = (AlertState.FIRING, AlertState.NOTICE, AlertState.RESOLVED)
+    lines = []
+    for state, severity, kind in sorted(
+        kinds, key=lambda one: (order.index(one[0]), _rank(one[1]))
+    ):
+        alerts = kinds[state, severity, kind]
+        if len(alerts) <= _WRITTEN_OUT:
+            texts = [summary_of(alert) for alert in alerts]
+        else:
+            nodes = tuple(dict.fromkeys(node for alert in alerts for node in alert.nodes))
+            texts = [f"{len(alerts)} {kind}: {named(nodes)}"]
+        lines += [Line(state, severity, kind, visible(text, most)) for text in texts]
+    return lines
+
+
+def summary_of(alert: Alert) -> str:
+    """The sentence that tells the alert, or its end."""
+    if alert.ending is None:
+        return alert.summary
+    return f"{alert.ending.summary} (ends {alert.kind}: {alert.summary})"
+
+
+def summaries_of(alerts: str, most: int) -> tuple[str, ...]:
+    """Some summaries of a JSON array of alerts, as lines."""
+    try:
+        return tuple(visible(str(one["summary"]), 200) for one in json.loads(alerts)[:most])
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def link(message: Message) -> str:
+    """The page of the node, or of the fleet; empty where no page is configured."""
+    if not message.page:
+        return ""
+    if len(message.nodes) == 1 and len(message.nodes[0]) <= _LONGEST_NAME:
+        name = quote(message.nodes[0], safe="", errors="replace")
+        return f"{message.page.rstrip('/')}/nodes/{name}"
+    return f"{message.page.rstrip('/')}/"
+
+
+def section(message: Message, alert: Alert) -> str:
+    """The alert's section of the documentation: its URL, or its path where no address is known."""
+    return address(message.documentation_url, of_alert(alert.kind, alert.details.get("limit", "")))
+
+
+def sections(message: Message, most: int = 3) -> Sequence[str]:
+    """The sections of the alerts that have not ended, the worst first, each once."""
+    begun = [one for one in message.alerts if one.ending is None] or message.alerts
+    ordered = sorted(begun, key=lambda alert: _rank(alert.severity))
+    return list(dict.fromkeys(section(message, alert) for alert in ordered))[:most]
+
+
+def _place(labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(key, labels[key]) for key in ("rack", "pool") if labels.get(key)]
+
+
+def _rank(severity: str) -> int:
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+
+
+def _alert(data: Mapping[str, Any]) -> Alert:
+    over = data.get("resolved")
+    return Alert(
+        id=data["id"],
+        kind=data["kind"],
+        severity=data["severity"],
+        at=_seconds(data["at"]),
+        node=data["node"],
+        nodes=tuple(data["nodes"]),
+        summary=data["summary"],
+        incident=data["incident"],
+        details=data["details"],
+        key=data.get("key", data["id"]),
+        state=AlertState(data.get("state", AlertState.NOTICE)),
+        labels=data.get("labels", {}),
+        ending=None
+        if over is None
+        else Ending(_seconds(over["at"]), over["summary"], over["delivery"], over["open"]),
+    )
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,95 @@
+"""Slack, by an incoming webhook with Block Kit blocks.
+
+Limits: https://docs.slack.dev/reference/block-kit/blocks (50 blocks; header 150 characters; text of
+a section 3,000) and https://docs.slack.dev/messaging/formatting-message-text (escapes).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.alerts.alert import AlertState
+from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
+from aggregator.alerts.message import Line, Message, digest, headline, link, sections
+from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
+from aggregator.alerts.webhook import WebhookResponse
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import OrdinaryPath
+
+_MOST_HEADER = 150
+_MOST_SECTION = 3_000
+#: Lines that are written out: far below 50 blocks, and as much as a person reads.
+_MOST_LINES = 20
+_MOST_LINE = 500
+_MOST_TEMPLATE = 10 * _MOST_SECTION
+
+
+@dataclass(frozen=True, slots=True)
+class SlackOptions(SectionDataclass):
+    """``url_file`` holds the webhook's URL, which is a secret."""
+
+    url_file: OrdinaryPath
+    template: TemplateOptions = BUILT_IN
+    http: HttpOptions = PLAIN
+
+
+class SlackReceiver:
+    """Implements `Receiver`."""
+
+    def __init__(self, options: SlackOptions) -> None:
+        self._options = options
+        self._template = MessageTemplate(options.template, escape)
+
+    async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
+        url = await exchange.thread.run(read_url, self._options.url_file)
+        document = await exchange.thread.run(render, message, self._template)
+        body = json.dumps(document, separators=(",", ":")).encode()
+        return await post(exchange, url, body, self._options.http, {})
+
+
+def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
+    """The payload of the webhook."""
+    own = template.title(message)
+    title = own or headline(message, _MOST_HEADER)
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": title[:_MOST_HEADER]}}
+    ]
+    written = template.text(message)
+    if written:
+        text = written[:_MOST_TEMPLATE]
+        starts = range(0, len(text), _MOST_SECTION)
+        blocks += [_section("mrkdwn", text[i : i + _MOST_SECTION]) for i in starts]
+    else:
+        lines = digest(message, most=_MOST_LINE)
+        blocks += [_section("plain_text", _written(line)) for line in lines[:_MOST_LINES]]
+        if len(lines) > _MOST_LINES:
+            blocks.append(_section("plain_text", f"and {len(lines) - _MOST_LINES} more"))
+    url = link(message)
+    if url:
+        blocks.append(_section("mrkdwn", f"<{url}|status page>"))
+    if message.documentation_url:
+        shown = [f"<{one}|{one.partition('#')[2] or 'documentation'}>" for one in sections(message)]
+        blocks.append(_section("mrkdwn", f"What to do: {', '.join(shown)}"))
+    elif not written:
+        blocks.append(_section("plain_text", f"What to do: {', '.join(sections(message))}"))
+    # The values in a template's title are escaped already.
+    return {"text": own or escape(title), "blocks": blocks}
+
+
+def _written(line: Line) -> str:
+    state = "resolved" if line.state is AlertState.RESOLVED else line.severity
+    return f"{state}: {line.text}"
+
+
+def _section(kind: str, text: str) -> dict[str, Any]:
+    """Of a plain text Slack makes no links, mentions or formats."""
+    return {"type": "section", "text": {"type": kind, "text": text}}
+
+
+def escape(text: str) -> str:
+    """Text without Slack's own marks: mentions and links begin with "<", and a zero-width blank
+    keeps "*bold*" and "`code`" as they stand.
+    """
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\u200b{char}" if char in "*_~`" else char for char in escaped)

@@ -1,0 +1,116 @@
+"""Microsoft Teams, by a workflow's webhook with an Adaptive Card.
+
+https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/add-incoming-webhook
+(a message of at most 28 KB) and https://adaptivecards.io/schemas/adaptive-card.json, version 1.4.
+Text runs show Markdown as it stands; text blocks would render it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.alerts.alert import AlertState
+from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
+from aggregator.alerts.message import Message, digest, headline, link, sections
+from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
+from aggregator.alerts.webhook import WebhookResponse
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import OrdinaryPath
+from aggregator.runtime.text import truncate
+
+_MOST_TITLE = 200
+_MOST_LINE = 500
+_MOST_LINES = 20
+#: Characters of the text of a template.
+_MOST_TEMPLATE = 6_000
+#: Bytes of a message. JSON makes a hundred of a short line, and up to twelve of a character; the
+#: text is cut by halves until it fits, and the last half is one line or 93 characters.
+MOST_BYTES = 28_000
+_MOST_HALVINGS = 6
+_COLOUR = {"critical": "attention", "warning": "warning", "info": "default"}
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsOptions(SectionDataclass):
+    """``url_file`` holds the workflow's URL, which is a secret."""
+
+    url_file: OrdinaryPath
+    template: TemplateOptions = BUILT_IN
+    http: HttpOptions = PLAIN
+
+
+class TeamsReceiver:
+    """Implements `Receiver`."""
+
+    def __init__(self, options: TeamsOptions) -> None:
+        self._options = options
+        self._template = MessageTemplate(options.template)
+
+    async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
+        url = await exchange.thread.run(read_url, self._options.url_file)
+        document = await exchange.thread.run(render, message, self._template)
+        return await post(exchange, url, _encoded(document), self._options.http, {})
+
+
+def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
+    """The workflow's message with one card: as much of its text as Teams takes."""
+    title = template.title(message) or headline(message, _MOST_TITLE)
+    colour = "good" if message.state is AlertState.RESOLVED else _COLOUR[message.severity]
+    written = template.text(message)
+    lines = [] if written else _lines(message)
+    for halvings in range(_MOST_HALVINGS + 1):
+        if written:
+            shown = truncate(written, _MOST_TEMPLATE >> halvings).split("\n")
+        else:
+            most = max(1, _MOST_LINES >> halvings)
+            shown = lines[:most]
+            if len(lines) > most:
+                shown.append(f"and {len(lines) - most} more")
+        if not (message.documentation_url or written):
+            shown = [*shown, f"What to do: {', '.join(sections(message))}"]
+        items = [_text(title[:_MOST_TITLE], colour, bold=True)]
+        document = _document([*items, *(_text(line, "default") for line in shown)], message)
+        if len(_encoded(document)) <= MOST_BYTES:
+            break
+    return document
+
+
+def _lines(message: Message) -> list[str]:
+    resolved = AlertState.RESOLVED
+    return [
+        f"{'resolved' if line.state is resolved else line.severity}: {line.text}"
+        for line in digest(message, most=_MOST_LINE)
+    ]
+
+
+def _document(items: Sequence[Mapping[str, Any]], message: Message) -> Mapping[str, Any]:
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": items,
+    }
+    links = {"Status page": link(message)}
+    if message.documentation_url:
+        links["What to do"] = sections(message, 1)[0]
+    actions = [
+        {"type": "Action.OpenUrl", "title": title, "url": url}
+        for title, url in links.items()
+        if url
+    ]
+    if actions:
+        card["actions"] = actions
+    kind = "application/vnd.microsoft.card.adaptive"
+    return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _text(text: str, colour: str, *, bold: bool = False) -> dict[str, Any]:
+    run: dict[str, Any] = {"type": "TextRun", "text": text or " ", "color": colour}
+    if bold:
+        run |= {"weight": "bolder", "size": "medium"}
+    return {"type": "RichTextBlock", "inlines": [run]}

@@ -1,0 +1,343 @@
+"""Which routes send an alert, in which group, and what holds it back. Pure."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+
+from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
+from aggregator.alerts.composition import BatchWait
+from aggregator.alerts.http_channel import name_of
+from aggregator.alerts.receivers.alertmanager import LASTS, AlertmanagerReceiver
+from aggregator.alerts.receivers.base import Receiver
+from aggregator.alerts.receivers.email import EmailReceiver
+from aggregator.alerts.receivers.pagerduty import PagerDutyReceiver
+from aggregator.alerts.receivers.slack import SlackReceiver
+from aggregator.alerts.receivers.teams import TeamsReceiver
+from aggregator.alerts.receivers.webhook import WebhookReceiver
+from aggregator.alerts.settings import (
+    GROUP_KEYS,
+    AlertSettings,
+    Matchers,
+    ReceiverConfig,
+    SilenceConfig,
+)
+from aggregator.events import EventKind
+
+#: Receivers for people: a message takes a person's time, so alerts wait for others.
+_FOR_PEOPLE = frozenset({"email", "pagerduty", "slack", "teams"})
+#: Seconds. Agents of one dead rack are found silent within one heartbeat.
+_PEOPLE_WAIT = BatchWait(linger=15.0, grouped=15.0, interval=60.0)
+MACHINE_WAIT = BatchWait()
+#: Seconds between two looks at alerts that last, for an Alertmanager that has restarted.
+RESEND_EVERY = 300.0
+assert RESEND_EVERY < LASTS
+EVERY = Matchers()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What is known of a node. ``exempt_until`` is wall clock seconds, 0: not exempt."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pool: str = ""
+    rack: str = ""
+    rules: tuple[str, ...] = ()
+    exempt_until: float = 0.0
+
+
+NO_CONTEXT = NodeContext()
+Contexts = Callable[[str], NodeContext]
+#: The owner of a namespace, or "".
+Owners = Callable[[str], str]
+
+
+def no_owner(_namespace: str) -> str:
+    """Where namespaces are not known, or do not exist."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTarget:
+    """A route with its receiver. ``name`` is for people and metrics, ``key`` identifies it in the
+    outbox.
+
+    ``timeout`` in seconds is for one attempt. ``resend``: seconds after which alerts that last are
+    sent again, 0: never.
+    """
+
+    name: str
+    key: str
+    receiver: Receiver = field(repr=False)
+    receiver_name: str = ""
+    kind: str = "webhook"
+    matchers: Matchers = EVERY
+    group_by: tuple[str, ...] = ()
+    wait: BatchWait = MACHINE_WAIT
+    resolved: bool = False
+    timeout: float = 10.0
+    resend: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """How messages for people name it."""
+        if not self.receiver_name:
+            return f"webhook {self.name}"
+        return f"route {self.name} ({self.kind} {self.receiver_name})"
+
+
+def targets_of(settings: AlertSettings) -> list[RouteTarget]:
+    """Every route, those of plain webhooks first."""
+    made = _webhooks(settings)
+    receivers = {receiver.name: receiver for receiver in settings.receivers}
+    for route in settings.routes:
+        receiver = receivers[route.receiver]
+        made.append(
+            _target(
+                receiver,
+                name=route.name,
+                key=_key("route", route.name),
+                matchers=route,
+                group_by=("owner",) if route.owners and route.group_by is None else route.group_by,
+                wait=_wait(receiver, route.group_wait, route.group_interval),
+                resolved=route.resolved,
+            )
+        )
+    return made
+
+
+def _webhooks(settings: AlertSettings) -> list[RouteTarget]:
+    """The webhooks with names and keys that tell them apart; a key stays while its URL does."""
+    names: dict[str, int] = {}
+    urls: dict[str, int] = {}
+    made = []
+    for address in settings.webhooks:
+        name = name_of(address.url)
+        names[name] = names.get(name, 0) + 1
+        urls[address.url] = urls.get(address.url, 0) + 1
+        made.append(
+            RouteTarget(
+                name=name if names[name] == 1 else f"{name}#{names[name]}",
+                key=_key(address.url, str(urls[address.url])),
+                receiver=WebhookReceiver(address.url, address.secret_file),
+                matchers=Matchers(kinds=address.kinds),
+                timeout=address.timeout,
+            )
+        )
+    return made
+
+
+def _target(
+    receiver: ReceiverConfig,
+    *,
+    name: str,
+    key: str,
+    matchers: Matchers = EVERY,
+    group_by: tuple[str, ...] | None = None,
+    wait: BatchWait | None = None,
+    resolved: bool | None = None,
+) -> RouteTarget:
+    (kind,) = receiver.kinds
+    for_people = kind in _FOR_PEOPLE
+    return RouteTarget(
+        name=name,
+        key=key,
+        receiver=_receiver(receiver),
+        receiver_name=receiver.name,
+        kind=kind,
+        matchers=matchers,
+        group_by=(("rack",) if for_people else ()) if group_by is None else group_by,
+        wait=wait or _wait(receiver, None, None),
+        resolved=(kind != "webhook") if resolved is None else resolved,
+        timeout=receiver.timeout,
+        resend=RESEND_EVERY if kind == "alertmanager" else 0.0,
+    )
+
+
+def _wait(receiver: ReceiverConfig, wait: float | None, interval: float | None) -> BatchWait:
+    base = _PEOPLE_WAIT if receiver.kinds[0] in _FOR_PEOPLE else MACHINE_WAIT
+    if receiver.kinds[0] == "alertmanager":
+        base = replace(base, grouped=base.linger)  # it groups by itself
+    if wait is not None:
+        base = replace(base, linger=wait, grouped=wait)
+    return base if interval is None else replace(base, interval=interval)
+
+
+def _receiver(config: ReceiverConfig) -> Receiver:
+    if config.alertmanager is not None:
+        return AlertmanagerReceiver(config.alertmanager)
+    if config.email is not None:
+        return EmailReceiver(config.email, config.timeout)
+    if config.pagerduty is not None:
+        return PagerDutyReceiver(config.pagerduty)
+    if config.slack is not None:
+        return SlackReceiver(config.slack)
+    if config.teams is not None:
+        return TeamsReceiver(config.teams)
+    assert config.webhook is not None
+    return WebhookReceiver(config.webhook.url, config.webhook.secret_file, config.webhook.http)
+
+
+def _key(*parts: str) -> str:
+    return blake2b("\x1f".join(parts).encode(), digest_size=6).hexdigest()
+
+
+# -- one alert -------------------------------------------------------------------------------------
+
+
+class Router:
+    """Decides for one alert at a time. ``context`` knows the nodes, ``owners`` the namespaces."""
+
+    def __init__(
+        self,
+        targets: Sequence[RouteTarget],
+        settings: AlertSettings,
+        context: Contexts,
+        owners: Owners = no_owner,
+    ) -> None:
+        self._targets = list(targets)
+        self._silences = settings.silences
+        self._context = context
+        self._owners = owners
+        self._named = _named_labels(settings)
+        kinds: set[str] = set()
+        for target in self._targets:
+            kinds |= set(_kinds(target.matchers))
+        self._kinds = frozenset(kinds)
+
+    def wants(self, kind: EventKind) -> bool:
+        """Whether any route sends alerts of this kind."""
+        return kind in self._kinds
+
+    def labelled(self, alert: Alert) -> Alert:
+        """The alert with the labels that routes, groups and messages use."""
+        nodes = alert.nodes or _names(alert.details.get("nodes", ""))
+        contexts = [self._context(node) for node in nodes]
+        labels = common(self._labels(context) for context in contexts)
+        namespace, slash, _ = alert.details.get("pod", "").partition("/")
+        if slash and (owner := self._owners(namespace)):
+            labels["owner"] = owner
+        return replace(alert, labels=labels) if labels else alert
+
+    def targets(self, alert: Alert) -> list[RouteTarget]:
+        """The routes that send it: of several to one receiver, the first."""
+        contexts = [self._context(node) for node in alert.nodes]
+        found: list[RouteTarget] = []
+        for target in self._targets:
+            if matches(target.matchers, alert, contexts) and not any(
+                target.receiver_name and one.receiver_name == target.receiver_name for one in found
+            ):
+                found.append(target)
+        return found
+
+    def silence(self, alert: Alert, now: float) -> float:
+        """Until when a silence holds the alert; 0: no silence does."""
+        contexts = [self._context(node) for node in alert.nodes]
+        return silenced_until(self._silences, alert, contexts, now)
+
+    def exempt_until(self, alert: Alert, now: float) -> float:
+        """Until when its node is exempt; 0: it is not, or people must learn of this alert."""
+        if not alert.node or alert.kind == EventKind.REQUESTED:
+            return 0.0
+        until = self._context(alert.node).exempt_until
+        return until if until > now else 0.0
+
+    def is_exempt(self, node: str, now: float) -> bool:
+        return self._context(node).exempt_until > now
+
+    def _labels(self, context: NodeContext) -> dict[str, str]:
+        own = {"pool": context.pool, "rack": context.rack, "rules": ",".join(context.rules)}
+        named = {key: context.labels[key] for key in self._named if key in context.labels}
+        return {key: value for key, value in (own | named).items() if value}
+
+
+def matches(matchers: Matchers, alert: Alert, contexts: Sequence[NodeContext]) -> bool:
+    """Whether the alert matches every key that is given. ``contexts`` are its nodes'.
+
+    Of an alert about several nodes, one that matches is enough.
+    """
+    if alert.kind not in _kinds(matchers):
+        return False
+    if matchers.severity and alert.severity not in matchers.severity:
+        return False
+    if matchers.nodes and not _fits(alert.nodes, matchers.nodes):
+        return False
+    if matchers.owners and not _is_owned(alert.labels.get("owner", ""), matchers.owners):
+        return False
+    known = contexts or [_from_labels(alert)]
+    return any(_context_fits(matchers, one) for one in known)
+
+
+def silenced_until(
+    silences: Iterable[SilenceConfig],
+    alert: Alert,
+    contexts: Sequence[NodeContext],
+    now: float,
+) -> float:
+    """The latest end of the silences that hold the alert; 0: none does."""
+    ends = (one.until for one in silences if one.until > now and _is_silenced(one, alert, contexts))
+    return max(ends, default=0.0)
+
+
+def _is_silenced(silence: SilenceConfig, alert: Alert, contexts: Sequence[NodeContext]) -> bool:
+    every = silence if silence.kinds is not None else replace(silence, kinds=tuple(EventKind))
+    return matches(every, alert, contexts)
+
+
+def group_of(target: RouteTarget, alert: Alert) -> str:
+    """The group of the alert on the route, as a key."""
+    own = {
+        "kind": alert.kind,
+        "severity": alert.severity,
+        "node": alert.node,
+        "incident": alert.incident,
+    }
+    values = (own.get(key, alert.labels.get(key, "")) for key in target.group_by)
+    return "\x1f".join(values)
+
+
+def _context_fits(matchers: Matchers, context: NodeContext) -> bool:
+    if matchers.pools and not _fits((context.pool,), matchers.pools):
+        return False
+    if matchers.rules and not _fits(context.rules, matchers.rules):
+        return False
+    return all(
+        fnmatchcase(context.labels.get(key, ""), pattern)
+        for key, pattern in matchers.labels.items()
+    )
+
+
+def _is_owned(owner: str, patterns: Sequence[str]) -> bool:
+    """Pods without an owner belong to the pattern "" alone, or "*" would be every alert."""
+    return _fits((owner,), patterns) if owner else "" in patterns
+
+
+def _from_labels(alert: Alert) -> NodeContext:
+    """Of an alert about the fleet: what the nodes that it names share."""
+    labels = alert.labels
+    rules = tuple(part for part in labels.get("rules", "").split(",") if part)
+    return NodeContext(labels, labels.get("pool", ""), labels.get("rack", ""), rules)
+
+
+def _fits(values: Iterable[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(value, pattern) for value in values for pattern in patterns)
+
+
+def _kinds(matchers: Matchers) -> Collection[str]:
+    if matchers.kinds is not None:
+        return matchers.kinds
+    return POD_KINDS if matchers.owners else DEFAULT_KINDS
+
+
+def _named_labels(settings: AlertSettings) -> tuple[str, ...]:
+    named: set[str] = set()
+    for route in settings.routes:
+        named |= set(route.labels) | {one for one in route.group_by or () if one not in GROUP_KEYS}
+    for silence in settings.silences:
+        named |= set(silence.labels)
+    return tuple(sorted(named))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The nodes that a detail names, such as "a, b"."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))

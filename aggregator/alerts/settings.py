@@ -1,0 +1,300 @@
+"""The configuration's section ``alerts``: receivers, routes, silences."""
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from aggregator.alerts.http_channel import HttpOptions, name_of
+from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
+from aggregator.alerts.receivers.email import EmailOptions
+from aggregator.alerts.receivers.pagerduty import PagerDutyOptions
+from aggregator.alerts.receivers.slack import SlackOptions
+from aggregator.alerts.receivers.teams import TeamsOptions
+from aggregator.alerts.receivers.webhook import WebhookOptions
+from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import (
+    Duration,
+    HttpUrl,
+    LabelKey,
+    OrdinaryPath,
+    PageUrl,
+    shaped,
+    show,
+)
+from aggregator.events import FORMER_NAMES, EventKind
+
+#: The kinds of receivers, each a key of a receiver's section.
+KINDS = ("alertmanager", "email", "pagerduty", "slack", "teams", "webhook")
+#: What alerts can be grouped by, besides the keys of node labels.
+GROUP_KEYS = ("rack", "pool", "kind", "severity", "node", "incident", "rules", "owner")
+
+#: The label or annotation of a namespace that names who owns its pods.
+OWNER_LABEL = "sickbay.dev/owner"
+
+Key = tuple[str | int, ...]
+
+
+def _current_kind(value: object) -> object:
+    kind = FORMER_NAMES.get(value) if isinstance(value, str) else None
+    if kind is not None:
+        raise PydanticCustomError(
+            "value",
+            "{old} has another name now; expected {new}",
+            {"old": f'"{value}"', "new": kind.value},
+        )
+    return value
+
+
+def moment(value: object) -> float:
+    """Wall clock seconds of "2026-12-01T08:00:00Z"; YAML may have made a time of it."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = dt.datetime.fromisoformat(value)
+        except ValueError:
+            found = None
+    if not isinstance(found, dt.datetime) or found.tzinfo is None:
+        what = value.isoformat() if isinstance(value, dt.date) else show(value)
+        raise PydanticCustomError(
+            "value",
+            "{what} is no time with a zone; expected {expected}",
+            {"what": what, "expected": 'such as "2026-12-01T08:00:00Z"'},
+        )
+    return found.timestamp()
+
+
+EventName = Annotated[EventKind, Field(strict=False), BeforeValidator(_current_kind)]
+EventNames = Annotated[tuple[EventName, ...], Field(strict=False)]
+Name = Annotated[
+    str, shaped(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name: small letters, digits and '-'")
+]
+Moment = Annotated[float, BeforeValidator(moment)]
+Patterns = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Severity = Literal["critical", "warning", "info"]
+GroupKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
+LabelPatterns = Annotated[Mapping[LabelKey, str], Field(strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig(SectionDataclass):
+    """A webhook without a receiver and a route of its own. ``timeout`` is in seconds.
+
+    The content of ``secret_file``, stripped of whitespace at the end, signs every request.
+    ``kinds`` are the transitions that it receives; None: all that are alerts.
+    """
+
+    url: HttpUrl
+    secret_file: OrdinaryPath
+    kinds: EventNames | None = None
+    timeout: Duration = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverConfig(SectionDataclass):
+    """One receiver: its name and exactly one kind. ``timeout`` in seconds is for one attempt."""
+
+    name: Name
+    alertmanager: AlertmanagerOptions | None = None
+    email: EmailOptions | None = None
+    pagerduty: PagerDutyOptions | None = None
+    slack: SlackOptions | None = None
+    teams: TeamsOptions | None = None
+    webhook: WebhookOptions | None = None
+    timeout: Annotated[Duration, Field(gt=0, le=300)] = 10.0
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that are given: one, where the section is right."""
+        return tuple(kind for kind in KINDS if getattr(self, kind) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Matchers(SectionDataclass):
+    """Which alerts: those that match every key that is given. Texts are patterns with "*".
+
+    ``kinds`` absent: those that are alerts by default, and with ``owners`` those about pods.
+    """
+
+    kinds: EventNames | None = None
+    severity: Annotated[tuple[Severity, ...], Field(strict=False)] = ()
+    pools: Patterns = ()
+    nodes: Patterns = ()
+    rules: Patterns = ()
+    labels: LabelPatterns = field(default_factory=dict)
+    owners: Patterns = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig(Matchers):
+    """Alerts that go to a receiver. Durations are seconds; None: the receiver's own default.
+
+    ``resolved``: the end of alerts is sent, too.
+    """
+
+    name: Name = ""
+    receiver: Name = ""
+    group_by: GroupKeys | None = None
+    group_wait: Duration | None = None
+    group_interval: Duration | None = None
+    resolved: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceConfig(Matchers):
+    """Alerts that are held back until a moment (wall clock seconds)."""
+
+    until: Moment = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """All that alerts are sent by."""
+
+    webhooks: tuple[WebhookConfig, ...] = ()
+    receivers: tuple[ReceiverConfig, ...] = ()
+    routes: tuple[RouteConfig, ...] = ()
+    silences: tuple[SilenceConfig, ...] = ()
+    page: PageUrl = ""
+    documentation_url: str = ""
+
+    @property
+    def wants_owners(self) -> bool:
+        """Whether an alert's namespace and its owner matter to any route or silence."""
+        every = (*self.routes, *self.silences)
+        return any(one.owners or "owner" in (getattr(one, "group_by", None) or ()) for one in every)
+
+
+def cross_field_errors(settings: AlertSettings, *, kubernetes: bool) -> Iterator[tuple[Key, str]]:
+    """Values that are valid alone and not together: the key below ``alerts``, and the problem."""
+    if settings.wants_owners and not kubernetes:
+        expected = "pods have owners on Kubernetes alone; expected no owners, or nodes"
+        for number, route in enumerate(settings.routes):
+            if route.owners:
+                yield ("routes", number, "owners"), expected
+        for number, silence in enumerate(settings.silences):
+            if silence.owners:
+                yield ("silences", number, "owners"), expected
+    names: set[str] = set()
+    for number, receiver in enumerate(settings.receivers):
+        key: Key = ("receivers", number)
+        if receiver.name in names:
+            yield (*key, "name"), f'"{receiver.name}" is given twice; expected another name'
+        names.add(receiver.name)
+        if len(receiver.kinds) != 1:
+            given = " and ".join(receiver.kinds) or "no kind"
+            yield key, f"{given}; expected exactly one of {', '.join(KINDS)}"
+        yield from _receiver_errors(key, receiver)
+    yield from _route_errors(settings, names)
+    for number, silence in enumerate(settings.silences):
+        key = ("silences", number)
+        if not silence.until:
+            yield (*key, "until"), "missing; expected the time at which it ends"
+        if not silence.reason.strip():
+            yield (*key, "reason"), "missing; expected why, for the next person on call"
+
+
+def _route_errors(settings: AlertSettings, names: set[str]) -> Iterator[tuple[Key, str]]:
+    webhooks = {name_of(webhook.url) for webhook in settings.webhooks}
+    routes: set[str] = set()
+    for number, route in enumerate(settings.routes):
+        key: Key = ("routes", number)
+        for name in ("name", "receiver"):
+            if not getattr(route, name):
+                yield (*key, name), "missing; expected this key with a value"
+        if route.name and route.name in routes:
+            yield (*key, "name"), f'"{route.name}" is given twice; expected another name'
+        if route.name in webhooks:
+            text = f'"{route.name}" is the name of a webhook, its host; expected another name'
+            yield (*key, "name"), text
+        routes.add(route.name)
+        if route.receiver and route.receiver not in names:
+            yield (*key, "receiver"), _unknown(route.receiver, names)
+        for place, group in enumerate(route.group_by or ()):
+            if "/" not in group and "." not in group and group not in GROUP_KEYS:
+                expected = f"one of {', '.join(GROUP_KEYS)}, or a node label's key"
+                yield (*key, "group_by", place), f'"{group}"; expected {expected}'
+
+
+def _unknown(name: str, names: set[str]) -> str:
+    known = ", ".join(sorted(names)) or "alerts.receivers has none"
+    return f'no receiver is named "{name}"; expected one of: {known}'
+
+
+def _receiver_errors(key: Key, receiver: ReceiverConfig) -> Iterator[tuple[Key, str]]:
+    for kind in receiver.kinds:
+        options = getattr(receiver, kind)
+        here = (*key, kind)
+        http = getattr(options, "http", None)
+        if isinstance(http, HttpOptions):
+            yield from _http_errors((*here, "http"), http)
+        template = getattr(options, "template", None)
+        if isinstance(template, TemplateOptions):
+            yield from _template_errors((*here, "template"), template)
+    mail = receiver.email
+    if mail is not None:
+        yield from _email_errors((*key, "email"), mail)
+
+
+def _http_errors(key: Key, http: HttpOptions) -> Iterator[tuple[Key, str]]:
+    if (http.cert_file is None) != (http.key_file is None):
+        missing = "key_file" if http.key_file is None else "cert_file"
+        yield (*key, missing), "missing; expected both cert_file and key_file, or neither"
+    for name, value in http.headers.items():
+        if not name.isascii() or not name or any(char in name for char in " :\r\n\t"):
+            yield (*key, "headers"), f"{show(name)} is no header's name; expected a word"
+        elif any(char in value for char in "\r\n\0"):
+            yield (*key, "headers", name), "its value has a line break; expected one line"
+        elif name.lower() in ("authorization", "content-length", "host", "content-type"):
+            hint = " (bearer_token_file sets it)" if name.lower() == "authorization" else ""
+            yield (*key, "headers", name), f"this header is set by sickbay{hint}; expected another"
+
+
+def _email_errors(key: Key, mail: EmailOptions) -> Iterator[tuple[Key, str]]:
+    if mail.smarthost.startswith("unix:") or mail.smarthost.endswith(":0"):
+        yield (*key, "smarthost"), '"HOST:PORT" is needed; expected such as "mail.example.com:587"'
+    if bool(mail.username) != (mail.password_file is not None):
+        missing = "password_file" if mail.username else "username"
+        yield (*key, missing), "missing; expected both username and password_file, or neither"
+    if mail.username and mail.tls == "none":
+        text = "a password in plain text; expected tls: starttls or tls: tls"
+        yield (*key, "tls"), text
+    if (mail.cert_file is None) != (mail.key_file is None):
+        missing = "key_file" if mail.key_file is None else "cert_file"
+        yield (*key, missing), "missing; expected both cert_file and key_file, or neither"
+
+
+def _template_errors(key: Key, options: TemplateOptions) -> Iterator[tuple[Key, str]]:
+    for name in ("title", "text"):
+        text = getattr(options, name)
+        if not text:
+            continue
+        try:
+            MessageTemplate(TemplateOptions(**{name: text})).check()
+        except TemplateError as error:
+            expected = "a Jinja2 template of the variables in docs/alerts.md"
+            yield (*key, name), f"{error}; expected {expected}"
+
+
+def files(settings: AlertSettings) -> Iterator[tuple[Key, Path]]:
+    """Every file that must exist before the start, by its key below ``alerts``."""
+    for number, webhook in enumerate(settings.webhooks):
+        yield ("webhooks", number, "secret_file"), webhook.secret_file
+    for number, receiver in enumerate(settings.receivers):
+        for kind in receiver.kinds:
+            yield from _files(("receivers", number, kind), getattr(receiver, kind))
+
+
+def _files(key: Key, options: Any) -> Iterator[tuple[Key, Path]]:
+    for name in options.__dataclass_fields__:
+        value = getattr(options, name)
+        if isinstance(value, Path):
+            yield (*key, name), value
+        elif isinstance(value, HttpOptions):
+            yield from _files((*key, name), value)

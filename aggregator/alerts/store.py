@@ -1,0 +1,297 @@
+"""Where the outbox's tables are: a SQLite file of their own, or the history's database.
+
+Blocking. Every failure is `OutboxError`, after which the next call connects again.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects.postgresql import insert
+
+from aggregator.alerts.batch import pending_row
+from aggregator.alerts.message import alerts_of
+from aggregator.alerts.tables import (
+    VERSION,
+    dead,
+    deliveries,
+    lasting,
+    metadata,
+    pending,
+    schema,
+    told,
+)
+
+T = TypeVar("T")
+
+#: PostgreSQL's advisory locks are numbers; this is the outbox's ("sickbay" and a number).
+_LOCK = 0x7369636B03
+#: Seconds that a server may take for one change.
+_SECONDS = 15.0
+
+
+class OutboxError(OSError):
+    """The outbox can't be used now; the text names the reason."""
+
+
+class OutboxStore(Protocol):
+    """One change at a time. ``shared``: other replicas use the same tables."""
+
+    @property
+    def shared(self) -> bool: ...
+
+    def change(self, work: Callable[[sa.Connection], T]) -> T:
+        """The result of ``work``, in a transaction of its own that waits for all others. Raises
+        `OutboxError`; the tables are then unchanged.
+        """
+        ...
+
+    def close(self) -> None:
+        """A later call opens it again."""
+        ...
+
+
+class FileStore:
+    """The SQLite file at ``path``, made by the first change."""
+
+    shared = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._engine: sa.Engine | None = None
+
+    def change(self, work: Callable[[sa.Connection], T]) -> T:
+        try:
+            with self._open().connect() as connection, connection.begin():
+                return work(connection)
+        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+            self.close()
+            cause = getattr(error, "orig", None) or error
+            raise OutboxError(f"{self.path}: {cause}{self._put_aside(cause)}") from error
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with suppress(sa.exc.SQLAlchemyError):
+                engine.dispose()
+
+    def _put_aside(self, error: BaseException) -> str:
+        """A broken file must not keep the next alert from going out."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return ""
+        aside = self.path.with_name(f"{self.path.name}.broken")
+        try:
+            self.path.rename(aside)
+            for name in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + name).unlink(missing_ok=True)
+        except OSError as failure:
+            return f"; and it can't be put aside: {failure.strerror}"
+        return f"; put aside as {aside}, with the alerts that waited in it"
+
+    def _open(self) -> sa.Engine:
+        if self._engine is not None:
+            return self._engine
+        try:
+            self.path.touch(mode=0o600)
+        except OSError as error:
+            raise OutboxError(f"{self.path}: {error.strerror}") from error
+        found = _file_version(self.path)
+        if found > VERSION:
+            raise OutboxError(
+                f"{self.path} was written by a newer sickbay (version {found}); "
+                "upgrade, or point alerts.outbox elsewhere"
+            )
+        engine = _file_engine(self.path)
+        try:
+            with engine.connect() as connection, connection.begin():
+                metadata.create_all(connection)
+                if found < VERSION:
+                    _take_over(connection)
+                connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
+        except BaseException:
+            engine.dispose()
+            raise
+        self._engine = engine
+        return engine
+
+
+def _file_version(path: Path) -> int:
+    with sqlite3.connect(path, timeout=5) as db:
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+    db.close()
+    return int(found)
+
+
+def _file_engine(path: Path) -> sa.Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)), pool_size=1, connect_args={"timeout": 5}
+    )
+
+    @event.listens_for(engine, "connect")
+    def _settle(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # transactions begin where we say
+        # FULL: an accepted alert stays on disk even when the machine loses its power.
+        for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=FULL"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+#: The rows of a file of version 1 have neither groups nor ends. The numbers of rows that were
+#: deleted are never used again, because ids contain them.
+_TAKE_OVER = """
+INSERT INTO alert_pending (seq, route, grp, grouped, accepted_at, not_before, held_by, node, firing,
+  alert) SELECT seq, webhook, '', grouped, accepted_at, 0, '', node, '', alert FROM pending;
+INSERT INTO alert_deliveries
+  SELECT webhook, id, '', alerts, size, attempts, first_at, next_at, '', 0 FROM deliveries;
+INSERT INTO alert_dead
+  SELECT seq, webhook, id, alerts, json_array_length(alerts), because, at FROM dead;
+INSERT INTO alert_told SELECT topic, kind, node, incident, at FROM told;
+DELETE FROM sqlite_sequence WHERE name IN ('alert_pending', 'alert_dead');
+INSERT INTO sqlite_sequence (name, seq)
+  SELECT 'alert_' || name, seq FROM sqlite_sequence WHERE name IN ('pending', 'dead');
+DROP TABLE pending;
+DROP TABLE deliveries;
+DROP TABLE dead;
+DROP TABLE told
+"""
+
+
+def _take_over(connection: sa.Connection) -> None:
+    inspector = sa.inspect(connection)
+    if not inspector.has_table("pending"):
+        return
+    if "node" not in {column["name"] for column in inspector.get_columns("pending")}:
+        connection.exec_driver_sql("ALTER TABLE pending ADD COLUMN node TEXT NOT NULL DEFAULT ''")
+    for statement in _TAKE_OVER.split(";"):
+        connection.exec_driver_sql(statement)
+
+
+class SharedEngine(Protocol):
+    """A database that is reached as `aggregator.history` reaches its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    def call(
+        self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float
+    ) -> T: ...
+
+    def close(self) -> None: ...
+
+
+class SharedStore:
+    """Tables in a PostgreSQL that several replicas use, behind one lock."""
+
+    shared = True
+
+    def __init__(self, engine: SharedEngine, former: Path | None = None) -> None:
+        """``former``: the file of this replica's own outbox from before, whose alerts are moved."""
+        self._engine = engine
+        self._former = former
+        self._ready = False
+
+    def change(self, work: Callable[[sa.Connection], T]) -> T:
+        def locked(connection: sa.Connection) -> T:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            if not self._ready:
+                self._prepare(connection)
+            return work(connection)
+
+        try:
+            result = self._engine.call(locked, write=True, seconds=_SECONDS)
+        except OSError as error:
+            self._ready = False
+            raise OutboxError(str(error)) from error
+        if not self._ready and self._former is not None:
+            _put_away(self._former)
+        self._ready = True
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _prepare(self, connection: sa.Connection) -> None:
+        metadata.create_all(connection)
+        found = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar()
+        if found is None:
+            connection.execute(sa.insert(schema).values(version=VERSION))
+        elif found > VERSION:
+            raise OutboxError(
+                f"{self._engine.name}: the alerts' tables were written by a newer sickbay "
+                f"(version {found}); upgrade, or set alerts.shared: false"
+            )
+        if self._former is not None and self._former.exists():
+            _move(self._former, connection)
+
+
+#: Tables whose rows are moved: the times of groups' last deliveries are of no use elsewhere.
+_MOVED = (pending, deliveries, dead, told, lasting)
+
+
+def _move(file: Path, connection: sa.Connection) -> None:
+    """Copy all of a file's rows.
+
+    Of a copy that was made before, and whose file was not renamed, the alerts that wait are there
+    twice: they are sent again rather than lost.
+    """
+    store = FileStore(file)
+    try:
+        rows = store.change(
+            lambda db: {
+                table.name: [dict(row) for row in db.execute(sa.select(table)).mappings()]
+                for table in _MOVED
+            }
+        )
+    finally:
+        store.close()
+    _return_to_pending(rows, connection)
+    for table in _MOVED:
+        # The numbers of the file may be taken; the database gives others.
+        new = [
+            {key: value for key, value in row.items() if key != "seq"} for row in rows[table.name]
+        ]
+        if new:
+            connection.execute(insert(table).on_conflict_do_nothing(), new)
+
+
+def _return_to_pending(rows: dict[str, list[dict[str, Any]]], connection: sa.Connection) -> None:
+    """Alerts of open deliveries wait again where another delivery of the route is open: a route
+    works on one.
+    """
+    open_ones = {
+        row.route: row.id
+        for row in connection.execute(sa.select(deliveries.c.route, deliveries.c.id))
+    }
+    waiting: list[dict[str, Any]] = []
+    kept = []
+    for row in rows[deliveries.name]:
+        if open_ones.get(row["route"], row["id"]) == row["id"]:
+            kept.append(row)
+            continue
+        try:
+            waiting += [
+                pending_row(row["route"], row["grp"], alert, row["first_at"], alert.id)
+                for alert in alerts_of(row["alerts"])
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            letter = {key: row[key] for key in ("route", "id", "alerts", "size")}
+            because = f"its row can't be read: {error!r}"
+            rows[dead.name].append(letter | {"because": because, "at": row["first_at"]})
+    rows[deliveries.name] = kept
+    rows[pending.name] = [*waiting, *rows[pending.name]]  # the older ones first
+
+
+def _put_away(file: Path) -> None:
+    """The file's alerts are in the database: keep it for people, under another name."""
+    with suppress(OSError):
+        file.rename(file.with_name(f"{file.name}.moved"))

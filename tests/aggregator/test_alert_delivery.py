@@ -1,0 +1,415 @@
+"""Alerts to a real Alertmanager, a real SMTP server, and receivers that fail in every way."""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import default
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult, LoginPassword
+
+from aggregator.alerts import sender
+from aggregator.alerts.http_channel import Exchange, HttpOptions
+from aggregator.alerts.message import Message
+from aggregator.alerts.notifier import Notifier
+from aggregator.alerts.outbox import AlertOutbox, BatchWait
+from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
+from aggregator.alerts.receivers.email import EmailOptions
+from aggregator.alerts.receivers.pagerduty import PagerDutyOptions
+from aggregator.alerts.receivers.slack import SlackOptions
+from aggregator.alerts.receivers.teams import TeamsOptions
+from aggregator.alerts.receivers.webhook import WebhookOptions
+from aggregator.alerts.routes import RouteTarget, targets_of
+from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfig
+from aggregator.alerts.store import FileStore
+from aggregator.alerts.webhook import Delivery, Retry, WebhookResponse
+from aggregator.events import EventKind, Transition
+from aggregator.runtime.backoff import Backoff
+from tests.controlplane.pki import Authority
+from tests.support import alertmanager
+from tests.support.alertmanager import Alertmanager
+from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
+from tests.support.waiting import CLOCKS, until
+
+SOON = BatchWait(0.05, 0.05)
+QUICK = Retry(Backoff(0.02, 0.1), give_up=60)
+K = EventKind
+
+needs_alertmanager = pytest.mark.skipif(
+    not alertmanager.is_installed(),
+    reason="there is no prometheus-alertmanager: tests/setup-debian.sh installs it",
+)
+
+
+def happened(node: str, kind: EventKind = K.CORDONED) -> Transition:
+    return Transition(time.time(), kind, node, f"{node}: {kind}", f"inc-{node}", {})
+
+
+@asynccontextmanager
+async def telling(
+    folder: Path, *receivers: ReceiverConfig, wait: BatchWait = SOON
+) -> AsyncIterator[Notifier]:
+    """A route for each receiver."""
+    routes = tuple(RouteConfig(name=f"to-{one.name}", receiver=one.name) for one in receivers)
+    settings = AlertSettings(receivers=receivers, routes=routes, page="https://sickbay.test")
+    alerts = Notifier(
+        FileStore(folder / "outbox.db"),
+        settings,
+        clocks=CLOCKS,
+        rng=random.Random(1),
+        retry=QUICK,
+        targets=[
+            replace(one, wait=wait, resend=one.resend and 0.3) for one in targets_of(settings)
+        ],
+    )
+    alerts.start()
+    try:
+        yield alerts
+    finally:
+        await alerts.close()
+
+
+def delivered(alerts: Notifier) -> int:
+    return sum(tally.delivered for tally in alerts.tallies().values())
+
+
+def file_of(folder: Path, name: str, content: str) -> Path:
+    path = folder / name
+    path.write_text(f"{content}\n")
+    return path
+
+
+# -- Alertmanager ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Alertmanager]:
+    with closing(Alertmanager(tmp_path)) as made:
+        made.start()
+        yield made
+
+
+@needs_alertmanager
+async def test_alertmanager_has_an_alert_until_its_end_and_again_after_a_restart(
+    tmp_path: Path, manager: Alertmanager
+) -> None:
+    receiver = ReceiverConfig("am", alertmanager=AlertmanagerOptions(manager.url))
+
+    def nodes() -> list[str]:
+        return sorted(one["labels"]["node"] for one in manager.alerts())
+
+    async with telling(tmp_path, receiver) as alerts:
+        for number in range(3):
+            alerts.record_event(happened(f"n{number}"))
+        await until(lambda: delivered(alerts) == 3, lambda: alerts.problem)
+        [first, *_] = sorted(manager.alerts(), key=lambda one: str(one["labels"]["node"]))
+        assert first["labels"]["alertname"] == "sickbay.quarantine.cordoned"
+        assert first["labels"]["severity"] == "warning"
+        assert first["generatorURL"] == "https://sickbay.test/nodes/n0"
+        assert nodes() == ["n0", "n1", "n2"]
+        alerts.record_event(happened("n1", K.RELEASED))
+        await until(lambda: nodes() == ["n0", "n2"], lambda: (nodes(), alerts.problem))
+        manager.kill()
+        manager.start()
+        await until(lambda: nodes() == ["n0", "n2"], lambda: (nodes(), alerts.problem))
+
+
+@needs_alertmanager
+async def test_alertmanager_over_mutual_tls_with_a_private_ca(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "authority")
+    pair = authority.server("alertmanager", ["127.0.0.1"])
+    client = authority.user("sickbay", "sickbay", ())
+    files = (pair.certificate, pair.key, authority.certificate)
+    with closing(Alertmanager(tmp_path, tls=files)) as manager:
+        manager.start()
+        http = HttpOptions(
+            ca_file=authority.certificate, cert_file=client.certificate, key_file=client.key
+        )
+        without = HttpOptions(ca_file=authority.certificate)
+        receivers = [
+            ReceiverConfig(name, alertmanager=AlertmanagerOptions(manager.url, options))
+            for name, options in (("with", http), ("without", without))
+        ]
+        async with telling(tmp_path, *receivers) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: alerts.tallies()["to-with"].delivered == 1, lambda: alerts.problem)
+            await until(lambda: alerts.tallies()["to-without"].failed_attempts > 0)
+            assert "route to-without (alertmanager without): can't be reached" in alerts.problem
+
+
+# -- e-mail ----------------------------------------------------------------------------------------
+
+
+class Mailbox:
+    """Takes mail; ``answers`` are given first, each to one mail."""
+
+    def __init__(self, *answers: str) -> None:
+        self.mails: list[EmailMessage] = []
+        self._answers = list(answers)
+
+    async def handle_DATA(self, _server: object, _session: object, envelope: Any) -> str:
+        if self._answers:
+            return self._answers.pop(0)
+        self.mails.append(message_from_bytes(envelope.content, policy=default))
+        return "250 OK"
+
+
+class Logins:
+    """One user and one password."""
+
+    def __call__(self, _s: object, _n: object, _e: object, _m: object, data: Any) -> AuthResult:
+        good = LoginPassword(b"sickbay", b"correct horse")
+        return AuthResult(success=data == good, handled=False)
+
+
+@asynccontextmanager
+async def smtp(mailbox: Mailbox, **how: Any) -> AsyncIterator[int]:
+    controller = Controller(mailbox, hostname="127.0.0.1", port=0, **how)
+    server = await asyncio.get_running_loop().create_server(controller.factory, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def mail_to(port: int, **more: Any) -> ReceiverConfig:
+    options = EmailOptions(f"localhost:{port}", "sickbay@site.test", ("oncall@site.test",), **more)
+    return ReceiverConfig("mail", email=options, timeout=5.0)
+
+
+async def test_a_mail_arrives_and_its_end_in_the_same_thread(tmp_path: Path) -> None:
+    mailbox = Mailbox("451 4.3.0 not now")
+    async with (
+        smtp(mailbox) as port,
+        telling(tmp_path, mail_to(port, tls="none")) as alerts,
+    ):
+        alerts.record_event(happened("gpu-0117"))
+        await until(lambda: len(mailbox.mails) == 1, lambda: alerts.problem)
+        assert alerts.tallies()["to-mail"].failed_attempts == 1
+        alerts.record_event(happened("gpu-0117", K.RELEASED))
+        await until(lambda: len(mailbox.mails) == 2, lambda: alerts.problem)
+    first, second = mailbox.mails
+    assert first["Subject"] == "[WARNING] gpu-0117: quarantine.cordoned"
+    assert first["To"] == "oncall@site.test"
+    assert "https://sickbay.test/nodes/gpu-0117" in first.get_content()
+    assert second["Subject"].startswith("[RESOLVED] gpu-0117: quarantine.released")
+    assert second["References"] == first["Message-ID"]
+
+
+async def test_a_mail_server_is_verified_and_logged_in_to(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "authority")
+    pair = authority.server("mail", ["127.0.0.1", "localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    mailbox = Mailbox()
+    password = file_of(tmp_path, "password", "wrong")
+    how = {"tls_context": context, "authenticator": Logins(), "auth_required": True}
+    async with smtp(mailbox, **how) as port:
+        foreign = mail_to(port, username="sickbay", password_file=password)
+        async with telling(tmp_path, foreign) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(
+                lambda: "certificate is not trusted" in alerts.problem, lambda: alerts.problem
+            )
+        known = mail_to(
+            port, username="sickbay", password_file=password, ca_file=authority.certificate
+        )
+        async with telling(tmp_path, known) as alerts:
+            await until(lambda: "SMTP 535" in alerts.problem, lambda: alerts.problem)
+            password.write_text("correct horse\n")  # the login is no reason to drop an alert
+            await until(lambda: len(mailbox.mails) == 1, lambda: alerts.problem)
+    assert "correct horse" not in str(mailbox.mails[0])
+
+
+class LosesCancellation:
+    """As asyncio.wait_for of Python 3.11 does where a reply arrives with the cancellation."""
+
+    def __init__(self, verdict: Delivery) -> None:
+        self.called = asyncio.Event()
+        self._verdict = verdict
+
+    async def deliver(self, _message: Message, _exchange: Exchange) -> WebhookResponse:
+        self.called.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        return WebhookResponse(self._verdict, "answered at the end")
+
+
+@pytest.mark.parametrize("verdict", [Delivery.DELIVERED, Delivery.RETRY])
+async def test_a_sender_ends_though_a_library_loses_the_cancellation(
+    tmp_path: Path, verdict: Delivery
+) -> None:
+    receiver = LosesCancellation(verdict)
+    alerts = Notifier(
+        FileStore(tmp_path / "outbox.db"),
+        AlertSettings(),
+        clocks=CLOCKS,
+        rng=random.Random(1),
+        retry=QUICK,
+        targets=[RouteTarget("to-mail", "to-mail", receiver, timeout=3600.0, wait=SOON)],
+    )
+    alerts.start()
+    alerts.record_event(happened("n1"))
+    await receiver.called.wait()
+    async with asyncio.timeout(30):
+        await alerts.close()
+    with closing(AlertOutbox(FileStore(tmp_path / "outbox.db"))) as outbox:
+        assert outbox.depths() == ({} if verdict is Delivery.DELIVERED else {"to-mail": 1})
+
+
+# -- receivers that fail ---------------------------------------------------------------------------
+
+SECRET_URL = "/services/T0/B0/T0PSECRETOFCHAT"
+
+
+def over_http(
+    folder: Path, receiver: Receiver, http: HttpOptions | None = None
+) -> list[ReceiverConfig]:
+    """One receiver of each kind over HTTP, all at the same server."""
+    http = http or HttpOptions()
+    url_file = file_of(folder, "url", receiver.url(SECRET_URL))
+    secret = file_of(folder, "secret", "0123456789abcdef0123456789abcdef")
+    return [
+        ReceiverConfig("slack", slack=SlackOptions(url_file, http=http), timeout=1.0),
+        ReceiverConfig("teams", teams=TeamsOptions(url_file, http=http), timeout=1.0),
+        ReceiverConfig(
+            "pagerduty",
+            pagerduty=PagerDutyOptions(secret, receiver.url("/v2/enqueue"), http=http),
+            timeout=1.0,
+        ),
+        ReceiverConfig("am", alertmanager=AlertmanagerOptions(receiver.url(""), http), timeout=1.0),
+        ReceiverConfig(
+            "hook", webhook=WebhookOptions(receiver.url("/hook"), secret, http), timeout=1.0
+        ),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5), ids=["slack", "teams", "pagerduty", "am", "hook"])
+async def test_every_receiver_is_tried_again_until_it_takes_the_same_message(
+    tmp_path: Path, number: int
+) -> None:
+    """Server errors, a rate limit, a redirect to an internal address, no answer, a closed door."""
+    answers: list[Answer] = [
+        status(500),
+        status(429, Retry_After="0"),
+        status(302, Location="http://169.254.169.254/latest/meta-data"),
+        hang,
+        status(503),
+    ]
+    async with Receiver(answers=answers) as receiver:
+        one = replace(over_http(tmp_path, receiver)[number], timeout=0.3)
+        async with telling(tmp_path, one) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
+            [tally] = alerts.tallies().values()
+            assert tally.failed_attempts >= 5
+            assert tally.dead == 0
+        assert len({request.path for request in receiver.requests}) == 1, "no redirect is followed"
+        if one.name not in ("am", "hook"):  # they have a time, or the attempt's number
+            assert len({request.body for request in receiver.requests}) == 1
+
+
+@pytest.mark.parametrize(("code", "dead"), [(400, 1), (401, 0), (403, 0), (404, 0)])
+async def test_a_credential_that_is_refused_keeps_the_alerts_and_a_bad_body_is_a_dead_letter(
+    tmp_path: Path, code: int, dead: int
+) -> None:
+    async with Receiver(answers=[status(code)]) as receiver:
+        [slack, *_] = over_http(tmp_path, receiver)
+        async with telling(tmp_path, slack) as alerts:
+            alerts.record_event(happened("n1"))
+            tally = alerts.tallies()["to-slack"]
+            await until(lambda: tally.dead + tally.delivered == 1)
+            assert tally.dead == dead
+
+
+async def test_headers_a_token_and_a_proxy_are_used(tmp_path: Path) -> None:
+    token = file_of(tmp_path, "token", "t0ken")
+    async with Receiver() as proxy, Receiver() as unreachable:
+        http = HttpOptions(
+            headers={"X-Scope-OrgID": "gpu"}, bearer_token_file=token, proxy=proxy.url("")
+        )
+        [*_, manager, _hook] = over_http(tmp_path, unreachable, http)
+        async with telling(tmp_path, manager) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
+        [request] = proxy.requests[:1]
+        assert unreachable.requests == []
+        assert request.headers["X-Scope-OrgID"] == "gpu"
+        assert request.headers["Authorization"] == "Bearer t0ken"
+
+
+async def test_a_receiver_that_never_answers_delays_no_other(tmp_path: Path) -> None:
+    async with Receiver(answer=hang) as dead, Receiver() as alive:
+        slow = [replace(one, timeout=60.0) for one in over_http(tmp_path, dead)[:3]]
+        quick = replace(over_http(tmp_path, alive)[3], name="alive")
+        async with telling(tmp_path, *slow, quick) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: alerts.tallies()["to-alive"].delivered == 1)
+            assert len(dead.requests) <= 3
+
+
+async def test_an_answer_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
+    async def endless(_: Received) -> web.StreamResponse:
+        return web.Response(status=500, body=b"\x1b[31mno <b>" + b"x" * 20_000_000)
+
+    async with Receiver(answer=endless) as receiver:
+        [slack, *_] = over_http(tmp_path, receiver)
+        async with telling(tmp_path, slack) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: "HTTP 500" in alerts.problem, lambda: alerts.problem)
+            assert len(alerts.problem) < 400
+            assert "\x1b" not in alerts.problem
+            assert SECRET_URL not in alerts.problem
+            receiver.answer = taken
+            await until(lambda: delivered(alerts) == 1)
+
+
+@pytest.mark.parametrize("number", range(4), ids=["slack", "teams", "pagerduty", "am"])
+async def test_no_secret_that_a_receiver_repeats_is_shown_or_kept(
+    tmp_path: Path, number: int
+) -> None:
+    def repeat(request: Received) -> web.Response:
+        query = "?sig=S1G:NATURE/0123" if request.path == SECRET_URL else ""
+        said = f"no {request.path}{query} {request.headers.get('Authorization')}"
+        escaped = request.path.replace("/", "\\/")
+        return web.Response(status=400, text=f"{said} {escaped} {request.body[:90].decode()}")
+
+    token = file_of(tmp_path, "token", "t0ken-of-the-proxy")
+    async with Receiver(answer=repeat) as receiver:
+        one = over_http(tmp_path, receiver, HttpOptions(bearer_token_file=token))[number]
+        file_of(tmp_path, "url", receiver.url(f"{SECRET_URL}?sig=S1G%3ANATURE%2F0123"))
+        async with telling(tmp_path, one) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
+            problem = alerts.problem
+        with closing(AlertOutbox(FileStore(tmp_path / "outbox.db"))) as outbox:
+            [letter] = outbox.dead_letters(9)
+        shown = problem + letter.because
+        assert "HTTP 400: no ***" in shown
+        for secret in ("T0PSECRET", "NATURE", "t0ken", "0123456789abcdef"):
+            assert secret not in shown
+
+
+async def test_a_message_that_cannot_be_read_is_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("kind")
+
+    monkeypatch.setattr(sender, "message_of", broken)
+    async with Receiver() as receiver:
+        [slack, *_] = over_http(tmp_path, receiver)
+        async with telling(tmp_path, slack) as alerts:
+            alerts.record_event(happened("n1"))
+            await until(lambda: alerts.tallies()["to-slack"].dead == 1)
+        assert receiver.requests == []

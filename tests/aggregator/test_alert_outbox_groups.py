@@ -1,0 +1,295 @@
+"""Groups, ends of alerts, holds, claims of replicas, and files of an earlier version."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.alerts.alert import alert_of, dedup_key, resolves
+from aggregator.alerts.outbox import AlertHold, AlertOutbox, BatchWait, Item, PendingDelivery
+from aggregator.alerts.store import FileStore
+from aggregator.events import EventKind, Transition
+
+NOW = 1_750_000_000.0
+CHAT, MACHINE = "chat", "machine"
+WAIT = BatchWait(linger=10.0, grouped=10.0, interval=60.0)
+K = EventKind
+
+
+def happened(
+    node: str, kind: EventKind = K.CORDONED, at: float = NOW, **details: str
+) -> Transition:
+    return Transition(at, kind, node, f"{node}: {kind}", f"inc-{node}", details)
+
+
+def item(
+    transition: Transition, group: str = "", hold: AlertHold | None = None, free: str = ""
+) -> Item:
+    """For a chat that wants to learn of ends, and a machine that does not."""
+    return Item(
+        dedup_key(transition),
+        alert_of(transition),
+        resolves(transition),
+        (CHAT, MACHINE),
+        {CHAT: group},
+        frozenset({CHAT}),
+        hold,
+        free,
+    )
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[AlertOutbox]:
+    made = AlertOutbox(FileStore(tmp_path / "outbox.db"))
+    yield made
+    made.close()
+
+
+def composed(outbox: AlertOutbox, now: float, route: str = CHAT) -> list[dict[str, Any]]:
+    """The next delivery's alerts; it is taken at once."""
+    found = outbox.next(route, now, WAIT)
+    assert isinstance(found, PendingDelivery), found
+    outbox.done(found)
+    return [one | {"delivery": found.id} for one in json.loads(found.alerts)]
+
+
+def test_alerts_of_one_group_share_a_delivery_and_groups_do_not(outbox: AlertOutbox) -> None:
+    outbox.accept([item(happened(f"a{n}"), "r1") for n in range(3)], NOW)
+    outbox.accept([item(happened("b0"), "r2")], NOW + 5)
+    assert outbox.next(CHAT, NOW + 6, WAIT) == pytest.approx(4)
+    assert [one["node"] for one in composed(outbox, NOW + 11)] == ["a0", "a1", "a2"]
+    assert outbox.next(CHAT, NOW + 11, WAIT) == pytest.approx(4)
+    assert [one["node"] for one in composed(outbox, NOW + 16)] == ["b0"]
+
+
+def test_a_group_that_was_sent_waits_for_its_interval_and_others_do_not(
+    outbox: AlertOutbox,
+) -> None:
+    outbox.accept([item(happened("a0"), "r1")], NOW)
+    composed(outbox, NOW + 10)
+    outbox.accept([item(happened("a1"), "r1"), item(happened("b0"), "r2")], NOW + 12)
+    assert [one["node"] for one in composed(outbox, NOW + 22)] == ["b0"]
+    assert outbox.next(CHAT, NOW + 22, WAIT) == pytest.approx(48)
+    assert [one["node"] for one in composed(outbox, NOW + 70)] == ["a1"]
+
+
+def test_an_end_goes_to_the_routes_that_follow_and_names_the_delivery_that_announced_it(
+    outbox: AlertOutbox,
+) -> None:
+    outbox.accept([item(happened("n1")), item(happened("n2"))], NOW)
+    begun = composed(outbox, NOW + 10)
+    assert [one["state"] for one in begun] == ["firing", "firing"]
+    assert len(composed(outbox, NOW + 10, MACHINE)) == 2
+    outbox.accept([item(happened("n1", K.RELEASED, NOW + 90))], NOW + 90)
+    [over] = composed(outbox, NOW + 100)
+    assert (over["state"], over["kind"]) == ("resolved", "quarantine.cordoned")
+    assert over["key"] == begun[0]["key"]
+    assert over["id"] != begun[0]["id"]
+    assert over["resolved"] == {
+        "at": "2025-06-15T15:08:10.000Z",
+        "summary": "n1: quarantine.released",
+        "delivery": begun[0]["delivery"],
+        "open": 1,
+    }
+    # A route that does not follow has the transition itself, as before.
+    assert [one["kind"] for one in composed(outbox, NOW + 101, MACHINE)] == ["quarantine.released"]
+    outbox.accept([item(happened("n2", K.RELEASED))], NOW + 200)
+    [last] = composed(outbox, NOW + 210)
+    assert last["resolved"]["open"] == 0
+
+
+def test_an_end_without_an_alert_before_it_is_the_notice_that_it_was(outbox: AlertOutbox) -> None:
+    outbox.accept([item(happened("n1", K.RELEASED))], NOW)
+    assert [(one["kind"], one["state"]) for one in composed(outbox, NOW + 10)] == [
+        ("quarantine.released", "notice")
+    ]
+
+
+def test_what_begins_and_ends_before_it_was_sent_is_sent_in_that_order(
+    outbox: AlertOutbox,
+) -> None:
+    """In one batch of transitions, and in two."""
+    outbox.accept([item(happened("n1")), item(happened("n1", K.RELEASED))], NOW)
+    outbox.accept([item(happened("n2"))], NOW)
+    outbox.accept([item(happened("n2", K.RELEASED))], NOW + 1)
+    found = composed(outbox, NOW + 10)
+    assert [(one["node"], one["state"]) for one in found] == [
+        ("n1", "firing"),
+        ("n1", "resolved"),
+        ("n2", "firing"),
+        ("n2", "resolved"),
+    ]
+    assert {one["resolved"]["delivery"] for one in found if "resolved" in one} == {
+        found[0]["delivery"]
+    }
+    assert outbox.lasting_alerts(CHAT) == []
+
+
+def test_the_end_of_an_incident_ends_no_quarantine(outbox: AlertOutbox) -> None:
+    opened = happened("n1", K.INCIDENT_OPENED, action="drain")
+    outbox.accept([item(opened), item(happened("n1"))], NOW)
+    composed(outbox, NOW + 10)
+    outbox.accept([item(happened("n1", K.INCIDENT_CLOSED, action="drain"))], NOW + 90)
+    found = composed(outbox, NOW + 100)
+    assert [(one["kind"], one["state"]) for one in found] == [("incident.opened", "resolved")]
+    assert [one.kind for one in outbox.lasting_alerts(CHAT)] == ["quarantine.cordoned"]
+
+
+def test_the_same_fault_after_its_end_is_announced_again(outbox: AlertOutbox) -> None:
+    for turn in range(3):
+        at = NOW + 100 * turn
+        outbox.accept([item(happened("n1", at=at))], at)
+        outbox.accept([item(happened("n1", K.ADMITTED, at=at))], at)
+        outbox.accept([item(happened("n1", K.RELEASED, at=at + 20))], at + 20)
+        found = composed(outbox, at + 80)
+        assert [one["state"] for one in found if "admitted" not in one["kind"]] == [
+            "firing",
+            "resolved",
+        ]
+
+
+def test_a_silenced_alert_waits_and_is_sent_when_the_silence_ends(outbox: AlertOutbox) -> None:
+    hold = AlertHold(NOW + 3600, "silence")
+    outbox.accept([item(happened("n1"), hold=hold), item(happened("n2"))], NOW)
+    assert [one["node"] for one in composed(outbox, NOW + 10)] == ["n2"]
+    assert outbox.next(CHAT, NOW + 100, WAIT) == pytest.approx(3500)
+    assert outbox.expire(CHAT, NOW + 1800) == 0
+    assert [one["node"] for one in composed(outbox, NOW + 3601)] == ["n1"]
+
+
+def test_a_silenced_alert_that_ends_meanwhile_is_never_sent_nor_is_its_end(
+    outbox: AlertOutbox,
+) -> None:
+    hold = AlertHold(NOW + 3600, "silence")
+    outbox.accept([item(happened("n1"), hold=hold)], NOW)
+    outbox.accept([item(happened("n2"), hold=hold), item(happened("n2", K.RELEASED))], NOW)
+    over = replace(item(happened("n1", K.RELEASED)), hold=hold)
+    outbox.accept([over], NOW + 60)
+    assert [one["node"] for one in composed(outbox, NOW + 4000)] == ["n2"]  # its release, a notice
+    assert outbox.next(CHAT, NOW + 4000, WAIT) is None
+
+
+def test_a_silence_that_was_taken_out_of_the_configuration_holds_no_alert(
+    outbox: AlertOutbox,
+) -> None:
+    outbox.accept([item(happened("n1"), hold=AlertHold(NOW + 3600, "silence"))], NOW)
+    held = outbox.held()
+    assert [alert.node for _, alert in held] == ["n1", "n1"]  # on two routes
+    outbox.hold({number: 0.0 for number, _ in held})
+    assert [one["node"] for one in composed(outbox, NOW + 20)] == ["n1"]
+
+
+def test_an_exemption_that_people_end_early_frees_its_alerts(outbox: AlertOutbox) -> None:
+    outbox.accept([item(happened("n1"), hold=AlertHold(NOW + 3600, "exempt"))], NOW)
+    assert outbox.held() == []
+    outbox.accept([item(happened("n2", K.REQUESTED), free="n1")], NOW + 60)
+    found = composed(outbox, NOW + 120)
+    assert [one["node"] for one in found] == ["n1", "n2"]
+
+
+def test_kill_9_between_the_end_and_its_delivery_loses_neither(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    first = AlertOutbox(FileStore(path))
+    first.accept([item(happened("n1"))], NOW)
+    begun = composed(first, NOW + 10)
+    first.accept([item(happened("n1", K.RELEASED))], NOW + 90)
+    second = AlertOutbox(FileStore(path))  # the first was never closed: it was killed
+    delivery = second.next(CHAT, NOW + 100, WAIT)
+    assert isinstance(delivery, PendingDelivery)
+    third = AlertOutbox(FileStore(path))
+    assert third.next(CHAT, NOW + 101, WAIT) == delivery
+    [over] = json.loads(delivery.alerts)
+    assert over["resolved"]["delivery"] == begun[0]["delivery"]
+    for one in (first, second, third):
+        one.close()
+
+
+def test_dead_letters_are_listed_newest_first_and_counted(outbox: AlertOutbox) -> None:
+    for number in range(3):
+        outbox.accept([item(happened(f"n{number}"))], NOW + 100 * number)
+        found = outbox.next(CHAT, NOW + 100 * number + 20, WAIT)
+        assert isinstance(found, PendingDelivery)
+        outbox.dead_letter(found, f"HTTP 40{number}", NOW + 100 * number + 21)
+    letters = outbox.dead_letters(2)
+    assert [(one.because, one.size) for one in letters] == [("HTTP 402", 1), ("HTTP 401", 1)]
+    assert outbox.dead_count() == {CHAT: 3}
+
+
+# -- files of version 1 ----------------------------------------------------------------------------
+
+FIRST = """
+CREATE TABLE pending (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, webhook TEXT NOT NULL, grouped INTEGER NOT NULL,
+  accepted_at REAL NOT NULL, alert TEXT NOT NULL{node}
+) STRICT;
+CREATE TABLE deliveries (
+  webhook TEXT PRIMARY KEY, id TEXT NOT NULL, alerts TEXT NOT NULL, size INTEGER NOT NULL,
+  attempts INTEGER NOT NULL, first_at REAL NOT NULL, next_at REAL NOT NULL
+) STRICT;
+CREATE TABLE dead (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, webhook TEXT NOT NULL, id TEXT NOT NULL,
+  alerts TEXT NOT NULL, because TEXT NOT NULL, at REAL NOT NULL
+) STRICT;
+CREATE TABLE told (
+  topic TEXT PRIMARY KEY, kind TEXT NOT NULL, node TEXT NOT NULL, incident TEXT NOT NULL,
+  at REAL NOT NULL
+) STRICT;
+PRAGMA user_version=1;
+"""
+OLD = {
+    "id": "a" * 32,
+    "kind": "quarantine.cordoned",
+    "severity": "warning",
+    "at": NOW,
+    "node": "n1",
+    "nodes": ["n1"],
+    "summary": "n1: cordoned",
+    "incident": "i1",
+    "details": {"action": "drain"},
+}
+
+
+@pytest.mark.parametrize("node", ["", ", node TEXT NOT NULL DEFAULT ''"])
+def test_a_file_of_version_1_is_taken_over_with_all_that_waits_in_it(
+    tmp_path: Path, node: str
+) -> None:
+    path = tmp_path / "outbox.db"
+    sent = json.dumps([OLD | {"at": "2025-06-15T15:06:40.000Z"}])
+    repeated = happened("n9")
+    with sqlite3.connect(path) as db:
+        db.executescript(FIRST.format(node=node))
+        for _ in range(7):
+            db.execute(
+                "INSERT INTO pending (webhook, grouped, accepted_at, alert) VALUES (?, 0, ?, ?)",
+                (CHAT, NOW, json.dumps(OLD)),
+            )
+        db.execute("DELETE FROM pending WHERE seq <> 3")
+        db.execute(
+            "INSERT INTO deliveries VALUES (?, 'd-1', ?, 1, 2, ?, ?)", (CHAT, sent, NOW, NOW)
+        )
+        db.execute("INSERT INTO dead VALUES (1, ?, 'd-0', ?, 'HTTP 400', ?)", (CHAT, sent, NOW))
+        said = (dedup_key(repeated), repeated.kind.value, "n9", "inc-n9", NOW)
+        db.execute("INSERT INTO told VALUES (?, ?, ?, ?, ?)", said)
+    db.close()
+    outbox = AlertOutbox(FileStore(path))
+    assert outbox.depths() == {CHAT: 2}
+    delivery = outbox.next(CHAT, NOW + 20, WAIT)
+    assert isinstance(delivery, PendingDelivery)
+    assert (delivery.id, delivery.attempts, delivery.alerts) == ("d-1", 2, sent)
+    outbox.done(delivery)
+    assert [one["summary"] for one in composed(outbox, NOW + 20)] == ["n1: cordoned"]
+    assert [(one.because, one.size) for one in outbox.dead_letters(9)] == [("HTTP 400", 1)]
+    assert outbox.accept([item(repeated)], NOW + 30) == (0, 0)
+    outbox.accept([item(happened("n2"))], NOW + 30)
+    [later] = composed(outbox, NOW + 100)
+    assert later["delivery"].split("-")[1] == "8", "a number is never used again"
+    outbox.close()
+    with sqlite3.connect(path) as db:
+        names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    db.close()
+    assert not names & {"pending", "deliveries", "dead", "told"}

@@ -1,0 +1,87 @@
+"""Owners of jobs learn of their evicted pods, from the whole program on a real API server."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.pytest_plugin import Space
+from tests.e2e.conftest import Start
+from tests.support.kube_cluster import DEPLOY
+from tests.support.stack import start_job
+
+OWNERS_RBAC = DEPLOY.parent / "examples" / "alert-owners-rbac.yaml"
+pytestmark = pytest.mark.cluster
+
+
+class _Hook(ThreadingHTTPServer):
+    """Accepts every request, and keeps the alerts of each path."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Taker)
+        self.alerts: dict[str, list[dict[str, Any]]] = {}
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}{path}"
+
+
+class _Taker(BaseHTTPRequestHandler):
+    server: _Hook
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.alerts.setdefault(self.path, []).extend(body["alerts"])
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Writes no line to stderr."""
+
+
+@pytest.fixture
+def hook() -> Iterator[_Hook]:
+    with _Hook() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_the_owner_of_an_evicted_pod_hears_of_it_and_the_fault_and_no_other_owner_does(
+    cluster_space: Space, tmp_path: Path, stack_of: Start, hook: _Hook
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    start_job(plane, namespace, "train", node)
+    plane.apply(OWNERS_RBAC)
+    body = {"metadata": {"labels": {"sickbay.dev/owner": "vision"}}}
+    plane.call("PATCH", f"/api/v1/namespaces/{namespace}", body, content_type=MERGE_PATCH)
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+
+    def receiver(name: str) -> dict[str, Any]:
+        return {"name": name, "webhook": {"url": hook.url(f"/{name}"), "secret_file": str(secret)}}
+
+    names = ("vision", "speech")
+    stack = stack_of(
+        {
+            "alerts": {
+                "outbox": str(tmp_path / "outbox.db"),
+                "receivers": [receiver(name) for name in names],
+                "routes": [{"name": name, "receiver": name, "owners": [name]} for name in names],
+            }
+        }
+    )
+    stack.agent(node).xid(79)
+    stack.until_phase(node, "Drained", timeout_s=90)
+    stack.until(lambda: len(hook.alerts.get("/vision", ())) == 2, "the owner to hear")
+    assert {alert["kind"] for alert in hook.alerts["/vision"]} == {"pod.evicted"}
+    for alert in hook.alerts["/vision"]:
+        assert alert["labels"]["owner"] == "vision"
+        assert alert["details"]["pod"].startswith(f"{namespace}/train-")
+        assert "xid:79" in alert["summary"]
+    assert "/speech" not in hook.alerts
