@@ -1,0 +1,60 @@
+"""Remembers the answers of reviews for a short time. Callers that come together share a review."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+#: Seconds that an answer counts: a right that was taken back works no longer than that.
+ALLOWED_FOR = 60.0
+#: Seconds that a refusal counts: a right that was granted works after that.
+REFUSED_FOR = 10.0
+#: Answers that are remembered, the oldest give way.
+MOST = 4096
+
+
+class ReviewCache(Generic[T]):
+    """``now`` is monotonic seconds; ``lasts``: the seconds for which an answer counts."""
+
+    def __init__(
+        self, now: Callable[[], float], *, lasts: Callable[[T], float], most: int = MOST
+    ) -> None:
+        self._now = now
+        self._lasts = lasts
+        self._most = most
+        self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self._asking: dict[Hashable, asyncio.Task[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def known(self, key: Hashable) -> bool:
+        """Whether there is an answer that counts, or one on its way."""
+        found = self._known.get(key)
+        return key in self._asking or (found is not None and self._now() < found[0])
+
+    async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """The remembered answer, or that of ``ask``, whose error is raised and not remembered."""
+        found = self._known.get(key)
+        if found is not None and self._now() < found[0]:
+            return found[1]
+        task = self._asking.get(key)
+        if task is None:
+            task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # Shield: a client that goes must not end the review for the others that wait for it.
+        return await asyncio.shield(task)
+
+    async def _ask(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        try:
+            began = self._now()
+            answer = await ask()
+            self._known[key] = (began + self._lasts(answer), answer)
+            self._known.move_to_end(key)
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+            return answer
+        finally:
+            del self._asking[key]

@@ -1,0 +1,123 @@
+"""Tokens in a file, for a local cluster, which has no users of its own.
+
+Each line has a token, a user and a role, with commas between them; lines with # are comments:
+
+    h6WJ3kLr0cKcv1tRwk2pXg,hall-2,operator
+    zK9vYbqTt7n5o4mUuE1sQw,dashboards,viewer
+"""
+
+import hashlib
+import hmac
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.access.identity import RequestFacts, UserIdentity
+from aggregator.access.token_review import invalid_token
+from aggregator.cluster.access_review import Access, User
+from aggregator.configfile.regular_file import MOST, require_regular_file
+
+log = logging.getLogger("sickbay.access")
+
+#: Characters of a token: 128 bits at least, where it is made at random.
+SHORTEST = 22
+ROLES = ("viewer", "operator")
+_READS = frozenset({"get", "list", "watch"})
+
+
+class StaticTokensError(Exception):
+    """The file can't be used; the text names it, the line, and the expected form."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    digest: bytes
+    user: str
+    role: str
+
+
+class StaticTokens:
+    """Implements `RequestAuthenticator` and `Authorizer`.
+
+    A changed file is read at the next request; while it can't be used, the earlier content counts.
+    Raises StaticTokensError at first.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._entries = _read(file)
+        self._seen = _version(file)
+
+    async def authenticate(self, facts: RequestFacts) -> UserIdentity | None:
+        token = facts.token or facts.cookie
+        if not token:
+            return None
+        self._follow()
+        digest = _digest(token)
+        found: _Entry | None = None
+        for entry in self._entries:  # all of them: the time must not depend on which one fits
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry
+        if found is None:
+            raise invalid_token()
+        user = User(found.user, (f"sickbay:{found.role}s",))
+        return UserIdentity(user, "static-token", ambient=not facts.token)
+
+    async def allows(self, identity: UserIdentity, access: Access) -> bool:
+        """A viewer reads, an operator does all."""
+        groups = identity.user.groups
+        if identity.how != "static-token":
+            return False
+        return "sickbay:operators" in groups or (
+            "sickbay:viewers" in groups and access.verb in _READS
+        )
+
+    def _follow(self) -> None:
+        try:
+            now = _version(self._file)
+            if now == self._seen:
+                return
+            self._seen = now
+            self._entries = _read(self._file)
+        except (OSError, StaticTokensError) as error:
+            log.warning(
+                "the file of static tokens can't be used; its earlier content counts",
+                extra={"event": "access.tokens_file_unusable", "error": str(error)},
+            )
+
+
+def _read(file: Path) -> list[_Entry]:
+    try:
+        with require_regular_file(file, most=MOST).open("r", encoding="utf-8") as opened:
+            lines = opened.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StaticTokensError(f"{file} can't be read: {error}") from None
+    entries = [
+        _entry(f"{file}:{number}", line.strip())
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not entries:
+        raise StaticTokensError(f"{file} has no token; expected lines such as TOKEN,USER,viewer")
+    return entries
+
+
+def _entry(where: str, line: str) -> _Entry:
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != 3 or not all(parts) or parts[2] not in ROLES:
+        raise StaticTokensError(f"{where}: expected TOKEN,USER,ROLE with role {' or '.join(ROLES)}")
+    if len(parts[0]) < SHORTEST:
+        raise StaticTokensError(
+            f"{where}: the token is shorter than {SHORTEST} characters; expected one such as "
+            "`openssl rand -base64 24` makes"
+        )
+    return _Entry(_digest(parts[0]), parts[1], parts[2])
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _version(file: Path) -> tuple[int, int, int]:
+    stat = file.stat()
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)

@@ -1,0 +1,171 @@
+"""Access control of page, API and metrics, as the configuration asks for it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from aggregator.access.access_review import SubjectAccessAuthorizer
+from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
+from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
+from aggregator.access.gate import AccessGate
+from aggregator.access.identity import AccessRefused, RequestAuthenticator
+from aggregator.access.static_tokens import StaticTokens, StaticTokensError
+from aggregator.access.token_review import TokenReviewAuthenticator
+from aggregator.cli.actions import ClusterActions
+from aggregator.cli.kube_actions import KubeActions
+from aggregator.cli.local_actions import LocalActions, scratch_copy
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.config.settings import Config
+from aggregator.events import Transition
+from aggregator.ingest.identity import IdentityError
+from aggregator.ingest.jwks import JwksCache
+from aggregator.replicas.rpc.client import ReplicaCredentials
+from aggregator.replicas.rpc.factory import authenticator
+from aggregator.web.access_guard import PageAccess, VerifyReplica
+from aggregator.web.action_endpoints import ActionSetup
+
+T = TypeVar("T")
+
+
+class AccessSetupError(Exception):
+    """A file of the section ``access`` can't be used; the text names it and the next step."""
+
+
+def build_access(
+    config: Config,
+    cluster: KubeCluster | LocalCluster,
+    keys: JwksCache | None,
+    *,
+    now: Callable[[], float],
+    wall: Callable[[], float],
+) -> PageAccess:
+    """``keys`` verify replicas' tokens. Raises AccessSetupError."""
+    gate = _gate(config, cluster, now=now, wall=wall) if config.access.on else None
+    return PageAccess(gate=gate, verify_replica=_verify_replica(config, keys))
+
+
+def replica_token(config: Config) -> Callable[[], str] | None:
+    """Reads this replica's token for others, where there are others."""
+    if not config.shards.on:
+        return None
+    return ReplicaCredentials(token_file=config.shards.token_file, ca_file=None).token
+
+
+class _LoopCalls:
+    """`ApiCalls` of a thread, carried out on the aggregator's loop and connections."""
+
+    def __init__(self, cluster: KubeCluster, loop: asyncio.AbstractEventLoop) -> None:
+        self._cluster = cluster
+        self._loop = loop
+
+    def call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
+        """Raises ClusterError."""
+        return asyncio.run_coroutine_threadsafe(self._cluster.carry_out(work), self._loop).result()
+
+
+def build_actions(
+    config: Config,
+    cluster: KubeCluster | LocalCluster,
+    record: Callable[[Transition], None],
+    *,
+    wall: Callable[[], float],
+) -> ActionSetup | None:
+    """Within a running loop. None where people can't act by the page."""
+    if not config.access.actions:
+        return None
+    where, loop = config.cluster, asyncio.get_running_loop()
+
+    @contextmanager
+    def on_kubernetes(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
+        assert isinstance(cluster, KubeCluster)
+        calls = _LoopCalls(cluster, loop)
+        yield KubeActions(calls, where.namespace, how=where.how, dry_run=dry_run)
+
+    @contextmanager
+    def on_file(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
+        if not dry_run:
+            yield LocalActions(where.local.database, how=where.how)
+            return
+        with scratch_copy(where.local.database) as copy:
+            yield LocalActions(copy, how=where.how)
+
+    return ActionSetup(
+        on_kubernetes if isinstance(cluster, KubeCluster) else on_file,
+        record,
+        wall,
+        namespace=where.namespace,
+        how=where.how,
+    )
+
+
+def _gate(
+    config: Config,
+    cluster: KubeCluster | LocalCluster,
+    *,
+    now: Callable[[], float],
+    wall: Callable[[], float],
+) -> AccessGate:
+    access = config.access
+    rules = {"anonymous": access.anonymous, "actions": access.actions}
+    if isinstance(cluster, LocalCluster):
+        assert access.tokens_file is not None, "the configuration requires it"
+        try:
+            tokens = StaticTokens(access.tokens_file)
+        except StaticTokensError as error:
+            raise AccessSetupError(f"access.tokens_file: {error}") from error
+        return AccessGate([tokens], tokens, **rules)
+    reviews = cluster.access_reviews()
+    found: list[RequestAuthenticator] = []
+    proxy = access.front_proxy
+    try:
+        if proxy is not None:
+            found.append(
+                FrontProxyAuthenticator(
+                    CaCertificates(proxy.ca_file),
+                    names=proxy.names,
+                    headers=ProxyHeaders(proxy.user_header, proxy.groups_header),
+                    wall=wall,
+                )
+            )
+        found.append(TokenReviewAuthenticator(reviews, audiences=access.audiences, now=now))
+        if access.client_ca_file is not None:
+            authorities = CaCertificates(access.client_ca_file)
+            found.append(ClientCertificateAuthenticator(authorities, wall=wall))
+    except (OSError, ValueError) as error:
+        raise AccessSetupError(f"access: a CA file can't be read: {error}") from error
+    return AccessGate(found, SubjectAccessAuthorizer(reviews, now=now), **rules)
+
+
+def _verify_replica(config: Config, keys: JwksCache | None) -> VerifyReplica | None:
+    if not config.shards.on or keys is None:
+        return None
+    replicas = authenticator(
+        keys,
+        service_account=config.shards.service_account,
+        issuer=config.identity.issuer,
+        plaintext=config.listen.tls is None,
+        wall=time.time,
+    )
+    return verifier(replicas.renew)
+
+
+def verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:
+    """The check of the gRPC listener, with its refusals as the page's."""
+
+    async def check(token: str) -> None:
+        try:
+            await verify(token)
+        except IdentityError as error:
+            status = 503 if error.passing else 401
+            raise AccessRefused(
+                status,
+                "invalid_replica_token",
+                f"this is no replica's token: {error}",
+                "shards.service_account names the account of the replicas.",
+            ) from error
+
+    return check

@@ -1,0 +1,98 @@
+"""The section ``access``: who may read page, API and metrics, and who may act by them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from aggregator.configfile.section import Section, Strings
+from aggregator.configfile.values import MaybePath, OrdinaryPath, shaped
+from aggregator.configfile.yaml_source import Key
+
+HeaderName = Annotated[
+    str, shaped(r"[A-Za-z0-9-]{1,64}", 'the name of a header, such as "X-Remote-User"')
+]
+
+
+class FrontProxyConfig(Section):
+    """A proxy that authenticates people, with a client certificate of its own."""
+
+    ca_file: OrdinaryPath
+    """The CA of the proxy's client certificate, and of no other certificate."""
+    names: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """CNs of the proxy's certificate."""
+    user_header: HeaderName = "X-Remote-User"
+    groups_header: HeaderName = "X-Remote-Group"
+
+
+class AccessConfig(Section):
+    """How readers and actors prove who they are."""
+
+    anonymous: bool = True
+    """Whether every client that reaches the page may read."""
+    actions: bool = False
+    """Whether people may act by page and API."""
+    audiences: Strings = ()
+    """Of bearer tokens; none: the API server's own."""
+    client_ca_file: MaybePath = None
+    """The CA of people's client certificates: CN is the user, each O a group."""
+    front_proxy: FrontProxyConfig | None = None
+    tokens_file: MaybePath = None
+    """Static tokens, for a local cluster."""
+
+    @property
+    def on(self) -> bool:
+        """Whether any request needs an identity."""
+        return not self.anonymous or self.actions
+
+    @property
+    def client_authorities(self) -> tuple[Path, ...]:
+        """The CAs whose client certificates TLS accepts at the page."""
+        proxy = self.front_proxy.ca_file if self.front_proxy is not None else None
+        return tuple(file for file in (self.client_ca_file, proxy) if file is not None)
+
+
+def cross_field_errors(
+    access: AccessConfig, *, kubernetes: bool, tls: bool, node_ca: Path | None
+) -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead.
+
+    ``tls``: the page has a certificate. ``node_ca``: the CA of the nodes' certificates.
+    """
+    section = "access"
+    kube_only = {
+        "client_ca_file": access.client_ca_file,
+        "front_proxy": access.front_proxy,
+        "audiences": access.audiences,
+    }
+    for name, value in kube_only.items():
+        if value and not kubernetes:
+            text = (
+                'the rights of users are a Kubernetes API server\'s, and cluster.kind is "local"; '
+                "expected access.tokens_file"
+            )
+            yield (section, name), text
+    if access.tokens_file is not None and kubernetes:
+        text = (
+            "static tokens are for a local cluster; expected bearer tokens of the API server "
+            "(kubectl create token), client certificates, or access.front_proxy"
+        )
+        yield (section, "tokens_file"), text
+    if access.on and not kubernetes and access.tokens_file is None:
+        yield (section, "tokens_file"), "not given, so that no request could prove an identity"
+    for name in ("client_ca_file", "front_proxy"):
+        if kube_only[name] and not tls:
+            text = "client certificates need TLS; expected listen.tls or automatic certificates"
+            yield (section, name), text
+    proxy_ca = access.front_proxy.ca_file if access.front_proxy is not None else None
+    if proxy_ca is not None and proxy_ca == access.client_ca_file:
+        text = (
+            "the same CA as access.client_ca_file, whose certificates are people's, and one named "
+            "like the proxy could pose as any user; expected a CA of the proxy's own"
+        )
+        yield (section, "front_proxy", "ca_file"), text
+    if node_ca is not None and node_ca in access.client_authorities:
+        text = "the CA of the nodes' certificates (listen.tls.client_ca_file); expected another one"
+        key = "client_ca_file" if node_ca == access.client_ca_file else "front_proxy"
+        yield (section, key), text

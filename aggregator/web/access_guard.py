@@ -1,0 +1,209 @@
+"""Lets a request in only with the identity and the right that its path needs.
+
+Open to all are the probes, the log-in and the page's static files. The other replicas' paths need a
+replica's token.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from aggregator.access.gate import METRICS, READ, AccessGate
+from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
+from aggregator.web.same_origin import ACTION_HEADER, foreign_because
+
+log = logging.getLogger("sickbay.access")
+
+_OPEN = frozenset({"/healthz", "/readyz", "/login", "/logout"})
+_IDENTITY: web.RequestKey[UserIdentity] = web.RequestKey("sickbay.identity", UserIdentity)
+#: Seconds between two log lines of one reason: clients may try without end.
+_LOG_EVERY = 10.0
+_READING = frozenset({"GET", "HEAD"})
+
+#: Verifies another replica's token. Raises AccessRefused.
+VerifyReplica = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageAccess:
+    """Access control as the page needs it. Without ``gate`` all may read, and none may act.
+
+    ``verify_replica`` is None where other replicas have no tokens.
+    """
+
+    gate: AccessGate | None = None
+    verify_replica: VerifyReplica | None = None
+
+    @property
+    def anonymous(self) -> bool:
+        return self.gate is None or self.gate.anonymous
+
+    @property
+    def actions(self) -> bool:
+        return self.gate is not None and self.gate.actions
+
+
+class AccessGuard:
+    """``now`` is monotonic seconds."""
+
+    def __init__(self, access: PageAccess, *, now: Callable[[], float]) -> None:
+        self._access = access
+        self._now = now
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    async def admit(self, request: web.Request) -> None:
+        """Return for a request that may be answered. Raises AccessRefused."""
+        path = request.path
+        if path in _OPEN or path.startswith("/static/"):
+            return
+        if request.method not in _READING:
+            # Its handler asks for the right of the action; no other route takes such a method.
+            return
+        gate = self._access.gate
+        if gate is None or gate.anonymous:
+            return
+        try:
+            if path.startswith("/replica/"):
+                await self._admit_replica(request)
+            else:
+                rights = (READ, METRICS) if path == "/metrics" else (READ,)
+                request[_IDENTITY] = await gate.require(facts_of(request), *rights)
+        except AccessRefused as refused:
+            self.note(request, refused)
+            raise
+
+    async def identity(self, request: web.Request) -> UserIdentity | None:
+        """The identity behind an admitted request; None where it presents none, or an invalid one
+        that it does not need.
+        """
+        found = request.get(_IDENTITY)
+        gate = self._access.gate
+        if found is not None or gate is None:
+            return found
+        try:
+            return await gate.identify(facts_of(request))
+        except AccessRefused:
+            return None
+
+    async def still_allowed(self, request: web.Request) -> bool:
+        """Whether an admitted request would be admitted now, for answers that last."""
+        try:
+            await self.admit(request)
+        except AccessRefused:
+            return False
+        return True
+
+    async def actor(self, request: web.Request) -> UserIdentity:
+        """The person behind an action, who asked for it by this site. Raises AccessRefused."""
+        gate = self._access.gate
+        if gate is None or not gate.actions:
+            raise AccessRefused(
+                403,
+                "actions_off",
+                "this page is read only",
+                "To act: kubectl, or the command sickbay with your own kubeconfig. "
+                "access.actions: true of the configuration allows actions here.",
+            )
+        try:
+            identity = await gate.require(facts_of(request))
+            expect_own_site(request, identity)
+        except AccessRefused as refused:
+            self.note(request, refused)
+            raise
+        return identity
+
+    def note(self, request: web.Request, refused: AccessRefused) -> None:
+        """Log it, at most once in a while for each reason."""
+        at, left_out = self._logged.get(refused.reason, (float("-inf"), 0))
+        now = self._now()
+        if now - at < _LOG_EVERY:
+            self._logged[refused.reason] = (at, left_out + 1)
+            return
+        self._logged[refused.reason] = (now, 0)
+        log.warning(
+            "a request was refused",
+            extra={
+                "event": "access.refused",
+                "reason": refused.reason,
+                "error": refused.error,
+                "path": request.path[:200],
+                "address": request.remote or "",
+                "left_out": left_out,
+            },
+        )
+
+    def log_log_in(self, request: web.Request, identity: UserIdentity) -> None:
+        """A person has logged in."""
+        log.info(
+            "logged in",
+            extra={
+                "event": "access.logged_in",
+                "user": identity.name,
+                "how": identity.how,
+                "address": request.remote or "",
+            },
+        )
+
+    async def _admit_replica(self, request: web.Request) -> None:
+        verify = self._access.verify_replica
+        token = bearer(request)
+        if verify is None or not token:
+            raise AccessRefused(
+                401,
+                "no_replica_token",
+                "this path is the other replicas', and needs a replica's token",
+                "Ask /api/v1 instead. A replica of an older version sends no token: upgrade it.",
+            )
+        await verify(token)
+
+
+def facts_of(request: web.Request) -> RequestFacts:
+    """What the request presents."""
+
+    def header(name: str) -> Sequence[str]:
+        return request.headers.getall(name, [])
+
+    return RequestFacts(
+        address=request.remote or "",
+        token=bearer(request),
+        cookie=request.cookies.get(cookie_name(request), ""),
+        certificate=_certificate(request),
+        header=header,
+    )
+
+
+def cookie_name(request: web.Request) -> str:
+    """A browser takes a name with __Host- from this very host by TLS alone."""
+    return "__Host-sickbay-token" if request.secure else "sickbay-token"
+
+
+def bearer(request: web.Request) -> str:
+    """The token of the Authorization header; empty without one."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def expect_own_site(request: web.Request, identity: UserIdentity) -> None:
+    """Raises AccessRefused for an action that another site may have sent by a person's browser."""
+    why = foreign_because(request.headers)
+    if not why and identity.ambient and ACTION_HEADER not in request.headers:
+        why = f"the header {ACTION_HEADER} is missing"
+    if why:
+        raise AccessRefused(
+            403,
+            "foreign_site",
+            f"this request is not the page's own: {why}",
+            f"Send {ACTION_HEADER}: 1 with a cookie or a client certificate; a bearer token in the "
+            "Authorization header needs none.",
+        )
+
+
+def _certificate(request: web.Request) -> bytes | None:
+    transport = request.transport
+    if transport is None:
+        return None
+    shell: Any = transport.get_extra_info("ssl_object")
+    return shell.getpeercert(binary_form=True) if shell is not None else None

@@ -1,0 +1,204 @@
+"""The routes by which people act, and the answer who the reader is and what they may do."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from aggregator.access.identity import AccessRefused, UserIdentity
+from aggregator.cli.errors import CommandFailed
+from aggregator.cluster.port import ClusterError, Refused, Unreachable
+from aggregator.events import EventKind, Transition
+from aggregator.web import models
+from aggregator.web.access_guard import AccessGuard, PageAccess
+from aggregator.web.api import respond
+from aggregator.web.person_actions import (
+    ACTIONS,
+    ActionAnswer,
+    ActionContext,
+    ActionRequest,
+    BadAction,
+    OpenActions,
+    PageReader,
+    PersonAction,
+    read_request,
+)
+
+log = logging.getLogger("sickbay.access")
+
+ACCESS = "/api/v1/access"
+#: Bytes of a body.
+_MOST = 16 * 1024
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSetup:
+    """How people's actions are carried out. ``record`` takes what happened; ``wall``: seconds since
+    the epoch; ``namespace``: of the stop switch; ``how``: as for `ActionContext`.
+    """
+
+    open: OpenActions
+    record: Callable[[Transition], None]
+    wall: Callable[[], float]
+    namespace: str = ""
+    how: str = ""
+
+
+class ActionEndpoints:
+    """``setup`` is None where no action is carried out."""
+
+    def __init__(self, access: PageAccess, guard: AccessGuard, setup: ActionSetup | None) -> None:
+        self._access = access
+        self._guard = guard
+        self._setup = setup
+
+    def handler(self, action: PersonAction) -> _Handler:
+        """The route's handler. Raises AccessRefused."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._act(request, action)
+
+        return handle
+
+    async def reader(self, request: web.Request) -> web.Response:
+        """GET /api/v1/access?node=NAME."""
+        identity = await self._guard.identity(request)
+        on = self._setup is not None and self._access.actions
+        told = PageReader(
+            user=identity.name if identity is not None else "",
+            how=identity.how if identity is not None else "",
+            actions=on,
+            may=await self._may(identity, request.query.get("node", "")) if on and identity else [],
+        )
+        return respond(told)
+
+    async def _may(self, identity: UserIdentity, node: str) -> list[str]:
+        gate, setup = self._access.gate, self._setup
+        if gate is None or setup is None:
+            return []
+        return [
+            action.name
+            for action in ACTIONS.values()
+            if action.of_node is bool(node)
+            and await gate.allows(identity, *action.rights(node, setup.namespace))
+        ]
+
+    async def _act(self, request: web.Request, action: PersonAction) -> web.Response:
+        identity = await self._guard.actor(request)
+        gate, setup = self._access.gate, self._setup
+        assert gate is not None
+        if setup is None:
+            raise AccessRefused(403, "actions_off", "this page is read only", "Use sickbay.")
+        node = request.match_info.get("name", "")
+        body = await self._read(request, action)
+        if isinstance(body, web.Response):
+            return body
+        try:
+            await gate.expect(identity, *action.rights(node, setup.namespace))
+        except AccessRefused as refused:
+            self._audit(request, identity, action, body, f"refused: {refused.error}")
+            raise
+        ask = ActionContext(node, identity.name, body, setup.how)
+        status, text = await self._run(setup, action, ask)
+        self._audit(request, identity, action, body, "done" if status == 200 else text)
+        if status != 200:
+            error, _, hint = text.partition("\n")
+            return _problem(status, error, hint.strip())
+        if not body.dry_run:
+            setup.record(self._event(setup, action, ask))
+        return respond(
+            ActionAnswer(
+                done=not body.dry_run, dry_run=body.dry_run, user=identity.name, message=text
+            )
+        )
+
+    async def _read(
+        self, request: web.Request, action: PersonAction
+    ) -> ActionRequest | web.Response:
+        if request.content_type != "application/json":
+            return _problem(415, "an action is asked for in JSON", "Content-Type: application/json")
+        raw = await request.content.read(_MOST + 1)
+        while len(raw) <= _MOST and (more := await request.content.read(_MOST + 1 - len(raw))):
+            raw += more
+        if len(raw) > _MOST:
+            return _problem(413, "the body is too long", f"Expected {_MOST} bytes at most.")
+        try:
+            return read_request(raw, action)
+        except BadAction as error:
+            return _problem(400, str(error), "See docs/api.md")
+
+    async def _run(
+        self, setup: ActionSetup, action: PersonAction, ask: ActionContext
+    ) -> tuple[int, str]:
+        """The HTTP status, and the text for the person."""
+
+        def work() -> str:
+            with setup.open(ask.body.dry_run) as cluster:
+                return action.run(cluster, ask)
+
+        try:
+            return 200, await asyncio.to_thread(work)
+        except BadAction as error:
+            return 400, str(error)
+        except CommandFailed as error:
+            return 409, str(error)
+        except Unreachable as error:
+            return (
+                503,
+                f"{error}\nIts result is not known: look at the node, then try again.",
+            )
+        except Refused as error:
+            return 409, (
+                f"the cluster refuses it: {error}\nThe aggregator needs the rights of "
+                "deploy/kubernetes/aggregator-rbac.yaml and deploy/examples/page-actions-rbac.yaml."
+            )
+        except ClusterError as error:
+            return 409, f"{error}\nLook at the node, then try again."
+
+    def _event(self, setup: ActionSetup, action: PersonAction, ask: ActionContext) -> Transition:
+        about = f"{ask.node}: " if ask.node else ""
+        why = f": {ask.body.reason}" if ask.body.reason else ""
+        return Transition(
+            setup.wall(),
+            EventKind.REQUESTED,
+            ask.node,
+            f"{about}{action.name} asked for by {ask.user}{why}",
+            details={"action": action.name, "user": ask.user},
+        )
+
+    def _audit(
+        self,
+        request: web.Request,
+        identity: UserIdentity,
+        action: PersonAction,
+        body: ActionRequest,
+        outcome: str,
+    ) -> None:
+        log.info(
+            "a person acted",
+            extra={
+                "event": "access.action",
+                "user": identity.name,
+                "how": identity.how,
+                "action": action.name,
+                "node": request.match_info.get("name", ""),
+                "reason": body.reason,
+                "dry_run": body.dry_run,
+                "outcome": outcome,
+                "address": request.remote or "",
+            },
+        )
+
+
+def _problem(status: int, error: str, hint: str) -> web.Response:
+    return respond(models.Problem(error=error, hint=hint), status=status)
+
+
+def schemas() -> tuple[type[msgspec.Struct], ...]:
+    """The models of these routes, for the OpenAPI document."""
+    return (ActionRequest, ActionAnswer, PageReader)

@@ -1,0 +1,113 @@
+"""The log-in: a form that takes a token and keeps it in a cookie of the browser.
+
+The cookie is the token itself, so that replicas share no state and a log-in ends with the token.
+Scripts can't read it, other sites can't send it, and it never leaves TLS where there is TLS.
+"""
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from aggregator.access.gate import READ
+from aggregator.access.identity import AccessRefused, RequestFacts
+from aggregator.web.access_guard import AccessGuard, PageAccess, cookie_name, facts_of
+from aggregator.web.same_origin import foreign_because
+
+#: Browsers keep no longer cookie, its name and attributes included.
+LONGEST = 3800
+#: Bytes of the form.
+_FORM = 32 * 1024
+
+#: Renders the form: (status, error, hint, the path to return to, whether to ask again at once).
+Render = Callable[[int, str, str, str, bool], web.Response]
+
+
+class LogIn:
+    """The routes /login and /logout, and the answer to a browser that is not logged in."""
+
+    def __init__(self, access: PageAccess, guard: AccessGuard, render: Render) -> None:
+        self._access = access
+        self._guard = guard
+        self._render = render
+
+    async def form(self, request: web.Request) -> web.Response:
+        """GET /login."""
+        return self._respond(200, "", "", safe_path(request.query.get("next", "")))
+
+    def ask(self, request: web.Request, refused: AccessRefused) -> web.Response:
+        """The form in place of a page that needs an identity.
+
+        A link of another site comes without the cookie (SameSite=Strict). The form's page then
+        loads the address once more, which is a request of this site.
+        """
+        again = (
+            request.headers.get("Sec-Fetch-Site") == "cross-site"
+            and refused.reason == "no_credentials"
+        )
+        told = "" if refused.reason == "no_credentials" else refused.error
+        hint = "" if refused.reason == "no_credentials" else refused.hint
+        response = self._respond(
+            refused.status, told, hint, safe_path(request.path_qs), again=again
+        )
+        if refused.reason == "invalid_token":
+            response.del_cookie(cookie_name(request), path="/", secure=request.secure)
+        return response
+
+    async def log_in(self, request: web.Request) -> web.Response:
+        """POST /login: a form with ``token`` and ``next``."""
+        gate = self._access.gate
+        why = foreign_because(request.headers)
+        if why or gate is None:
+            hint = "Open the page, and log in there."
+            return self._respond(403, f"this log-in is not the page's own: {why}", hint, "/")
+        if (request.content_length or 0) > _FORM:
+            return self._respond(413, "the token is too long", "", "/")
+        fields = await request.post()
+        token, path = fields.get("token", ""), fields.get("next", "")
+        token = token.strip() if isinstance(token, str) else ""
+        path = safe_path(path if isinstance(path, str) else "")
+        if not token or len(token) > LONGEST or not token.isascii() or not token.isprintable():
+            error = "the token is too long for a cookie" if len(token) > LONGEST else "no token"
+            return self._respond(400, error, "Paste a token, such as one of kubectl.", path)
+        try:
+            facts = facts_of(request)
+            identity = await gate.require(RequestFacts(address=facts.address, token=token), READ)
+        except AccessRefused as refused:
+            self._guard.note(request, refused)
+            return self._respond(refused.status, refused.error, refused.hint, path)
+        response = web.Response(status=303, headers={"Location": path})
+        response.set_cookie(
+            cookie_name(request),
+            token,
+            path="/",
+            secure=request.secure,
+            httponly=True,
+            samesite="Strict",
+        )
+        self._guard.log_log_in(request, identity)
+        return response
+
+    async def log_out(self, request: web.Request) -> web.Response:
+        """POST /logout: forget the cookie."""
+        why = foreign_because(request.headers)
+        if why:
+            return self._respond(403, f"this log-out is not the page's own: {why}", "", "/")
+        response = web.Response(status=303, headers={"Location": "/login"})
+        response.del_cookie(cookie_name(request), path="/", secure=request.secure)
+        return response
+
+    def _respond(
+        self, status: int, error: str, hint: str, path: str, *, again: bool = False
+    ) -> web.Response:
+        response = self._render(status, error, hint, path, again)
+        # With no-referrer a browser sends "Origin: null" with the form.
+        response.headers["Referrer-Policy"] = "same-origin"
+        if status == 401:
+            response.headers["WWW-Authenticate"] = 'Bearer realm="sickbay"'
+        return response
+
+
+def safe_path(path: str) -> str:
+    """The path on this site to return to; "/" for anything that may lead elsewhere."""
+    fine = path.startswith("/") and not path.startswith(("//", "/\\", "/login", "/logout"))
+    return path if fine and path.isprintable() and path.isascii() and len(path) < 2000 else "/"

@@ -1,0 +1,99 @@
+// Who reads the page, and the actions that this person may ask for. Without it the page only shows.
+"use strict";
+(() => {
+  const NEEDS_REASON = new Set(["quarantine", "exempt", "pin", "stop"]);
+  const match = location.pathname.match(/^\/nodes\/(.+)$/);
+  const node = match ? decodeURIComponent(match[1]) : "";
+  const make = (tag, text = "", set = {}) => {
+    const made = document.createElement(tag);
+    made.textContent = text;
+    return Object.assign(made, set);
+  };
+  const send = (path, body) =>
+    fetch(path, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-Sickbay-Action": "1" },
+      body: JSON.stringify(body),
+    });
+
+  function sayReader(reader) {
+    const told = make("span", "Logged in as " + reader.user + ". ", { id: "reader" });
+    if (reader.how === "token" || reader.how === "static-token") {
+      const out = make("form", "", { method: "post", action: "/logout", className: "inline" });
+      out.append(make("button", "Log out", { type: "submit" }));
+      told.append(out);
+    }
+    document.querySelector("footer").append(told);
+  }
+
+  function field(label, input) {
+    const line = make("p");
+    const id = "action-" + input.name;
+    line.append(make("label", label, { htmlFor: id }), " ", Object.assign(input, { id }));
+    return line;
+  }
+
+  function offerActions(may) {
+    const section = make("section", "", { id: "actions", className: "panel" });
+    section.setAttribute("aria-labelledby", "actions-title");
+    const form = make("form");
+    const action = make("select", "", { name: "action" });
+    for (const one of may) {
+      if (one !== "quarantine") action.append(make("option", one, { value: one }));
+      else for (const how of ["cordon", "drain"]) action.append(make("option", how, { value: how }));
+    }
+    const reason = make("input", "", { name: "reason", maxLength: 1000, autocomplete: "off" });
+    const duration = make("input", "", { name: "duration", value: "8h", size: 6 });
+    const length = field("For", duration);
+    const dry = make("input", "", { name: "dry", type: "checkbox" });
+    const result = make("p", "", { id: "action-result" });
+    result.setAttribute("role", "status");
+    const sayFields = () => {
+      const of = ["cordon", "drain"].includes(action.value) ? "quarantine" : action.value;
+      length.hidden = of !== "exempt";
+      reason.required = NEEDS_REASON.has(of);
+    };
+    action.addEventListener("change", sayFields);
+    form.append(field("Action", action), field("Reason", reason), length);
+    form.append(field("Only try whether it is allowed", dry));
+    form.append(make("button", "Do it", { type: "submit" }));
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const chosen = action.value;
+      const quarantines = chosen === "cordon" || chosen === "drain";
+      const asks = "A drain evicts the pods of " + node + ", and their work is lost. Go on?";
+      if (chosen === "drain" && !dry.checked && !confirm(asks)) return;
+      const name = quarantines ? "quarantine" : chosen;
+      const path = node ? "/api/v1/nodes/" + encodeURIComponent(node) + "/" + name : "/api/v1/" + name;
+      const body = { reason: reason.value, dry_run: dry.checked };
+      if (quarantines) body.action = chosen;
+      if (chosen === "exempt") body.duration = duration.value;
+      result.textContent = "...";
+      try {
+        const response = await send(path, body);
+        const told = await response.json();
+        const begin = told.dry_run ? "Nothing was written. " : "";
+        result.textContent = response.ok ? begin + told.message : told.error + " " + told.hint;
+        result.className = response.ok ? "" : "error";
+      } catch (error) {
+        result.textContent = "No answer: " + error.message;
+        result.className = "error";
+      }
+    });
+    section.append(make("h2", node ? "Act on this node" : "Act on the fleet", { id: "actions-title" }));
+    section.append(form, result);
+    sayFields();
+    (document.querySelector(".side") || document.getElementById("main")).append(section);
+  }
+
+  async function start() {
+    const query = node ? "?node=" + encodeURIComponent(node) : "";
+    const response = await fetch("/api/v1/access" + query, { cache: "no-store" });
+    if (!response.ok) return;
+    const reader = await response.json();
+    if (reader.user) sayReader(reader);
+    const here = node || location.pathname === "/";
+    if (here && reader.actions && reader.may.length) offerActions(reader.may);
+  }
+  start();
+})();
