@@ -7,3 +7,23 @@ def truncate(text: str, most: int) -> str:
         return text
     mark = f"… ({len(text):,} characters)"
     return text[: most - len(mark)] + mark
+
+
+def visible(text: str, most: int) -> str:
+    """One line of at most so many characters that a terminal and a browser show as they stand.
+
+    Characters that are not printable (escape sequences, marks that reverse the direction of text,
+    halves of surrogate pairs) become "?", and line breaks become blanks.
+    """
+    line = " ".join(text[: 4 * most].split())
+    shown = "".join(char if char.isprintable() else "?" for char in line)
+    return truncate(shown, most) if len(text) <= 4 * most else shown[: most - 1] + "…"
+
+
+def visible_lines(text: str, most: int) -> str:
+    """The same for text that has lines of its own, which stay."""
+    lines = (
+        "".join(char if char.isprintable() else "?" for char in line)
+        for line in text[: 4 * most].replace("\r\n", "\n").split("\n")
+    )
+    return truncate("\n".join(lines), most)

@@ -29,6 +29,10 @@ _CAUSES = {
     "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
     "between two halves. docs/network.md says how it was told.",
 }
+_POOL_FULL = (
+    "This pool has lost as many nodes as its own limit allows. Repair or release some of them, or "
+    "look for what they share."
+)
 #: In these texts {how} stands for the options.
 _BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."{how}'
 _SHARED = (
@@ -48,6 +52,10 @@ HOLDS = {
     "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
+    "record": "Wait 15 seconds: it is rebuilt by itself. If the hold returns, find the client that "
+    "writes ConfigMap sickbay-record.",
+    "installation": "Look at the other installation of sickbay, which has this node in quarantine. "
+    "Two that both act are seldom intended.",
     "stop": "Find out why it was stopped. To go on: sickbay resume{how}",
     "limits.quorum_percent": "Wait for the agents to report. If they don't, look at the DaemonSet "
     "and the network before you trust any judgement.",
@@ -61,6 +69,12 @@ HOLDS = {
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
     f"looked at again. To act on it all the same: {_BY_HAND}",
+    "pools": "The node's labels are read again soon. If this stays, compare the replicas' "
+    "configurations.",
+    "pools.limits.concurrent": _POOL_FULL,
+    "pools.limits.concurrent_percent": _POOL_FULL,
+    "pools.limits.new_per_window": "The pool cools down now, the others go on: look for what the "
+    "nodes that were just admitted share.",
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
     "them, or look for what they share.",
 }

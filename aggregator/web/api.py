@@ -1,14 +1,15 @@
 """The JSON API: each endpoint declared once, for its route and for the OpenAPI document alike."""
 
+import datetime as dt
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from aggregator.web import fleet_view, models, node_view
+from aggregator.web import models, node_table, node_view
 from aggregator.web.queries import TIMELINE, FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
@@ -74,29 +75,11 @@ async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
     return found
 
 
-def page_of_nodes(
+async def page_of_nodes(
     queries: FleetQueries, look: FleetSnapshot, values: Mapping[str, Any]
 ) -> models.NodePage:
-    """Nodes by name, filtered, one page of them."""
-    standing, part, after = values["standing"], values["q"].lower(), values["after"]
-    standings = look.found.standings
-    names = [
-        name
-        for name in look.found.names
-        if (not standing or standings[name] == standing) and part in name.lower()
-    ]
-    begin = 0
-    if after:
-        key = fleet_view.natural(after)
-        begin = next(
-            (i for i, name in enumerate(names) if fleet_view.natural(name) > key), len(names)
-        )
-    chosen = names[begin : begin + values["limit"]]
-    return models.NodePage(
-        items=queries.rows(chosen, look),
-        total=len(names),
-        next=chosen[-1] if begin + len(chosen) < len(names) else "",
-    )
+    """Nodes, filtered and sorted, one page of them."""
+    return await node_table.page_of_nodes(queries, queries.row_cache, look, values)
 
 
 async def _fleet(
@@ -108,7 +91,14 @@ async def _fleet(
 async def _nodes(
     queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
 ) -> models.NodePage:
-    return page_of_nodes(queries, await queries.current_snapshot(), values)
+    return await page_of_nodes(queries, await queries.current_snapshot(), values)
+
+
+async def _groups(
+    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
+) -> models.NodeGroupList:
+    look = await queries.current_snapshot()
+    return await node_table.groups_of(queries, queries.row_cache, look, values)
 
 
 async def _node(
@@ -149,6 +139,25 @@ async def _replicas(
     )
 
 
+async def _alerts(
+    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
+) -> models.AlertList:
+    found = queries.alerts()
+    return models.AlertList(
+        items=[
+            models.AlertRoute(
+                **{key: getattr(route, key) for key in models.AlertRoute.__struct_fields__}
+            )
+            for route in found.routes
+        ],
+        total=len(found.routes),
+        dead_letters=[
+            models.DeadLetter(**asdict(one) | {"at": dt.datetime.fromtimestamp(one.at, dt.UTC)})
+            for one in found.dead
+        ],
+    )
+
+
 async def _lemons(
     queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
 ) -> models.LemonList:
@@ -175,6 +184,28 @@ async def _transitions(
     )
 
 
+async def _trend(
+    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
+) -> models.Trend:
+    trend = queries.trend
+    return models.Trend(
+        points=[
+            models.TrendPoint(
+                at=dt.datetime.fromtimestamp(one.at, dt.UTC),
+                nodes=one.nodes,
+                well=one.well,
+                other=one.other,
+                held=one.held,
+                quarantined=one.quarantined,
+                drained=one.drained,
+            )
+            for one in trend.points(queries.snapshots.moment().wall)
+        ],
+        own_since=node_view.date(trend.own_since or 0.0),
+        trouble=trend.trouble,
+    )
+
+
 async def _map(queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]) -> models.Map:
     look = await queries.current_snapshot()
     return models.Map(
@@ -186,25 +217,44 @@ def _limit(default: int, most: int = MOST) -> Param:
     return Param("limit", Form.WHOLE, "Rows at most.", default, most)
 
 
-STANDING = Param("standing", Form.STANDING, "Only nodes that stand so.", "")
 NODES = (
-    STANDING,
-    Param("q", Form.TEXT, "Only nodes whose name holds this.", ""),
+    *node_table.FILTERS,
+    node_table.SORT,
     Param("after", Form.TEXT, "Begin after this name: the `next` of the page before.", ""),
     _limit(PAGE),
+)
+GROUPS = (
+    Param("key", Form.TEXT, "The label's key, such as topology.kubernetes.io/rack.", ""),
+    *node_table.FILTERS,
+    node_table.GROUP_SORT,
 )
 
 ENDPOINTS = (
     Endpoint(
         "/api/v1/fleet", "The fleet in numbers: standings, limits, switches.", models.Fleet, _fleet
     ),
-    Endpoint("/api/v1/nodes", "Nodes by name, page by page.", models.NodePage, _nodes, NODES),
+    Endpoint(
+        "/api/v1/nodes", "Nodes, filtered and sorted, page by page.", models.NodePage, _nodes, NODES
+    ),
+    Endpoint(
+        "/api/v1/groups",
+        "Nodes by the value of a label, and how those of each stand.",
+        models.NodeGroupList,
+        _groups,
+        GROUPS,
+    ),
     Endpoint(
         "/api/v1/nodes/{name}",
         "One node's story: evidence, incidents, quarantine, timeline.",
         models.Node,
         _node,
         parts={"name": "The node's name."},
+    ),
+    Endpoint(
+        "/api/v1/trend",
+        "How many nodes were well, held, in quarantine and drained over the last day.",
+        models.Trend,
+        _trend,
     ),
     Endpoint(
         "/api/v1/quarantines",
@@ -246,6 +296,12 @@ ENDPOINTS = (
         "Nodes that come back again and again, the worst first.",
         models.LemonList,
         _lemons,
+    ),
+    Endpoint(
+        "/api/v1/alerts",
+        "Where alerts go, what waits, and deliveries that were given up, of the replica asked.",
+        models.AlertList,
+        _alerts,
     ),
     Endpoint(
         "/api/v1/replicas",

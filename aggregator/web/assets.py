@@ -7,6 +7,7 @@ from aiohttp import web
 
 _TYPES = {
     "style.css": "text/css",
+    "access.js": "text/javascript",
     "live.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }

@@ -24,6 +24,8 @@ from aggregator.web import models, node_view
 QUEUE = 256
 #: Transitions that are remembered, for reconnecting subscribers and for the page's "lately".
 REMEMBERED = 500
+#: Event streams at once: a page that a person watches has one.
+MOST_STREAMS = 700
 #: The past transitions that another replica gets with its first request.
 LATELY = 50
 #: Replicas each see a fleet-wide event (a stop, say) within so many seconds of each other.
@@ -127,7 +129,7 @@ class _Noted:
 class EventBroker:
     """The fan-out. ``epoch`` distinguishes this process's event ids from another's."""
 
-    def __init__(self, *, epoch: int, most: int = 200) -> None:
+    def __init__(self, *, epoch: int, most: int = MOST_STREAMS) -> None:
         #: Transitions since the start, by kind.
         self.counts: Counter[EventKind] = Counter()
         self.epoch = epoch
@@ -145,6 +147,11 @@ class EventBroker:
     def streams(self) -> int:
         """How many are open now."""
         return len(self._subscriptions)
+
+    @property
+    def latest(self) -> int:
+        """The number of the latest transition."""
+        return self._number
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from aggregator.cluster.port import Phase
-from aggregator.quarantine.decide.admission import allowance
+from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import (
     MARKED_ALONE,
     UNCLAIMED,
@@ -20,8 +20,10 @@ from aggregator.quarantine.state.fleet import (
     NodeSummary,
     QuarantineSummary,
 )
+from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
+from aggregator.web.pool_view import PoolCounter
 from aggregator.web.replica_messages import NodeReports, ReplicaReport
 
 LETTERS = {
@@ -59,7 +61,8 @@ _TEXTS = {
     "quorum_percent": "of the nodes must have reported before a quarantine is admitted",
     "pool_label": "the node label that names a pool",
 }
-_DIGITS = re.compile(r"(\d+)")
+#: At most 300 digits at once: Python refuses to convert more than 4,300, and a query may have them.
+_DIGITS = re.compile(r"(\d{1,300})")
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -100,12 +103,15 @@ class FleetViewFindings:
     causes: tuple[models.CommonCause, ...] = ()
     record_entries: int = 0
     limits: tuple[models.LimitUse, ...] = ()
+    pools: tuple[models.Pool, ...] = ()
     replicas: tuple[models.Replica, ...] = ()
     frozen: str = ""
     differing: str = ""
     incomplete: str = ""
     last_known: int = 0
     remote_nodes: Mapping[str, ReplicaReport] = field(default_factory=dict, compare=False)
+    #: GPUs of this replica's nodes, by whether the node is in quarantine.
+    gpus: Mapping[bool, GpuCounts] = field(default_factory=dict, compare=False)
 
     @property
     def counts(self) -> dict[QuarantineSummary, int]:
@@ -140,17 +146,22 @@ class FleetViewBuilder:
         self._silent: list[tuple[float, models.NodeRow]] = []
         self._pools: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
+        self._policy_pools = PoolCounter(fleet)
         self._pool_label = _setting(fleet.limits, "pool_label")
         self._requested: list[models.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
         self._nodes = self._last_known = 0
         self._remote_nodes: dict[str, ReplicaReport] = {}
+        self._gpus: Counter[tuple[bool, GpuCounts]] = Counter()
 
     def add(self, node_summary: NodeSummary) -> None:
         """Take one node in, by this replica's own knowledge."""
         self.count(node_summary)
         moment, standing = self._moment, node_summary.standing()
         self._standings[node_summary.node] = standing
+        self._policy_pools.add(self._fleet.pool_of(node_summary), standing)
+        quarantined = standing is QuarantineSummary.QUARANTINED
+        self._gpus[quarantined, gpu_counts(node_summary)] += 1
         self._attached += node_summary.agent.speaks
         self._conflicts += bool(node_summary.agent.conflict)
         self._exempt += node_summary.decision.exempt
@@ -171,7 +182,7 @@ class FleetViewBuilder:
         if node_summary.quarantine is not None:
             shown = node_view.quarantine(node_summary, node_summary.quarantine, self._fleet.how)
             self._quarantines.append(shown)
-        held = node_view.hold(node_summary, self._fleet.mode, self._fleet.how)
+        held = node_view.hold(node_summary, self._fleet.mode_of(node_summary), self._fleet.how)
         if held is not None:
             self._holds.append(held)
 
@@ -187,6 +198,7 @@ class FleetViewBuilder:
         quarantine = node_summary.quarantine if node_summary is not None else None
         standing = standing_told(told, node_summary)
         self._standings[told.node] = standing
+        self._policy_pools.add(self._fleet.pool_of(node_summary), standing)
         self._remote_nodes[told.node] = telling
         self._last_known += bool(telling.trouble)
         self._attached += told.agent == "attached"
@@ -207,13 +219,23 @@ class FleetViewBuilder:
             view = replace(node_summary.quarantine_view, release_held=told.release_held)
             known = replace(node_summary, work=work, quarantine_view=view)
             shown = node_view.quarantine(known, quarantine, self._fleet.how)
-            self._quarantines.append(msgspec.structs.replace(shown, agent=told.agent))
+            devices = {
+                item.component: item.device for one in told.incidents for item in one.evidence
+            }
+            evidence = [
+                msgspec.structs.replace(item, device=devices.get(item.component, item.device))
+                for item in shown.evidence
+            ]
+            self._quarantines.append(
+                msgspec.structs.replace(shown, agent=told.agent, evidence=evidence)
+            )
         if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):
             self._holds.append(told.hold)
 
     def count(self, node_summary: NodeSummary | None) -> None:
         """Count a node for the limits, which are the whole fleet's, without showing it."""
         self._nodes += 1
+        self._policy_pools.count(self._fleet.pool_of(node_summary))
         if self._pool_label and node_summary is not None and node_summary.cluster.meta is not None:
             pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
             self._pools[pool] += 1
@@ -259,9 +281,19 @@ class FleetViewBuilder:
             + node_view.blamed(fleet.network.values(), self._moment),
             record_entries=fleet.record_entries,
             limits=tuple(self._limits()),
+            pools=self._policy_pools.pools(),
             last_known=self._last_known,
             remote_nodes=self._remote_nodes,
+            gpus={which: self._gpus_that_are(quarantined=which) for which in (False, True)},
         )
+
+    def _gpus_that_are(self, *, quarantined: bool) -> GpuCounts:
+        found = [
+            [count * nodes for count in counts]
+            for (which, counts), nodes in self._gpus.items()
+            if which is quarantined
+        ]
+        return GpuCounts(*map(sum, zip(*found, strict=True))) if found else GpuCounts()
 
     def _limits(self) -> Iterable[models.LimitUse]:
         for key, value in self._fleet.limits.items():

@@ -94,7 +94,7 @@ class LocalScope:
         return survey.conclude(names)
 
 
-class Own:
+class OwnedScope:
     """The content of this replica's metrics: its own nodes, and how many others there are."""
 
     def __init__(self, fleet: FleetState, owners: Owners) -> None:
@@ -120,7 +120,7 @@ class Own:
         return survey.conclude(names)
 
 
-class Tellings(Protocol):
+class ReplicaReports(Protocol):
     """The others' last reports; implemented in ``aggregator.web.replica_poller``."""
 
     def tellings(self) -> Mapping[str, ReplicaReport]:
@@ -135,7 +135,7 @@ class MergedScope:
         fleet: FleetState,
         shards: Ownership,
         owners: Owners,
-        others: Tellings,
+        others: ReplicaReports,
         ready: Callable[[], list[str]],
     ) -> None:
         self._fleet = fleet

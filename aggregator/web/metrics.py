@@ -1,24 +1,29 @@
 """/metrics: built at the moment of the request, in a registry of its own.
 
-Cardinality is bounded: a node's name stands only on metrics of nodes in quarantine, and those are
-bounded by admission. docs/metrics.md describes each.
+Cardinality is bounded: no label has a node's name. docs/metrics.md describes each metric.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from aggregator.alerts.overview import RouteState
 from aggregator.cluster.port import Action, Phase
 from aggregator.events import EventKind
 from aggregator.quarantine.decide.cause_search import SCOPES
 from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.quarantine.state.stage_times import StageTimes
+from aggregator.runtime.histogram import Histogram
+from aggregator.web import models
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.fleet_view import FleetViewFindings
+from aggregator.web.metric_families import counter, gauge, histogram, single_counter, single_gauge
+from aggregator.web.pool_metrics import pool_metrics
+from aggregator.web.stage_metrics import gpu_metrics, stage_metrics
 from aggregator.web.stats_interface import ApiStats, HistoryStats, IngestStatsReader, Stats
 
 _KINDS = ("gpu", "disk", "network", "node")
@@ -47,6 +52,8 @@ class Scene:
     shards: ShardScene
     feed: EventBroker
     requests: Counter[tuple[str, int]]
+    durations: Mapping[str, Histogram]
+    stages: StageTimes
     stats: Stats
     connections: int
     connections_ended: Mapping[str, int]
@@ -71,6 +78,8 @@ class _SceneCollector(Collector):
         scene = self._scene
         yield from _fleet(scene.found)
         yield from _work(scene.found)
+        yield from gpu_metrics(scene.found.gpus)
+        yield from stage_metrics(scene.stages)
         yield from _shards(scene.shards)
         yield from _own(scene)
         if scene.stats.ingest is not None:
@@ -78,53 +87,61 @@ class _SceneCollector(Collector):
         if scene.stats.api is not None:
             yield from _api(scene.stats.api)
         if scene.stats.outbox is not None:
-            outbox = _gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
+            outbox = gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
             for webhook, depth in scene.stats.outbox().items():
                 outbox.add_metric([webhook], depth)
             yield outbox
             out = not scene.stats.alert_trouble()
-            yield _one("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
+            yield from _routes(scene.stats.alerts().routes)
+            yield single_gauge("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
         if scene.stats.history is not None:
             yield from _history(scene.stats.history)
 
 
 def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
-    nodes = _gauge("sickbay_nodes", "Nodes by how they stand.", ["standing"])
+    nodes = gauge("sickbay_nodes", "Nodes by how they stand.", ["standing"])
     for standing in QuarantineSummary:
         nodes.add_metric([standing.value], found.counts[standing])
     yield nodes
-    yield _one("sickbay_agents_attached", "Agents that are attached now.", found.attached)
-    yield _one("sickbay_agents_silent", "Agents that were heard and are not.", len(found.silent))
-    yield _one("sickbay_agents_never_heard", "Nodes of no known agent.", found.never_heard)
-    yield _one("sickbay_nodes_exempt", "Nodes that people want left alone.", found.exempt)
-    yield _one("sickbay_node_conflicts", "Nodes that two agents claim.", found.conflicts)
-    yield _one("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
-    yield _one("sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost)
+    yield single_gauge("sickbay_agents_attached", "Agents that are attached now.", found.attached)
+    yield single_gauge(
+        "sickbay_agents_silent", "Agents that were heard and are not.", len(found.silent)
+    )
+    yield single_gauge("sickbay_agents_never_heard", "Nodes of no known agent.", found.never_heard)
+    yield single_gauge("sickbay_nodes_exempt", "Nodes that people want left alone.", found.exempt)
+    yield single_gauge("sickbay_node_conflicts", "Nodes that two agents claim.", found.conflicts)
+    yield single_gauge("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
+    yield single_gauge(
+        "sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost
+    )
     doubted = bool(found.clock_doubt)
-    yield _one("sickbay_clock_doubted", "1 while its wall clock is not believed.", doubted)
-    yield _one("sickbay_record_entries", "Nodes in the admission record.", found.record_entries)
-    mode = _gauge("sickbay_mode", "1 for the mode that caps every action.", ["mode"])
+    yield single_gauge("sickbay_clock_doubted", "1 while its wall clock is not believed.", doubted)
+    yield single_gauge(
+        "sickbay_record_entries", "Nodes in the admission record.", found.record_entries
+    )
+    mode = gauge("sickbay_mode", "1 for the mode that caps every action.", ["mode"])
     for action in Action:
         mode.add_metric([action.value], found.mode == action.value)
     yield mode
-    used = _gauge("sickbay_limit_used_nodes", "How much of a limit is used, in nodes.", ["limit"])
-    most = _gauge("sickbay_limit_max_nodes", "The most that a limit allows, in nodes.", ["limit"])
+    used = gauge("sickbay_limit_used_nodes", "How much of a limit is used, in nodes.", ["limit"])
+    most = gauge("sickbay_limit_max_nodes", "The most that a limit allows, in nodes.", ["limit"])
     for limit in found.limits:
         if limit.used is not None and limit.most is not None:
             used.add_metric([limit.name], limit.used)
             most.add_metric([limit.name], limit.most)
     yield used
     yield most
-    yield _one(
+    yield from pool_metrics(found.pools)
+    yield single_gauge(
         "sickbay_cooling_down", "1 while no new quarantine is admitted.", bool(found.cooling)
     )
-    yield _one(
+    yield single_gauge(
         "sickbay_replicas_incomplete",
         "1 while the leading replica has not been told of all nodes.",
         bool(found.incomplete),
     )
-    causes = _gauge("sickbay_common_causes", "Common causes that are open.", ["scope"])
-    shared = _gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
+    causes = gauge("sickbay_common_causes", "Common causes that are open.", ["scope"])
+    shared = gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
     for scope in (*SCOPES, "network"):
         mine = [one.nodes for one in found.causes if one.scope == scope]
         causes.add_metric([scope], len(mine))
@@ -134,71 +151,91 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
 
 
 def _work(found: FleetViewFindings) -> Iterator[Metric]:
-    incidents = _gauge("sickbay_incidents", "Open incidents.", ["kind", "action"])
+    incidents = gauge("sickbay_incidents", "Open incidents.", ["kind", "action"])
     counted = Counter((one.kind, one.action) for one in found.incidents)
     for kind in _KINDS:
         for action in Action:
             incidents.add_metric([kind, action.value], counted[kind, action.value])
     yield incidents
-    quarantines = _gauge("sickbay_quarantines", "Quarantines by phase.", ["phase"])
+    quarantines = gauge("sickbay_quarantines", "Quarantines by phase.", ["phase"])
     phases = Counter(one.phase for one in found.quarantines)
     for phase in Phase:
         quarantines.add_metric([phase.value], phases[phase.value])
     yield quarantines
     unmarked = sum(1 for one in found.quarantines if one.unmarked)
     text = "Quarantines whose node lacks some of our marks."
-    yield _one("sickbay_quarantines_unmarked", text, unmarked)
-    holds = _gauge("sickbay_holds", "Nodes that a limit or the mode holds back.", ["limit"])
-    for limit, count in sorted(Counter(one.limit for one in found.holds).items()):
-        holds.add_metric([limit], count)
+    yield single_gauge("sickbay_quarantines_unmarked", text, unmarked)
+    holds = gauge("sickbay_holds", "Nodes that a limit or the mode holds back.", ["limit"])
+    for limit, nodes in sorted(Counter(one.limit for one in found.holds).items()):
+        holds.add_metric([limit], nodes)
     yield holds
-    node = ["node"]
-    info = _gauge(
-        "sickbay_quarantine_status",
-        "1 for each node in quarantine.",
-        ["node", "phase", "action", "kind"],
+    yield from _quarantines(found.quarantines)
+
+
+def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
+    """Sums over the nodes in quarantine; `sickbay quarantines` and the API name the nodes."""
+    absent = sum(one.node_absent_since is not None for one in quarantines)
+    yield single_gauge("sickbay_quarantines_node_absent", "Quarantines whose Node is gone.", absent)
+    held = sum(bool(one.release_held) for one in quarantines)
+    yield single_gauge("sickbay_quarantines_release_held", "Quarantines whose release waits.", held)
+    failing = sum(bool(one.last_error) for one in quarantines)
+    yield single_gauge(
+        "sickbay_quarantines_failing", "Quarantines whose last step has failed.", failing
     )
-    absent = _gauge("sickbay_quarantine_node_absent", "1 while its Node is gone.", node)
-    pods = _gauge("sickbay_quarantine_pods_remaining", "Pods still to leave the node.", node)
-    blocked = _gauge("sickbay_quarantine_pods_blocked", "Pods that may not be evicted now.", node)
-    since = _gauge("sickbay_quarantine_created_timestamp_seconds", "When it was made.", node)
-    failing = _gauge("sickbay_quarantine_failing", "1 while its last step has failed.", node)
-    waits = _gauge("sickbay_quarantine_release_held", "1 while its release waits.", node)
-    for one in found.quarantines:
-        waits.add_metric([one.node], bool(one.release_held))
-        absent.add_metric([one.node], one.node_absent_since is not None)
-        info.add_metric([one.node, one.phase, one.action, one.kind], 1)
-        blocked.add_metric([one.node], len(one.blockers))
-        failing.add_metric([one.node], bool(one.last_error))
-        if one.pods_remaining is not None:
-            pods.add_metric([one.node], one.pods_remaining)
-        if one.created_at is not None:
-            since.add_metric([one.node], one.created_at.timestamp())
-    yield from (info, pods, blocked, since, failing, waits, absent)
+    # After a drain blockers are pods that came back or were stuck: no one waits for them.
+    drains = [one for one in quarantines if one.phase == Phase.DRAINING]
+    blocked = sum(bool(one.blockers) for one in drains)
+    yield single_gauge(
+        "sickbay_quarantines_blocked", "Drains with pods that can't be evicted.", blocked
+    )
+    pods = sum(one.pods_remaining or 0 for one in quarantines)
+    yield single_gauge("sickbay_drain_pods_remaining", "Pods still to leave their nodes.", pods)
+    oldest = gauge(
+        "sickbay_quarantines_oldest_timestamp_seconds",
+        "Since when the oldest one stands, or the oldest pod is blocked.",
+        ["what"],
+    )
+    for what, times in (
+        ("created", [one.created_at for one in quarantines if one.created_at is not None]),
+        ("blocked", [each.since for one in drains for each in one.blockers if each.since]),
+    ):
+        if times:
+            oldest.add_metric([what], min(times).timestamp())
+    yield oldest
 
 
 def _shards(shards: ShardScene) -> Iterator[Metric]:
-    yield _one("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
-    yield _one("sickbay_replica_members", "Replicas that are alive.", shards.members)
-    yield _one("sickbay_replica_leader", "1 where this one leads.", shards.leads)
-    yield _one(
+    yield single_gauge("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
+    yield single_gauge("sickbay_replica_members", "Replicas that are alive.", shards.members)
+    yield single_gauge("sickbay_replica_leader", "1 where this one leads.", shards.leads)
+    yield single_gauge(
         "sickbay_replica_frozen", "1 while it does not know the other replicas.", shards.frozen
     )
-    yield _one("sickbay_replica_settled", "1 once the newcomer's wait is over.", shards.settled)
-    up = _gauge("sickbay_replica_peer_up", "1 while that replica's page answers.", ["replica"])
+    yield single_gauge(
+        "sickbay_replica_settled", "1 once the newcomer's wait is over.", shards.settled
+    )
+    up = gauge("sickbay_replica_peer_up", "1 while that replica's page answers.", ["replica"])
     for name, answers in sorted(shards.peers.items()):
         up.add_metric([name], answers)
     yield up
 
 
 def _own(scene: Scene) -> Iterator[Metric]:
-    build = _gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
+    build = gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
     build.add_metric([scene.version], 1)
     yield build
-    yield _one("sickbay_ready", "1 while /readyz reports no trouble.", scene.ready)
-    yield _one("sickbay_web_streams", "Event streams that are open.", scene.feed.streams)
-    yield _one("sickbay_web_connections", "Connections that are open.", scene.connections)
-    ended = _counter(
+    yield single_gauge("sickbay_ready", "1 while /readyz reports no trouble.", scene.ready)
+    ends = gauge(
+        "sickbay_certificate_expires_timestamp_seconds",
+        "When a certificate of the listeners ends.",
+        ["certificate"],
+    )
+    for purpose, until in sorted(scene.stats.certificates().items()):
+        ends.add_metric([purpose], until)
+    yield ends
+    yield single_gauge("sickbay_web_streams", "Event streams that are open.", scene.feed.streams)
+    yield single_gauge("sickbay_web_connections", "Connections that are open.", scene.connections)
+    ended = counter(
         "sickbay_web_connections_ended",
         "Connections that a limit ended or refused, by limit.",
         ["reason"],
@@ -206,23 +243,50 @@ def _own(scene: Scene) -> Iterator[Metric]:
     for reason in ("evicted", "overdue", "refused"):
         ended.add_metric([reason], scene.connections_ended.get(reason, 0))
     yield ended
-    transitions = _counter("sickbay_transitions", "Transitions, by kind.", ["kind"])
+    transitions = counter("sickbay_transitions", "Transitions, by kind.", ["kind"])
     for kind in EventKind:
         transitions.add_metric([kind.value], scene.feed.counts[kind])
     yield transitions
-    requests = _counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
+    requests = counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
     for (route, code), count in sorted(scene.requests.items()):
         requests.add_metric([route, str(code)], count)
     yield requests
+    yield histogram(
+        "sickbay_web_request_duration_seconds",
+        "Answers of this listener, event streams excepted.",
+        ["route"],
+        {(route,): found for route, found in scene.durations.items()},
+    )
+
+
+def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:
+    dead = gauge("sickbay_alerts_dead_letters", "Deliveries given up that are kept.", ["route"])
+    sent = counter("sickbay_alerts_delivered", "Alerts that were delivered.", ["route"])
+    failed = counter("sickbay_alerts_attempts_failed", "Attempts that failed.", ["route"])
+    gone = counter("sickbay_alerts_given_up", "Alerts that were given up.", ["route"])
+    for route in routes:
+        dead.add_metric([route.name], route.dead)
+        sent.add_metric([route.name], route.delivered)
+        failed.add_metric([route.name], route.failed_attempts)
+        gone.add_metric([route.name], route.given_up)
+    yield from (dead, sent, failed, gone)
+    yield histogram(
+        "sickbay_alerts_delivery_duration_seconds",
+        "Attempts to deliver alerts, those that failed included.",
+        ["route"],
+        {(route.name,): route.durations for route in routes if route.durations is not None},
+    )
 
 
 def _history(stats: HistoryStats) -> Iterator[Metric]:
-    yield _one("sickbay_history_up", "1 while history is kept.", not stats.problem)
-    yield _one("sickbay_history_queued_rows", "Transitions that wait to be kept.", stats.depth)
-    written = _counter("sickbay_history_rows_written", "Transitions that were kept.", [])
+    yield single_gauge("sickbay_history_up", "1 while history is kept.", not stats.problem)
+    yield single_gauge(
+        "sickbay_history_queued_rows", "Transitions that wait to be kept.", stats.depth
+    )
+    written = counter("sickbay_history_rows_written", "Transitions that were kept.", [])
     written.add_metric([], stats.written)
     yield written
-    lost = _counter(
+    lost = counter(
         "sickbay_history_rows_lost", "Rows that history never kept, by their kind.", ["what"]
     )
     lost.add_metric(["transition"], stats.lost)
@@ -231,38 +295,40 @@ def _history(stats: HistoryStats) -> Iterator[Metric]:
 
 
 def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
-    yield _one("sickbay_ingest_streams", "Streams of agents that are up.", stats.attached)
-    yield _one(
+    yield single_gauge("sickbay_ingest_streams", "Streams of agents that are up.", stats.attached)
+    yield single_gauge(
         "sickbay_ingest_streams_overdue",
         "Streams on expired credentials that the cluster can't renew now.",
         stats.overdue,
     )
-    yield _count("sickbay_ingest_streams_opened", "Streams that were opened.", stats.opened)
+    yield single_counter("sickbay_ingest_streams_opened", "Streams that were opened.", stats.opened)
     for name, text, label, counts in (
         ("refused", "Streams that were refused, by why.", "reason", stats.refused),
         ("ended", "Attached streams that ended, by why.", "reason", stats.ended),
     ):
-        family = _counter(f"sickbay_ingest_streams_{name}", text, [label])
+        family = counter(f"sickbay_ingest_streams_{name}", text, [label])
         for value, count in sorted(counts.items()):
             family.add_metric([value], count)
         yield family
-    messages = _counter("sickbay_ingest_messages", "Messages of agents.", ["kind"])
+    messages = counter("sickbay_ingest_messages", "Messages of agents.", ["kind"])
     for kind, count in sorted(stats.messages.items()):
         messages.add_metric([kind], count)
     yield messages
-    yield _count("sickbay_ingest_acks", "Acknowledgements to agents.", stats.acks)
-    yield _count("sickbay_ingest_resyncs", "Snapshots that were asked for.", stats.resyncs)
-    yield _count(
+    yield single_counter("sickbay_ingest_acks", "Acknowledgements to agents.", stats.acks)
+    yield single_counter("sickbay_ingest_resyncs", "Snapshots that were asked for.", stats.resyncs)
+    yield single_counter(
         "sickbay_ingest_entries_dropped",
         "Entries of messages that were outside the contract's bounds.",
         stats.dropped,
     )
-    yield _count("sickbay_ingest_throttles", "Times a stream had to wait.", stats.throttled)
-    yield _count(
+    yield single_counter("sickbay_ingest_throttles", "Times a stream had to wait.", stats.throttled)
+    yield single_counter(
         "sickbay_ingest_streams_superseded", "Streams that a newer one closed.", stats.superseded
     )
-    yield _count("sickbay_ingest_conflicts", "Times two agents claimed a node.", stats.conflicts)
-    yield _count(
+    yield single_counter(
+        "sickbay_ingest_conflicts", "Times two agents claimed a node.", stats.conflicts
+    )
+    yield single_counter(
         "sickbay_ingest_certificate_errors",
         "Rotated TLS certificates that could not be used.",
         stats.certificate_troubles,
@@ -270,7 +336,7 @@ def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
 
 
 def _api(stats: ApiStats) -> Iterator[Metric]:
-    requests = _counter(
+    requests = counter(
         "sickbay_api_requests",
         "Requests to the API server; code 0 is no answer.",
         ["method", "kind", "code"],
@@ -278,23 +344,15 @@ def _api(stats: ApiStats) -> Iterator[Metric]:
     for (method, kind, code), count in sorted(stats.answers.items()):
         requests.add_metric([method, kind, str(code)], count)
     yield requests
-    yield _count(
+    yield histogram(
+        "sickbay_api_request_duration_seconds",
+        "Requests to the API server from the sending to the whole answer, watches excepted.",
+        ["method", "kind"],
+        stats.durations,
+    )
+    yield single_counter(
         "sickbay_api_throttles", "Answers 429 because the server is busy.", stats.throttled
     )
-    yield _count("sickbay_api_evictions_blocked", "Evictions that a budget refused.", stats.blocked)
-
-
-def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
-
-
-def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, labels=labels)
-
-
-def _one(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=float(value))
-
-
-def _count(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value=float(value))
+    yield single_counter(
+        "sickbay_api_evictions_blocked", "Evictions that a budget refused.", stats.blocked
+    )

@@ -41,7 +41,8 @@ class Evidence(Shape, frozen=True, kw_only=True):
 
     ``cleared_by`` is the sign that would end it (reboot, gpu_reset, expiry, operator; empty: its
     check is healthy again); ``over`` is the sign that has ended it; ``lost``: the agent no longer
-    knows of it although no sign has cleared it, so it stays in force.
+    knows of it although no sign has cleared it, so it stays in force. ``device`` is a GPU's index
+    and PCI address; empty where the component is no GPU, or the agent has not said.
     """
 
     code: str
@@ -53,6 +54,7 @@ class Evidence(Shape, frozen=True, kw_only=True):
     cleared_by: str
     over: str
     lost: bool
+    device: str = ""
 
 
 class Incident(Shape, frozen=True, kw_only=True):
@@ -89,8 +91,9 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     has set instead of the decided one; empty without one. ``node_absent_since``: its Node is gone
     since then, so it counts for no limit. ``uncordoned``: the last uncordon of the node that did
     not release it, and the reaction to it. ``deadline_at`` is when its drain should have ended,
-    ``overdue_at`` when it was reported overdue; ``pre_evict`` is the result of the site's own step
-    before the evictions.
+    ``overdue_at`` when it was reported overdue; ``pods_total`` is the most pods that were left in
+    its drain since the asked replica knows of it, null before a drain; ``pre_evict`` is the result
+    of the site's own step before the evictions.
     """
 
     node: str
@@ -125,11 +128,13 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     last_error: str
     evidence: list[Evidence]
     advice: str
+    pods_total: int | None = None
 
 
 class Hold(Shape, frozen=True, kw_only=True):
     """Why a node that policy wants in quarantine is not: a limit by name, the mode, or a person
-    who has exempted it.
+    who has exempted it. ``documentation``, here and below, is the path of a section in the tree of
+    this version, such as docs/holds.md#stop.
     """
 
     node: str
@@ -138,6 +143,7 @@ class Hold(Shape, frozen=True, kw_only=True):
     reason: str
     since: Time | None
     advice: str
+    documentation: str = ""
 
 
 class CommonCause(Shape, frozen=True, kw_only=True):
@@ -155,6 +161,7 @@ class CommonCause(Shape, frozen=True, kw_only=True):
     sample: list[str]
     since: Time
     advice: str
+    documentation: str = ""
 
 
 class NodeRow(Shape, frozen=True, kw_only=True):
@@ -163,6 +170,8 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     ``requests``: people's requests in its annotations, and ``exempt`` whether it is left alone.
     ``replica`` is the reporting one, empty where there is only one. That replica does not answer
     now if ``last_known`` is not null: all of this was so then, and ``agent`` may be unknown.
+    ``labels``: those by which nodes are grouped (`limits.pool_label`, `limits.domain_labels`,
+    `limits.clique_label`).
     """
 
     node: str
@@ -174,10 +183,11 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     requests: list[str]
     replica: str = ""
     last_known: Time | None = None
+    labels: dict[str, str] = {}
 
 
 class Component(Shape, frozen=True, kw_only=True):
-    """Level evidence: a part of the node as a check last saw it."""
+    """Level evidence: a part of the node as a check last saw it. ``device`` as in Evidence."""
 
     check: str
     component: str
@@ -185,11 +195,12 @@ class Component(Shape, frozen=True, kw_only=True):
     reason: str
     message: str
     since: Time
+    device: str = ""
 
 
 class Fault(Shape, frozen=True, kw_only=True):
     """A latched fault. ``historical``: of an earlier boot. ``missing``: the agent no longer reports
-    it and no sign cleared it; it stays in force.
+    it and no sign cleared it; it stays in force. ``device`` as in Evidence.
     """
 
     code: str
@@ -204,6 +215,7 @@ class Fault(Shape, frozen=True, kw_only=True):
     historical: bool
     missing: bool
     details: dict[str, str]
+    device: str = ""
 
 
 class OutlierPoint(Shape, frozen=True, kw_only=True):
@@ -220,6 +232,7 @@ class Outlier(Shape, frozen=True, kw_only=True):
 
     ``value`` is null while there is none (no load, no agent). ``low``: values below the median
     deviate, else those above; by more than ``limit``. ``values`` of ``nodes`` nodes are compared.
+    ``device`` as in Evidence.
     """
 
     measure: str
@@ -237,6 +250,7 @@ class Outlier(Shape, frozen=True, kw_only=True):
     nodes: int
     since: Time
     points: list[OutlierPoint]
+    device: str = ""
 
 
 class Check(Shape, frozen=True, kw_only=True):
@@ -259,12 +273,13 @@ class Overruled(Shape, frozen=True, kw_only=True):
     """Evidence that a person has overruled: it does not quarantine the node until it is over.
 
     ``cleared_by`` is the sign that ends a fault (reboot, gpu_reset, expiry, operator); empty for a
-    check's evidence, which is over when the check is healthy.
+    check's evidence, which is over when the check is healthy. ``device`` as in Evidence.
     """
 
     code: str
     component: str
     cleared_by: str
+    device: str = ""
 
 
 class Event(Shape, frozen=True, kw_only=True):
@@ -305,6 +320,9 @@ class Node(Shape, frozen=True, kw_only=True):
 
     ``read_at``: when the cluster's Node was last read or listed; its marks, its cordon and people's
     requests are as of then. Null: not yet.
+
+    ``mode`` caps what is done to the node, and is that of its ``pool``; the pool is empty where
+    there are none, or the node's labels are not known.
     """
 
     node: str
@@ -338,6 +356,46 @@ class Node(Shape, frozen=True, kw_only=True):
     last_known: Time | None = None
     read_at: Time | None = None
     outliers: list[Outlier] = []
+    mode: str = ""
+    pool: str = ""
+
+
+class Pool(Shape, frozen=True, kw_only=True):
+    """A pool of the configuration, or "default" for the nodes that none selects.
+
+    ``selector`` is as `kubectl get nodes -l` takes it; ``counts`` has every standing; ``cooling``:
+    until when no node of it is admitted, and why, or empty.
+    """
+
+    name: str
+    selector: str
+    mode: str
+    nodes: int
+    counts: dict[QuarantineSummary, int]
+    cooling: str
+    limits: list[LimitUse]
+
+
+class LimitEffect(Shape, frozen=True, kw_only=True):
+    """A limit that would hold ``nodes``; value, reason and documentation as in Hold."""
+
+    limit: str
+    value: str
+    reason: str
+    nodes: int
+    documentation: str
+
+
+class ModeEffect(Shape, frozen=True, kw_only=True):
+    """What mode drain would do now with the nodes that the mode holds: so many would be drained or
+    cordoned (``nodes`` names them, the first 100), and so many ``held`` by ``limits``.
+    """
+
+    drained: int
+    cordoned: int
+    held: int
+    nodes: list[str]
+    limits: list[LimitEffect]
 
 
 class Fleet(Shape, frozen=True, kw_only=True):
@@ -349,13 +407,16 @@ class Fleet(Shape, frozen=True, kw_only=True):
     ``not_ready`` lists the complaints of /readyz. ``record_entries`` nodes stand in the admission
     record.
 
-    ``replicas`` are those of the aggregator, empty where there is only one; ``last_known`` counts
-    the nodes of those that don't answer; ``frozen`` (the members are not known, so no replica
-    acts), ``differing`` (replicas run another version, policy, mode or limits) and ``incomplete``
-    (the leader has no report on all nodes, so little is admitted) are empty, or give the reason.
+    ``pools`` are those of the configuration, empty where it has none; ``mode`` is that of the nodes
+    in none. ``replicas`` are those of the aggregator, empty where there is only one; ``last_known``
+    counts the nodes of those that don't answer; ``frozen`` (the members are not known, so no
+    replica acts), ``differing`` (replicas run another version, policy, mode, limits or pools) and
+    ``incomplete`` (the leader has no report on all nodes, so little is admitted) are empty, or give
+    the reason.
     ``history_trouble`` says why, and since when, this replica can't write its history;
-    ``alert_trouble`` why its alerts are not delivered, by webhook; ``clock_doubt`` why it does not
-    trust its wall clock, so that actions that can't be undone wait.
+    ``alert_trouble`` why its alerts are not delivered, by route; ``clock_doubt`` why it does not
+    trust its wall clock, so that actions that can't be undone wait. ``with_drain``: the effect of
+    mode drain now; null unless the mode is observe, or keeps a node from its quarantine.
     """
 
     at: Time
@@ -381,6 +442,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     record_entries: int
     limits: list[LimitUse]
     headline: str
+    pools: list[Pool] = []
     replicas: list[Replica] = []
     frozen: str = ""
     differing: str = ""
@@ -388,8 +450,10 @@ class Fleet(Shape, frozen=True, kw_only=True):
     last_known: int = 0
     history_trouble: str = ""
     alert_trouble: str = ""
+    alerts_given_up: int = 0
     clock_doubt: str = ""
     in_company: bool = False
+    with_drain: ModeEffect | None = None
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):
@@ -402,11 +466,55 @@ class ReplicaList(Shape, frozen=True, kw_only=True):
 
 
 class NodePage(Shape, frozen=True, kw_only=True):
-    """Nodes by name. ``next`` is the ``after`` of the next page, empty at the end."""
+    """Nodes in the asked order. ``next`` is the ``after`` of the next page, empty at the end."""
 
     items: list[NodeRow]
     total: int
     next: str
+
+
+class NodeGroup(Shape, frozen=True, kw_only=True):
+    """The nodes with one value of a label. ``has_label`` is false for those without it: a label
+    may have an empty ``value``, as those of roles do.
+    """
+
+    value: str
+    has_label: bool
+    nodes: int
+    counts: dict[QuarantineSummary, int]
+
+
+class NodeGroupList(Shape, frozen=True, kw_only=True):
+    """Nodes by the value of the label ``key``. ``nodes`` of them are in ``total`` groups."""
+
+    key: str
+    items: list[NodeGroup]
+    total: int
+    nodes: int
+
+
+class TrendPoint(Shape, frozen=True, kw_only=True):
+    """Nodes at one time. ``drained`` are among ``quarantined``; ``other`` have a warning, are
+    silent or unknown.
+    """
+
+    at: Time
+    nodes: int
+    well: int
+    other: int
+    held: int
+    quarantined: int
+    drained: int
+
+
+class Trend(Shape, frozen=True, kw_only=True):
+    """The last day, oldest first. Points before ``own_since`` are computed from the history; the
+    asked replica has seen the later ones itself. ``trouble``: why the history's are missing.
+    """
+
+    points: list[TrendPoint]
+    own_since: Time | None
+    trouble: str
 
 
 class QuarantineList(Shape, frozen=True, kw_only=True):
@@ -432,6 +540,41 @@ class Lemon(Shape, frozen=True, kw_only=True):
     returns: int
     last: Time
     strikes: list[str]
+
+
+class AlertRoute(Shape, frozen=True, kw_only=True):
+    """A route of alerts. ``dead`` deliveries are kept; ``delivered``, ``failed_attempts`` and
+    ``given_up`` are counted since this replica's start.
+    """
+
+    name: str
+    kind: str
+    receiver: str
+    waiting: int
+    delivered: int
+    failed_attempts: int
+    given_up: int
+    dead: int
+    problem: str
+
+
+class DeadLetter(Shape, frozen=True, kw_only=True):
+    """A delivery that was given up, with the summaries of some of its ``alerts``."""
+
+    route: str
+    id: str
+    at: dt.datetime
+    because: str
+    alerts: int
+    summaries: list[str]
+
+
+class AlertList(Shape, frozen=True, kw_only=True):
+    """The routes of alerts of the replica that is asked, and its newest dead letters."""
+
+    items: list[AlertRoute]
+    total: int
+    dead_letters: list[DeadLetter]
 
 
 class LemonList(Shape, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.web import fleet_view, models, node_view, outlier_view
+from aggregator.web.gpu_names import gpu_name
 from aggregator.web.merge import Owners, best_report, nobodys
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.replica_client import NoAnswer
@@ -75,8 +76,18 @@ class NodeDetails:
 
     def _own(self, node_summary: NodeSummary) -> models.Node:
         fleet, moment = self._fleet, self._snapshots.moment()
-        found = outlier_view.outliers(fleet.measurements, node_summary.node, moment)
-        told = node_view.node(node_summary, moment, fleet.mode, how=fleet.how, outliers=found)
+        found = [
+            msgspec.structs.replace(one, device=gpu_name(node_summary.agent.health, one.component))
+            for one in outlier_view.outliers(fleet.measurements, node_summary.node, moment)
+        ]
+        told = node_view.node(
+            node_summary,
+            moment,
+            fleet.mode_of(node_summary),
+            how=fleet.how,
+            outliers=found,
+            pool=fleet.pool_of(node_summary),
+        )
         return msgspec.structs.replace(told, replica=self.replica_name)
 
     def _keep(self, story: models.Node) -> None:
@@ -100,8 +111,9 @@ class NodeDetails:
                 node_view.node(
                     node_summary or NodeSummary(told.node),
                     moment,
-                    self._fleet.mode,
+                    self._fleet.mode_of(node_summary or NodeSummary(told.node)),
                     how=self._fleet.how,
+                    pool=self._fleet.pool_of(node_summary),
                 ),
                 telling.at,
             )

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aggregator import documentation
 from aggregator.cluster import port
 from aggregator.cluster.port import Phase
 from aggregator.events import Transition
 from aggregator.health.model import Component, Fault, Status
+from aggregator.health.node import NodeHealth
 from aggregator.policy import incident as policy
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
@@ -25,6 +27,7 @@ from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
 from aggregator.runtime.text import truncate
 from aggregator.web import advice, models
+from aggregator.web.gpu_names import gpu_name
 
 _STRENGTH = {"drain": 0, "cordon": 1, "observe": 2}
 _WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
@@ -200,7 +203,7 @@ def _incident(
         since=moment.when(incident.since),
         recovering_since=moment.when_or_never(recovering),
         closes_at=None if recovering is None else moment.when(recovering + incident.healthy_for),
-        evidence=[_evidence(item, moment) for item in incident.evidence],
+        evidence=[_evidence(node_summary, item, moment) for item in incident.evidence],
         doing=_doing(node_summary, incident),
         advice=advice.for_incident(
             node_summary,
@@ -232,8 +235,11 @@ def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
     return "being admitted"
 
 
-def _evidence(item: policy.Evidence, moment: ViewMoment) -> models.Evidence:
+def _evidence(
+    node_summary: NodeSummary, item: policy.Evidence, moment: ViewMoment
+) -> models.Evidence:
     return models.Evidence(
+        device=_device(node_summary, item.code, item.component),
         code=item.code,
         component=item.component,
         rule=item.rule,
@@ -275,6 +281,9 @@ def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> m
         overdue_at=date(status.overdue_at),
         pre_evict=_hook(status.pre_evict),
         pods_remaining=status.pods_remaining,
+        pods_total=None
+        if status.pods_remaining is None
+        else max(node_summary.quarantine_view.most_pods, status.pods_remaining),
         blockers=[
             models.Blocker(pod=blocker.pod, reason=blocker.reason, since=date(blocker.since))
             for blocker in status.blockers
@@ -290,7 +299,7 @@ def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> m
         in_record=node_summary.work.in_record,
         agent=agent(node_summary),
         last_error=node_summary.work.last_error,
-        evidence=[_durable_evidence(item) for item in spec.evidence],
+        evidence=[_durable_evidence(node_summary, item) for item in spec.evidence],
         advice=advice.for_quarantine(node_summary, found, in_force, how),
     )
 
@@ -303,7 +312,7 @@ def unmarked(node_summary: NodeSummary, found: port.Quarantine) -> str:
         return ""
     times = marks.restored if marks is not None else 0
     again = f"; set again {times} times before" if times else ""
-    return f"the node lacks {describe_missing(missing)}{again}"
+    return f"the node lacks {describe_missing(missing, found.status.applied)}{again}"
 
 
 def _hook(hook: port.HookStatus | None) -> str:
@@ -311,9 +320,17 @@ def _hook(hook: port.HookStatus | None) -> str:
     return f"{hook.state.value}: {hook.message}".rstrip(": ") if hook is not None else ""
 
 
-def _durable_evidence(item: port.EvidenceItem) -> models.Evidence:
+def _device(node_summary: NodeSummary, code: str, component: str) -> str:
+    """A GPU's index and PCI address; the latched fault of this evidence may have the address."""
+    health = node_summary.agent.health
+    fault = health.faults.get((code, component)) if health is not None else None
+    return gpu_name(health, component, fault.details if fault is not None else None)
+
+
+def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> models.Evidence:
     """As it stands in the object, which keeps no times, because another process can't use them."""
     return models.Evidence(
+        device=_device(node_summary, item.code, item.component),
         code=item.code,
         component=item.component,
         rule=item.rule,
@@ -342,6 +359,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             reason=found.reason,
             since=date(found.since),
             advice=advice.for_hold(found, how),
+            documentation=documentation.of_hold(found.limit),
         )
     if node_summary.decision.would:
         spared = node_summary.decision.spared
@@ -356,6 +374,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             advice=advice.for_exempt(node_summary.node, how)
             if spared
             else advice.for_mode(node_summary.node, mode, how),
+            documentation=documentation.of_hold("exempt" if spared else "mode"),
         )
     return None
 
@@ -374,6 +393,7 @@ def causes(found: Iterable[CommonCause], moment: ViewMoment) -> tuple[models.Com
             sample=list(one.sample),
             since=moment.when(one.since),
             advice=advice.for_cause(one.scope),
+            documentation=documentation.of_cause(one.scope),
         )
         for one in sorted(found, key=lambda one: (-one.nodes, one.id))
     )
@@ -393,6 +413,7 @@ def blamed(found: Iterable[NetworkVerdict], moment: ViewMoment) -> tuple[models.
             sample=list(one.nodes),
             since=moment.when(one.since),
             advice=advice.for_cause("network"),
+            documentation=documentation.of_cause("network"),
         )
         for one in sorted(found, key=lambda one: one.subject)
         if one.kind != "target" or one.count < LEAST
@@ -411,7 +432,9 @@ def event(transition: Transition) -> models.Event:
     )
 
 
-def components(found: Iterable[Component], moment: ViewMoment) -> list[models.Component]:
+def components(
+    found: Iterable[Component], moment: ViewMoment, health: NodeHealth | None = None
+) -> list[models.Component]:
     """The worst first."""
     return [
         models.Component(
@@ -421,12 +444,15 @@ def components(found: Iterable[Component], moment: ViewMoment) -> list[models.Co
             reason=component.reason,
             message=component.message,
             since=moment.when(component.since),
+            device=gpu_name(health, component.component),
         )
         for component in sorted(found, key=lambda c: (_WORST[c.status], c.check, c.component))
     ]
 
 
-def faults(found: Iterable[Fault], moment: ViewMoment) -> list[models.Fault]:
+def faults(
+    found: Iterable[Fault], moment: ViewMoment, health: NodeHealth | None = None
+) -> list[models.Fault]:
     """Those of this boot first, the newest first."""
     return [
         models.Fault(
@@ -442,6 +468,7 @@ def faults(found: Iterable[Fault], moment: ViewMoment) -> list[models.Fault]:
             historical=fault.historical,
             missing=fault.missing,
             details=dict(fault.details),
+            device=gpu_name(health, fault.component, fault.details),
         )
         for fault in sorted(found, key=lambda f: (f.historical, -f.last_at, f.code, f.component))
     ]
@@ -456,6 +483,7 @@ def node(
     *,
     how: str,
     outliers: Iterable[models.Outlier] = (),
+    pool: str = "",
 ) -> models.Node:
     """One node's details. ``timeline`` is newest first."""
     health, meta = node_summary.agent.health, node_summary.cluster.meta
@@ -479,16 +507,23 @@ def node(
         incidents=incidents(node_summary, moment, how),
         quarantine=quarantine(node_summary, held, how) if held is not None else None,
         hold=hold(node_summary, mode, how),
+        mode=mode,
+        pool=pool,
         would=node_summary.decision.would,
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
         wishes=list(node_summary.decision.requests),
         overruled=[
-            models.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
+            models.Overruled(
+                code=one.code,
+                component=one.component,
+                cleared_by=one.cleared_by,
+                device=_device(node_summary, one.code, one.component),
+            )
             for one in sorted(node_summary.cluster.overruled)
         ],
-        components=components(health.levels(), moment) if health else [],
-        faults=faults(health.faults.values(), moment) if health else [],
+        components=components(health.levels(), moment, health) if health else [],
+        faults=faults(health.faults.values(), moment, health) if health else [],
         checks=[
             models.Check(name=check.name, interval=check.interval, off_because=check.off_because)
             for check in (health.checks if health else ())

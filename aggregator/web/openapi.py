@@ -6,11 +6,22 @@ from typing import Any
 import msgspec
 
 from aggregator.web import models
+from aggregator.web.action_endpoints import ACCESS, schemas
 from aggregator.web.api import ENDPOINTS, Endpoint
+from aggregator.web.person_actions import (
+    ACTIONS,
+    ActionAnswer,
+    ActionRequest,
+    PageReader,
+    PersonAction,
+)
 from aggregator.web.query_params import Form, Param
 
 _REF = "#/components/schemas/{name}"
-STREAM_PARAMS = (Param("node", Form.TEXT, "Only entries about this node.", ""),)
+STREAM_PARAMS = (
+    Param("node", Form.TEXT, "Only entries about this node.", ""),
+    Param("brief", Form.TEXT, "1: one event `changed` in place of all news.", ""),
+)
 #: Events of the stream by name.
 STREAM_EVENTS: dict[str, type[models.Shape]] = {
     "hello": models.Hello,
@@ -18,15 +29,18 @@ STREAM_EVENTS: dict[str, type[models.Shape]] = {
     "transition": models.Event,
     "missed": models.Missed,
     "beat": models.Beat,
+    "changed": models.Beat,
 }
 
 
 def document(version: str) -> dict[str, Any]:
     """The document, as plain values."""
     named = [endpoint.shape for endpoint in ENDPOINTS]
-    kinds = [*named, *STREAM_EVENTS.values(), models.Problem]
+    kinds = [*named, *STREAM_EVENTS.values(), models.Problem, *schemas()]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     paths = {endpoint.path: {"get": _operation(endpoint)} for endpoint in ENDPOINTS}
+    paths[ACCESS] = {"get": _reader()}
+    paths |= {action.path: {"post": _action(action)} for action in ACTIONS.values()}
     paths["/api/v1/stream"] = {"get": _stream()}
     paths["/api/v1/openapi.json"] = {
         "get": {
@@ -40,7 +54,7 @@ def document(version: str) -> dict[str, Any]:
         "info": {
             "title": "sickbay",
             "version": version,
-            "description": "Health and quarantine of a GPU cluster's nodes. Read only.",
+            "description": "Health and quarantine of a GPU cluster's nodes.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -68,6 +82,47 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "parameters": parts + [_param(param) for param in endpoint.params],
         "responses": responses,
     }
+
+
+def _reader() -> dict[str, Any]:
+    return {
+        "operationId": "access",
+        "summary": "The reader, and the actions that they may ask for.",
+        "parameters": [_param(Param("node", Form.TEXT, "The actions on this node.", ""))],
+        "responses": {"200": _json("The reader.", _ref(PageReader))},
+    }
+
+
+def _action(action: PersonAction) -> dict[str, Any]:
+    node = {
+        "name": "name",
+        "in": "path",
+        "required": True,
+        "description": "The node's name.",
+        "schema": {"type": "string"},
+    }
+    answers = {
+        "400": "body",
+        "401": "identity is missing or invalid, and the request",
+        "403": "right is missing, or actions are off, and the request",
+        "409": "state of the node or cluster is against it, and the request",
+        "415": "body is not JSON, and the request",
+        "503": "API server is away, and the request",
+    }
+    return {
+        "operationId": action.name,
+        "summary": action.summary,
+        "parameters": [node] if action.of_node else [],
+        "requestBody": {"required": True, **_body(_ref(ActionRequest))},
+        "responses": {
+            "200": _json("It is asked for.", _ref(ActionAnswer)),
+            **{code: _problem(what) for code, what in answers.items()},
+        },
+    }
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
 
 
 def _stream() -> dict[str, Any]:
@@ -112,7 +167,7 @@ def _param(param: Param) -> dict[str, Any]:
     }
 
 
-def _ref(shape: type[models.Shape]) -> dict[str, str]:
+def _ref(shape: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": _REF.format(name=shape.__name__)}
 
 

@@ -1,18 +1,34 @@
 """The HTML pages, rendered from the same models as the API answers.
 
 All text is escaped: names, messages and reasons come from nodes and from pods' owners. A page
-requested with ``fragment=1`` comes without its frame, for the script that keeps it up to date.
+requested with ``fragment=1`` comes without its frame, for the script that keeps it up to date. With
+``base``, the tag of the text that the script has, only the lines come that differ, as JSON.
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import jinja2
+import msgspec
 from aiohttp import web
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web import node_view, outlier_view, timefmt
+from aggregator.web import (
+    doc_links,
+    equal_rows,
+    gpu_names,
+    models,
+    node_table,
+    node_view,
+    outlier_view,
+    timefmt,
+    timeline_chart,
+    trend_chart,
+)
 from aggregator.web.api import (
     MOST,
     NODES,
@@ -20,16 +36,29 @@ from aggregator.web.api import (
     story_or_none_such,
 )
 from aggregator.web.assets import Assets
+from aggregator.web.page_delta import PageDeltas, tag_of
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
+from aggregator.web.snapshot_cache import FleetSnapshot
 
 #: Rows of a table unless asked otherwise.
 ROWS = 10
 _LATELY = 15
+#: Nodes that a row of equal incidents names, unless more rows are asked for.
+_MEMBERS = 50
+#: Rows of groups at most: to render 1,000 blocks the event loop, which admits nodes too, for 0.6 s.
+_GROUPS = 200
 #: Up to so many nodes are named each; more are drawn as a map.
 FEW = 60
 
+#: Fragments that are kept for the next reader.
+_MOST_TEXTS = 16
+#: Letters of the map in a line of a fragment, so that one node's change is one line.
+_CELLS = 64
+
 _FRAGMENT = Param("fragment", Form.TEXT, "", "")
+_BASE = Param("base", Form.TEXT, "", "")
+_GROUP = Param("group", Form.TEXT, "Groups by the values of this label.", "")
 _ROWS = Param("rows", Form.WHOLE, "Rows of each table at most.", ROWS, MOST)
 
 #: Standings in words for people, worst first.
@@ -46,8 +75,17 @@ SAID = {
 class Pages:
     """Renders. Created once; holds no state of any request."""
 
-    def __init__(self, queries: FleetQueries, assets: Assets) -> None:
+    def __init__(
+        self,
+        queries: FleetQueries,
+        assets: Assets,
+        *,
+        access: bool = False,
+        actions: bool = False,
+    ) -> None:
         self._queries = queries
+        self._deltas = PageDeltas()
+        self._texts: OrderedDict[tuple[object, ...], _Text] = OrderedDict()
         self._jinja = jinja2.Environment(
             loader=jinja2.PackageLoader("aggregator.web", "templates"),
             autoescape=True,
@@ -57,31 +95,48 @@ class Pages:
             auto_reload=False,
         )
         self._jinja.globals.update(
-            said=SAID, asset=assets.url, Standing=QuarantineSummary, how=queries.fleet.how
+            access=access,
+            actions=actions,
+            said=SAID,
+            asset=assets.url,
+            Standing=QuarantineSummary,
+            how=queries.fleet.how,
         )
+        self._jinja.globals["documentation_url"] = queries.fleet.documentation_url
         self._jinja.filters.update(
             chart=outlier_view.chart,
+            timeline_chart=timeline_chart.timeline_chart,
+            trend_chart=trend_chart.trend_chart,
             ago=timefmt.ago,
             clock=timefmt.clock,
             full=timefmt.full,
             iso=timefmt.iso,
+            pieces=doc_links.pieces,
+            titles=equal_rows.titles,
+            name_devices=gpu_names.name_devices,
         )
 
     async def fleet(self, request: web.Request) -> web.Response:
         """The fleet at a glance."""
-        values = read_query((_ROWS, _FRAGMENT), request.query)
+        values = read_query((_ROWS, _FRAGMENT, _BASE), request.query)
         look = await self._queries.current_snapshot()
+        known = self._known_text("fleet.html", values, look)
+        if known is not None:
+            return self._respond(known.text, values, known.tag)
         found, rows = look.found, values["rows"]
         lemons = self._queries.lemons()
         lately = [node_view.event(one) for one in self._queries.feed.recent(limit=_LATELY)]
         return self._page(
             "fleet.html",
             values,
+            look=look,
             fleet=self._queries.glance(look),
-            incidents=found.incidents[:rows],
-            quarantines=found.quarantines[:rows],
+            incidents=equal_rows.equal_incidents(found.incidents)[:rows],
+            quarantines=equal_rows.equal_quarantines(found.quarantines)[:rows],
             marked_only=found.marked_only(),
-            holds=found.holds[:rows],
+            holds=equal_rows.equal_holds(found.holds)[:rows],
+            members=max(rows, _MEMBERS),
+            rows_in=equal_rows.rows_in,
             silent=found.silent[:rows],
             requested=found.requested,
             lemons=lemons[:rows],
@@ -90,30 +145,48 @@ class Pages:
             few=[(name, found.standings[name]) for name in found.names]
             if len(found.names) <= FEW
             else [],
-            few_most=FEW,
+            cells=_cells(found.names, found.letters) if len(found.names) > FEW else [],
             more=MOST,
+            trend=self._queries.trend.points(self._queries.snapshots.moment().wall),
+            trend_trouble=self._queries.trend.trouble,
         )
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
-        """Nodes by name; redirects to the node when its whole name was given."""
-        values = read_query((*NODES, _FRAGMENT), request.query)
+        """Nodes, or groups of them; redirects to the node when its whole name was given."""
+        values = read_query((*NODES, _GROUP, _FRAGMENT, _BASE), request.query)
         look = await self._queries.current_snapshot()
         if values["q"] in look.found.standings:
             url = request.app.router["node"].url_for(name=values["q"])
             raise web.HTTPFound(url)
+        known = self._known_text("nodes.html", values, look)
+        if known is not None:
+            return self._respond(known.text, values, known.tag)
+        groups = page = None
+        values["sort"] = node_table.suited_sort(values["sort"], grouped=bool(values["group"]))
+        if values["group"]:
+            asked = {**values, "key": values["group"]}
+            groups = await node_table.groups_of(self._queries, self._queries.row_cache, look, asked)
+        else:
+            page = await page_of_nodes(self._queries, look, values)
         return self._page(
             "nodes.html",
             values,
+            look=look,
             fleet=self._queries.glance(look),
-            page=page_of_nodes(self._queries, look, values),
-            standing=values["standing"],
-            q=values["q"],
-            after=values["after"],
+            page=page,
+            groups=groups,
+            asked=values,
+            columns=_label_columns(self._queries, page, values),
+            keys=self._queries.fleet.group_labels,
+            agents=node_table.AGENTS,
+            with_query=_with_query(values),
+            most_groups=_GROUPS,
+            groups_url=_groups_url(values),
         )
 
     async def node(self, request: web.Request) -> web.Response:
         """One node's details."""
-        values = read_query((_FRAGMENT,), request.query)
+        values = read_query((_FRAGMENT, _BASE), request.query)
         story = await story_or_none_such(self._queries, request.match_info["name"])
         look = await self._queries.current_snapshot()
         return self._page(
@@ -125,16 +198,124 @@ class Pages:
 
     def trouble(self, status: int, error: str, hint: str) -> web.Response:
         """The error of a request, as a page."""
-        return self._page("trouble.html", {"fragment": ""}, status, error=error, hint=hint)
+        return self._page(
+            "trouble.html", {"fragment": "", "base": ""}, status, error=error, hint=hint
+        )
+
+    def log_in(self, status: int, error: str, hint: str, path: str, again: bool) -> web.Response:  # noqa: FBT001
+        """The form to log in; ``path`` is to be returned to. ``again``: ask once more at once."""
+        local = "--local" in self._queries.fleet.how
+        text = self._jinja.get_template("login.html").render(
+            error=error, hint=hint, path=path, again=again, local=local
+        )
+        return web.Response(text=text, status=status, content_type="text/html")
 
     def _page(
-        self, name: str, values: Mapping[str, Any], status: int = 200, **context: Any
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        status: int = 200,
+        *,
+        look: FleetSnapshot | None = None,
+        **context: Any,
     ) -> web.Response:
+        """Render it. The text follows from ``values``, from ``look`` if that is given, and from the
+        transitions: then it serves all who ask for the same.
+        """
         moment = self._queries.snapshots.moment()
         now: dt.datetime = moment.when(moment.now)
         text = self._jinja.get_template(name).render(
             now=now, bare=bool(values["fragment"]), version=self._queries.version, **context
         )
+        tag = self._deltas.remember(text) if values["fragment"] else ""
+        if look is not None and tag:
+            self._texts[_key(name, values)] = _Text(look, self._queries.feed.latest, text, tag)
+            if len(self._texts) > _MOST_TEXTS:
+                self._texts.popitem(last=False)
+        return self._respond(text, values, tag, status)
+
+    def _known_text(
+        self, name: str, values: Mapping[str, Any], look: FleetSnapshot
+    ) -> "_Text | None":
+        """The text as another reader has just got it, unless the fleet has changed since."""
+        found = self._texts.get(_key(name, values)) if values["fragment"] else None
+        if found is None or found.look is not look or found.latest != self._queries.feed.latest:
+            return None
+        return found
+
+    def _respond(
+        self, text: str, values: Mapping[str, Any], tag: str, status: int = 200
+    ) -> web.Response:
+        """``tag``: the text's, where it is a fragment."""
         response = web.Response(text=text, status=status, content_type="text/html")
-        response.enable_compression()
+        if tag:
+            response = self._fragment(response, tag, values["base"])
+        if response.body is not None:
+            response.enable_compression()
         return response
+
+    def _fragment(self, whole: web.Response, tag: str, base: str) -> web.Response:
+        """What a reader that has the text ``base`` needs: no content, the difference, or all."""
+        if base == tag:
+            return web.Response(status=204)
+        parts = self._deltas.between(base, tag)
+        if parts is None:
+            whole.etag = tag
+            return whole
+        body = msgspec.json.encode({"tag": tag, "parts": parts})
+        return web.Response(body=body, content_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A fragment as it was rendered: from which snapshot, and after which transition."""
+
+    look: FleetSnapshot
+    latest: int
+    text: str
+    tag: str
+
+
+#: Parameters of the page of nodes that a link to another view of it keeps.
+_KEPT = ("standing", "q", "why", "agent", "label", "group", "sort")
+
+
+def _with_query(values: Mapping[str, Any]) -> Callable[..., str]:
+    """Makes the address of the page of nodes with other values of some parameters."""
+
+    def address(**changes: str) -> str:
+        merged = {name: values[name] for name in _KEPT} | changes
+        query = {name: text for name, text in merged.items() if text}
+        if query.get("sort") in (node_table.SORT.default, node_table.GROUP_SORT.default):
+            del query["sort"]
+        return f"/nodes?{urlencode(query)}" if query else "/nodes"
+
+    return address
+
+
+def _groups_url(values: Mapping[str, Any]) -> str:
+    """The address at which the API has all groups, in the same order."""
+    query = {name: values[name] for name in _KEPT if name != "group" and values[name]}
+    return f"/api/v1/groups?{urlencode({'key': values['group'], **query})}"
+
+
+def _label_columns(
+    queries: FleetQueries, page: models.NodePage | None, values: Mapping[str, Any]
+) -> list[str]:
+    """The labels that have a column: those of a shown node, and the one that is sorted by."""
+    shown = {key for row in page.items for key in row.labels} if page is not None else set()
+    sorted_by = values["sort"].removeprefix("-")
+    return [
+        key for key in queries.fleet.group_labels if key in shown or sorted_by == f"label:{key}"
+    ]
+
+
+def _key(name: str, values: Mapping[str, Any]) -> tuple[object, ...]:
+    """Which text of a template is asked for."""
+    return name, *((key, value) for key, value in values.items() if key != "base")
+
+
+def _cells(names: Sequence[str], letters: str) -> list[str]:
+    """A tag of the names, and a letter for each of them in lines of one length."""
+    rows = [letters[at : at + _CELLS] for at in range(0, len(letters), _CELLS)]
+    return [tag_of("\n".join(names)), *rows]

@@ -3,19 +3,24 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from aggregator.alerts.overview import AlertOverview
 from aggregator.events import Transition
 from aggregator.history.dedup import newest_first
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.runtime.interning import EMPTY
 from aggregator.web import fleet_view, models, node_view
 from aggregator.web.event_broker import REMEMBERED, EventBroker
+from aggregator.web.fleet_trend import FleetTrend
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.merge import lemons
+from aggregator.web.mode_effect import EffectCache, Preview
 from aggregator.web.node_detail import NodeDetails
+from aggregator.web.node_table import RowCache
 from aggregator.web.replica_poller import ReplicaPoller
 from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
 from aggregator.web.summary import glance
@@ -41,7 +46,8 @@ class FleetQueries:
     are none.
 
     ``history_shared``: all replicas write the same history, so that the others needn't be asked.
-    ``alert_trouble`` returns why alerts are not delivered; empty: they are.
+    ``alert_trouble`` returns why alerts are not delivered; empty: they are. ``alerts`` returns
+    their routes and dead letters. ``preview`` asks admission about nodes that the mode holds.
     """
 
     fleet: FleetState
@@ -54,6 +60,11 @@ class FleetQueries:
     stories: NodeDetails
     alert_trouble: Callable[[], str]
     history_shared: bool = False
+    alerts: Callable[[], AlertOverview] = AlertOverview
+    row_cache: RowCache = field(default_factory=RowCache)
+    trend: FleetTrend = field(default_factory=FleetTrend)
+    preview: Preview | None = None
+    effects: EffectCache = field(default_factory=EffectCache)
 
     async def current_snapshot(self) -> FleetSnapshot:
         """The fleet, a moment ago at most."""
@@ -62,7 +73,7 @@ class FleetQueries:
 
     def glance(self, look: FleetSnapshot) -> models.Fleet:
         """The fleet's numbers."""
-        return glance(
+        numbers = glance(
             look.found,
             self.snapshots.moment(),
             version=self.version,
@@ -70,7 +81,9 @@ class FleetQueries:
             not_ready=self.ready(),
             history_trouble=self.history.problem,
             alert_trouble=self.alert_trouble(),
+            alerts_given_up=sum(route.dead for route in self.alerts().routes),
         )
+        return msgspec.structs.replace(numbers, with_drain=self.effects.of(look, self.preview))
 
     def rows(self, names: Iterable[str], look: FleetSnapshot) -> list[models.NodeRow]:
         """These nodes in a line each, as of the snapshot; without those that are gone since."""
@@ -87,7 +100,19 @@ class FleetQueries:
             elif node_summary is not None:
                 row = node_view.node_row(node_summary, moment)
                 rows.append(msgspec.structs.replace(row, replica=here) if here else row)
-        return rows
+        shown = self.fleet.group_labels
+        return [self._with_labels(row, shown) for row in rows] if shown else rows
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """All labels of the cluster's Node, which every replica watches; empty while unknown."""
+        node_summary = self.fleet.node_summaries.get(name)
+        meta = node_summary.cluster.meta if node_summary is not None else None
+        return meta.labels if meta is not None else EMPTY
+
+    def _with_labels(self, row: models.NodeRow, shown: Iterable[str]) -> models.NodeRow:
+        labels = self.labels(row.node)
+        found = {key: labels[key] for key in shown if key in labels}
+        return msgspec.structs.replace(row, labels=found) if found else row
 
     def lemons(self) -> list[models.Lemon]:
         """The lemons in any replica's history, the worst first."""

@@ -26,17 +26,21 @@ class Form(enum.Enum):
     WHOLE = "whole"
     TIME = "time"
     STANDING = "standing"
+    CHOICE = "choice"
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter. ``default`` is its value when it is absent; ``most`` bounds a number."""
+    """One parameter. ``default`` is its value when it is absent; ``most`` bounds a number, and
+    ``choices`` are the values of a choice.
+    """
 
     name: str
     form: Form
     text: str
     default: str | int | float
     most: int = 0
+    choices: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, Any]:
         """As OpenAPI has it."""
@@ -53,6 +57,8 @@ class Param:
                     "type": "string",
                     "enum": [standing.value for standing in QuarantineSummary],
                 }
+            case Form.CHOICE:
+                return {"type": "string", "enum": list(self.choices)}
             case _:
                 return {"type": "string"}
 
@@ -72,6 +78,10 @@ class Param:
                 if text in set(QuarantineSummary):
                     return text
                 expected = "one of " + ", ".join(QuarantineSummary)
+            case Form.CHOICE:
+                if text in self.choices:
+                    return text
+                expected = "one of " + ", ".join(self.choices)
             case Form.TEXT:
                 return text
         raise BadQuery(f'{self.name}: "{text[:80]}" is not understood', f"expected {expected}")

@@ -9,20 +9,22 @@ import asyncio
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
 from yarl import URL
 
+from aggregator.configfile.values import is_loopback
 from aggregator.replicas.membership.view import Member
 from aggregator.tls.client_context import CaFileError, client_context
 from aggregator.web import replica_messages
-from aggregator.web.replica_messages import HistoryAnswer, PageAnswer, Story, Unreadable
+from aggregator.web.replica_messages import HistoryAnswer, NodeDetailAnswer, PageAnswer, Unreadable
 
 log = logging.getLogger("sickbay.web")
 
-_T = TypeVar("_T", PageAnswer, HistoryAnswer, Story)
+_T = TypeVar("_T", PageAnswer, HistoryAnswer, NodeDetailAnswer)
 _PIECE = 1 << 18
 
 
@@ -77,9 +79,19 @@ class Trust:
 
 
 class ReplicaClient:
-    """Sends requests. Opens no connection before the first one; close it at the end."""
+    """Sends requests. Opens no connection before the first one; close it at the end.
 
-    def __init__(self, trust: Trust | None, *, deadline: float) -> None:
+    ``token`` reads the token that proves this replica to the others, or raises; None: none.
+    """
+
+    def __init__(
+        self,
+        trust: Trust | None,
+        *,
+        deadline: float,
+        token: Callable[[], str] | None = None,
+    ) -> None:
+        self._token = token
         self._trust = trust
         self._deadline = deadline
         self._session: aiohttp.ClientSession | None = None
@@ -122,7 +134,11 @@ class ReplicaClient:
 
     async def _fetch(self, url: URL, member: Member) -> bytes:
         context = self._trust.context() if self._trust and url.scheme == "https" else True
-        async with self._open().get(url, ssl=context, allow_redirects=False) as response:
+        async with self._open().get(
+            url, ssl=context, allow_redirects=False, headers=self._authorization(url)
+        ) as response:
+            if response.status in {401, 403}:
+                raise Unreadable("it refuses this replica's token (shards.service_account)")
             if response.status == 404:
                 raise Unreadable(f"its version ({member.version or 'unknown'}) tells no part")
             if response.status != 200:
@@ -135,6 +151,16 @@ class ReplicaClient:
                 if len(body) > replica_messages.MOST_BYTES:
                     raise Unreadable(f"it sent more than {replica_messages.MOST_BYTES >> 20} MiB")
             return bytes(body)
+
+    def _authorization(self, url: URL) -> dict[str, str]:
+        """Nothing in plaintext to another machine: a listener there would get the token."""
+        if self._token is None or not (url.scheme == "https" or is_loopback(f"{url.host}:0")):
+            return {}
+        try:
+            return {"Authorization": f"Bearer {self._token()}"}
+        except Exception as error:  # noqa: BLE001 - of the reader; without a token the other answers
+            log.debug("this replica's token can't be read", extra={"error": str(error)})
+            return {}
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

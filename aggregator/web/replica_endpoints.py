@@ -13,7 +13,13 @@ from aggregator.web import node_view, outlier_view, replica_messages
 from aggregator.web.merge import Owners
 from aggregator.web.queries import TIMELINE, FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
-from aggregator.web.replica_messages import HistoryAnswer, NodeReports, PageAnswer, Part, Story
+from aggregator.web.replica_messages import (
+    HistoryAnswer,
+    NodeDetailAnswer,
+    NodeReports,
+    NodesPart,
+    PageAnswer,
+)
 from aggregator.web.snapshot_cache import SnapshotCache, rest, visit_in_chunks
 
 PART, NODE, PAST = "/replica/part", "/replica/node", "/replica/past"
@@ -49,7 +55,7 @@ class ReplicaEndpoints:
         self._queries = queries
         self._now = snapshots.now
         self._names: list[str] = []
-        self._part = Part()
+        self._part = NodesPart()
         self._revision = 0
         self._old_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -68,7 +74,7 @@ class ReplicaEndpoints:
             PageAnswer(
                 name=self._me,
                 revision=revision,
-                heard=replica_messages.heard(node_summaries, self._now()),
+                heard=replica_messages.message_ages(node_summaries, self._now()),
                 part=None if values["have"] == revision else self._part,
                 seen=seen,
                 fresh=bool(values["seen"]),
@@ -86,8 +92,15 @@ class ReplicaEndpoints:
         fleet, told = self._fleet, None
         if node_summary is not None:
             found = outlier_view.outliers(fleet.measurements, node_summary.node, moment)
-            told = node_view.node(node_summary, moment, fleet.mode, how=fleet.how, outliers=found)
-        return _send(Story(told))
+            told = node_view.node(
+                node_summary,
+                moment,
+                fleet.mode_of(node_summary),
+                how=fleet.how,
+                outliers=found,
+                pool=fleet.pool_of(node_summary),
+            )
+        return _send(NodeDetailAnswer(told))
 
     async def past(self, request: web.Request) -> web.Response:
         """The transitions of our own history. Raises BadQuery."""
@@ -112,15 +125,19 @@ class ReplicaEndpoints:
                 node_summary = self._fleet.node_summaries.get(name)
                 if node_summary is not None and self._owners.mine(name):
                     names.append(name)
-                    told.append(replica_messages.tell(node_summary, moment, fleet.mode, fleet.how))
+                    told.append(
+                        replica_messages.to_node_reports(
+                            node_summary, moment, fleet.mode_of(node_summary), fleet.how
+                        )
+                    )
 
             spent = await visit_in_chunks(list(self._fleet.node_summaries), visit, self._now)
-            fresh = Part(told, [node_view.lemon(one) for one in self._fleet.lemons])
+            fresh = NodesPart(told, [node_view.lemon(one) for one in self._fleet.lemons])
             if fresh != self._part:
                 self._part, self._names = fresh, names
                 self._revision += 1
             self._old_at = self._now() + rest(spent)
 
 
-def _send(told: PageAnswer | HistoryAnswer | Story) -> web.Response:
+def _send(told: PageAnswer | HistoryAnswer | NodeDetailAnswer) -> web.Response:
     return web.Response(body=replica_messages.encode(told), content_type=replica_messages.KIND)

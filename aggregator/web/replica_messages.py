@@ -60,14 +60,14 @@ class NodeReports(msgspec.Struct, frozen=True, omit_defaults=True):
     release_held: str = ""
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodesPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """All nodes of one replica, and the lemons that its history shows."""
 
     nodes: list[NodeReports] = []
     lemons: list[models.Lemon] = []
 
 
-class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
+class EventMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A transition. ``kind`` may be one that only a newer version knows."""
 
     at: float
@@ -90,10 +90,10 @@ class PageAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     revision: str
     heard: bytes = b""
-    part: Part | None = None
+    part: NodesPart | None = None
     seen: str = ""
     fresh: bool = False
-    events: list[Happened] = []
+    events: list[EventMessage] = []
     missed: int = 0
     not_ready: list[str] = []
 
@@ -101,11 +101,11 @@ class PageAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 class HistoryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer of GET /replica/past: its own history, newest first."""
 
-    events: list[Happened] = []
+    events: list[EventMessage] = []
     trouble: str = ""
 
 
-class Story(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeDetailAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer of GET /replica/node: one node, without its timeline; null: the node is
     unknown.
     """
@@ -114,11 +114,11 @@ class Story(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _ACTIONS = frozenset(action.value for action in Action)
-_T = TypeVar("_T", PageAnswer, HistoryAnswer, Story)
+_T = TypeVar("_T", PageAnswer, HistoryAnswer, NodeDetailAnswer)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def encode(told: PageAnswer | HistoryAnswer | Story) -> bytes:
+def encode(told: PageAnswer | HistoryAnswer | NodeDetailAnswer) -> bytes:
     """The body to send."""
     return _encode(told)
 
@@ -131,7 +131,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         raise Unreadable(f"its message can't be read: {error}") from error
 
 
-def check(part: Part) -> None:
+def check(part: NodesPart) -> None:
     """Check the conditions that its types don't express and its readers rely on. Raises
     Unreadable.
     """
@@ -147,7 +147,9 @@ def check(part: Part) -> None:
                 raise Unreadable(f'this replica does not know action "{incident.action[:80]}"')
 
 
-def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> NodeReports:
+def to_node_reports(
+    node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str
+) -> NodeReports:
     """One node of ours, for the others. ``how``: as for `advice`."""
     standing = node_summary.standing()
     if standing is QuarantineSummary.OK and not _notable(node_summary):
@@ -190,7 +192,7 @@ def _notable(node_summary: NodeSummary) -> bool:
     )
 
 
-def heard(node_summaries: Iterable[NodeSummary | None], now: float) -> bytes:
+def message_ages(node_summaries: Iterable[NodeSummary | None], now: float) -> bytes:
     """A byte for each: seconds since its last message."""
     return bytes(
         _LONG_AGO
@@ -200,9 +202,9 @@ def heard(node_summaries: Iterable[NodeSummary | None], now: float) -> bytes:
     )
 
 
-def happened(one: Transition) -> Happened:
+def happened(one: Transition) -> EventMessage:
     """A transition, as it travels."""
-    return Happened(
+    return EventMessage(
         at=one.at,
         kind=one.kind.value,
         node=one.node,
@@ -212,7 +214,7 @@ def happened(one: Transition) -> Happened:
     )
 
 
-def transitions(told: Iterable[Happened]) -> list[Transition]:
+def transitions(told: Iterable[EventMessage]) -> list[Transition]:
     """Those of a kind that this version knows, and of a valid time."""
     return [
         Transition(one.at, kind, one.node, one.summary, one.incident, one.details)

@@ -36,7 +36,7 @@ _LISTED = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Word:
+class _LastAnswer:
     """The last answer of one replica, and the results of the requests since."""
 
     answer: PageAnswer | None = None
@@ -49,21 +49,21 @@ class Peer:
     """One other replica."""
 
     def __init__(
-        self, member: Member, courier: ReplicaClient, clocks: Clocks, feed: EventBroker
+        self, member: Member, client: ReplicaClient, clocks: Clocks, feed: EventBroker
     ) -> None:
         self.member = member
         self.left_at: float | None = None
-        self._courier = courier
+        self._client = client
         self._clocks = clocks
         self._feed = feed
-        self._word = _Word()
+        self._last = _LastAnswer()
         self._aged: tuple[str, ReplicaReport] | None = None
         self._asked = asyncio.Event()
 
     @property
     def asked_at(self) -> float:
         """When the last request ended (monotonic)."""
-        return self._word.asked_at
+        return self._last.asked_at
 
     @property
     def up(self) -> bool:
@@ -74,7 +74,7 @@ class Peer:
         """Why its report is only last known; empty: it answers."""
         if self.left_at is not None:
             return "has left"
-        word, now = self._word, self._clocks.now()
+        word, now = self._last, self._clocks.now()
         if word.telling is None:
             return word.failed or "has not been asked yet"
         # It is asked every 30 s while no person looks: an old answer alone is no failure.
@@ -83,13 +83,13 @@ class Peer:
 
     def telling(self) -> ReplicaReport:
         """Its report, as it counts now."""
-        told, trouble = self._word.telling, self.trouble()
+        told, trouble = self._last.telling, self.trouble()
         if told is None:
             return ReplicaReport(self.member.name, trouble=trouble)
         before = told.before
         if before is not None and self._clocks.now() - before.seen_at > _LISTED:
             told = replace(told, before=None)
-            self._word = replace(self._word, telling=told)
+            self._last = replace(self._last, telling=told)
         if not trouble:
             return told
         # Made once for each kind of problem, because it goes through all its nodes.
@@ -100,21 +100,21 @@ class Peer:
 
     async def ask(self, moment: Callable[[], ViewMoment]) -> None:
         """Ask for its part, and keep the answer. Never raises for the other replica's failures."""
-        known, before = self._word.answer, self.trouble()
+        known, before = self._last.answer, self.trouble()
         have = {"have": known.revision, "seen": known.seen} if known is not None else {}
         try:
-            answer = await self._courier.ask(self.member, "part", PageAnswer, **have)
-            telling = _telling(answer, self._word, moment())
+            answer = await self._client.ask(self.member, "part", PageAnswer, **have)
+            telling = _telling(answer, self._last, moment())
             happened = replica_messages.transitions(answer.events)
             self._feed.relay(happened, fresh=answer.fresh, missed=answer.missed)
         except NoAnswer as error:
-            self._word = replace(self._word, failed=str(error), asked_at=self._clocks.now())
+            self._last = replace(self._last, failed=str(error), asked_at=self._clocks.now())
         except Exception:  # a defect of ours: ask it again, and report the problem meanwhile
             log.exception("a replica's answer", extra={"replica": self.member.name})
             failed = "does not answer properly: a mistake here, which the log has"
-            self._word = replace(self._word, failed=failed, asked_at=self._clocks.now())
+            self._last = replace(self._last, failed=failed, asked_at=self._clocks.now())
         else:
-            self._word = _Word(answer, telling, "", self._clocks.now())
+            self._last = _LastAnswer(answer, telling, "", self._clocks.now())
             if answer.part is not None or before:
                 self._feed.wake_streams()
         asked, self._asked = self._asked, asyncio.Event()
@@ -136,7 +136,7 @@ class Peer:
         await self._asked.wait()
 
 
-def _telling(answer: PageAnswer, before: _Word, moment: ViewMoment) -> ReplicaReport:
+def _telling(answer: PageAnswer, before: _LastAnswer, moment: ViewMoment) -> ReplicaReport:
     """The answer merged with the earlier report. Raises NoAnswer where they don't fit together."""
     told, at = before.telling, moment.when(moment.now)
     if answer.part is not None:
@@ -169,13 +169,13 @@ class ReplicaPoller:
     def __init__(
         self,
         shards: Ownership,
-        courier: ReplicaClient,
+        client: ReplicaClient,
         clocks: Clocks,
         feed: EventBroker,
         moment: Callable[[], ViewMoment],
     ) -> None:
         self._shards = shards
-        self._courier = courier
+        self._client = client
         self._clocks = clocks
         self._feed = feed
         self._moment = moment
@@ -236,7 +236,9 @@ class ReplicaPoller:
         if not peer.up:
             raise NoAnswer(peer.trouble())
         told = (
-            await self._courier.ask(peer.member, "node", replica_messages.Story, name=node)
+            await self._client.ask(
+                peer.member, "node", replica_messages.NodeDetailAnswer, name=node
+            )
         ).node
         if told is not None and told.node != node:
             raise NoAnswer("does not answer properly: it tells of another node")
@@ -255,7 +257,7 @@ class ReplicaPoller:
             trouble = peer.trouble()
             try:
                 if not trouble:
-                    return await self._courier.ask(
+                    return await self._client.ask(
                         peer.member, "past", replica_messages.HistoryAnswer, **asked
                     )
             except NoAnswer as error:
@@ -300,7 +302,7 @@ class ReplicaPoller:
             if name == membership_view.me:
                 continue
             if peer is None:
-                peer = self._peers[name] = Peer(member, self._courier, self._clocks, self._feed)
+                peer = self._peers[name] = Peer(member, self._client, self._clocks, self._feed)
                 self._changed.set()
             elif peer.left_at is not None:
                 peer.left_at = None

@@ -1,7 +1,6 @@
 """The web server: routes, headers, errors; started and stopped by the app.
 
-Read only: every route is a GET, and none has an effect. The page is open to each client that can
-reach its address: docs/status-page.md.
+A GET has no effect. docs/security.md has the identities that a request needs.
 """
 
 import asyncio
@@ -17,12 +16,16 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from aggregator.access.identity import AccessRefused
 from aggregator.clock import Clocks
 from aggregator.configfile.values import is_loopback
 from aggregator.ingest.os_limits import WEB_CONNECTIONS, why_not
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.replicas.membership.view import Ownership, SingleReplica
+from aggregator.runtime.histogram import PAGE, Histogram
 from aggregator.web import models, openapi, sse
+from aggregator.web.access_guard import AccessGuard, PageAccess
+from aggregator.web.action_endpoints import ACCESS, ActionEndpoints, ActionSetup
 from aggregator.web.api import ENDPOINTS, Endpoint, NotThere, respond
 from aggregator.web.assets import Assets
 from aggregator.web.change_notifier import ChangeNotifier
@@ -31,10 +34,13 @@ from aggregator.web.event_broker import EventBroker, TooManyStreams
 from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
-from aggregator.web.merge import MergedScope, Own, Owners
+from aggregator.web.login import LogIn
+from aggregator.web.merge import MergedScope, OwnedScope, Owners
 from aggregator.web.metrics import Scene, ShardScene, registry_of
+from aggregator.web.mode_effect import Preview
 from aggregator.web.node_detail import NodeDetails
 from aggregator.web.pages import Pages
+from aggregator.web.person_actions import ACTIONS
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import BadQuery
 from aggregator.web.replica_client import ReplicaClient, Trust
@@ -42,6 +48,7 @@ from aggregator.web.replica_endpoints import NODE, PART, PAST, ReplicaEndpoints
 from aggregator.web.replica_poller import DEADLINE, ReplicaPoller
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
+from aggregator.web.trend_recorder import TrendRecorder
 
 log = logging.getLogger("sickbay.web")
 
@@ -57,6 +64,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+_STREAM = "/api/v1/stream"
 #: Requests in progress when the server closes have so long (seconds).
 _GRACE = 2.0
 
@@ -105,16 +113,24 @@ class Web:
         history_shared: bool = False,
         connections: int = WEB_CONNECTIONS,
         hosts: Sequence[str] = (),
+        access: PageAccess | None = None,
+        replica_token: Callable[[], str] | None = None,
+        actions: ActionSetup | None = None,
+        preview: Preview | None = None,
     ) -> None:
         """``connections`` may be open at once. Raises TrustError when ``ca_file`` can't be read.
 
         ``hosts`` are names by which the page may be asked for where it is plain on loopback.
+        ``access`` None: all may read. ``replica_token`` reads the token for other replicas.
+        ``actions``: how people act; None: not at all.
+        ``preview`` asks admission what mode drain would do; None: the page does not say it.
         """
+        access = access or PageAccess()
         shards = shards or SingleReplica()
         me, owners = shards.membership_view.me, Owners(shards)
-        self._own = SnapshotCache(fleet, clocks, Own(fleet, owners))
-        self._courier = ReplicaClient(Trust(ca_file), deadline=DEADLINE)
-        self._peers = ReplicaPoller(shards, self._courier, clocks, feed, self._own.moment)
+        self._own = SnapshotCache(fleet, clocks, OwnedScope(fleet, owners))
+        self._replica_client = ReplicaClient(Trust(ca_file), deadline=DEADLINE, token=replica_token)
+        self._peers = ReplicaPoller(shards, self._replica_client, clocks, feed, self._own.moment)
 
         def not_ready() -> list[str]:
             return [*ready(), *unsettled(shards)]
@@ -135,17 +151,30 @@ class Web:
             stories,
             stats.alert_trouble,
             history_shared,
+            stats.alerts,
+            preview=preview,
         )
         self._share = ReplicaEndpoints(
             me=me, fleet=fleet, owners=owners, snapshots=snapshots, queries=self._queries
         )
         assets = Assets()
-        self._pages = Pages(self._queries, assets)
+        self._pages = Pages(
+            self._queries,
+            assets,
+            access=access.gate is not None,
+            actions=actions is not None and access.actions,
+        )
+        self._guard_access = AccessGuard(access, now=clocks.now)
+        self._log_in = LogIn(access, self._guard_access, self._pages.log_in)
+        self._actions = ActionEndpoints(access, self._guard_access, actions)
         self._pulse = ChangeNotifier(self._queries.current_snapshot, stories, feed)
-        self._feed = feed
+        self._feed, self._fleet = feed, fleet
         self._shards = shards
         self._stats = stats
         self._requests: Counter[tuple[str, int]] = Counter()
+        #: Seconds for an answer, by route; event streams last as long as their page is open.
+        self._durations: dict[str, Histogram] = {}
+        self._now = clocks.now
         self._document = msgspec.json.encode(openapi.document(version))
         self._connections = ConnectionTable(clocks.now, most=connections)
         self._names = AllowedHosts(hosts)
@@ -185,6 +214,7 @@ class Web:
             (self._queries.prime(), "web past"),
             (self._pulse.run(), "web pulse"),
             (self._peers.run(), "web peers"),
+            (TrendRecorder(self._queries).run(), "web trend"),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
         if path != address:
@@ -199,7 +229,7 @@ class Web:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._courier.close()
+        await self._replica_client.close()
         await self._runner.cleanup()
 
     # -- routes --------------------------------------------------------------------
@@ -215,6 +245,7 @@ class Web:
             get(endpoint.path, self._answer(endpoint))
         get("/api/v1/stream", self._stream, allow_head=False)
         get("/api/v1/openapi.json", self._openapi)
+        get(ACCESS, self._actions.reader)
         get(PART, self._share.part, allow_head=False)
         get(NODE, self._share.node, allow_head=False)
         get(PAST, self._share.past, allow_head=False)
@@ -222,6 +253,12 @@ class Web:
         get("/healthz", self._healthz)
         get("/readyz", self._readyz)
         get("/static/{name}", assets.serve)
+        get("/login", self._log_in.form)
+        post = app.router.add_post
+        for action in ACTIONS.values():
+            post(action.path, self._actions.handler(action))
+        post("/login", self._log_in.log_in)
+        post("/logout", self._log_in.log_out)
         return app
 
     def _answer(self, endpoint: Endpoint) -> _Handler:
@@ -235,7 +272,9 @@ class Web:
         taken = not self._connections.begin_stream(request.protocol, feed.most)
         if taken and feed.streams < feed.most:  # otherwise the broker refuses it
             raise TooManyStreams("as many event streams as one address may have are open")
-        return await sse.serve(self._queries, request)
+        return await sse.serve(
+            self._queries, request, lambda: self._guard_access.still_allowed(request)
+        )
 
     async def _openapi(self, _: web.Request) -> web.Response:
         response = web.Response(body=self._document, content_type="application/json")
@@ -250,6 +289,8 @@ class Web:
             shards=self._standing(look.found),
             feed=self._feed,
             requests=self._requests,
+            durations=self._durations,
+            stages=self._fleet.stages,
             stats=self._stats,
             connections=self._connections.count,
             connections_ended=self._connections.ended,
@@ -288,9 +329,11 @@ class Web:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Errors become answers with the next step; every answer carries the headers."""
         self._connections.begin(request.protocol)
+        began = self._now()
         try:
             host = request.headers.get("Host")
             if self._allowed is None or self._allowed.allows(host):
+                await self._guard_access.admit(request)
                 response = await handler(request)
             else:
                 response = self._misdirected(request, name_of(host or ""))
@@ -299,19 +342,38 @@ class Web:
         except (BadQuery, NotThere) as error:
             status = 400 if isinstance(error, BadQuery) else 404
             response = self._problem(request, status, error.error, error.hint)
+        except AccessRefused as refused:
+            response = self._refused(request, refused)
         except TooManyStreams as error:
             response = self._problem(request, 503, str(error), "Close some, or try again later.")
             response.headers["Retry-After"] = "10"
         except (ConnectionError, asyncio.CancelledError):
             raise  # the client is gone
         except Exception:  # the outermost edge: a defect of ours must not end the server
-            log.exception("a request failed", extra={"path": request.path})
+            log.exception(
+                "a request failed", extra={"event": "page.request_failed", "path": request.path}
+            )
             response = self._problem(
                 request, 500, "a mistake of ours", "The aggregator's log has it. Please report it."
             )
         finally:
             self._connections.end(request.protocol)
-        self._count(request, response.status)
+        self._count(request, response.status, self._now() - began)
+        return response
+
+    def _refused(self, request: web.Request, refused: AccessRefused) -> web.StreamResponse:
+        machine = request.path.startswith(("/api/", "/replica/")) or request.path == "/metrics"
+        if refused.status == 401 and not machine:
+            return self._log_in.ask(request, refused)
+        if machine and not request.path.startswith("/api/"):
+            text = f"{refused.error}\n  {refused.hint}\n"
+            response: web.Response = web.Response(text=text, status=refused.status)
+        else:
+            response = self._problem(request, refused.status, refused.error, refused.hint)
+        if refused.status == 401:
+            response.headers["WWW-Authenticate"] = 'Bearer realm="sickbay"'
+        if refused.status == 503:
+            response.headers["Retry-After"] = "5"
         return response
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
@@ -339,10 +401,12 @@ class Web:
             return respond(models.Problem(error=error, hint=hint), status=status)
         return self._pages.trouble(status, error, hint)
 
-    def _count(self, request: web.Request, status: int) -> None:
+    def _count(self, request: web.Request, status: int, seconds: float) -> None:
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "(none)"
         self._requests[route, status] += 1
+        if route != _STREAM:
+            self._durations.setdefault(route, Histogram(PAGE)).observe(seconds)
 
 
 def unsettled(shards: Ownership) -> list[str]:
@@ -363,6 +427,7 @@ _READ_ONLY = "This is read only. To act: kubectl, or the command sickbay with yo
 
 async def _dress(_: web.Request, response: web.StreamResponse) -> None:
     """The headers of every answer, streams too: set just before they are sent."""
-    response.headers.update(_HEADERS)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["Server"] = "sickbay"

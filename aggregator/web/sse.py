@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import logging
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -20,13 +21,18 @@ BEAT = 10.0
 _STUCK = 20.0
 #: A browser reconnects after so long (milliseconds).
 _RETRY = b"retry: 1000\n\n"
+#: Seconds between two checks that a reader is still allowed to read.
+RECHECK = 60.0
 
 
-async def serve(queries: FleetQueries, request: web.Request) -> web.StreamResponse:
-    """Serve until the reader goes or the server does. Raises BadQuery and TooManyStreams
-    before it.
+async def serve(
+    queries: FleetQueries, request: web.Request, still_allowed: Callable[[], Awaitable[bool]]
+) -> web.StreamResponse:
+    """Serve until the reader goes, or may read no more, or the server goes. Raises BadQuery and
+    TooManyStreams before it.
     """
-    node = read_query(STREAM_PARAMS, request.query)["node"]
+    values = read_query(STREAM_PARAMS, request.query)
+    node, brief = values["node"], bool(values["brief"])
     with queries.feed.subscribe(node, request.headers.get("Last-Event-ID", "")) as subscription:
         response = web.StreamResponse(
             headers={
@@ -37,7 +43,7 @@ async def serve(queries: FleetQueries, request: web.Request) -> web.StreamRespon
         )
         await response.prepare(request)
         try:
-            await _speak(queries, subscription, response)
+            await _speak(queries, subscription, response, still_allowed, brief=brief)
         except (ConnectionError, TimeoutError):
             log.debug("an event stream's reader is gone")
             if request.transport is not None:
@@ -46,11 +52,24 @@ async def serve(queries: FleetQueries, request: web.Request) -> web.StreamRespon
 
 
 async def _speak(
-    queries: FleetQueries, subscription: Subscription, response: web.StreamResponse
+    queries: FleetQueries,
+    subscription: Subscription,
+    response: web.StreamResponse,
+    still_allowed: Callable[[], Awaitable[bool]],
+    *,
+    brief: bool,
 ) -> None:
     hello = models.Hello(at=_now(queries), version=queries.version, resumed=subscription.resumed)
     await _write(response, _RETRY + frame("hello", hello))
+    checked = asyncio.get_running_loop().time()
     while (frames := await subscription.next(BEAT)) is not None:
+        now = asyncio.get_running_loop().time()
+        if now - checked >= RECHECK:
+            if not await still_allowed():
+                return
+            checked = now
+        if brief and frames:
+            frames = frame("changed", models.Beat(at=_now(queries)))
         await _write(response, frames or frame("beat", models.Beat(at=_now(queries))))
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from aggregator.alerts.overview import AlertOverview
+from aggregator.runtime.histogram import Histogram
+
 
 class IngestStatsReader(Protocol):
     """The counters of `aggregator.ingest.stats` that are exported."""
@@ -39,10 +42,14 @@ class IngestStatsReader(Protocol):
 
 
 class ApiStats(Protocol):
-    """Requests to the Kubernetes API: answers by (method, kind of object, HTTP status)."""
+    """Requests to the Kubernetes API: answers by (method, kind of object, HTTP status), seconds by
+    (method, kind of object).
+    """
 
     @property
     def answers(self) -> Mapping[tuple[str, str, int], int]: ...
+    @property
+    def durations(self) -> Mapping[tuple[str, str], Histogram]: ...
     @property
     def throttled(self) -> int: ...
     @property
@@ -70,11 +77,15 @@ class Stats:
     cluster has no API).
 
     ``outbox`` returns how many alerts wait for each webhook, by the webhook's number or name,
-    ``alert_trouble`` why they are not delivered; empty: they are.
+    ``alert_trouble`` why they are not delivered; empty: they are; ``alerts`` their routes and
+    dead letters. ``certificates`` returns when each of them ends, wall clock seconds, by its
+    purpose.
     """
 
     ingest: IngestStatsReader | None = None
     api: ApiStats | None = None
     outbox: Callable[[], Mapping[str, int]] | None = None
     alert_trouble: Callable[[], str] = lambda: ""
+    alerts: Callable[[], AlertOverview] = AlertOverview
     history: HistoryStats | None = None
+    certificates: Callable[[], Mapping[str, float]] = dict

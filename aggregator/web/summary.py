@@ -15,6 +15,7 @@ def glance(
     not_ready: list[str],
     history_trouble: str = "",
     alert_trouble: str = "",
+    alerts_given_up: int = 0,
 ) -> models.Fleet:
     """The numbers, and the sentence that stands above them."""
     when = moment.when(moment.now)
@@ -44,6 +45,7 @@ def glance(
         record_entries=found.record_entries,
         limits=list(found.limits),
         headline=headline(found),
+        pools=list(found.pools),
         replicas=list(found.replicas),
         frozen=found.frozen,
         differing=found.differing,
@@ -51,6 +53,7 @@ def glance(
         last_known=found.last_known,
         history_trouble=history_trouble,
         alert_trouble=alert_trouble,
+        alerts_given_up=alerts_given_up,
     )
 
 

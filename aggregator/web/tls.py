@@ -7,7 +7,7 @@ reads the same files for the agents, and reports the reason.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -17,17 +17,26 @@ from aggregator.tls.certificate import Validity
 log = logging.getLogger("sickbay.web")
 
 #: Seconds between checks of the files.
-EVERY = 60.0
+EVERY = 1.0
 
 
 class Certificate:
     """A TLS context on two files. Raises OSError or ssl.SSLError when they can't be loaded.
 
-    ``wall`` is seconds since the epoch.
+    ``wall`` is seconds since the epoch. ``client_authorities``: files of CAs whose certificates a
+    client may present, and need not; with none no client is asked for one.
     """
 
-    def __init__(self, cert_file: Path, key_file: Path, *, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cert_file: Path,
+        key_file: Path,
+        *,
+        wall: Callable[[], float],
+        client_authorities: Sequence[Path] = (),
+    ) -> None:
         self._files = (cert_file, key_file)
+        self._client_authorities = tuple(client_authorities)
         self._wall = wall
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._seen = self._changed()
@@ -64,7 +73,13 @@ class Certificate:
     def _load(self) -> None:
         # An empty passphrase: OpenSSL would ask the terminal for one, and wait.
         self.context.load_cert_chain(*self._files, password="")
+        for file in self._client_authorities:
+            self.context.load_verify_locations(cafile=str(file))
+        if self._client_authorities:
+            self.context.verify_mode = ssl.CERT_OPTIONAL
+            # A file may have an intermediate CA alone: it is that one which is trusted.
+            self.context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
     def _changed(self) -> tuple[tuple[int, int], ...]:
-        stats = [path.stat() for path in self._files]
+        stats = [path.stat() for path in (*self._files, *self._client_authorities)]
         return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)

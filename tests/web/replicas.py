@@ -30,13 +30,13 @@ class Town:
         since = float(len(self.members))
         member = Member(name, page=page, version="0.1.0", policy_hash="p1", since=since)
         self.members[name] = replace(member, **more)
-        self.tell()
+        self.notify()
 
     def leaves(self, name: str) -> None:
         del self.members[name]
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         for call in self._calls:
             call()
 
@@ -143,7 +143,7 @@ async def replicas(
             )
             running.served[name], running.stops[name] = served, stack
             town.members[name] = replace(town.members[name], page=served.url)
-        town.tell()
+        town.notify()
         yield running
 
 

@@ -3,8 +3,7 @@
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 
 import aiohttp
 
+from aggregator.alerts.overview import AlertOverview
 from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.transport import RequestCounters
 from aggregator.cluster.port import (
     Action,
     Blocker,
@@ -44,6 +45,8 @@ from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.replicas.membership.view import Ownership, SingleReplica
+from aggregator.web.access_guard import PageAccess
+from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.merge import Owners
@@ -57,6 +60,7 @@ from tests.support.node_states import set_fields
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
 GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
+LOST = "NVML says that GPU 3 at 0000:1b:00 is lost (error 15)"
 #: 2026-03-14 03:14:07 UTC, when people are tired.
 NIGHT = 1773458047.0
 
@@ -106,13 +110,6 @@ class HistoryCounts:
     written: int = 1200
     lost: int = 2
     untold: int = 3
-
-
-@dataclass
-class ApiCounts:
-    answers: Counter[tuple[str, str, int]] = field(default_factory=Counter)
-    throttled: int = 0
-    blocked: int = 0
 
 
 # -- nodes ---------------------------------------------------------------------------------
@@ -304,7 +301,8 @@ def small_fleet(hands: Hands) -> FleetState:
     sick.agent.health.snapshot(
         Snapshot(
             (
-                component(now, "gpu-inventory", "GPUs", Status.FAILED, "7 of 8 GPUs answer"),
+                component(now, "gpu-inventory", "", Status.FAILED, "7 of 8 GPUs answer"),
+                component(now, "gpu-inventory", GPU, Status.FAILED, LOST),
                 component(now, "disk-space", "/var", Status.OK, "41 % used"),
             ),
             (
@@ -347,6 +345,34 @@ def small_fleet(hands: Hands) -> FleetState:
         requester="hall-2",
         kind="manual",
     )
+    return fleet
+
+
+def rack_fleet(hands: Hands, sick: int = 41) -> FleetState:
+    """A rack with the same fault on each node: a third of them drains, the others are held."""
+    now, wall = hands.now, hands.wall
+    fleet = FleetState(mode="drain", limits={"concurrent": "13", "concurrent_percent": "5%"})
+    for number in range(1, sick + 20):
+        node_summary = well(fleet, f"node-{number}", now)
+        if number > sick:
+            continue
+        gpu = f"GPU-{number:08d}-7f43-4b6e-9a20-1f2e3d4c5b6a"
+        summary = "xid:48 (double-bit ECC error) on 1 GPU"
+        incident_of(
+            node_summary,
+            now,
+            code="xid:48",
+            component=gpu,
+            message=f"NVRM: Xid (PCI:0000:{number:02x}:00): 48, DBE",
+            summary=summary,
+            ago=float(60 + number),
+        )
+        if number % 3 == 0:
+            quarantine_of(node_summary, wall - number, pods=number % 9, reason=summary)
+            fleet.record_entries += 1
+        else:
+            text = "13 nodes are in quarantine; the limit is 13"
+            node_summary.decision.hold = NodeHold("limits.concurrent", "13", text, wall - number)
     return fleet
 
 
@@ -424,7 +450,7 @@ class Served:
     feed: EventBroker
     history: ListHistory
     ingest: IngestStats
-    api: ApiCounts
+    api: RequestCounters
     troubles: list[str]
     #: Why alerts don't get out.
     untold: list[str]
@@ -455,10 +481,15 @@ async def serving(
     ingest: IngestStats | None = None,
     connections: int = 1_024,
     hosts: Sequence[str] = (),
+    alerts: AlertOverview | None = None,
+    access: PageAccess | None = None,
+    replica_token: Callable[[], str] | None = None,
+    actions: ActionSetup | None = None,
+    preview: Any = None,
 ) -> AsyncIterator[Served]:
     feed = feed or EventBroker(epoch=1)
     history = history or ListHistory(some_past(clocks.wall()))
-    ingest, api = ingest or IngestStats(), ApiCounts()
+    ingest, api = ingest or IngestStats(), RequestCounters()
     troubles, untold = list[str](), list[str]()
     web = Web(
         fleet=fleet,
@@ -469,6 +500,7 @@ async def serving(
             api=api,
             outbox=lambda: {"0": 3},
             alert_trouble=lambda: "; ".join(untold),
+            alerts=lambda: alerts or AlertOverview(),
             history=HistoryCounts(),
         ),
         clocks=clocks,
@@ -478,12 +510,25 @@ async def serving(
         ca_file=ca_file,
         connections=connections,
         hosts=hosts,
+        access=access,
+        replica_token=replica_token,
+        actions=actions,
+        preview=preview,
     )
     bound = await web.start(address, ssl)
     try:
         async with aiohttp.ClientSession() as session:
             yield Served(
-                web, f"http://{bound}", fleet, feed, history, ingest, api, troubles, untold, session
+                web,
+                f"{'https' if ssl else 'http'}://{bound}",
+                fleet,
+                feed,
+                history,
+                ingest,
+                api,
+                troubles,
+                untold,
+                session,
             )
     finally:
         await web.close()

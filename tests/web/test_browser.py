@@ -6,14 +6,17 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright, expect
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, Route, async_playwright, expect
 
 from aggregator.cluster.port import Phase
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.interning import EMPTY
+from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.waiting import until
 from tests.web.replicas import replicas
@@ -22,9 +25,11 @@ from tests.web.support import (
     big_fleet,
     incident_of,
     quarantine_of,
+    rack_fleet,
     running_clocks,
     serving,
     small_fleet,
+    well,
 )
 
 pytestmark = pytest.mark.browser
@@ -135,10 +140,18 @@ async def test_a_lost_connection_is_said_and_heals_by_itself(browser: Browser) -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_works_in_light_and_dark(browser: Browser, scheme: str) -> None:
     async with serving(small_fleet(monotonic_hands()), running_clocks()) as served:
-        for name, path in (("fleet", "/"), ("node", "/nodes/node-2"), ("nodes", "/nodes")):
+        assert await TrendRecorder(served.web._queries).record()
+        for name, path in (
+            ("fleet", "/"),
+            ("node", "/nodes/node-2"),
+            ("nodes", "/nodes?sort=standing"),
+            ("groups", "/nodes?group=sickbay.dev/pool"),
+        ):
             one = await tab(browser, served.url + path, scheme=scheme)
             await one.screenshot(f"{name}-{scheme}")
             assert await contrast(one.page) == []
+            found = await Axe().run(one.page)
+            assert found.violations_count == 0, found.generate_report()
             assert one.complaints == []
 
 
@@ -185,6 +198,130 @@ async def test_a_narrow_screen_shows_all_without_scrolling_sideways(browser: Bro
             assert one.complaints == []
 
 
+async def test_41_nodes_with_one_fault_are_short_on_a_phone(browser: Browser) -> None:
+    async with serving(rack_fleet(monotonic_hands()), running_clocks()) as served:
+        one = await tab(browser, served.url, width=390, height=844)
+        await one.screenshot("rack-narrow")
+        assert await one.page.evaluate("document.documentElement.scrollHeight") < 4500
+        rows = one.page.locator("#incidents tbody tr")
+        await expect(rows).to_have_count(2)
+        await rows.nth(1).locator("summary").click()
+        await expect(rows.nth(1).locator("a.node")).to_have_count(13)
+        assert await overflowing(one.page) == []
+        assert one.complaints == []
+
+
+async def test_an_opened_group_stays_open_and_focused_when_a_node_joins_it(
+    browser: Browser,
+) -> None:
+    hands = monotonic_hands()
+    fleet = rack_fleet(hands)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        fold = one.page.locator("#incidents tr", has_text="13 nodes").locator("details")
+        await fold.locator("summary").focus()
+        await one.page.keyboard.press("Enter")
+        await expect(fold.locator("a.node")).to_have_count(13)
+        joining = fleet.node_summaries["node-50"]
+        incident_of(joining, hands.now, code="xid:48", summary="xid:48 (double-bit ECC error)")
+        quarantine_of(joining, hands.wall, reason="xid:48 (double-bit ECC error) on 1 GPU")
+        grown = one.page.locator("#incidents tr", has_text="14 nodes").locator("details")
+        await expect(grown).to_have_attribute("open", "")
+        await expect(grown.locator("a.node", has_text="node-50")).to_be_visible()
+        assert await one.page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+async def test_the_nodes_are_sorted_and_grouped_by_keyboard_and_stay_so_when_they_change(
+    browser: Browser,
+) -> None:
+    fleet = small_fleet(monotonic_hands())
+    fleet.group_labels = ("sickbay.dev/pool",)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url + "/nodes")
+        page = one.page
+        first = page.locator("#list tbody tr").first
+        await page.get_by_role("link", name="Standing").focus()
+        await page.keyboard.press("Enter")
+        await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Standing")
+        await expect(first).to_contain_text("node-2")
+        fleet.node_summaries["node-8"].agent.attached = False
+        served.feed.record_event(Transition(1.0, EventKind.AGENT_SILENT, "node-8", "silent"))
+        await expect(page.locator("#list tr", has_text="node-8")).to_contain_text("silent")
+        await expect(first).to_contain_text("node-2")  # the order is that of the address
+        await page.get_by_label("Group by").fill("sickbay.dev/pool")
+        await page.get_by_role("button", name="Show").click()
+        await expect(first).to_contain_text("h100")
+        await page.get_by_role("link", name="h100").click()
+        await expect(page.locator("#list")).to_contain_text("Nodes that match: 8")
+        assert one.complaints == []
+
+
+async def overflowing(page: Page) -> list[str]:
+    """Elements that stick out of the window, or whose text sticks out of their own box."""
+    found: list[str] = await page.evaluate(
+        """() => {
+      const bad = [];
+      for (const e of document.querySelectorAll("body *")) {
+        if (!e.checkVisibility() || e.closest(".unseen, .skip, thead, svg")) continue;
+        const box = e.getBoundingClientRect();
+        const name = `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 40)}`;
+        if (box.width && (box.right > innerWidth + 0.5 || box.left < -0.5)) bad.push(name);
+        const style = getComputedStyle(e);
+        if (style.display !== "inline" && style.overflowX === "visible" && box.width > 1
+            && e.scrollWidth > e.clientWidth + 1) bad.push("content of " + name);
+      }
+      return bad;
+    }"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("nodes", [8, 12_000])
+async def test_no_element_overflows_on_a_phone(browser: Browser, nodes: int) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands) if nodes == 8 else big_fleet(hands, nodes)
+    sick = "node-2" if nodes == 8 else "gpu-000-03"
+    fleet.stop = fleet.clock_doubt = fleet.incomplete = "a reason " + "without-a-break" * 12
+    fleet.how = " --local /var/lib/sickbay-aggregator/cluster.db"
+    async with serving(fleet, running_clocks()) as served:
+        assert await TrendRecorder(served.web._queries).record()
+        for path in ("/", f"/nodes/{sick}", "/nodes", "/nodes?group=sickbay.dev/pool&sort=-nodes"):
+            one = await tab(browser, served.url + path, width=390, height=844)
+            assert await overflowing(one.page) == [], path
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+async def test_the_longest_name_of_a_node_overflows_nowhere(browser: Browser, width: int) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    incident_of(well(fleet, "n" * 253, hands.now), hands.now)
+    async with serving(fleet, running_clocks()) as served:
+        for path in ("/", "/nodes"):
+            one = await tab(browser, served.url + path, width=width, height=844)
+            assert await one.page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+async def test_no_gap_is_left_for_a_panel_that_is_not_there(browser: Browser) -> None:
+    fleet = rack_fleet(monotonic_hands())  # no replicas, no requests, no lemons
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        gaps: list[float] = await one.page.evaluate(
+            """() => {
+          const panels = [...document.querySelectorAll(".side section")];
+          const boxes = panels.map((e) => e.getBoundingClientRect());
+          return boxes.slice(1).map((box, i) => box.top - boxes[i].bottom);
+        }"""
+        )
+        assert gaps
+        assert max(gaps) < 20
+        empty = await one.page.evaluate(
+            """() => [...document.querySelectorAll("section.panel")]
+              .filter((e) => e.checkVisibility() && e.innerText.trim().split("\\n").length < 2)
+              .map((e) => e.id || e.className)"""
+        )
+        assert empty == []
+
+
 async def test_7500_nodes_are_drawn_and_each_can_be_reached(browser: Browser) -> None:
     fleet = big_fleet(monotonic_hands())
     async with serving(fleet, running_clocks()) as served:
@@ -204,6 +341,38 @@ async def test_7500_nodes_are_drawn_and_each_can_be_reached(browser: Browser) ->
         assert one.complaints == []
 
 
+async def test_each_standing_has_a_shape_of_its_own_on_the_map_of_10000_nodes(
+    browser: Browser,
+) -> None:
+    """By the shape alone: where a pixel is drawn at all, whatever its colour."""
+    fleet = big_fleet(monotonic_hands(), 10_000)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        canvas = one.page.locator("#map canvas")
+        await expect(canvas).to_be_visible()
+        drawn = await served.json("/api/v1/map")
+        places = {letter: drawn["standings"].index(letter) for letter in "ouswhq"}
+        masks: dict[str, list[bool]] = await one.page.evaluate(
+            """(places) => {
+          const canvas = document.querySelector("#map canvas");
+          const pitch = 7, columns = Math.floor(canvas.clientWidth / pitch);
+          const pen = canvas.getContext("2d");
+          const mask = (index) => {
+            const x = (index % columns) * pitch, y = Math.floor(index / columns) * pitch;
+            const data = pen.getImageData(x, y, pitch, pitch).data;
+            return Array.from({ length: pitch * pitch }, (_, i) => data[4 * i + 3] > 100);
+          };
+          return Object.fromEntries(Object.entries(places).map(([k, v]) => [k, mask(v)]));
+        }""",
+            places,
+        )
+        assert all(sum(mask) >= 5 for mask in masks.values())
+        for a, b in combinations(masks, 2):
+            differing = sum(x != y for x, y in zip(masks[a], masks[b], strict=True))
+            assert differing >= 8, (a, b)
+        await one.screenshot("map-10000")
+
+
 async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
     hands = monotonic_hands()
     fleet = small_fleet(hands)
@@ -219,6 +388,30 @@ async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
         await expect(one.page.locator("h1")).to_contain_text("in quarantine")
         await expect(one.page.locator("#timeline")).to_contain_text("node-8: admitted")
         assert one.complaints == []
+
+
+async def test_a_garbled_answer_is_followed_by_the_whole_page(browser: Browser) -> None:
+    fleet = small_fleet(monotonic_hands())
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        garbled: list[str] = []
+
+        async def garble(route: Route) -> None:
+            if "base=" in route.request.url and not garbled:
+                garbled.append(route.request.url)
+                await route.fulfill(content_type="application/json", body='{"tag": 1, "parts": 2')
+            else:
+                await route.continue_()
+
+        await one.page.route("**/*fragment=1*", garble)
+        # The page asks once when its stream opens; only later requests name a base.
+        for node in ("node-8", "node-1"):
+            fleet.node_summaries[node].agent.attached = False
+            served.feed.record_event(Transition(1.0, EventKind.AGENT_SILENT, node, "is silent"))
+            if node == "node-8":
+                await until(lambda: bool(garbled))
+        await expect(one.page.locator("#silent")).to_contain_text("node-8")
+        await expect(one.page.locator("#silent")).to_contain_text("node-1")
 
 
 async def test_hostile_text_is_text_in_the_browser_too(browser: Browser) -> None:
@@ -281,9 +474,10 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
     fleet = small_fleet(monotonic_hands())
     async with serving(fleet, running_clocks()) as served:
         one, beside = await tab(browser, served.url), await tab(browser, served.url)
-        # The page asks for the map once after it is loaded, which a busy machine delays.
+        # The page asks for its text once after it is loaded, which a busy machine delays.
         await one.page.wait_for_function(
-            "() => performance.getEntriesByType('resource').some(r => r.name.endsWith('/v1/map'))"
+            """() => performance.getEntriesByType('resource')
+                .some((one) => one.name.includes('fragment=1'))"""
         )
         await one.page.evaluate(
             """() => {

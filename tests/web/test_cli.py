@@ -2,17 +2,20 @@
 
 import asyncio
 import datetime as dt
+import io
 import json
 import os
+import pty
 import random
 import re
 import signal
 import sqlite3
 import ssl
 import sys
+import tarfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from aggregator.cli import render
+from aggregator.cli import render_nodes
 from aggregator.cli.client import Client
+from aggregator.cli.command_line import parser_for
 from aggregator.cli.errors import CommandFailed
-from aggregator.cli.main import _how, _parser
+from aggregator.cli.main import main
+from aggregator.cli.options import flags_of
+from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import clean, table
 from aggregator.cli.watch import watch
 from aggregator.cluster.local.store import LocalStore
@@ -65,7 +71,26 @@ async def sickbay(*arguments: str, **environ: str) -> Done:
     return Done(process.returncode, out.decode(), err.decode())
 
 
+async def in_process(*arguments: str) -> Done:
+    """The same without a process of its own, whose imports for a kubeconfig take seconds."""
+    out, err = io.StringIO(), io.StringIO()
+
+    def run() -> object:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main(arguments)
+        return ended.value.code
+
+    async with asyncio.timeout(60):
+        code = await asyncio.to_thread(run)
+    assert isinstance(code, int)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
 async def start(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    return await start_on(asyncio.subprocess.DEVNULL, *arguments, **environ)
+
+
+async def start_on(stdin: int, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
     program = "from aggregator.cli import main; main()"
     clean_environ = {k: v for k, v in os.environ.items() if not k.startswith("SICKBAY_")}
     return await asyncio.create_subprocess_exec(
@@ -73,6 +98,7 @@ async def start(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
         "-c",
         program,
         *arguments,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=clean_environ | environ,
@@ -206,7 +232,7 @@ def test_a_node_of_an_older_aggregator_is_shown_with_its_requests() -> None:
     told = json.loads(msgspec.json.encode(node_view.node(node_summary, moment, "drain", how="")))
     del told["requests"]
     told["wishes"] = ["exempt: test"]
-    shown = "\n".join(render.node(told, render.Screen(moment.when(hands.now))))
+    shown = "\n".join(render_nodes.node(told, Screen(moment.when(hands.now))))
     assert re.search(r"^asked by people: +exempt: test", shown, re.MULTILINE), shown
 
 
@@ -228,6 +254,27 @@ async def test_lemons_are_listed_with_what_they_did(served: Served) -> None:
     assert (line[:5], line[-2:]) == (["node-2", "5", "2", "4", "1"], ["xid:48", "xid:79"])
     told = json.loads((await sickbay("lemons", "-o", "json", "--url", served.url)).out)
     assert told["items"][0]["strikes"] == ["5 quarantines", "4 days with an incident"]
+
+
+async def test_a_node_is_explained_and_bundled(served: Served, tmp_path: Path) -> None:
+    explained = await sickbay("explain", "node-2", "--url", served.url)
+    assert explained.code == 0, explained.err
+    assert explained.out.startswith("node-2 is quarantined.\n\nWHY\n")
+    file = tmp_path / "rma.tar.gz"
+    done = await in_process("bundle", "node-2", "--url", served.url, "--file", str(file))
+    assert done.code == 0, done.err
+    assert "missing: Kubernetes' objects: with --url no cluster is asked" in done.out
+    assert file.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(file) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+        past = json.load(tar.extractfile("sickbay-node-2/history.json"))  # type: ignore[arg-type]
+    assert names == {
+        *("README.txt", "node.json", "history.json"),
+        *("kernel-lines.txt", "versions.json"),
+    }
+    assert {one["node"] for one in past} == {"node-2"}
+    again = await in_process("bundle", "node-2", "--url", served.url, "--file", str(file))
+    assert (again.code, "is there already" in again.err) == (2, True)
 
 
 async def test_an_unknown_node_is_said_with_what_to_do(served: Served) -> None:
@@ -470,7 +517,7 @@ async def test_what_others_wrote_is_one_line_of_printable_text(database: Path) -
     spec = QuarantineSpec(Action.CORDON, "manual", "a\nb", "me\x1b[31m")
     store.create_quarantine("node-1", spec, finalizer=False)
     store.close()
-    ask = ["quarantine", "node-1", "--action", "drain", "--reason", "fan", *where]
+    ask = ["quarantine", "node-1", "--action", "drain", "--reason", "fan", "--yes", *where]
     said = [
         (await sickbay(*ask)).err,
         (await sickbay("stop", "--reason", "fabric work", *where)).out,
@@ -520,7 +567,7 @@ async def test_a_refusal_that_quotes_the_command_line_moves_no_cursor(database: 
 
 async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Path) -> None:
     where = ["--local", str(database)]
-    ask = ["--action", "drain", "--reason", "fan 3 is dead", *where]
+    ask = ["--yes", "--action", "drain", "--reason", "fan 3 is dead", *where]
     await sickbay("stop", "--reason", "fabric work", *where)
     done = await sickbay("quarantine", "node-1", *ask)
     assert done.code == 0, done.err
@@ -531,7 +578,7 @@ async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Pat
 
 
 async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None:
-    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
+    ask = ["--yes", "--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
     done = await sickbay("quarantine", "node-1", *ask, "--requester", "sickbay")
     assert done.code == 0, done.err
     store = LocalStore(database, wall=lambda: NIGHT)
@@ -552,6 +599,28 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
     store.close()
 
 
+async def test_a_drain_is_confirmed_on_a_terminal_and_refused_without_one(database: Path) -> None:
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
+    refused = await sickbay("quarantine", "node-1", *ask)
+    assert (refused.code, refused.out) == (2, "")
+    assert "stdin is no terminal; add --yes, or --dry-run" in refused.err
+    dry = await sickbay("quarantine", "node-1", "--dry-run", *ask)
+    assert dry.code == 0, dry.err
+    assert dry.out.startswith("DRY RUN, nothing is written.")
+    ours, theirs = pty.openpty()
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        assert store.quarantines() == []
+        for answer, code in ((b"no\n", 1), (b"yes\n", 0)):
+            os.write(ours, answer)
+            process = await start_on(theirs, "quarantine", "node-1", *ask)
+            _, err = await process.communicate()
+            assert process.returncode == code, err
+            assert b'Its reason: fan 3 is dead\nGo on? Type "yes": ' in err
+            assert len(store.quarantines()) == 1 - code
+    os.close(ours)
+    os.close(theirs)
+
+
 async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -> None:
     where = ["--local", str(database)]
     ask = ["exempt", "nod-1", "--for", "8h", "--reason", "firmware test", *where]
@@ -564,7 +633,7 @@ async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -
     assert f"BUT: {unknown}" in done.out
     again = await sickbay(*ask)
     assert "BUT" not in again.out, "it is known by now"
-    ask = ["--action", "drain", "--reason", "x", *where]
+    ask = ["--yes", "--action", "drain", "--reason", "x", *where]
     done = await sickbay("quarantine", "nod-2", *ask)
     assert (done.code, "BUT: this file has no node nod-2" in done.out) == (0, True)
 
@@ -633,7 +702,7 @@ async def test_an_exemption_without_a_sensible_end_is_refused(
 def test_what_takes_a_wish_back_is_told_with_what_leads_to_the_same_cluster(
     given: list[str], again: str
 ) -> None:
-    assert _how(_parser({}).parse_args(["resume", *given])) == again
+    assert flags_of(parser_for("sickbay", {}).parse_args(["resume", *given])) == again
 
 
 async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from aggregator.events import EventKind
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import replica_messages
 from aggregator.web.node_view import ViewMoment
-from aggregator.web.replica_messages import NodeReports, PageAnswer, Part
+from aggregator.web.replica_messages import NodeReports, NodesPart, PageAnswer
 from tests.web.replicas import Handler, Town, answering, plain_fleet, replicas, told_until, whole
 from tests.web.support import NIGHT, incident_of, well
 
@@ -47,7 +47,9 @@ async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def part_of(**changes: Any) -> bytes:
-    told = PageAnswer(name="b", revision="9.1", part=Part([NodeReports("node-0")]), heard=b"\x01")
+    told = PageAnswer(
+        name="b", revision="9.1", part=NodesPart([NodeReports("node-0")]), heard=b"\x01"
+    )
     return replica_messages.encode(msgspec.structs.replace(told, **changes))
 
 
@@ -116,7 +118,7 @@ def twisted() -> dict[str, Any]:
     ill = well(fleet, "node-0", time.monotonic())
     incident_of(ill, time.monotonic())
     ill.decision.would = "drain it"
-    told = replica_messages.tell(ill, ViewMoment(time.monotonic(), NIGHT), "drain", "")
+    told = replica_messages.to_node_reports(ill, ViewMoment(time.monotonic(), NIGHT), "drain", "")
     plain = msgspec.to_builtins(told)
     incident, hold = plain["incidents"][0], plain["hold"]
     naive = "2026-03-14T03:14:07"
@@ -148,9 +150,11 @@ async def test_an_answer_with_one_thing_wrong_is_none_and_the_page_stands(what: 
 
 
 async def test_events_of_impossible_times_are_passed_over() -> None:
-    told = PageAnswer(name="b", revision="1", part=Part(), fresh=True)
+    told = PageAnswer(name="b", revision="1", part=NodesPart(), fresh=True)
     times = (float("nan"), float("inf"), -1.0, 1e300, NIGHT)
-    events = [replica_messages.Happened(at, EventKind.STOPPED, summary=f"at {at}") for at in times]
+    events = [
+        replica_messages.EventMessage(at, EventKind.STOPPED, summary=f"at {at}") for at in times
+    ]
     town = Town()
     body = replica_messages.encode(msgspec.structs.replace(told, events=events))
     async with answering(sending(body)) as url:

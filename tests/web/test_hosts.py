@@ -8,8 +8,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from aggregator.demo.ports import free_port
 from aggregator.web.hosts import AllowedHosts
-from tests.support.stack import free_port
 from tests.support.waiting import until
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
 

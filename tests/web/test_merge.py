@@ -17,7 +17,13 @@ from aggregator.web.event_broker import EventBroker
 from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings
 from aggregator.web.merge import MergedScope, Owners
 from aggregator.web.node_view import ViewMoment
-from aggregator.web.replica_messages import NodeReports, PageAnswer, Part, ReplicaReport, Unreadable
+from aggregator.web.replica_messages import (
+    NodeReports,
+    NodesPart,
+    PageAnswer,
+    ReplicaReport,
+    Unreadable,
+)
 from aggregator.web.summary import headline
 from tests.support.node_states import set_fields
 from tests.web.replicas import Seat, Town, owned
@@ -78,7 +84,7 @@ def telling_of(name: str, nodes: list[NodeReports], trouble: str = "") -> Replic
 
 def told_by(fleet: FleetState, seat: Seat) -> list[NodeReports]:
     mine = [one for one in fleet.node_summaries.values() if seat.owns(one.node)]
-    return [replica_messages.tell(one, NOW, fleet.mode, fleet.how) for one in mine]
+    return [replica_messages.to_node_reports(one, NOW, fleet.mode, fleet.how) for one in mine]
 
 
 @st.composite
@@ -114,10 +120,12 @@ def companies(draw: st.DrawFn) -> tuple[FleetState, Town, dict[str, ReplicaRepor
             agent = draw(st.sampled_from(["attached", "silent", "never"]))
             ill = well(FleetState(), node, HANDS.now)
             incident_of(ill, HANDS.now)
-            incidents = replica_messages.tell(ill, NOW, "drain", "").incidents * draw(st.booleans())
+            incidents = replica_messages.to_node_reports(ill, NOW, "drain", "").incidents * draw(
+                st.booleans()
+            )
             requests = ["left alone"] * draw(st.booleans())
             ill.decision.would = "drain it" * draw(st.booleans())
-            hold = replica_messages.tell(ill, NOW, "drain", "").hold
+            hold = replica_messages.to_node_reports(ill, NOW, "drain", "").hold
             made = NodeReports(
                 node, standing, agent, requests=requests, incidents=incidents, hold=hold
             )
@@ -265,16 +273,18 @@ def test_what_a_part_drops_is_kept_as_its_last_word_unless_it_was_none() -> None
 def test_a_part_travels_whole_and_a_well_node_takes_few_bytes() -> None:
     fleet = big_fleet(HANDS, 1000)
     told = [
-        replica_messages.tell(one, NOW, fleet.mode, fleet.how)
+        replica_messages.to_node_reports(one, NOW, fleet.mode, fleet.how)
         for one in fleet.node_summaries.values()
     ]
-    body = replica_messages.encode(PageAnswer("b", "1.1", part=Part(told)))
+    body = replica_messages.encode(PageAnswer("b", "1.1", part=NodesPart(told)))
     back = replica_messages.decode(body, PageAnswer)
     assert back.part is not None
     assert back.part.nodes == told
     quiet = [one for one in told if one == NodeReports(one.node)]
     assert len(quiet) > 900
-    assert len(replica_messages.encode(PageAnswer("b", "1.1", part=Part(quiet)))) < 20 * len(quiet)
+    assert len(replica_messages.encode(PageAnswer("b", "1.1", part=NodesPart(quiet)))) < 20 * len(
+        quiet
+    )
 
 
 #: By shape, the fields that came after the first version whose replicas coordinate.
@@ -298,11 +308,13 @@ def story_of_a_node_in_quarantine() -> models.Node:
 
 def test_an_older_replicas_story_is_read_although_it_lacks_what_came_later() -> None:
     story = story_of_a_node_in_quarantine()
-    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.Story(story)))
+    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.NodeDetailAnswer(story)))
     for kind, at in ((models.Node, told["node"]), (models.Quarantine, told["node"]["quarantine"])):
         for name in LATER[kind]:
             del at[name]
-    back = replica_messages.decode(msgspec.msgpack.encode(told), replica_messages.Story).node
+    back = replica_messages.decode(
+        msgspec.msgpack.encode(told), replica_messages.NodeDetailAnswer
+    ).node
     assert back is not None
     assert back.quarantine is not None
     assert back.quarantine.override == back.quarantine.uncordoned == back.quarantine.unmarked == ""
@@ -316,13 +328,15 @@ def test_replicas_of_this_version_and_the_one_before_read_each_others_requests()
     node_summary = well(FleetState(), "node-1", HANDS.now)
     set_fields(node_summary, requests=tuple(asked))
     story = node_view.node(node_summary, NOW, "drain", how=FleetState().how)
-    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.Story(story)))
+    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.NodeDetailAnswer(story)))
     assert told["node"]["wishes"] == asked, "the version before needs this name"
     del told["node"]["requests"]
-    back = replica_messages.decode(msgspec.msgpack.encode(told), replica_messages.Story).node
+    back = replica_messages.decode(
+        msgspec.msgpack.encode(told), replica_messages.NodeDetailAnswer
+    ).node
     assert back is not None
     assert (back.requests, back.wishes) == ([], asked)
-    report = replica_messages.tell(node_summary, NOW, "drain", FleetState().how)
+    report = replica_messages.to_node_reports(node_summary, NOW, "drain", FleetState().how)
     assert report.wishes == asked
     older = msgspec.structs.replace(report, requests=[])
     row = fleet_view.row_told(older, telling_of("b", [older]), None, NOW)
@@ -331,17 +345,20 @@ def test_replicas_of_this_version_and_the_one_before_read_each_others_requests()
 
 def test_a_newer_replicas_story_is_read_although_it_says_more() -> None:
     story = story_of_a_node_in_quarantine()
-    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.Story(story)))
+    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.NodeDetailAnswer(story)))
     for at in (told, told["node"], told["node"]["quarantine"]):
         at["of_a_later_version"] = {"what": ["it", "is"]}
     assert (
-        replica_messages.decode(msgspec.msgpack.encode(told), replica_messages.Story).node == story
+        replica_messages.decode(
+            msgspec.msgpack.encode(told), replica_messages.NodeDetailAnswer
+        ).node
+        == story
     )
 
 
 @given(st.binary(max_size=200))
 def test_what_is_no_answer_is_refused_and_raises_nothing_else(body: bytes) -> None:
-    for kind in (PageAnswer, replica_messages.HistoryAnswer, replica_messages.Story):
+    for kind in (PageAnswer, replica_messages.HistoryAnswer, replica_messages.NodeDetailAnswer):
         with suppress(Unreadable):
             replica_messages.decode(body, kind)  # type: ignore[type-var]  # one of the three
 

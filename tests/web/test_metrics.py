@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aggregator.alerts.overview import AlertOverview, RouteState
 from aggregator.cluster.kubernetes.transport import RequestCounters
+from aggregator.cluster.port import Action, Blocker, EvidenceItem, Phase, QuarantineSpec
 from aggregator.events import EventKind, Transition
+from aggregator.health.model import Snapshot, Status
 from aggregator.ingest.stats import IngestStats
+from aggregator.policy.label_selector import LabelSelector
+from aggregator.quarantine.decide.pools import Pool, Pools
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.stage_times import MAX_CAUSES, OTHER
+from aggregator.runtime.histogram import REQUEST, Histogram
 from aggregator.web.stats_interface import ApiStats
 from aggregator.web.stats_interface import IngestStatsReader as WhatWeAskOfIngest
 from tests.web.support import (
@@ -17,12 +24,42 @@ from tests.web.support import (
     Hands,
     Served,
     big_fleet,
+    component,
+    quarantine_of,
     record_common_cause,
     serving,
     small_fleet,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+#: The kinds of objects in requests to the API server.
+KINDS = (
+    "configmaps",
+    "customresourcedefinitions",
+    "discovery",
+    "events",
+    "keys",
+    "leases",
+    "nodes",
+    "nodes/status",
+    "pods",
+    "quarantines",
+    "secrets",
+    "selfsubjectaccessreviews",
+    "version",
+)
+
+
+def item(code: str, rule: str) -> EvidenceItem:
+    return EvidenceItem(
+        code=code, component="c", boot_id="b", cleared_by="", rule=rule, incident="i"
+    )
+
+
+def route(name: str) -> RouteState:
+    return RouteState(name, "slack", "chat", 0, 0, 0, 0, 0, "", Histogram(REQUEST))
 
 
 async def scrape(served: Served) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -46,7 +83,11 @@ def test_what_ingest_and_the_cluster_count_is_what_is_asked_of_them() -> None:
 
 async def test_the_numbers_are_the_fleets() -> None:
     hands = Hands()
-    async with serving(small_fleet(hands), hands.clocks()) as served:
+    fleet = small_fleet(hands)
+    again = Blocker("jobs/debug", "placed there after the drain", hands.wall - 86400)
+    drained = fleet.node_summary("node-7")
+    quarantine_of(drained, hands.wall, phase=Phase.DRAINED, pods=0, blockers=(again,))
+    async with serving(fleet, hands.clocks()) as served:
         served.ingest.refused["wrong_node"] = 2
         served.ingest.messages["delta"] = 40
         served.ingest.acks = 39
@@ -77,8 +118,11 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_common_causes", labels(scope="place")] == 1
     assert found["sickbay_common_cause_nodes", labels(scope="place")] == 9
     assert found["sickbay_common_causes", labels(scope="target")] == 0
-    assert found["sickbay_quarantine_pods_remaining", labels(node="node-2")] == 4
-    assert found["sickbay_quarantine_pods_blocked", labels(node="node-2")] == 1
+    assert found["sickbay_drain_pods_remaining", labels()] == 4
+    assert found["sickbay_quarantines_blocked", labels()] == 1
+    oldest = "sickbay_quarantines_oldest_timestamp_seconds"
+    assert found[oldest, labels(what="blocked")] == hands.wall - 120
+    assert found[oldest, labels(what="created")] < hands.wall - 120
     assert found["sickbay_ingest_streams_refused_total", labels(reason="wrong_node")] == 2
     assert found["sickbay_ingest_messages_total", labels(kind="delta")] == 40
     assert found["sickbay_ingest_acks_total", labels()] == 39
@@ -92,16 +136,76 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_web_requests_total", missing] == 1
 
 
-async def test_a_nodes_name_stands_only_on_metrics_of_nodes_in_quarantine() -> None:
+async def test_10_000_nodes_make_at_most_2_000_series_and_no_label_has_a_nodes_name() -> None:
+    """With more values of each label than a large site has."""
     hands = Hands()
-    async with serving(big_fleet(hands), hands.clocks()) as served:
+    fleet = big_fleet(hands, count=10_000)
+    for number in range(500):
+        spec = QuarantineSpec(
+            Action.DRAIN, "gpu", "x", evidence=(item(f"own:{number}", f"rule-{number % 80}"),)
+        )
+        fleet.stages.note_causes(spec)
+    overview = AlertOverview(tuple(route(f"route-{number}") for number in range(10)))
+    async with serving(fleet, hands.clocks(), alerts=overview) as served:
+        for kind in (*KINDS, "pods/eviction"):
+            for method in ("GET", "POST", "PATCH", "PUT"):
+                served.api.note_duration(method, kind, 0.02)
+                for code in (0, 200, 409, 500):
+                    served.api.answers[method, kind, code] = 1
         for number in range(300):
             await served.text(f"/nodes/guess-{number}", 404)
             await served.text(f"/guess-{number}", 404)
         found = await scrape(served)
-    named = {dict(own)["node"] for _, own in found if "node" in dict(own)}
-    assert named == {name for name, one in served.fleet.node_summaries.items() if one.quarantine}
-    assert len([1 for _, own in found if "node" not in dict(own)]) < 250
+    assert {name for own in found for name, _ in own[1]}.isdisjoint({"node", "pod", "uuid"})
+    assert 0 < len(found) <= 2_000
+    causes = [own for name, own in found if name == "sickbay_quarantine_causes_total"]
+    assert labels(rule=OTHER, code=OTHER) in causes
+    assert len(causes) == MAX_CAUSES + 1
+
+
+async def test_gpus_are_counted_by_state_and_by_their_nodes_quarantine() -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    for node, failed in (("node-1", 0), ("node-2", 1)):
+        health = fleet.node_summary(node).agent.health
+        assert health is not None
+        gpus = [f"GPU-{number}" for number in range(8)]
+        health.snapshot(
+            Snapshot(
+                tuple(
+                    component(
+                        hands.now,
+                        "gpu-inventory",
+                        name,
+                        Status.FAILED if number < failed else Status.OK,
+                        "",
+                    )
+                    for number, name in enumerate(gpus)
+                ),
+                (),
+            )
+        )
+    async with serving(fleet, hands.clocks()) as served:
+        found = await scrape(served)
+    assert found["sickbay_gpus", labels(state="ok", quarantined="false")] == 8
+    assert found["sickbay_gpus", labels(state="ok", quarantined="true")] == 7
+    assert found["sickbay_gpus", labels(state="failed", quarantined="true")] == 1
+
+
+async def test_a_histogram_has_its_buckets_its_sum_and_its_count() -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    fleet.stages.note_drained(100.0, 107.0)
+    fleet.stages.note_drained(100.0, 160.0)
+    async with serving(fleet, hands.clocks()) as served:
+        await served.text("/")
+        found = await scrape(served)
+    name = "sickbay_taint_to_drained_seconds"
+    assert found[f"{name}_bucket", labels(le="5.0")] == 0
+    assert found[f"{name}_bucket", labels(le="15.0")] == 1
+    assert found[f"{name}_bucket", labels(le="+Inf")] == found[f"{name}_count", labels()] == 2
+    assert found[f"{name}_sum", labels()] == 67
+    assert found["sickbay_web_request_duration_seconds_count", labels(route="/")] == 1
 
 
 async def test_openmetrics_is_spoken_when_asked_for() -> None:
@@ -111,15 +215,17 @@ async def test_openmetrics_is_spoken_when_asked_for() -> None:
 
 
 @pytest.fixture
-async def told() -> set[str]:
+async def metric_names() -> set[str]:
     """The names of all metrics, as a scrape writes them."""
     hands = Hands()
-    async with serving(small_fleet(hands), hands.clocks()) as served:
+    fleet = small_fleet(hands)
+    fleet.pools = Pools((Pool("canary", LabelSelector({"pool": "canary"})),), Action.OBSERVE)
+    async with serving(fleet, hands.clocks()) as served:
         text = await served.text("/metrics")
     names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
     return {name for name in names if name.startswith("sickbay_")}
 
 
-async def test_each_metric_is_documented_and_nothing_else_is(told: set[str]) -> None:
+async def test_each_metric_is_documented_and_nothing_else_is(metric_names: set[str]) -> None:
     documented = set(re.findall(r"^\| `(sickbay_\w+)", DOCS.read_text(), re.MULTILINE))
-    assert told == documented
+    assert metric_names == documented

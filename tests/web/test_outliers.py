@@ -41,7 +41,7 @@ async def test_a_nodes_page_has_a_chart_with_a_title_and_its_numbers() -> None:
         other = await served.text("/nodes/node-1")
         told = await served.json("/api/v1/nodes/node-2")
     assert "<svg" not in other
-    [svg] = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    [svg] = re.findall(r'<svg class="chart".*?</svg>', page, re.DOTALL)
     tree = ET.fromstring(svg)
     assert tree.attrib["role"] == "img"
     ids = {each.attrib.get("id") for each in tree}

@@ -12,7 +12,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.replicas.membership.view import RESPONDS_WITHIN, Member
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.replica_client import NoAnswer, ReplicaClient
-from aggregator.web.replica_messages import NodeReports, PageAnswer, Part
+from aggregator.web.replica_messages import NodeReports, NodesPart, PageAnswer
 from aggregator.web.replica_poller import DEADLINE, EAGER, IDLE, ReplicaPoller
 from aggregator.web.snapshot_cache import SnapshotCache
 from tests.support.virtual_time import run
@@ -42,7 +42,9 @@ class Others(ReplicaClient):
                 raise ZeroDivisionError("a mistake of ours")
         await asyncio.sleep(0.01)
         revision = f"9.{self.revision}"
-        part = None if query.get("have") == revision else Part([NodeReports(f"{member.name}-1")])
+        part = (
+            None if query.get("have") == revision else NodesPart([NodeReports(f"{member.name}-1")])
+        )
         return PageAnswer(member.name, revision, b"\x01", part)
 
 

@@ -15,7 +15,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import replica_messages
 from aggregator.web.replica_client import TrustError
-from aggregator.web.replica_messages import PageAnswer, Part
+from aggregator.web.replica_messages import NodesPart, PageAnswer
 from tests.support.pki import Authority
 from tests.web.replicas import Seat, Town, hands, plain_fleet, replicas, told_until, whole
 from tests.web.schema import problems
@@ -239,7 +239,7 @@ async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change(
         # A heartbeat is no change; a component that turns is one.
         node_summary = other.fleet.node_summaries[first.part.nodes[0].node]
         node_summary.agent.last_heard = time.monotonic()
-        described = count_calls(monkeypatch, replica_messages, "tell")
+        described = count_calls(monkeypatch, replica_messages, "to_node_reports")
         async with asyncio.timeout(30):
             while len(described) < 2 * len(first.part.nodes):  # the part was made anew, twice
                 async with asked.session.get(url + have) as response:
@@ -247,7 +247,7 @@ async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change(
                 assert answer.part is None
         node_summary.agent.attached = False
 
-        async def news() -> Part | None:
+        async def news() -> NodesPart | None:
             async with asked.session.get(url + have) as response:
                 return replica_messages.decode(await response.read(), PageAnswer).part
 
@@ -417,7 +417,7 @@ async def test_replicas_are_asked_over_tls_and_only_if_their_authority_is_ours(
     async with other as answering_one, asking as asked:
         page = answering_one.url.replace("http:", "https:")
         town.members["b"] = replace(town.members["b"], page=page)
-        town.tell()
+        town.notify()
         await told_until(asked, "/api/v1/fleet", whole)
         # The file is read again when it changes. A connection that stands is not asked anew.
         mine.write_bytes(stranger.read_bytes())

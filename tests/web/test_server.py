@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,12 +11,14 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from aggregator import documentation
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Component, Snapshot, Status
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import WebListenError
 from tests.support.node_states import set_fields
+from tests.unit.test_page_delta import applied
 from tests.web.schema import problems
 from tests.web.support import (
     NIGHT,
@@ -51,6 +54,7 @@ ANSWERS = [
     "/api/v1/incidents?limit=2",
     "/api/v1/transitions?node=node-2&limit=5",
     "/api/v1/map",
+    "/api/v1/alerts",
     "/api/v1/lemons",
     "/api/v1/replicas",
     *(f"/api/v1/nodes/node-{number}" for number in range(1, 9)),
@@ -104,7 +108,8 @@ async def test_the_document_names_every_route_of_the_api(served: Served) -> None
     }
     assert set(document["paths"]) == routes
     for path, item in document["paths"].items():
-        named = {one["name"] for one in item["get"].get("parameters", []) if one["in"] == "path"}
+        operation = item.get("get") or item["post"]
+        named = {one["name"] for one in operation.get("parameters", []) if one["in"] == "path"}
         assert all(f"{{{name}}}" in path for name in named)
 
 
@@ -112,13 +117,18 @@ async def test_a_parameter_that_is_documented_is_one_that_is_read(served: Served
     document = await served.json("/api/v1/openapi.json")
     moment = "2026-01-31T03:14:00Z"
     examples = {"limit": "3", "standing": "held", "since": moment, "until": moment}
+    examples |= {"sort": "-nodes", "agent": "silent", "label": "!x"}
+    by_path = {"/api/v1/nodes": {"sort": "-standing"}}
     for path, item in document["paths"].items():
-        if path.endswith("stream"):
+        if path.endswith("stream") or "post" in item:
             continue
         for one in item["get"].get("parameters", []):
             if one["in"] == "query":
-                value = examples.get(one["name"], "node-2")
-                await served.json(f"{path}?{one['name']}={value}")
+                value = by_path.get(path, examples).get(
+                    one["name"], examples.get(one["name"], "node-2")
+                )
+                key = "key=rack&" if path.endswith("groups") and one["name"] != "key" else ""
+                await served.json(f"{path}?{key}{one['name']}={value}")
 
 
 async def test_nodes_come_page_by_page_and_each_once(served: Served) -> None:
@@ -183,6 +193,17 @@ async def test_nothing_here_acts(served: Served, method: str, path: str) -> None
         assert response.status == 405
         assert response.headers["Allow"] == "GET, HEAD"
         assert "read only" in (await response.text()).lower()
+
+
+async def test_a_drain_shows_progress_blocker_and_deadline(served: Served) -> None:
+    view = served.fleet.node_summaries["node-2"].own_quarantine_view()
+    view.most_pods = 6
+    for path in ("/", "/nodes/node-2"):
+        text = await served.text(path)
+        assert 'aria-label="2 of 6 pods have left"' in text
+        assert "training/llm-worker-17" in text
+        assert "in 6 d" in text
+    assert (await served.json("/api/v1/quarantines"))["items"][0]["pods_total"] == 6
 
 
 async def test_finding_a_node_by_its_whole_name_goes_there(served: Served) -> None:
@@ -250,6 +271,28 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
         assert json.loads(raw)["faults"][0]["message"] == HOSTILE
 
 
+@pytest.mark.parametrize("base", ["", "https://docs.test/0.1.0"])
+async def test_a_hold_names_its_section_and_links_to_it_where_there_is_an_address(
+    base: str,
+) -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    fleet.documentation_url = base
+    held, hold = next(
+        (name, one.decision.hold)
+        for name, one in fleet.node_summaries.items()
+        if one.decision.hold is not None
+    )
+    section = documentation.of_hold(hold.limit)
+    async with serving(fleet, hands.clocks()) as served:
+        for path in ("/", f"/nodes/{held}"):
+            text = await served.text(path)
+            assert section in text
+            assert (f'href="{base}/{section}"' in text) is bool(base)
+        found = await served.json(f"/api/v1/nodes/{held}")
+        assert found["hold"]["documentation"] == section
+
+
 async def test_the_page_shows_commands_with_the_options_that_they_need() -> None:
     fleet = FleetState(mode="drain", stop="maintenance", how=" --local /var/lib/a/cluster.db")
     well(fleet, "node-1", Hands().now).decision.would = "drain: xid:79"
@@ -282,8 +325,7 @@ async def test_a_large_fleet_renders_within_a_bound_and_says_how_many_more() -> 
     async with serving(big_fleet(hands), hands.clocks()) as served:
         text = await served.text("/")
         assert len(text) < 120_000
-        assert "more incidents" in text
-        assert "more quarantines" in text
+        assert re.search(r'<li class="soft">and \d+ more: <a href="/\?rows=1000">', text)
         assert "more agents" in text
         assert len(await served.text("/nodes")) < 80_000
         assert len(await served.text("/api/v1/fleet")) < 3_000
@@ -475,6 +517,71 @@ async def test_it_listens_on_a_unix_socket_too(tmp_path: Any) -> None:
             assert response.status == 200
 
 
+# -- what a page's script asks for -------------------------------------------------------------
+
+
+async def fragment(served: Served, path: str) -> tuple[int, str, str]:
+    """Status, tag and text of an answer; the text of a difference is its JSON."""
+    async with served.session.get(served.url + path) as response:
+        return (
+            response.status,
+            response.headers.get("ETag", "").strip('"'),
+            await response.text(),
+        )
+
+
+def joined(before: str, answer: str) -> tuple[str, str]:
+    """The text, and its tag, that a difference makes of the text before it."""
+    told = json.loads(answer)
+    return applied(before, told["parts"]), told["tag"]
+
+
+@pytest.mark.parametrize("path", ["/?fragment=1", "/nodes?fragment=1", "/nodes/node-8?fragment=1"])
+async def test_a_script_that_has_the_page_gets_what_has_changed(path: str) -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, hands.clocks()) as served:
+        _, tag, text = await fragment(served, path)
+        assert (await fragment(served, f"{path}&base={tag}"))[0] == 204
+        hands.advance(30.0)
+        told = await fragment(served, f"{path}&base={tag}")
+        assert told[0] == 204, "only the ages of things differ, which the script knows"
+        incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
+        hands.advance(30.0)
+        status, _, answer = await fragment(served, f"{path}&base={tag}")
+        assert status == 200
+        assert len(answer) < len(text) / 2
+        now, tag = joined(text, answer)
+        assert (await fragment(served, path))[1:] == (tag, now)
+        assert (await fragment(served, f"{path}&base=unknown"))[2] == now
+
+
+async def test_a_transition_is_in_the_next_fragment_whoever_asked_just_before() -> None:
+    hands = Hands()
+    async with serving(small_fleet(hands), hands.clocks()) as served:
+        _, _, before = await fragment(served, "/?fragment=1")
+        event = Transition(NIGHT, EventKind.AGENT_SILENT, "node-8", "node-8: just now")
+        served.feed.record_event(event)
+        _, _, after = await fragment(served, "/?fragment=1")
+        assert "just now" not in before
+        assert "node-8: just now" in after
+
+
+async def test_one_nodes_change_on_the_map_of_a_large_fleet_is_one_line() -> None:
+    hands = Hands()
+    fleet = big_fleet(hands)
+    async with serving(fleet, hands.clocks()) as served:
+        _, tag, text = await fragment(served, "/?fragment=1")
+        fleet.node_summaries["gpu-100-01"].agent.attached = False
+        hands.advance(30.0)
+        _, _, answer = await fragment(served, f"/?fragment=1&base={tag}")
+        now, _ = joined(text, answer)
+        drawn = await served.json("/api/v1/map")
+        _, *rows = now.split('id="cells"')[1].split("</div>")[0].partition("\n")[2].split()
+        assert "".join(rows) == drawn["standings"]
+        assert len(answer) < 2_000
+
+
 # -- the stream ------------------------------------------------------------------------------
 
 
@@ -520,6 +627,21 @@ async def test_a_stream_tells_what_happens_and_that_the_fleet_has_changed() -> N
             assert list(problems(data, shapes[name], document)) == []
             if name == "fleet" and data["revision"] > 1:
                 assert data["counts"]["silent"] == 2
+
+
+async def test_a_brief_stream_says_only_that_something_has_changed() -> None:
+    fleet = small_fleet(Hands())
+    async with (
+        serving(fleet, running_clocks()) as served,
+        served.session.get(served.url + "/api/v1/stream?brief=1") as response,
+    ):
+        assert [name for name, _, _ in await read_node(response, 2)] == ["hello", "changed"]
+        fleet.node_summaries["node-8"].agent.attached = False
+        served.feed.record_event(
+            Transition(NIGHT, EventKind.AGENT_SILENT, "node-8", "node-8: silent")
+        )
+        [(name, data, _)] = await read_node(response, 1)
+        assert (name, list(data)) == ("changed", ["at"])
 
 
 async def test_a_reader_that_comes_back_misses_nothing() -> None:

@@ -36,7 +36,7 @@ HANDS = Hands()
 NOW = ViewMoment(HANDS.now, HANDS.wall)
 
 
-def look(fleet: FleetState) -> FleetViewFindings:
+def view_of(fleet: FleetState) -> FleetViewFindings:
     return survey(fleet, NOW)
 
 
@@ -55,11 +55,11 @@ def test_every_standing_is_counted_even_those_of_nobody() -> None:
     fleet = FleetState()
     well(fleet, "node-1", HANDS.now)
     nobody = dict.fromkeys(QuarantineSummary, 0)
-    assert look(fleet).counts == nobody | {QuarantineSummary.OK: 1}
+    assert view_of(fleet).counts == nobody | {QuarantineSummary.OK: 1}
 
 
 def test_the_small_fleet_has_one_of_each() -> None:
-    found = look(small_fleet(HANDS))
+    found = view_of(small_fleet(HANDS))
     assert set(found.counts.values()) == {1, 2}
     assert found.letters == "oqhwsuqo"
     assert [one.node for one in found.incidents] == ["node-3", "node-2", "node-4"]
@@ -82,20 +82,20 @@ def test_natural_order_is_total_for_any_names(names: list[str]) -> None:
 
 
 def test_the_headline_says_the_worst_first() -> None:
-    assert headline(look(small_fleet(HANDS))).startswith("2 in quarantine, 1 held back")
+    assert headline(view_of(small_fleet(HANDS))).startswith("2 in quarantine, 1 held back")
     quiet = FleetState()
-    assert headline(look(quiet)) == "No node is known yet."
+    assert headline(view_of(quiet)) == "No node is known yet."
     well(quiet, "a", HANDS.now)
-    assert headline(look(quiet)) == "The only node is well."
+    assert headline(view_of(quiet)) == "The only node is well."
     well(quiet, "b", HANDS.now)
-    assert headline(look(quiet)) == "All 2 nodes are well."
+    assert headline(view_of(quiet)) == "All 2 nodes are well."
     conflicting = next(iter(quiet.node_summaries.values()))
     conflicting.agent.conflict = "two live agents claim this node: a, and b"
-    assert headline(look(quiet)) == "1 with a warning. 1 of 2 nodes are well."
+    assert headline(view_of(quiet)) == "1 with a warning. 1 of 2 nodes are well."
 
 
 def test_a_limit_says_how_full_it_is() -> None:
-    limits = {one.name: one for one in look(small_fleet(HANDS)).limits}
+    limits = {one.name: one for one in view_of(small_fleet(HANDS)).limits}
     assert (limits["limits.concurrent"].used, limits["limits.concurrent"].most) == (2, 20)
     assert not limits["limits.concurrent"].full
     # 5 % of 8 nodes is one node, and two are in quarantine.
@@ -111,7 +111,7 @@ def test_the_fullest_pool_is_shown() -> None:
         assert node_summary.cluster.meta is not None
         pool = "small" if node_summary.node in {"node-1", "node-2"} else "large"
         node_summary.cluster.meta.labels["sickbay.dev/pool"] = pool  # type: ignore[index]  # a dict here
-    found = {one.name: one for one in look(fleet).limits}["limits.pool_percent"]
+    found = {one.name: one for one in view_of(fleet).limits}["limits.pool_percent"]
     assert (found.used, found.most, found.full) == (1, 1, True)
     assert "small" in found.text
 
@@ -119,7 +119,7 @@ def test_the_fullest_pool_is_shown() -> None:
 def test_a_limit_that_is_no_number_is_shown_as_it_is() -> None:
     fleet = small_fleet(HANDS)
     fleet.limits = {"concurrent": "many", "concurrent_percent": "x%", "new_one": "7"}
-    assert [(one.value, one.most) for one in look(fleet).limits] == [
+    assert [(one.value, one.most) for one in view_of(fleet).limits] == [
         ("many", None),
         ("x%", None),
         ("7", None),
@@ -127,15 +127,36 @@ def test_a_limit_that_is_no_number_is_shown_as_it_is() -> None:
 
 
 def test_a_quarantine_says_phase_pods_and_who_is_in_the_way() -> None:
-    found = look(small_fleet(HANDS)).quarantines[0]
+    found = view_of(small_fleet(HANDS)).quarantines[0]
     assert (found.phase, found.pods_remaining) == ("Draining", 4)
     assert [one.pod for one in found.blockers] == ["training/llm-worker-17"]
     assert "1 pod" in found.advice
     assert found.phase_since == found.drain_started_at
 
 
+def test_a_drain_says_how_many_pods_are_left_of_how_many() -> None:
+    fleet = small_fleet(HANDS)
+    node_summary = fleet.node_summaries["node-2"]
+    view = node_summary.own_quarantine_view()
+    assert view.quarantine is not None
+    first = view.quarantine
+    for left, total in ((6, 6), (2, 6), (7, 7), (0, 7)):
+        status = replace(first.status, pods_remaining=left)
+        view.take(replace(first, status=status), elsewhere=False)
+        shown = next(one for one in view_of(fleet).quarantines if one.node == "node-2")
+        assert (shown.pods_remaining, shown.pods_total) == (left, total)
+    status = replace(first.status, pods_remaining=1)
+    view.take(replace(first, uid="another", status=status), elsewhere=False)
+    shown = next(one for one in view_of(fleet).quarantines if one.node == "node-2")
+    assert (shown.pods_remaining, shown.pods_total) == (1, 1)
+    drained = replace(first.status, phase=Phase.DRAINED, pods_remaining=3)  # pods that came back
+    view.write(replace(first, uid="another", status=drained))
+    shown = next(one for one in view_of(fleet).quarantines if one.node == "node-2")
+    assert (shown.pods_remaining, shown.pods_total) == (3, 3)
+
+
 def test_a_quarantine_says_until_when_it_drains_and_what_the_sites_own_step_has_come_to() -> None:
-    draining, by_hand = look(small_fleet(HANDS)).quarantines[:2]
+    draining, by_hand = view_of(small_fleet(HANDS)).quarantines[:2]
     assert draining.deadline_at is not None
     assert draining.drain_started_at is not None
     assert draining.deadline_at > draining.drain_started_at
@@ -157,7 +178,7 @@ def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
 
 
 def test_what_a_person_made_says_how_a_person_ends_it() -> None:
-    found = look(small_fleet(HANDS)).quarantines[1]
+    found = view_of(small_fleet(HANDS)).quarantines[1]
     assert found.requester == "hall-2"
     assert "sickbay release node-7" in found.advice
 
@@ -166,7 +187,7 @@ def test_an_invalid_object_comes_first_and_says_how_to_mend_it() -> None:
     fleet = small_fleet(HANDS)
     quarantine_of(well(fleet, "node-8", HANDS.now), HANDS.wall, phase=Phase.INVALID, pods=None)
     fleet.node_summaries["node-2"].own_quarantine_view().quarantine = None
-    first = look(fleet).quarantines[0]
+    first = view_of(fleet).quarantines[0]
     assert first.node == "node-8"
     assert "kubectl delete quarantine node-8" in first.advice
 
@@ -176,24 +197,25 @@ def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
     node_summary.decision.would = "drain: xid:79 on 1 GPU"
-    (held,) = look(fleet).holds
+    (held,) = view_of(fleet).holds
     assert (held.limit, held.value) == ("mode", "observe")
     assert "drain: xid:79" in held.reason
-    assert look(fleet).incidents[0].doing == "the mode keeps us from acting"
+    assert view_of(fleet).incidents[0].doing == "the mode keeps us from acting"
 
 
 def test_a_hold_says_what_lifts_it() -> None:
     fleet = FleetState(stop="the switch is being replaced")
     node_summary = well(fleet, "node-1", HANDS.now)
     node_summary.decision.hold = NodeHold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
-    (held,) = look(fleet).holds
+    (held,) = view_of(fleet).holds
     assert "sickbay resume" in held.advice
+    assert held.documentation == "docs/holds.md#stop"
     node_summary.decision.hold = NodeHold(
         "shards", "incomplete", "r2 has not told of all nodes", HANDS.wall
     )
-    assert "sickbay replicas" in look(fleet).holds[0].advice
+    assert "sickbay replicas" in view_of(fleet).holds[0].advice
     node_summary.decision.hold = NodeHold("limits.new_thing", "3", "for a reason", HANDS.wall)
-    assert "limits.new_thing" in look(fleet).holds[0].advice
+    assert "limits.new_thing" in view_of(fleet).holds[0].advice
 
 
 def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() -> None:
@@ -212,14 +234,14 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
         node_summary.own_quarantine_view().quarantine = replace(
             drain, status=replace(drain.status, pre_evict=hook)
         )
-        assert said in look(fleet).quarantines[0].advice
+        assert said in view_of(fleet).quarantines[0].advice
 
 
 def test_a_recovering_incident_says_when_it_closes() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now, recovering=100.0)
-    (found,) = look(fleet).incidents
+    (found,) = view_of(fleet).incidents
     assert found.closes_at is not None
     assert found.closes_at.timestamp() == pytest.approx(NIGHT + 500)
     assert found.doing == "recovering"
@@ -234,7 +256,7 @@ def test_an_incident_that_a_person_overruled_says_so() -> None:
         Override(item.code, item.component, item.boot_id, item.cleared_by or "")
         for item in found.evidence
     )
-    assert look(fleet).incidents[0].doing == "overruled by a person"
+    assert view_of(fleet).incidents[0].doing == "overruled by a person"
 
 
 def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
@@ -245,14 +267,14 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
     node_summary.own_quarantine_view().quarantine = quarantine_of(
         node_summary, NIGHT, reason=long, requester=long
     )
-    (row,) = look(fleet).quarantines
+    (row,) = view_of(fleet).quarantines
     told = node_view.node(node_summary, NOW, "drain", how="")
     happened = node_view.event(Transition(NIGHT, EventKind.CORDONED, "node-1", long))
     for text, most in (
         (row.reason, 1000),
         (row.requester, 100),
         (told.why, 1020),
-        (look(fleet).stop, 1000),
+        (view_of(fleet).stop, 1000),
         (happened.summary, 4000),
     ):
         assert text.endswith("… (130,000 characters)")
@@ -263,14 +285,14 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     set_fields(node_summary, exempt=True, requests=("exempt until 2026-12-01T00:00:00Z: test",))
-    found = look(fleet)
+    found = view_of(fleet)
     assert found.exempt == 1
     assert found.requested[0].why == "exempt until 2026-12-01T00:00:00Z: test"
     assert not found.holds  # the node is healthy: no limit holds it back
     set_fields(
         node_summary, would="drain: xid:79", spared="exempt until 2026-12-01T00:00:00Z: test"
     )
-    (hold,) = look(fleet).holds
+    (hold,) = view_of(fleet).holds
     assert (hold.limit, hold.value) == ("exempt", node_summary.decision.spared)
     assert hold.reason == "a person exempted it; else: drain: xid:79"
     told = node_view.node(node_summary, NOW, "drain", how="")
@@ -278,10 +300,10 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
         "a person exempted it (exempt until 2026-12-01T00:00:00Z: test); else: drain: xid:79"
     )
     incident_of(node_summary, HANDS.now)
-    assert look(fleet).incidents[0].doing == "a person exempted the node"
+    assert view_of(fleet).incidents[0].doing == "a person exempted the node"
     assert "would" not in f"{told.why}{hold.reason}"
     assert "sickbay unexempt node-1" in hold.advice
-    assert glance(look(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
+    assert glance(view_of(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
 
 
 def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
@@ -301,7 +323,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
             held = well(fleet, f"held-{number}", HANDS.now)
             held.decision.hold = NodeHold(limit=limit, value="1", reason="why", since=HANDS.wall)
     local.how = how
-    shown, known = look(local), 0
+    shown, known = view_of(local), 0
     listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}
     listed |= {one.advice for one in shown.quarantines}
     for node_summary in local.node_summaries.values():
@@ -313,7 +335,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
             known += len(acts.findall(text))
             assert text.count(how) == len(acts.findall(text)), text
         assert listed.issuperset(said)
-        assert replica_messages.tell(node_summary, NOW, "drain", how).hold == found.hold
+        assert replica_messages.to_node_reports(node_summary, NOW, "drain", how).hold == found.hold
     assert known > 10
     assert "--local" not in str(
         [node_view.node(one, NOW, "drain", how="") for one in plain.node_summaries.values()]
@@ -323,15 +345,15 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
 def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> None:
     fleet = small_fleet(HANDS)
     node_summary = fleet.node_summaries["node-7"]
-    assert look(fleet).quarantines[0].node == "node-2"
+    assert view_of(fleet).quarantines[0].node == "node-2"
     node_summary.own_quarantine_view().release_held = "pinned by a person (RMA)"
-    found = look(fleet).quarantines
+    found = view_of(fleet).quarantines
     (held,) = [one for one in found if one.node == "node-7"]
     assert held.release_held == "pinned by a person (RMA)"
     assert "sickbay unpin node-7" in held.advice
     assert "sickbay release node-7" in held.advice
     node_summary.own_quarantine_view().release_held = "allocatable nvidia.com/gpu is 7 of 8"
-    (held,) = [one for one in look(fleet).quarantines if one.node == "node-7"]
+    (held,) = [one for one in view_of(fleet).quarantines if one.node == "node-7"]
     assert "unpin" not in held.advice
 
 
@@ -383,7 +405,7 @@ def test_nothing_in_a_look_changes_with_time_alone() -> None:
 
 
 def test_a_glance_is_encodable_and_small_for_a_large_fleet() -> None:
-    found = look(big_fleet(HANDS))
+    found = view_of(big_fleet(HANDS))
     told = glance(found, NOW, version="1", revision=3, not_ready=[])
     assert told.nodes == sum(told.counts.values()) == 7500
     assert len(msgspec.json.encode(told)) < 2000
@@ -409,20 +431,20 @@ def test_advice_promises_no_release_that_will_not_come() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
-    assert look(fleet).incidents[0].advice == "Reboot the node."
+    assert view_of(fleet).incidents[0].advice == "Reboot the node."
     quarantine_of(node_summary, HANDS.wall, requester="hall-2")
-    assert "sickbay release node-1" in look(fleet).incidents[0].advice
+    assert "sickbay release node-1" in view_of(fleet).incidents[0].advice
     quarantine_of(node_summary, HANDS.wall)
-    assert "released by itself" in look(fleet).incidents[0].advice
+    assert "released by itself" in view_of(fleet).incidents[0].advice
 
 
 def test_a_node_whose_quarantine_is_not_known_is_named_beside_those_that_are() -> None:
     fleet = small_fleet(HANDS)
-    assert look(fleet).marked_only() == []
+    assert view_of(fleet).marked_only() == []
     for name in ("node-30", "node-4"):
         well(fleet, name, HANDS.now)
         fleet.node_summaries[name].cluster.marked = True
-    found = look(fleet)
+    found = view_of(fleet)
     assert found.marked_only() == ["node-4", "node-30"]
     assert found.counts[QuarantineSummary.QUARANTINED] == len(found.quarantines) + 2
 
@@ -436,6 +458,6 @@ def test_a_node_in_quarantine_that_is_left_schedulable_says_so_in_its_line() -> 
         uncordoned=describe_left(node_summary.quarantine, "it is a test"),
     )
     node_summary.own_quarantine_view().quarantine = replace(node_summary.quarantine, status=status)
-    (row,) = (one for one in look(fleet).quarantines if one.node == node_summary.node)
+    (row,) = (one for one in view_of(fleet).quarantines if one.node == node_summary.node)
     assert "the node is schedulable" in node_view.why(node_summary, QuarantineSummary.QUARANTINED)
     assert row.uncordoned.startswith("schedulable: it was uncordoned, and it is a test")

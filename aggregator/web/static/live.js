@@ -71,7 +71,7 @@
     heardAt = Date.now();
     wait = 500;
     const told = JSON.parse(event.data);
-    if (told.at && event.type !== "transition") ahead = Date.parse(told.at) - Date.now();
+    if (told.at) ahead = Date.parse(told.at) - Date.now();
   }
 
   function open() {
@@ -84,15 +84,7 @@
       sayLive();
       refresh();
     });
-    source.addEventListener("fleet", (event) => {
-      heard(event);
-      refresh();
-    });
-    source.addEventListener("transition", (event) => {
-      heard(event);
-      refresh();
-    });
-    source.addEventListener("missed", (event) => {
+    source.addEventListener("changed", (event) => {
       heard(event);
       refresh();
     });
@@ -123,20 +115,43 @@
         await fetchPage();
         await drawMap();
       } catch (error) {
-        if (!(error instanceof TypeError)) throw error; // the network: the stream tells of it
+        text = tag = ""; // what is known may be garbled: the next answer is the whole page
+        if (!(error instanceof TypeError)) console.error(error); // the stream tells of the network
       }
       await sleep(PAUSE);
     }
     busy = false;
   }
 
+  // The page's text as the server last sent it, and the tag by which the server knows that text.
+  let text = "";
+  let tag = "";
+
   async function fetchPage() {
     const url = new URL(location.href);
     url.searchParams.set("fragment", "1");
+    if (tag) url.searchParams.set("base", tag);
     url.hash = "";
     const response = await fetch(url, { cache: "no-store" });
-    if (!response.ok) return;
-    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    if (!response.ok || response.status === 204) return;
+    const answer = await response.text();
+    if (response.headers.get("content-type").startsWith("application/json")) {
+      const told = JSON.parse(answer);
+      const lines = text.split("\n");
+      const whole = (part) => {
+        if (typeof part === "string") return part;
+        if (part.length === 2) return lines.slice(...part).join("\n");
+        const [number, first, last, between] = part;
+        const line = lines[number];
+        return line.slice(0, first) + between + line.slice(line.length - last);
+      };
+      text = told.parts.map(whole).join("\n");
+      tag = told.tag;
+    } else {
+      text = answer;
+      tag = ((response.headers.get("etag") || "").match(/[0-9a-f]{16}/) || [""])[0];
+    }
+    const fresh = new DOMParser().parseFromString(text, "text/html");
     if (fresh.title) document.title = fresh.title;
     for (const part of fresh.querySelectorAll("[data-live]")) {
       const mine = document.getElementById(part.id);
@@ -149,6 +164,7 @@
   function shape(element) {
     const copy = element.cloneNode(true);
     for (const time of copy.querySelectorAll("time")) time.textContent = "";
+    for (const one of copy.querySelectorAll("details")) one.open = false;
     for (const one of copy.querySelectorAll(".fresh")) {
       one.classList.remove("fresh");
       if (!one.className) one.removeAttribute("class");
@@ -158,8 +174,15 @@
 
   function replace(mine, part) {
     const known = new Set(Array.from(mine.querySelectorAll("[data-key]"), (e) => e.dataset.key));
-    const focus = mine.contains(document.activeElement) && document.activeElement.href;
+    const focused = mine.contains(document.activeElement) ? document.activeElement : null;
+    const focus = focused && focused.href;
+    const focusedFold = focused && focused.tagName === "SUMMARY" && focused.parentElement.dataset.fold;
+    const opened = new Set(Array.from(mine.querySelectorAll("details[open]"), (e) => e.dataset.fold));
     mine.replaceChildren(...part.childNodes);
+    for (const one of mine.querySelectorAll("details[data-fold]")) {
+      one.open = opened.has(one.dataset.fold);
+      if (one.dataset.fold === focusedFold) one.querySelector("summary").focus();
+    }
     for (const one of mine.querySelectorAll("[data-key]")) {
       if (!known.has(one.dataset.key)) one.classList.add("fresh");
     }
@@ -173,21 +196,29 @@
   let fleet = null;
   let grid = { columns: 1, pitch: 10 };
 
+  // The letters come with the page; the names, which seldom change, come by themselves.
   async function drawMap() {
     if (!figure) return;
-    const response = await fetch(figure.dataset.src, { cache: "no-store" });
-    if (!response.ok) return;
-    fleet = await response.json();
-    figure.hidden = fleet.names.length <= Number(figure.dataset.few);
+    const [known, ...rows] = document.getElementById("cells").textContent.trim().split(/\s+/);
+    figure.hidden = !rows.length;
+    if (figure.hidden) return;
+    const standings = rows.join("");
+    if (!fleet || fleet.known !== known) {
+      const response = await fetch(figure.dataset.src, { cache: "no-store" });
+      if (!response.ok) return;
+      fleet = { known, names: (await response.json()).names };
+    }
+    if (fleet.names.length !== standings.length) fleet.known = ""; // nodes came in between
+    fleet.standings = standings;
     paint();
   }
 
   function paint() {
-    if (!fleet || figure.hidden) return;
+    if (!fleet || !fleet.standings || figure.hidden) return;
     const width = canvas.clientWidth;
-    const count = fleet.names.length;
+    const count = fleet.standings.length;
     const fits = Math.floor(Math.sqrt((width * 260) / count));
-    const pitch = Math.max(6, Math.min(18, fits));
+    const pitch = Math.max(7, Math.min(18, fits));
     const columns = Math.max(1, Math.floor(width / pitch));
     grid = { columns, pitch };
     const height = Math.ceil(count / columns) * pitch;
@@ -209,27 +240,33 @@
     }
   }
 
-  // Shapes as in the legend, where a cell is large enough to show one.
+  // Shapes as in the legend at every size: a well node is a dot, so that all others stand out.
   function cell(pen, letter, colours, x, y, size) {
+    const half = size / 2;
     pen.fillStyle = pen.strokeStyle = colours[letter];
     pen.beginPath();
     if (letter === "s") {
       pen.lineWidth = size > 8 ? 2 : 1.2;
-      pen.strokeRect(x + 0.6, y + 0.6, size - 1.2, size - 1.2);
-    } else if (letter === "w" && size > 8) {
-      pen.moveTo(x + size / 2, y);
+      pen.arc(x + half, y + half, half - 0.6, 0, 2 * Math.PI);
+      pen.stroke();
+      return;
+    } else if (letter === "w") {
+      pen.moveTo(x + half, y);
       pen.lineTo(x + size, y + size);
       pen.lineTo(x, y + size);
-      pen.fill();
-    } else if (letter === "h" && size > 8) {
-      pen.moveTo(x + size / 2, y);
-      pen.lineTo(x + size, y + size / 2);
-      pen.lineTo(x + size / 2, y + size);
-      pen.lineTo(x, y + size / 2);
-      pen.fill();
+    } else if (letter === "h") {
+      pen.moveTo(x + half, y);
+      pen.lineTo(x + size, y + half);
+      pen.lineTo(x + half, y + size);
+      pen.lineTo(x, y + half);
+    } else if (letter === "u") {
+      pen.rect(x, y + half - 1, size, 2);
+    } else if (letter === "o") {
+      pen.arc(x + half, y + half, half * 0.6, 0, 2 * Math.PI);
     } else {
-      pen.fillRect(x, y, size, size);
+      pen.rect(x, y, size, size);
     }
+    pen.fill();
   }
 
   function under(event) {
@@ -237,7 +274,7 @@
     const column = Math.floor((event.clientX - box.left) / grid.pitch);
     const row = Math.floor((event.clientY - box.top) / grid.pitch);
     const index = row * grid.columns + column;
-    const inside = fleet && column >= 0 && column < grid.columns && index < fleet.names.length;
+    const inside = fleet && column >= 0 && column < grid.columns && index < Math.min(fleet.names.length, fleet.standings.length);
     return inside ? index : -1;
   }
 

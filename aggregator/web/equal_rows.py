@@ -1,0 +1,111 @@
+"""Groups rows that state the same of several nodes, so that 40 equal incidents take one row. Pure.
+
+Rows are equal if a person would treat them alike: the same evidence, action and state. A row that
+needs a decision of its own (a blocked pod, a failed step) is never grouped.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aggregator.web import models
+from aggregator.web.gpu_names import hide_devices, name_devices
+from aggregator.web.page_delta import tag_of
+
+Row = TypeVar("Row", models.Incident, models.Quarantine, models.Hold)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualRows(Generic[Row]):
+    """Rows of one group in their order, at least one. ``key`` is stable while the group lasts."""
+
+    key: str
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    def total(self, field: str) -> int | None:
+        """The sum of a field, or None where a row has none."""
+        values = [getattr(row, field) for row in self.rows]
+        return None if None in values else sum(values)
+
+    def distinct(self, field: str) -> list[object]:
+        """The different values of a field, in the order of the rows."""
+        return list(dict.fromkeys(getattr(row, field) for row in self.rows))
+
+
+def equal_incidents(found: Iterable[models.Incident]) -> list[EqualRows[models.Incident]]:
+    """Equal: kind, action, state, and the evidence by rule and code, whatever its component."""
+    return _grouped(
+        found,
+        lambda one: (
+            one.kind,
+            one.action,
+            one.doing,
+            one.recovering_since is not None,
+            *sorted({(item.code, item.rule, item.over, item.lost) for item in one.evidence}),
+        ),
+    )
+
+
+def equal_quarantines(found: Iterable[models.Quarantine]) -> list[EqualRows[models.Quarantine]]:
+    """Equal: phase, action, kind, reason and requester. One that waits for a person is alone."""
+    return _grouped(
+        found,
+        lambda one: (
+            one.phase,
+            one.action,
+            one.kind,
+            one.reason,
+            one.requester,
+            one.message,
+            one.override,
+            one.node if _needs_person(one) else "",
+        ),
+    )
+
+
+def equal_holds(found: Iterable[models.Hold]) -> list[EqualRows[models.Hold]]:
+    """Equal: the limit, its value and the reason."""
+    return _grouped(found, lambda one: (one.limit, one.value, one.reason))
+
+
+def titles(group: EqualRows[models.Incident]) -> list[str]:
+    """The different summaries of a group, in the order of its rows: GPUs by index and address where
+    it is one incident, and as "a GPU" where they are several.
+    """
+    change = name_devices if len(group.rows) == 1 else hide_devices
+    return list(dict.fromkeys(change(row.summary, row.evidence) for row in group.rows))
+
+
+def rows_in(groups: Iterable[EqualRows[Row]]) -> int:
+    """How many rows the groups have in all."""
+    return sum(len(group.rows) for group in groups)
+
+
+def _needs_person(one: models.Quarantine) -> bool:
+    return bool(
+        one.blockers
+        or one.last_error
+        or one.release_held
+        or one.unmarked
+        or one.uncordoned
+        or one.overdue_at
+        or one.node_absent_since
+    )
+
+
+def _grouped(
+    found: Iterable[Row], key_of: Callable[[Row], tuple[object, ...]]
+) -> list[EqualRows[Row]]:
+    """By key, in the order in which the first row of each comes."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in found:
+        groups.setdefault(key_of(row), []).append(row)
+    return [EqualRows(_tag(key), tuple(rows)) for key, rows in groups.items()]
+
+
+def _tag(key: Sequence[object]) -> str:
+    return tag_of(repr(key))

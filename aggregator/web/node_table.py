@@ -1,0 +1,309 @@
+"""Selects, sorts and groups the rows of the nodes, as a query asks. Pure, except `RowCache`.
+
+A row costs some microseconds to make. Without a sort or a filter that needs rows, only those of the
+asked page are made; else all are made once for each snapshot, and serve every order.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.web import fleet_view, models
+from aggregator.web.query_params import BadQuery, Form, Param
+from aggregator.web.snapshot_cache import FleetSnapshot
+
+#: Columns by which the nodes can be sorted, beside the labels.
+COLUMNS = ("node", "standing", "why", "agent")
+AGENTS = ("attached", "silent", "never", "unknown")
+_GROUP_COLUMNS = ("value", "nodes", *(standing.value for standing in QuarantineSummary))
+_LABEL = "label:"
+_CHUNK = 250
+#: A label's key and value, as Kubernetes allows them.
+_KEY = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}"
+_TERM = re.compile(
+    rf"(?P<no>!?)(?P<key>{_KEY})(?:(?P<op>==?|!=)(?P<value>[A-Za-z0-9._-]{{0,63}}))?"
+)
+#: Terms of one selector.
+_MOST_TERMS = 16
+_WORST_FIRST = {
+    standing: number
+    for number, standing in enumerate(
+        (
+            QuarantineSummary.QUARANTINED,
+            QuarantineSummary.HELD,
+            QuarantineSummary.WARNING,
+            QuarantineSummary.SILENT,
+            QuarantineSummary.UNKNOWN,
+            QuarantineSummary.OK,
+        )
+    )
+}
+
+FILTERS = (
+    Param("standing", Form.STANDING, "Only nodes that stand so.", ""),
+    Param("q", Form.TEXT, "Only nodes whose name holds this.", ""),
+    Param("why", Form.TEXT, "Only nodes whose line in words holds this.", ""),
+    Param("agent", Form.CHOICE, "Only nodes whose agent is so.", "", choices=AGENTS),
+    Param(
+        "label",
+        Form.TEXT,
+        "Only nodes with these labels: `key=value`, `key!=value`, `key`, `!key`, with commas.",
+        "",
+    ),
+)
+SORT = Param(
+    "sort",
+    Form.TEXT,
+    "The column: `node`, `standing`, `why`, `agent` or `label:KEY`; `-` before it turns it round.",
+    "node",
+)
+GROUP_SORT = Param(
+    "sort",
+    Form.TEXT,
+    "The column: `value`, `nodes` or a standing; `-` before it turns it round.",
+    "value",
+)
+
+
+class RowSource(Protocol):
+    """Where rows and labels come from; `FleetQueries` is one."""
+
+    def rows(self, names: Iterable[str], look: FleetSnapshot) -> list[models.NodeRow]: ...
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """All labels of the cluster's Node; empty while it is not known."""
+        ...
+
+
+class RowCache:
+    """All rows of the latest snapshot, made once, in chunks between which other tasks run."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._look: FleetSnapshot | None = None
+        self._rows: dict[str, models.NodeRow] = {}
+
+    async def all_rows(
+        self, source: RowSource, look: FleetSnapshot
+    ) -> Mapping[str, models.NodeRow]:
+        """By node."""
+        async with self._lock:
+            if self._look is not look:
+                rows: dict[str, models.NodeRow] = {}
+                names = look.found.names
+                for begin in range(0, len(names), _CHUNK):
+                    made = source.rows(names[begin : begin + _CHUNK], look)
+                    rows.update((row.node, row) for row in made)
+                    await asyncio.sleep(0)
+                self._look, self._rows = look, rows
+            return self._rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A column, and whether it is turned round. ``key``: of the label that it is, or empty."""
+
+    column: str
+    descending: bool
+    key: str = ""
+
+    @property
+    def by_name(self) -> bool:
+        return self.column == "node" and not self.descending
+
+
+async def page_of_nodes(
+    source: RowSource, cache: RowCache, look: FleetSnapshot, values: Mapping[str, Any]
+) -> models.NodePage:
+    """The asked page. Raises BadQuery for an unknown column or an invalid selector."""
+    order = _order(values["sort"], COLUMNS, labels=True)
+    names = selected(source, look, values)
+    rows: Mapping[str, models.NodeRow] = {}
+    if values["why"] or values["agent"] or order.column in ("why", "agent"):
+        rows = await cache.all_rows(source, look)
+        names = _with_row(names, rows, values)
+    if not order.by_name:
+        names = _sorted(source, look, names, rows, order)
+    begin = _begin(names, values["after"], order)
+    chosen = names[begin : begin + values["limit"]]
+    return models.NodePage(
+        items=source.rows(chosen, look),
+        total=len(names),
+        next=chosen[-1] if begin + len(chosen) < len(names) else "",
+    )
+
+
+def selected(source: RowSource, look: FleetSnapshot, values: Mapping[str, Any]) -> list[str]:
+    """The nodes that pass the filters by standing, name and label, in the order of their names."""
+    standing, part = values["standing"], values["q"].lower()
+    standings = look.found.standings
+    matches = selector(values["label"])
+    return [
+        name
+        for name in look.found.names
+        if (not standing or standings[name] == standing)
+        and part in name.lower()
+        and (matches is None or matches(source.labels(name)))
+    ]
+
+
+def _with_row(
+    names: Iterable[str], rows: Mapping[str, models.NodeRow], values: Mapping[str, Any]
+) -> list[str]:
+    """The nodes that pass the filters by the line in words and the agent."""
+    part, agent = values["why"].lower(), values["agent"]
+    return [
+        name
+        for name in names
+        if (row := rows.get(name)) is not None
+        and part in row.why.lower()
+        and (not agent or row.agent == agent)
+    ]
+
+
+async def groups_of(
+    source: RowSource, cache: RowCache, look: FleetSnapshot, values: Mapping[str, Any]
+) -> models.NodeGroupList:
+    """The nodes by the value of the label ``values["key"]``. Raises BadQuery."""
+    key, order = values["key"], _order(values["sort"], _GROUP_COLUMNS)
+    if not key:
+        raise BadQuery("there is no key", "expected key=LABEL, such as topology.kubernetes.io/rack")
+    check_key(key)
+    counts: dict[str | None, dict[QuarantineSummary, int]] = {}
+    chosen = selected(source, look, values)
+    if values["why"] or values["agent"]:
+        chosen = _with_row(chosen, await cache.all_rows(source, look), values)
+    for name in chosen:
+        value = source.labels(name).get(key)
+        found = counts.setdefault(value, dict.fromkeys(QuarantineSummary, 0))
+        found[look.found.standings[name]] += 1
+    items = [
+        models.NodeGroup(
+            value=value or "", has_label=value is not None, nodes=sum(of.values()), counts=of
+        )
+        for value, of in counts.items()
+    ]
+    items.sort(key=lambda one: (not one.has_label, fleet_view.natural(one.value)))
+    if order.column == "nodes":
+        items.sort(key=lambda one: one.nodes, reverse=order.descending)
+    elif order.column != "value":
+        standing = QuarantineSummary(order.column)
+        items.sort(key=lambda one: one.counts[standing], reverse=order.descending)
+    elif order.descending:
+        items.reverse()
+    return models.NodeGroupList(key=key, items=items, total=len(items), nodes=len(chosen))
+
+
+def suited_sort(sort: str, *, grouped: bool) -> str:
+    """``sort``, or the default where it is a column of the other table: the form keeps it."""
+    column = sort.removeprefix("-")
+    if grouped and (column in COLUMNS or column.startswith(_LABEL)):
+        return str(GROUP_SORT.default)
+    if not grouped and column in _GROUP_COLUMNS:
+        return str(SORT.default)
+    return sort
+
+
+def selector(text: str) -> Callable[[Mapping[str, str]], bool] | None:
+    """Whether labels match, as equality-based selectors of Kubernetes do; None for no selector.
+
+    Raises BadQuery.
+    """
+    if not text.strip():
+        return None
+    terms = text.split(",")
+    found = [_TERM.fullmatch(term.strip()) for term in terms]
+    if len(terms) > _MOST_TERMS or any(one is None or (one["no"] and one["op"]) for one in found):
+        raise BadQuery(
+            f'label: "{text[:80]}" is not understood',
+            "expected key=value, key!=value, key or !key, at most "
+            f"{_MOST_TERMS} of them with commas between",
+        )
+    checked = [(one["key"], one["op"] or one["no"], one["value"]) for one in found if one]
+
+    def matches(labels: Mapping[str, str]) -> bool:
+        return all(_holds(labels.get(key), op, value) for key, op, value in checked)
+
+    return matches
+
+
+def check_key(key: str) -> None:
+    """Raises BadQuery unless it may be a label's key."""
+    if re.fullmatch(_KEY, key) is None:
+        raise BadQuery(f'"{key[:80]}" is no label\'s key', "expected one as kubectl shows it")
+
+
+def _holds(found: str | None, op: str, value: str | None) -> bool:
+    match op:
+        case "=" | "==":
+            return found == value
+        case "!=":
+            return found != value
+        case "!":
+            return found is None
+        case _:
+            return found is not None
+
+
+def _order(text: str, columns: Collection[str], *, labels: bool = False) -> _Order:
+    column, descending = text.removeprefix("-"), text.startswith("-")
+    if labels and column.startswith(_LABEL):
+        key = column.removeprefix(_LABEL)
+        check_key(key)
+        return _Order(_LABEL, descending, key)
+    if column not in columns:
+        more = f" or {_LABEL}KEY" if labels else ""
+        raise BadQuery(
+            f'sort: there is no column "{column[:80]}"',
+            f"expected one of {', '.join(columns)}{more}, with or without - before it",
+        )
+    return _Order(column, descending)
+
+
+def _sorted(
+    source: RowSource,
+    look: FleetSnapshot,
+    names: Sequence[str],
+    rows: Mapping[str, models.NodeRow],
+    order: _Order,
+) -> list[str]:
+    """``names``, which are in the order of names, by the column; empty values come last."""
+    if order.column == "node":
+        return list(reversed(names))
+    if order.column == "standing":
+        standings = look.found.standings
+        return sorted(
+            names, key=lambda name: _WORST_FIRST[standings[name]], reverse=order.descending
+        )
+    if order.column == "agent":
+        rank = {agent: number for number, agent in enumerate(AGENTS)}  # another version's are last
+        return sorted(
+            names,
+            key=lambda name: rank.get(rows[name].agent, len(rank)),
+            reverse=order.descending,
+        )
+
+    def text(name: str) -> str:
+        return source.labels(name).get(order.key, "") if order.key else rows[name].why
+
+    full = [name for name in names if text(name)]
+    empty = [name for name in names if not text(name)]
+    full.sort(key=lambda name: fleet_view.natural(text(name).lower()), reverse=order.descending)
+    return full + empty
+
+
+def _begin(names: Sequence[str], after: str, order: _Order) -> int:
+    """Where the page begins that follows ``after``. A node that is gone since has a place in the
+    order of names alone; in any other order the first page is given again.
+    """
+    if not after:
+        return 0
+    if order.by_name:
+        key = fleet_view.natural(after)
+        return next(
+            (i for i, name in enumerate(names) if fleet_view.natural(name) > key), len(names)
+        )
+    return names.index(after) + 1 if after in names else 0

@@ -1,0 +1,70 @@
+"""A line for each pool of the fleet: its nodes by standing, its mode, its limits. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from aggregator.quarantine.decide.pools import Pool
+from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
+from aggregator.web import models
+
+
+class PoolCounter:
+    """Counts nodes by pool and standing as they are added."""
+
+    def __init__(self, fleet: FleetState) -> None:
+        self._fleet = fleet
+        self._nodes: Counter[str] = Counter()
+        self._standings: Counter[tuple[str, QuarantineSummary]] = Counter()
+
+    def count(self, pool: str) -> None:
+        """A node of any replica, for the shares of the limits."""
+        if pool:
+            self._nodes[pool] += 1
+
+    def add(self, pool: str, standing: QuarantineSummary) -> None:
+        """A node whose standing is shown."""
+        if pool:
+            self._standings[pool, standing] += 1
+
+    def pools(self) -> tuple[models.Pool, ...]:
+        """In the order of the configuration, with the nodes that no pool selects last."""
+        pools = self._fleet.pools
+        found = {one.name: one for one in pools.pools}
+        return tuple(self._pool(name, found.get(name)) for name in pools.names)
+
+    def _pool(self, name: str, pool: Pool | None) -> models.Pool:
+        counts = {standing: self._standings[name, standing] for standing in QuarantineSummary}
+        use = self._fleet.pool_use.get(name)
+        return models.Pool(
+            name=name,
+            selector=str(pool.selector) if pool is not None else "",
+            mode=self._fleet.pools.mode_of(name).value,
+            nodes=self._nodes[name],
+            counts=counts,
+            cooling=use.cooling if use is not None else "",
+            limits=list(self._limits(pool)) if pool is not None else [],
+        )
+
+    def _limits(self, pool: Pool) -> Iterator[models.LimitUse]:
+        use = self._fleet.pool_use.get(pool.name)
+        standing, lately = (use.standing, use.lately) if use is not None else (0, 0)
+        limits, total = pool.limits, self._nodes[pool.name]
+        if limits.concurrent is not None:
+            text = "nodes in quarantine at once"
+            yield _use("concurrent", str(limits.concurrent), standing, limits.concurrent, text)
+        if limits.concurrent_percent is not None:
+            value = f"{limits.concurrent_percent:g}%"
+            most = allowance(total, limits.concurrent_percent)
+            yield _use("concurrent_percent", value, standing, most, f"{value} of {total:,} nodes")
+        if limits.new_per_window is not None:
+            within = self._fleet.limits.get("window", "")
+            text = f"new quarantines within {within}"
+            value = str(limits.new_per_window)
+            yield _use("new_per_window", value, lately, limits.new_per_window, text)
+
+
+def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:
+    return models.LimitUse(
+        name=f"pools.limits.{name}", value=value, used=used, most=most, full=used >= most, text=text
+    )

@@ -1,0 +1,72 @@
+"""Metrics of the stages from a fault to the release, and of the GPUs that this concerns."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import Metric
+
+from aggregator.quarantine.state.gpus import GpuCounts
+from aggregator.quarantine.state.stage_times import StageTimes
+from aggregator.web.metric_families import counter, gauge, histogram, single_counter
+
+
+def stage_metrics(stages: StageTimes) -> Iterator[Metric]:
+    yield histogram(
+        "sickbay_kernel_to_ingest_seconds",
+        "From a line of the kernel log to the arrival of its fault.",
+        [],
+        {(): stages.kernel_to_ingest},
+    )
+    yield histogram(
+        "sickbay_ingest_to_decision_seconds",
+        "From the arrival of evidence to the decision that it asks for a quarantine.",
+        [],
+        {(): stages.ingest_to_decision},
+    )
+    yield histogram(
+        "sickbay_decision_to_taint_seconds",
+        "From that decision to the taint, by whether a limit held the node.",
+        ["held"],
+        {(_boolean(held),): found for held, found in stages.decision_to_taint.items()},
+    )
+    yield histogram(
+        "sickbay_taint_to_drained_seconds",
+        "From the taint to the end of the drain.",
+        [],
+        {(): stages.taint_to_drained},
+    )
+    yield histogram(
+        "sickbay_quarantine_to_release_seconds",
+        "From the taint to the release.",
+        [],
+        {(): stages.quarantine_to_release},
+    )
+    causes = counter(
+        "sickbay_quarantine_causes",
+        "Quarantines by each rule and code of their evidence.",
+        ["rule", "code"],
+    )
+    for (rule, code), number in sorted(stages.causes.items()):
+        causes.add_metric([rule, code], number)
+    yield causes
+    yield single_counter(
+        "sickbay_gpu_out_of_service_seconds",
+        "GPUs of nodes in quarantine, times seconds.",
+        stages.gpu_seconds,
+    )
+
+
+def gpu_metrics(gpus: Mapping[bool, GpuCounts]) -> Iterator[Metric]:
+    found = gauge(
+        "sickbay_gpus",
+        "GPUs by their state, and by whether their node is in quarantine.",
+        ["state", "quarantined"],
+    )
+    for quarantined in (False, True):
+        counts = gpus.get(quarantined, GpuCounts())
+        for state, number in counts._asdict().items():
+            found.add_metric([state, _boolean(quarantined)], number)
+    yield found
+
+
+def _boolean(value: bool) -> str:  # noqa: FBT001 - a label's value
+    return "true" if value else "false"

@@ -1,0 +1,120 @@
+"""Equal rows of several nodes: which ones count as equal, and that no row is lost."""
+
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.port import Blocker, Phase
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.equal_rows import (
+    equal_holds,
+    equal_incidents,
+    equal_quarantines,
+    rows_in,
+)
+from aggregator.web.fleet_view import survey
+from aggregator.web.node_view import ViewMoment
+from tests.web.support import Hands, incident_of, quarantine_of, rack_fleet, serving, well
+
+HANDS = Hands()
+NOW = ViewMoment(HANDS.now, HANDS.wall)
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil <img src=x onerror=alert(1)>"
+
+
+def test_a_rack_with_one_fault_takes_a_row_for_each_state() -> None:
+    found = survey(rack_fleet(HANDS), NOW)
+    incidents = equal_incidents(found.incidents)
+    assert [len(group.rows) for group in incidents] == [28, 13]
+    assert [group.first.doing for group in incidents] == [
+        "held by limits.concurrent",
+        "in quarantine: Draining",
+    ]
+    assert [len(group.rows) for group in equal_quarantines(found.quarantines)] == [13]
+    assert [len(group.rows) for group in equal_holds(found.holds)] == [28]
+
+
+def test_incidents_with_another_code_action_or_state_are_not_equal() -> None:
+    fleet = FleetState(mode="drain")
+    changes: list[dict[str, Any]] = [
+        {},
+        {},
+        {"code": "xid:79"},
+        {"action": "cordon"},
+        {"kind": "disk"},
+        {"recovering": 60.0},
+    ]
+    for number, changed in enumerate(changes):
+        node_summary = well(fleet, f"node-{number}", HANDS.now)
+        incident_of(node_summary, HANDS.now, **({"code": "xid:48"} | changed))
+    groups = equal_incidents(survey(fleet, NOW).incidents)
+    assert sorted(len(group.rows) for group in groups) == [1, 1, 1, 1, 2]
+
+
+def test_a_quarantine_that_needs_a_person_has_a_row_of_its_own() -> None:
+    fleet = FleetState(mode="drain")
+    for number in range(5):
+        node_summary = well(fleet, f"node-{number}", HANDS.now)
+        stuck = (Blocker("a/b", "budget", HANDS.wall),) if number == 3 else ()
+        quarantine_of(node_summary, HANDS.wall, blockers=stuck)
+    fleet.node_summaries["node-4"].work.last_error = "conflict"
+    groups = equal_quarantines(survey(fleet, NOW).quarantines)
+    assert sorted([row.node for row in group.rows] for group in groups) == [
+        ["node-0", "node-1", "node-2"],
+        ["node-3"],
+        ["node-4"],
+    ]
+
+
+def test_holds_by_another_limit_or_for_another_reason_are_not_equal() -> None:
+    fleet = FleetState(mode="drain")
+    for number, (limit, reason) in enumerate((("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"))):
+        node_summary = well(fleet, f"node-{number}", HANDS.now)
+        node_summary.decision.hold = NodeHold(limit, "1", reason, HANDS.wall)
+    groups = equal_holds(survey(fleet, NOW).holds)
+    assert [len(group.rows) for group in groups] == [2, 1, 1]
+
+
+@given(st.lists(st.sampled_from([Phase.CORDONED, Phase.DRAINING, Phase.DRAINED]), max_size=12))
+def test_no_row_is_lost_or_shown_twice(phases: list[Phase]) -> None:
+    fleet = FleetState(mode="drain")
+    for number, phase in enumerate(phases):
+        quarantine_of(well(fleet, f"node-{number}", HANDS.now), HANDS.wall, phase=phase)
+    found = survey(fleet, NOW).quarantines
+    groups = equal_quarantines(found)
+    assert rows_in(groups) == len(found)
+    assert {row.node for group in groups for row in group.rows} == {one.node for one in found}
+    assert len({group.key for group in groups}) == len(groups) == len(set(phases))
+
+
+async def test_the_page_names_the_nodes_of_a_group_and_keeps_hostile_text_harmless() -> None:
+    fleet = FleetState(mode="drain")
+    for name in ("node-1", HOSTILE.replace("/", "")):
+        node_summary = well(fleet, name, HANDS.now)
+        incident_of(
+            node_summary, HANDS.now, code=HOSTILE, component=HOSTILE, summary=f"{HOSTILE} {name}"
+        )
+        node_summary.decision.hold = NodeHold(HOSTILE, HOSTILE, HOSTILE, HANDS.wall)
+    async with serving(fleet, HANDS.clocks()) as served:
+        text = await served.text("/")
+        assert text.count('<details class="fold"') == 2
+        assert "<script>" not in text
+        assert "<img" not in text
+        for name in fleet.node_summaries:
+            assert len(re.findall(f'<li data-key="{re.escape(escaped(name))}">', text)) == 2
+
+
+def escaped(text: str) -> str:
+    """As the templates write it into an attribute."""
+    for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(letter, entity)
+    return text.replace('"', "&#34;").replace("'", "&#39;")
+
+
+def test_a_group_keeps_its_key_while_its_nodes_come_and_go() -> None:
+    found = survey(rack_fleet(HANDS), NOW).incidents
+    fewer = equal_incidents([one for one in found if one.node != "node-1"])
+    assert [group.key for group in fewer] == [group.key for group in equal_incidents(found)]
+    assert len(fewer[0].rows) == 27

@@ -1,0 +1,310 @@
+"""The fleet's last day: from memory, from history, and as a chart with a table."""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.port import Phase
+from aggregator.events import EventKind, Transition
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web import trend_recorder
+from aggregator.web.fleet_trend import LENGTH, STEP, FleetTrend, TrendSample, points_before
+from aggregator.web.fleet_view import survey
+from aggregator.web.node_view import ViewMoment
+from aggregator.web.trend_chart import trend_chart
+from aggregator.web.trend_recorder import TrendRecorder
+from tests.support.waiting import until
+from tests.web.replicas import replicas, told_until, whole
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    ListHistory,
+    incident_of,
+    quarantine_of,
+    serving,
+    small_fleet,
+    well,
+)
+
+HANDS = Hands()
+
+
+def monotonic_hands() -> Hands:
+    """Evidence dated by the clock that the server runs on."""
+    return Hands(now=time.monotonic())
+
+
+NOW = ViewMoment(HANDS.now, HANDS.wall)
+
+
+def point(at: float, **changes: int) -> TrendSample:
+    counts: dict[str, Any] = {"nodes": 10, "held": 0, "quarantined": 0, "drained": 0, "other": 0}
+    return TrendSample(at=at, **(counts | changes))
+
+
+def past_of(
+    fleet: FleetState, events: Sequence[tuple[float, EventKind, str]], hours: float = 3.0
+) -> dict[float, TrendSample]:
+    """The points by how many seconds ago they were, from events so long ago."""
+    transitions = [
+        Transition(NIGHT - ago, kind, node, "text", incident="i") for ago, kind, node in events
+    ]
+    found = points_before(survey(fleet, NOW), transitions, NIGHT, NIGHT - hours * 3600)
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    return {NIGHT - one.at: one for one in found}
+
+
+def at(points: dict[float, TrendSample], ago: float) -> TrendSample:
+    """The point that held then."""
+    return points[min(seconds for seconds in points if seconds >= ago)]
+
+
+def test_a_day_is_remembered_and_no_more() -> None:
+    trend = FleetTrend()
+    for number in range(1000):
+        trend.add(point(number * STEP + 7))
+        trend.add(point(number * STEP + 8))  # of the same five minutes
+    last = 999 * STEP + 7
+    points = trend.points(last)
+    assert len(points) == LENGTH / STEP + 1
+    assert (points[0].at, points[-1].at) == (last - LENGTH, last)
+    trend.add(point(0.0))  # the clock was set back
+    assert trend.points(last) == points
+
+
+def test_a_clock_that_was_ahead_for_days_does_not_end_the_chart() -> None:
+    trend, ahead = FleetTrend(), 40 * LENGTH
+    for number in range(10):
+        trend.add(point(NIGHT + number * STEP))
+    for number in range(600):
+        trend.add(point(NIGHT + ahead + number * STEP, held=1))
+    for number in range(10, 400):
+        trend.add(point(NIGHT + number * STEP, other=1))
+    points = trend.points(NIGHT + 399 * STEP)
+    assert len(points) == LENGTH / STEP + 1
+    assert {one.other for one in points} == {1}
+
+
+def test_points_of_history_come_before_those_of_memory_alone() -> None:
+    trend = FleetTrend()
+    trend.add(point(NIGHT, held=1))
+    trend.prepend([point(NIGHT - 2 * STEP, held=2), point(NIGHT - STEP, held=3), point(NIGHT + 1)])
+    assert [one.held for one in trend.points(NIGHT)] == [2, 3, 1]
+    assert trend.own_since == NIGHT
+
+
+def test_a_quarantines_course_is_followed_back_from_now() -> None:
+    fleet = FleetState(mode="drain")
+    for number in range(5):
+        well(fleet, f"node-{number}", HANDS.now)
+    sick = fleet.node_summaries["node-1"]
+    incident_of(sick, HANDS.now)
+    quarantine_of(sick, HANDS.wall, phase=Phase.DRAINED)
+    held = fleet.node_summaries["node-2"]
+    held.decision.hold = NodeHold("a", "1", "text", NIGHT - 600)
+    points = past_of(
+        fleet,
+        [
+            (7200, EventKind.ADMITTED, "node-1"),
+            (3600, EventKind.DRAINED, "node-1"),
+            (1800, EventKind.HELD, "node-2"),
+            (6000, EventKind.RELEASED, "node-3"),  # admitted before the first known transition
+            (5000, EventKind.AGENT_SILENT, "node-4"),
+            (3000, EventKind.AGENT_BACK, "node-4"),
+            (4000, EventKind.RELEASED, "gone"),  # no node of now
+        ],
+    )
+    now = at(points, 0)
+    assert (now.well, now.held, now.quarantined, now.drained) == (3, 1, 1, 1)
+    assert (at(points, 2400).held, at(points, 2400).drained) == (0, 1)
+    assert (at(points, 4200).quarantined, at(points, 4200).drained) == (1, 0)
+    assert (at(points, 3300).other, at(points, 2400).other) == (1, 0)
+    assert at(points, 6600).quarantined == 2
+    early = at(points, 7800)
+    assert (early.quarantined, early.drained, early.nodes) == (1, 1, 5)
+
+
+def test_what_is_in_force_began_at_its_own_time_where_no_transition_is_known() -> None:
+    fleet = FleetState(mode="drain")
+    for number in range(3):
+        well(fleet, f"node-{number}", HANDS.now)
+    incident_of(fleet.node_summaries["node-0"], HANDS.now, ago=1200.0)
+    quarantine_of(fleet.node_summaries["node-1"], HANDS.wall - 3000)
+    fleet.node_summaries["node-2"].decision.hold = NodeHold("a", "1", "text", NIGHT - 600)
+    points = past_of(fleet, [])
+    now, before, early = at(points, 0), at(points, 900), at(points, 4200)
+    assert (now.other, now.quarantined, now.held) == (1, 1, 1)
+    assert (before.other, before.quarantined, before.held) == (1, 1, 0)
+    assert early.well == 3
+
+
+def test_a_hold_ends_with_admission_and_an_incident_with_its_closing() -> None:
+    fleet = FleetState(mode="drain")
+    well(fleet, "node-1", HANDS.now)
+    points = past_of(
+        fleet,
+        [
+            (9000, EventKind.INCIDENT_OPENED, "node-1"),
+            (8000, EventKind.HELD, "node-1"),
+            (6000, EventKind.ADMITTED, "node-1"),
+            (3000, EventKind.RELEASED, "node-1"),
+            (2000, EventKind.INCIDENT_CLOSED, "node-1"),
+        ],
+    )
+    assert at(points, 0).well == at(points, 9600).well == 1
+    assert at(points, 8400).other == at(points, 2400).other == 1
+    assert at(points, 7200).held == 1
+    assert at(points, 4200).quarantined == 1
+    assert at(points, 4200).drained == 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 90_000),
+            st.sampled_from(list(EventKind)),
+            st.sampled_from([*(f"node-{number}" for number in range(1, 9)), "gone", ""]),
+        ),
+        max_size=60,
+    )
+)
+def test_no_history_makes_counts_that_cannot_be(
+    events: list[tuple[float, EventKind, str]],
+) -> None:
+    for one in past_of(small_fleet(HANDS), events, hours=24).values():
+        assert one.nodes == 8
+        assert 0 <= one.drained <= one.quarantined
+        assert min(one.well, one.held, one.other) >= 0
+
+
+def test_the_chart_has_a_step_for_each_change_and_a_gap_where_points_are_missing() -> None:
+    assert trend_chart([point(NIGHT)]) is None
+    points = [point(NIGHT + number * STEP, quarantined=number // 4) for number in range(12)]
+    chart = trend_chart(points)
+    assert chart is not None
+    lines = {line.field: line for line in chart.lines}
+    assert lines["quarantined"].path.count("V") == 2
+    assert lines["held"].path.count("V") == 0
+    assert (lines["quarantined"].last, lines["well"].last) == (2, 8)
+    with_gap = trend_chart([*points, point(NIGHT + 7200)])
+    assert with_gap is not None
+    assert all(line.path.count("M") == 2 for line in with_gap.lines)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+        min_size=2,
+        max_size=80,
+        unique_by=lambda one: one[0],
+    )
+)
+def test_every_line_stays_within_the_frame(values: list[tuple[int, int, int, int]]) -> None:
+    points = [
+        point(NIGHT + slot * STEP, held=a, quarantined=b, other=c)
+        for slot, a, b, c in sorted(values)
+    ]
+    chart = trend_chart(points[-289:])
+    assert chart is not None
+    for line in chart.lines:
+        heights = [float(one) for one in re.findall(r"[,V](-?[\d.]+)", line.path)]
+        places = [float(one) for one in re.findall(r"[MH](-?[\d.]+)", line.path)]
+        assert all(0 <= one <= chart.height for one in heights)
+        assert places == sorted(places)
+        assert places[-1] <= chart.right + 1
+
+
+async def test_page_and_api_have_the_day_from_history_and_a_table_of_it() -> None:
+    hands = Hands()
+    async with serving(small_fleet(hands), hands.clocks()) as served:
+        assert await TrendRecorder(served.web._queries).record()
+        told = await served.json("/api/v1/trend")
+        last = told["points"][-1]
+        assert (last["quarantined"], last["drained"], last["held"], last["nodes"]) == (2, 1, 1, 8)
+        assert told["own_since"].startswith("2026-03-14T03:14:07")
+        assert told["points"][0]["quarantined"] == 1  # node-7 was, and node-2 was not
+        text = await served.text("/")
+        assert text.count('<svg class="chart trend"') == 1
+        assert text.count('<td data-label="Time">') in (25, 26)
+        assert "in quarantine <b>2</b>" in text
+
+
+async def test_without_a_history_the_day_begins_now_and_the_page_says_why() -> None:
+    hands = Hands()
+    history = ListHistory(broken="disk I/O error <script>")
+    async with serving(small_fleet(hands), hands.clocks(), history=history) as served:
+        assert await TrendRecorder(served.web._queries).record()
+        assert len((await served.json("/api/v1/trend"))["points"]) == 1
+        text = await served.text("/")
+        assert "The first lines come within ten minutes" in text
+        assert "is not known: history can&#39;t be read: disk I/O error &lt;script&gt;" in text
+
+
+async def test_nothing_is_drawn_of_the_time_before_the_history_began() -> None:
+    hands = Hands()
+    begun = Transition(NIGHT - 3600, EventKind.AGENT_SILENT, "node-5", "node-5: is silent")
+    async with serving(small_fleet(hands), hands.clocks(), history=ListHistory([begun])) as served:
+        assert await TrendRecorder(served.web._queries).record()
+        points = served.web._queries.trend.points(NIGHT)
+        assert 11 <= len(points) <= 13
+        assert points[0].at >= NIGHT - 3600
+
+
+async def test_a_running_server_records_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trend_recorder, "SETTLE", 0.0)
+    hands = Hands()
+    async with serving(small_fleet(hands), hands.clocks()) as served:
+        await until(lambda: len(served.web._queries.trend.points(NIGHT)) > 200)
+
+
+async def test_the_histories_of_all_replicas_count_however_long_they_are() -> None:
+    """Another replica gives a thousand transitions an answer at most."""
+    fleet = small_fleet(monotonic_hands())
+    names = ("sickbay-aggregator-0", "sickbay-aggregator-1")
+    async with replicas(fleet, names) as running:
+        asked, other = running.served.values()
+        wall = asked.web._queries.snapshots.moment().wall
+        other.history.items = [
+            Transition(wall - 60 - number, EventKind.EVICTED, "node-1", f"pod {number}")
+            for number in range(2_500)
+        ]
+        other.history.items.append(
+            Transition(wall - 7200, EventKind.AGENT_SILENT, "node-1", "node-1: is silent")
+        )
+        other.history.items.append(
+            Transition(wall - 3600, EventKind.AGENT_BACK, "node-1", "node-1: is back")
+        )
+        asked.history.items = []
+        await told_until(asked, "/api/v1/fleet", whole)
+        assert await TrendRecorder(asked.web._queries).record()
+        trend = asked.web._queries.trend
+        assert trend.trouble == ""
+        before = {round((wall - one.at) / 60): one.other for one in trend.points(wall)}
+        silent = [count for minutes, count in before.items() if 65 < minutes < 115]
+        later = [count for minutes, count in before.items() if minutes < 55]
+        assert silent
+        assert later
+        assert min(silent) == max(later) + 1
+
+
+@pytest.mark.parametrize("reason", ["view_lost", "waiting_for_quorum", "no node"])
+async def test_no_point_is_taken_while_the_fleet_is_not_known(reason: str) -> None:
+    hands = Hands()
+    fleet = FleetState() if reason == "no node" else small_fleet(hands)
+    if reason != "no node":
+        setattr(fleet, reason, "not yet")
+    async with serving(fleet, hands.clocks()) as served:
+        recorder = TrendRecorder(served.web._queries)
+        assert not await recorder.record()
+        assert (await served.json("/api/v1/trend"))["points"] == []
+        fleet.view_lost = fleet.waiting_for_quorum = ""
+        well(fleet, "node-1", hands.now)
+        hands.advance(10)
+        assert await recorder.record()
+        assert served.web._queries.trend.points(hands.wall)
