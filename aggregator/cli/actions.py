@@ -6,12 +6,12 @@ stop switch before it acts).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aggregator.cli.errors import UsageError
-from aggregator.cli.text_table import brief
+from aggregator.cli.text_table import brief, clean
 from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN, exemption
 from aggregator.rfc3339 import write_time
@@ -27,6 +27,10 @@ class ClusterActions(Protocol):
     def release(self, node: str) -> str: ...
     def quarantine(self, node: str, spec: QuarantineSpec) -> str: ...
     def annotate(self, node: str, wish: "AnnotationChange") -> str: ...
+
+    def drain_preview(self, node: str) -> str:
+        """What a drain of the node would end, before a person confirms it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,26 @@ def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) 
     return (
         f"{node}: {spec.action} asked for: {brief(spec.reason)}\n{waits}"
         f"A person ends a quarantine that a person made: sickbay release {node}{how}"
+    )
+
+
+#: Names of pods in a preview.
+_FEW_PODS = 10
+
+
+def preview(node: str, pods: Sequence[str] | None, staying: int) -> str:
+    """The pods that a drain would evict; None where they can't be listed. ``staying``: the pods of
+    DaemonSets, and those that the node's kubelet made itself.
+    """
+    if pods is None:
+        return f"{node}: a drain evicts its pods; your account may not list them."
+    if not pods:
+        return f"{node}: a drain evicts no pod: none is there except {staying} that stay."
+    few = ", ".join(pods[:_FEW_PODS]) + (", ..." if len(pods) > _FEW_PODS else "")
+    return (
+        f"{node}: a drain evicts {len(pods)} pods, and their work is lost: {clean(few)}\n"
+        f"{staying} pods of DaemonSets or of the kubelet itself stay. Disruption budgets and the "
+        "drain section of the configuration decide in which order (docs/drain.md)."
     )
 
 

@@ -4,16 +4,26 @@ once.
 
 import http.client
 import json
+import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
+from urllib.request import (
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
-from aggregator.cli.errors import CommandFailed, UsageError
+from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.text_table import clean
 from aggregator.tls.client_context import CaFileError, client_context
 
@@ -23,13 +33,47 @@ _EXPIRED = 10
 _ANOTHER_NAME = {62, 64}
 
 
+class Dialer(Protocol):
+    """Makes the connections of a `Route`. ``trouble`` is why the last one ended; empty if unknown.
+
+    `dial` raises Unreached.
+    """
+
+    trouble: str
+
+    def dial(self, timeout: float) -> socket.socket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to the aggregator that is no address of this machine's network.
+
+    ``name`` is for people. ``context``: who is believed; None: the system's authorities. ``tokens``
+    are tried, in this order, where the aggregator asks who its reader is.
+    """
+
+    name: str
+    dialer: Dialer
+    context: ssl.SSLContext | None = None
+    tokens: Iterator[str] = field(default_factory=lambda: iter(()))
+
+
 class Client:
     """One aggregator's API. ``timeout`` is in seconds, without any sign of life.
 
-    Raises UsageError for an invalid address.
+    With ``route`` the address only names the server. ``token`` is sent with each request. Raises
+    UsageError for an invalid address, and for a token that would be sent in plaintext.
     """
 
-    def __init__(self, url: str, *, ca_file: str = "", timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca_file: str = "",
+        token: str = "",
+        timeout: float = 10.0,
+        route: Route | None = None,
+    ) -> None:
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname or "", parts.port
@@ -38,8 +82,13 @@ class Client:
         if parts.scheme not in {"http", "https"} or not host:
             raise UsageError(f'--url: "{url}" is no address; expected http://HOST:PORT or https://')
         self.url = url.rstrip("/")
+        if token and parts.scheme == "http" and host not in _LOOPBACK:
+            text = f'"{url}" is plaintext, in which a token is not sent to another machine'
+            raise UsageError(f"--url: {text}; expected https://")
+        self._token = token
         self._timeout = timeout
-        self._opener = _opener(host, ca_file)
+        self._route = route
+        self._opener = _opener(host, _context(ca_file), route)
 
     def get(self, *path: str, **query: object) -> Any:
         """The JSON at /api/v1/PATH. Raises CommandFailed, with what to do, and UsageError for a
@@ -77,26 +126,43 @@ class Client:
                     yield name, json.loads(value)
 
     def _open(self, target: str) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        request = Request(target, headers=headers)  # noqa: S310 - the constructor checks the scheme
         try:
-            response: http.client.HTTPResponse = self._opener.open(target, timeout=self._timeout)
+            response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout)
         except HTTPError as error:
             with error:
+                if error.code == HTTPStatus.UNAUTHORIZED and self._next_token():
+                    return self._open(target)
                 kind = UsageError if error.code == HTTPStatus.BAD_REQUEST else CommandFailed
                 raise kind(_said(error)) from error
         except (URLError, OSError, http.client.HTTPException) as error:
             cause = getattr(error, "reason", "") or error
             if isinstance(cause, ssl.SSLCertVerificationError):
-                raise CommandFailed(_untrusted(self.url, cause)) from error
+                raise Unreached(_untrusted(self._name, cause)) from error
             reason = clean(cause)
-            if isinstance(error, http.client.BadStatusLine):
+            if self._route is not None and self._route.dialer.trouble:
+                reason = self._route.dialer.trouble
+            elif isinstance(error, http.client.BadStatusLine):
                 reason = "the server there does not speak HTTP"
                 reason += "; is it https?" if self.url.startswith("http:") else ""
-            raise CommandFailed(
-                f"the aggregator at {self.url} can't be reached: {reason}\n"
-                "  Where is it? Set --url or SICKBAY_URL. From outside the cluster: "
-                "kubectl -n sickbay port-forward service/sickbay-page 8080"
+            raise Unreached(
+                f"the aggregator at {self._name} can't be reached: {reason}\n"
+                "  Where is it? Set --kubeconfig or --context for its cluster, or its address: "
+                "--url or SICKBAY_URL"
             ) from error
         return response
+
+    def _next_token(self) -> bool:
+        """Take another token, over TLS alone. Returns False if there is none."""
+        if self._route is None or not self.url.startswith("https:"):
+            return False
+        self._token = next(self._route.tokens, "")
+        return bool(self._token)
+
+    @property
+    def _name(self) -> str:
+        return self.url if self._route is None else self._route.name
 
 
 def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
@@ -114,18 +180,66 @@ def _said(error: HTTPError) -> str:
     """The API's answer, or that the server is not this API."""
     try:
         problem = json.loads(error.read())
-        return f"{problem['error']}\n  {problem['hint']}"
+        then = "\n  Then: --token-file FILE or SICKBAY_TOKEN, with --url"
+        more = then if error.code == HTTPStatus.UNAUTHORIZED else ""
+        return f"{problem['error']}\n  {problem['hint']}{more}"
     except (ValueError, KeyError, TypeError, OSError):
         return f"{error.url} answered {error.code} {error.reason}: is this an aggregator's address?"
 
 
-def _opener(host: str, ca_file: str) -> OpenerDirector:
+def _context(ca_file: str) -> ssl.SSLContext | None:
+    if not ca_file:
+        return None
+    try:
+        return client_context(Path(ca_file))
+    except CaFileError as error:
+        raise UsageError(f"--ca-file: {error}") from error
+
+
+def _opener(host: str, context: ssl.SSLContext | None, route: Route | None) -> OpenerDirector:
+    if route is not None:
+        context = context or route.context or ssl.create_default_context()
+        dial = route.dialer.dial
+        # No proxy: the way is made already.
+        return build_opener(ProxyHandler({}), _RoutedHttp(dial), _RoutedHttps(dial, context))
     handlers: list[Any] = []
     if host in _LOOPBACK:
         handlers.append(ProxyHandler({}))  # a proxy can't reach this machine's loopback
-    if ca_file:
-        try:
-            handlers.append(HTTPSHandler(context=client_context(Path(ca_file))))
-        except CaFileError as error:
-            raise UsageError(f"--ca-file: {error}") from error
+    if context is not None:
+        handlers.append(HTTPSHandler(context=context))
     return build_opener(*handlers)
+
+
+class _RoutedConnection(http.client.HTTPConnection):
+    """HTTP on a connection that ``dial`` makes, with TLS where there is a ``context``."""
+
+    def __init__(self, host: str, *, dial: Any, context: Any = None, **arguments: Any) -> None:
+        super().__init__(host, **arguments)
+        self._dial = dial
+        self._tls: ssl.SSLContext | None = context
+
+    def connect(self) -> None:
+        timeout = float(self.timeout or 10.0)
+        made: socket.socket = self._dial(timeout)
+        made.settimeout(timeout)
+        self.sock = (
+            made if self._tls is None else self._tls.wrap_socket(made, server_hostname=self.host)
+        )
+
+
+class _RoutedHttp(HTTPHandler):
+    def __init__(self, dial: Any) -> None:
+        super().__init__()
+        self._connection: Any = partial(_RoutedConnection, dial=dial)
+
+    def http_open(self, req: Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection, req)
+
+
+class _RoutedHttps(HTTPSHandler):
+    def __init__(self, dial: Any, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._connection: Any = partial(_RoutedConnection, dial=dial, context=context)
+
+    def https_open(self, req: Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection, req)

@@ -5,5 +5,9 @@ class CommandFailed(Exception):
     """The command could not be done: exit code 1."""
 
 
+class Unreached(CommandFailed):
+    """The aggregator does not answer, or its answer is not believed."""
+
+
 class UsageError(Exception):
     """The command line makes no sense: exit code 2."""

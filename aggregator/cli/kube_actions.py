@@ -1,24 +1,24 @@
 """Acting through the Kubernetes API, with the person's own kubeconfig and rights."""
 
-import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from aggregator.cli import actions
-from aggregator.cli.errors import CommandFailed, UsageError
+from aggregator.cli.errors import CommandFailed
 from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.credentials import CredentialSources
-from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
     STOP_NAME,
     OldStopObject,
     PartialObjectMetadata,
+    PodList,
     StopObject,
     decode,
+    to_pod,
     to_stop,
     to_stop_in_record,
 )
@@ -29,26 +29,31 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     encode_spec,
 )
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
-from aggregator.cluster.port import ClusterError, Conflict, NotFound, QuarantineSpec, Refused
+from aggregator.cluster.port import Conflict, NotFound, QuarantineSpec, Refused
 from aggregator.rfc3339 import write_time
 
-_DEADLINE = 20.0
+T = TypeVar("T")
+
+
+class ApiCalls(Protocol):
+    """Has the API server do ``work``, from a thread without an event loop. See `KubeSession`."""
+
+    def call(self, work: Callable[[Transport], Awaitable[T]]) -> T: ...
 
 
 class KubeActions:
-    """`ClusterActions` on the cluster that ``sources`` lead to; the record is in ``namespace``.
+    """`ClusterActions` on the cluster of ``session``; the record is in ``namespace``.
 
     ``how`` are the options that select that cluster again, for people; it begins with a space.
-    Raises UsageError where they select no cluster.
+    ``dry_run``: nothing is stored.
     """
 
-    def __init__(self, sources: CredentialSources, namespace: str, *, how: str) -> None:
-        if not sources.in_cluster and not sources.has_file:
-            raise UsageError(
-                f"there is no kubeconfig at {sources.path}, and this is no pod with a service "
-                "account; expected --kubeconfig FILE, or --local DATABASE without Kubernetes"
-            )
-        self._sources = sources
+    def __init__(
+        self, session: ApiCalls, namespace: str, *, how: str, dry_run: bool = False
+    ) -> None:
+        self._session = session
+        #: The API server checks a write with this, as any other, and then forgets it.
+        self._dry = {"dryRun": "All"} if dry_run else None
         self._namespace = namespace
         self._how = how
 
@@ -60,7 +65,7 @@ class KubeActions:
                 return actions.stopped_where_nothing_was(self._namespace, reason, how=self._how)
             return actions.stopped(before, reason, how=self._how)
 
-        return self._do(work)
+        return self._session.call(work)
 
     def resume(self) -> str:
         async def work(api: Transport) -> str:
@@ -72,7 +77,7 @@ class KubeActions:
                     raise
             return actions.resumed_in_cluster(before or "")
 
-        return self._do(work)
+        return self._session.call(work)
 
     def release(self, node: str) -> str:
         async def work(api: Transport) -> str:
@@ -82,13 +87,18 @@ class KubeActions:
                 found = decode_quarantine(body)
                 fence = {"preconditions": {"uid": found.uid}}
                 await api.request(
-                    "DELETE", where, kind="quarantines", lane=Priority.RELEASE, body=encode(fence)
+                    "DELETE",
+                    where,
+                    kind="quarantines",
+                    lane=Priority.RELEASE,
+                    query=self._dry,
+                    body=encode(fence),
                 )
             except NotFound as error:
                 raise CommandFailed(actions.none_such(node)) from error
             return actions.released(node, found.spec)
 
-        return self._do(work)
+        return self._session.call(work)
 
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         async def work(api: Transport) -> str:
@@ -107,6 +117,7 @@ class KubeActions:
                     paths.QUARANTINES,
                     kind="quarantines",
                     lane=Priority.TAINT,
+                    query=self._dry,
                     body=encode(body),
                 )
             except Conflict as error:
@@ -123,7 +134,15 @@ class KubeActions:
                 ) from error
             return actions.quarantined(node, spec, stop=stop, how=self._how)
 
-        return self._do(work)
+        return self._session.call(work)
+
+    def drain_preview(self, node: str) -> str:
+        async def work(api: Transport) -> str:
+            await _must_be_a_node(api, node)
+            pods, staying = await _pods_on(api, node)
+            return actions.preview(node, pods, staying)
+
+        return self._session.call(work)
 
     def annotate(self, node: str, wish: actions.AnnotationChange) -> str:
         async def work(api: Transport) -> str:
@@ -140,6 +159,7 @@ class KubeActions:
                     where,
                     kind="nodes",
                     lane=Priority.RECORD,
+                    query=self._dry,
                     body=encode({"metadata": {"uid": meta.uid, "annotations": wish.annotations}}),
                     content_type=MERGE_PATCH,
                 )
@@ -149,7 +169,7 @@ class KubeActions:
                 ) from error
             return wish.said
 
-        return self._do(work)
+        return self._session.call(work)
 
     # -- the stop switch -----------------------------------------------------------------
 
@@ -207,6 +227,7 @@ class KubeActions:
             where,
             kind="configmaps",
             lane=Priority.RECORD,
+            query=self._dry,
             body=encode({"data": data}),
             content_type=MERGE_PATCH,
         )
@@ -221,40 +242,18 @@ class KubeActions:
         }
         try:
             await api.request(
-                "POST", where, kind="configmaps", lane=Priority.RECORD, body=encode(body)
+                "POST",
+                where,
+                kind="configmaps",
+                lane=Priority.RECORD,
+                query=self._dry,
+                body=encode(body),
             )
         except Conflict:
             await self._patch(api, paths.stop(self._namespace), data)  # another wrote it
         except NotFound as error:
             raise CommandFailed(
                 f"there is no namespace {self._namespace}\n  Where is sickbay? Set --namespace"
-            ) from error
-
-    def _do(self, work: Callable[[Transport], Awaitable[str]]) -> str:
-        async def run() -> str:
-            limiter = Limiter(qps=10, burst=20, clock=time.monotonic)
-            rng = random.Random()  # noqa: S311 - jitter, no secret
-            api = Transport(
-                self._sources, limiter, clock=time.monotonic, rng=rng, deadline=_DEADLINE
-            )
-            try:
-                await self._open(api)
-                return await work(api)
-            finally:
-                await api.close()
-
-        try:
-            return asyncio.run(run())
-        except ClusterError as error:
-            raise CommandFailed(str(error)) from error
-
-    @staticmethod
-    async def _open(api: Transport) -> None:
-        try:
-            await api.open()
-        except Refused as error:  # named by the command line or the environment
-            raise UsageError(
-                f"{error}\n  Another one: --kubeconfig FILE, --context NAME"
             ) from error
 
 
@@ -272,3 +271,18 @@ async def _must_be_a_node(api: Transport, node: str) -> None:
     except Refused as error:
         if error.status != 403:
             raise
+
+
+async def _pods_on(api: Transport, node: str) -> tuple[list[str] | None, int]:
+    """The pods that a drain would evict, and how many stay. None where they can't be listed."""
+    query = {"fieldSelector": f"spec.nodeName={node}"}
+    try:
+        body = await api.request("GET", paths.PODS, kind="pods", lane=Priority.READ, query=query)
+    except Refused as error:
+        if error.status != 403:
+            raise
+        return None, 0
+    found = [to_pod(one) for one in decode(body, PodList).items or ()]
+    alive = [pod for pod in found if pod.phase not in {"Succeeded", "Failed"}]
+    going = [pod for pod in alive if not pod.mirror and pod.owner_kind != "DaemonSet"]
+    return [f"{pod.namespace}/{pod.name}" for pod in going], len(alive) - len(going)

@@ -1,6 +1,7 @@
 """Acting without Kubernetes: on the local cluster's own file, which the aggregator reads too."""
 
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -29,6 +30,20 @@ def _is_ours(path: Path) -> bool:
         return True  # can't be read now; the code that opens the file reports why
     except sqlite3.DatabaseError:
         return False
+
+
+@contextmanager
+def scratch_copy(path: Path) -> Iterator[Path]:
+    """A copy of the database that goes at the end, for a dry run. Raises CommandFailed."""
+    with tempfile.TemporaryDirectory(prefix="sickbay-dry-run-") as folder:
+        copy = Path(folder) / path.name
+        try:
+            source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            with closing(source), closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+        except sqlite3.Error as error:
+            raise CommandFailed(f"{path} can't be read: {error}") from error
+        yield copy
 
 
 def _if_unknown(store: LocalStore, node: str) -> str:
@@ -88,6 +103,10 @@ class LocalActions:
                 change = f"release it first: sickbay release {node}{self._how}"
                 raise CommandFailed(actions.already(node, found.spec, change=change)) from error
             return actions.quarantined(node, spec, stop=stop, how=self._how) + new
+
+    def drain_preview(self, node: str) -> str:
+        """The site's own command drains: its work is known to it alone."""
+        return f"{node}: a drain runs the commands of cluster.local, which end the work on it."
 
     def annotate(self, node: str, wish: actions.AnnotationChange) -> str:
         with self._store() as store:

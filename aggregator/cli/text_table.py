@@ -1,26 +1,61 @@
 """Text for a terminal. Names and messages come from nodes, so no character in them may move the
-cursor.
+cursor: `clean` is the one function for text from outside.
 """
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aggregator.runtime.text import truncate
 
-#: Characters of a reason.
-_LONGEST = 1_000
+#: Characters of one text, and of a reason.
+LONGEST, _LONGEST_REASON = 4_096, 1_000
+#: Marks above and below one letter: with more, they reach into other lines.
+_MARKS = 3
+_COMBINING = {"Mn", "Me"}
+_CONTROL = "\x1b["
+_RED, _GREEN, _YELLOW = "31", "32", "33"
+#: The colour of a word in a column of that name.
+_COLOURS: Mapping[str, Mapping[str, str]] = {
+    "STANDING": {
+        "quarantined": _RED,
+        "held": _YELLOW,
+        "warning": _YELLOW,
+        "silent": _YELLOW,
+        "ok": _GREEN,
+    },
+    "AGENT": {"silent": _YELLOW},
+    "PHASE": {"Invalid": _RED, "Draining": _YELLOW, "Admitted": _YELLOW},
+    "STATUS": {"failed": _RED, "degraded": _YELLOW, "ok": _GREEN},
+    "CALLS FOR": {"drain": _RED, "cordon": _YELLOW},
+    "READY": {"no": _RED, "yes": _GREEN},
+}
 
 
-def clean(value: object) -> str:
-    """One line of printable text. Escape sequences and line breaks become "?" and blanks."""
-    text = " ".join(str(value).split())
-    return "".join(char if char.isprintable() else "?" for char in text)
+def clean(value: object, most: int = LONGEST) -> str:
+    """One line of printable text, cut to ``most`` characters.
+
+    Line breaks become blanks. Escape sequences, characters without a width, those that reverse the
+    direction of text, and halves of characters become "?".
+    """
+    line = truncate(" ".join(str(value).split()), most)
+    shown = "".join(char if char.isprintable() else "?" for char in line)
+    return shown if shown.isascii() else _without_towers(shown)
+
+
+def _without_towers(text: str) -> str:
+    """At most so many combining marks in a row."""
+    kept, row = [], 0
+    for char in text:
+        row = row + 1 if unicodedata.category(char) in _COMBINING else 0
+        kept.append(char if row <= _MARKS else "?")
+    return "".join(kept)
 
 
 def brief(value: object) -> str:
     """The same for a person's reason, which may be a pasted log."""
-    return truncate(clean(value), _LONGEST)
+    return clean(value, _LONGEST_REASON)
 
 
 def printable(text: str) -> str:
@@ -30,19 +65,59 @@ def printable(text: str) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], width: int = 0) -> str:
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    width: int = 0,
+    *,
+    colour: bool = False,
+) -> str:
     """Columns side by side. The last one is cut to ``width`` characters; 0: to none."""
-    lines = [list(head), *([clean(cell) or "-" for cell in row] for row in rows)]
-    sizes = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
-    text = [
-        "  ".join([*(cell.ljust(size) for cell, size in zip(line, sizes, strict=False)), line[-1]])
-        for line in lines
-    ]
-    return "\n".join(_cut(line.rstrip(), width) for line in text)
+    lines = [[clean(cell) or "-" for cell in row] for row in rows]
+    sizes = [max(map(columns, (name, *cells))) for name, *cells in zip(head, *lines, strict=True)]
+    colours = [_COLOURS.get(name, {}) if colour else {} for name in head]
+
+    def line_of(cells: Sequence[str]) -> str:
+        *before, last = cells
+        line = "".join(
+            f"{_painted(cell, shades)}{' ' * (size - columns(cell) + 2)}"
+            for cell, size, shades in zip(before, sizes, colours, strict=False)
+        )
+        room = max(1, width - sum(sizes[:-1]) - 2 * len(before)) if width else 0
+        return (line + _painted(_cut(last, room), colours[-1])).rstrip()
+
+    return "\n".join([line_of(head), *map(line_of, lines)])
 
 
-def _cut(line: str, width: int) -> str:
-    return line if not width or len(line) <= width else line[: max(1, width - 3)] + "..."
+def _painted(cell: str, shades: Mapping[str, str]) -> str:
+    shade = shades.get(cell)
+    return f"{_CONTROL}{shade}m{cell}{_CONTROL}0m" if shade else cell
+
+
+def columns(text: str) -> int:
+    """The columns that a terminal needs for it."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(char) for char in text)
+
+
+def _columns(char: str) -> int:
+    if unicodedata.category(char) in _COMBINING:
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
+
+
+def _cut(text: str, room: int) -> str:
+    """The text in ``room`` columns; 0: as it is."""
+    if not room or columns(text) <= room:
+        return text
+    kept, used = "", 0
+    for char in text:
+        used += _columns(char)
+        if used > max(0, room - 3):
+            break
+        kept += char
+    return kept + "..."
 
 
 def ago(at: str | None, now: dt.datetime) -> str:

@@ -3,19 +3,25 @@
 import random
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
-from aggregator.cli.client import Client
 from aggregator.cli.errors import CommandFailed
+from aggregator.runtime.backoff import Backoff
 
-_FIRST, _MOST = 1.0, 15.0
+_BACKOFF = Backoff(first=1.0, most=15.0, spread=0.5)
+
+
+class EventSource(Protocol):
+    """The stream of events; each call opens it anew. Raises CommandFailed when it breaks."""
+
+    def events(self, node: str = "") -> Iterator[tuple[str, Any]]: ...
 
 
 def watch(
-    client: Client,
+    client: EventSource,
     node: str,
-    tell: Callable[[str, Any], None],
+    on_event: Callable[[str, Any], None],
     *,
     sleep: Callable[[float], None] = time.sleep,
     rng: random.Random,
@@ -24,14 +30,14 @@ def watch(
 
     The loss of the connection is reported once, and so is its return.
     """
-    reached, lost, wait = False, False, _FIRST
+    reached, lost, failures = False, False, 0
     while True:
         try:
             for name, data in client.events(node):
                 if lost:
                     sys.stderr.write("sickbay: the connection is back\n")
-                reached, lost, wait = True, False, _FIRST
-                tell(name, data)
+                reached, lost, failures = True, False, 0
+                on_event(name, data)
             trouble = "the stream ended"
         except CommandFailed as error:
             if not reached:
@@ -40,5 +46,5 @@ def watch(
         if not lost:
             sys.stderr.write(f"sickbay: connection lost ({trouble}); trying again\n")
         lost = True
-        sleep(wait * rng.uniform(0.5, 1.0))
-        wait = min(_MOST, wait * 2)
+        failures += 1
+        sleep(_BACKOFF.pause(failures, rng))

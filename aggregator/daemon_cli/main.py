@@ -5,6 +5,8 @@ a configuration that is wrong, with the problems on stderr. `policy replay` has 
 """
 
 import argparse
+import difflib
+import json
 import os
 import shutil
 import sys
@@ -26,7 +28,7 @@ DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for, and exit."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         code = options.command(options)
         sys.stdout.flush()
@@ -51,7 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = load(options.file)
-    _refuse(options.file, _wrong_kubeconfig(config))
+    _refuse(
+        options.file,
+        [
+            *_wrong_kubeconfig(config),
+            *_unknown_rules(config),
+            *_unusable_rules(config),
+            *_unusable_alert_files(config),
+        ],
+    )
     # Imports take a second, so an invalid file is refused sooner.
     with grpc_env.grpc_environment(os.environ):
         import grpc  # noqa: F401 - before anything else imports it
@@ -59,8 +69,9 @@ def _run(options: argparse.Namespace) -> int:
     import asyncio
 
     from aggregator import app
+    from aggregator.access_control import AccessSetupError
     from aggregator.cluster.kubernetes.credentials import CredentialSources
-    from aggregator.cluster.port import Refused
+    from aggregator.cluster.port import ClusterTooOld, Refused
     from aggregator.config.data_dirs import DataDirError, exclusive_lock
     from aggregator.ingest.os_limits import ListenError
     from aggregator.ingest.tls import TlsError
@@ -81,6 +92,7 @@ def _run(options: argparse.Namespace) -> int:
         with exclusive_lock(config):
             asyncio.run(app.run(config))
     except (
+        AccessSetupError,
         ListenError,
         ReplicaIdentityError,
         DataDirError,
@@ -90,6 +102,9 @@ def _run(options: argparse.Namespace) -> int:
     ) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return FAILED
+    except ClusterTooOld as error:
+        print(f"sickbay-aggregator: {error}", file=sys.stderr)
+        return USAGE
     return OK
 
 
@@ -98,14 +113,31 @@ def _check(options: argparse.Namespace) -> int:
 
     config = load(options.file)
     rules = read_policy(config.policy.file)
-    _refuse(options.file, [*_wrong_kubeconfig(config), *_unusable(config)])
+    _refuse(
+        options.file,
+        [
+            *_wrong_kubeconfig(config),
+            *_unknown_rules(config),
+            *_unusable_rules(config),
+            *_unusable(config),
+            *_unusable_alert_files(config),
+        ],
+    )
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     for key, text in _absent(config):
         problem = read(options.file).problem(key, text)
         where = f"{options.file}:{problem.line}"
         print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)
+    policy.warn_of_pools(options.file, config)
     if config.policy.file is not None:
         policy.warn(config.policy.file, rules)
+    return OK
+
+
+def _schema(_options: argparse.Namespace) -> int:
+    from aggregator.config.schema import config_schema
+
+    print(json.dumps(config_schema(), indent=1, ensure_ascii=False))
     return OK
 
 
@@ -125,6 +157,37 @@ def _wrong_kubeconfig(config: Config) -> Iterator[tuple[Key, str]]:
             check(str(config.cluster.kubeconfig), "")
         except KubeconfigError as error:
             yield ("cluster", "kubeconfig"), str(error)
+
+
+def _unknown_rules(config: Config) -> Iterator[tuple[Key, str]]:
+    """Names in ``conditions`` that no rule has: such a condition would never be written."""
+    if config.conditions:
+        from aggregator.policy.defaults import read_policy
+
+        known = read_policy(config.policy.file).by_name
+        for number, one in enumerate(config.conditions):
+            for name in one.unmatched(known):
+                near = difflib.get_close_matches(name, known, 1)
+                guess = f' (did you mean "{near[0]}"?)' if near else ""
+                text = f'no rule is named "{name}"{guess}; expected a rule of the policy'
+                yield ("conditions", number, "rules"), text
+
+
+def _unusable_rules(config: Config) -> Iterator[tuple[Key, str]]:
+    """Rules about node conditions that there are not, or that the aggregator writes itself."""
+    if config.policy.file is None:
+        return
+    from aggregator.policy.defaults import read_policy
+
+    written = {one.type for one in config.conditions}
+    for rule in read_policy(config.policy.file).rules:
+        what = f"rule {rule.name!r} is about the node condition {rule.condition}"
+        if rule.condition and config.cluster.kind == "local":
+            text = f'{what}, and cluster.kind is "local"; expected no such rule without Kubernetes'
+            yield ("policy", "file"), text
+        if rule.condition in written:
+            text = f"{what}, which `conditions` writes: its own evidence; expected another type"
+            yield ("policy", "file"), text
 
 
 def _absent(config: Config) -> Iterator[tuple[Key, str]]:
@@ -181,6 +244,15 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
                 yield (section, "ca_file"), str(error)
 
 
+def _unusable_alert_files(config: Config) -> Iterator[tuple[Key, str]]:
+    """The keys of receivers' files that exist but are invalid, and the reason."""
+    if config.alerts.receivers:
+        from aggregator.alerts.file_check import unusable_files
+
+        for key, text in unusable_files(config.alerts.settings):
+            yield ("alerts", *key), text
+
+
 def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
     """Only where the file gives the replica's address itself: in a domain it is the host's name."""
     if config.shards.address:
@@ -192,16 +264,17 @@ def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
             yield ("shards", "address"), str(error)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    whole = argparse.ArgumentParser(
         prog="sickbay-aggregator",
         description="Judges what the agents report; taints and drains the nodes that are bad.",
         allow_abbrev=False,
     )
-    parser.add_argument(
+    whole.add_argument(
         "--version", action="version", version=f"sickbay-aggregator {version('sickbay')}"
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run until told to stop", allow_abbrev=False)
     run.add_argument(
@@ -221,7 +294,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check)
+    schema = about.add_parser(
+        "schema", help="print the file's JSON Schema, for an editor", allow_abbrev=False
+    )
+    schema.set_defaults(command=_schema)
 
     policy.add_to(commands)
     replay.add_history(commands)
-    return parser
+    return whole

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aggregator.daemon_cli import replay
+from aggregator.daemon_cli import pools, replay
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
+    from aggregator.config.settings import Config
     from aggregator.policy.explain import Explanation
     from aggregator.policy.rules import Policy, Rule
 
@@ -20,6 +21,7 @@ _ODD = 1
 _CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
 _REGISTERS = ("intr_info", "error_status")
 _WORD = re.compile(r"[a-z][a-z0-9-]*")
+_CONDITION_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
 def add_to(commands: Any) -> None:
@@ -33,6 +35,9 @@ def add_to(commands: Any) -> None:
     check.add_argument(
         "--strict", action="store_true", help="exit with 1 where something is odd, too"
     )
+    check.add_argument(
+        "--config", type=Path, metavar="FILE", help="check the pools of this configuration, too"
+    )
     check.set_defaults(command=_check)
 
     explain = about.add_parser(
@@ -42,7 +47,13 @@ def add_to(commands: Any) -> None:
     )
     what = explain.add_mutually_exclusive_group(required=True)
     what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
-    what.add_argument("--check", type=_word, metavar="NAME", help="a check that fails")
+    what.add_argument("--check", type=_name_argument, metavar="NAME", help="a check that fails")
+    what.add_argument(
+        "--condition",
+        type=_condition_argument,
+        metavar="TYPE",
+        help="a node condition that another program has set, such as KernelDeadlock",
+    )
     explain.add_argument(
         "--status",
         choices=("failed", "degraded"),
@@ -50,7 +61,11 @@ def add_to(commands: Any) -> None:
         help="the check's status (failed)",
     )
     explain.add_argument(
-        "--reason", type=_word, default="", metavar="WORD", help="the check's reason, such as lost"
+        "--reason",
+        type=_condition_argument,
+        default="",
+        metavar="WORD",
+        help="the reason of the check, such as lost, or of the condition",
     )
     explain.add_argument("--component", default="", help="such as /data or a GPU's UUID")
     explain.add_argument(
@@ -88,6 +103,17 @@ def add_to(commands: Any) -> None:
     explain.add_argument(
         "--policy", type=Path, metavar="FILE", help="a site's rules on top of the shipped ones"
     )
+    explain.add_argument(
+        "--label",
+        type=pools.label_argument,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label of the node, for rules about some nodes, and for its pool",
+    )
+    explain.add_argument(
+        "--config", type=Path, metavar="FILE", help="name the node's pool in this configuration"
+    )
     explain.add_argument("-o", "--output", choices=("text", "json"), default="text")
     explain.set_defaults(command=_explain)
     replay.add_replay(about)
@@ -106,7 +132,22 @@ def _check(options: argparse.Namespace) -> int:
     for rule in added:
         print(f"  added    {rule.name}: {rule.action}")
     found = warn(options.file, policy)
+    if options.config is not None:
+        from aggregator.config.settings import load
+
+        found += warn_of_pools(options.config, load(options.config))
     return _ODD if found and options.strict else _OK
+
+
+def warn_of_pools(file: Path, config: "Config") -> int:
+    """Report on stderr the pools that can have no effect, and return their number."""
+    from aggregator.configfile.yaml_source import read
+
+    found = [read(file).problem(key, text) for key, text in pools.odd_pools(config)]
+    for problem in found:
+        text = f"{file}:{problem.line}: warning: {problem.key}: {problem.text}"
+        print(text, file=sys.stderr)
+    return len(found)
 
 
 def warn(file: Path, policy: "Policy") -> int:
@@ -155,13 +196,15 @@ def _value(value: object) -> str:
 def _explain(options: argparse.Namespace) -> int:
     from aggregator.policy.defaults import lint_question, read_policy
     from aggregator.policy.explain import Question, explain
+    from aggregator.policy.node_rules import policy_for
+    from aggregator.policy.rules import CONDITION_CHECK
 
     asked = Question(
         code=options.fault or "",
-        check=options.check or "",
+        check=CONDITION_CHECK if options.condition else options.check or "",
         status=options.status,
         reason=options.reason,
-        component=options.component,
+        component=options.condition or options.component,
         count=options.count,
         jobs=options.jobs,
         flaps=options.flaps,
@@ -169,19 +212,36 @@ def _explain(options: argparse.Namespace) -> int:
         details=dict(options.detail),
     )
     policy = read_policy(options.policy)
-    answer = explain(policy, asked)
+    where = _place(options)
+    answer = explain(policy_for(policy, dict(options.label)) if options.label else policy, asked)
     slip = lint_question(policy, asked.check, asked.status, asked.reason) if asked.check else ""
     if slip:
         print(f"warning: {slip}", file=sys.stderr)
-    print(json.dumps(_as_json(answer), indent=2) if options.output == "json" else _text(answer))
+    if options.output == "json":
+        print(json.dumps({**_as_json(answer), **where}, indent=2))
+    else:
+        print(_text(answer, where))
     return _OK
 
 
-def _text(answer: "Explanation") -> str:
+def _place(options: argparse.Namespace) -> dict[str, str]:
+    """The node's pool by the given labels, and the mode; empty without a configuration."""
+    if options.config is None:
+        return {}
+    from aggregator.config.settings import load
+
+    known = pools.pools_of(load(options.config))
+    name = known.name_of(dict(options.label))
+    return {"pool": name, "mode": known.mode_of(name).value}
+
+
+def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
     from aggregator.policy.explain import in_words
 
     rule = answer.rule
     lines = [answer.evidence, f"  means      {answer.meaning}"]
+    if where:
+        lines.append(f"  pool       {where['pool'] or 'none'}, mode {where['mode']}")
     if answer.published:
         lines.append(f"  NVIDIA     {answer.published}")
     if answer.row:
@@ -194,6 +254,8 @@ def _text(answer: "Explanation") -> str:
     else:
         after = f" once it has been so for {in_words(rule.hold)}" if rule.hold else ""
         lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
+        if rule.nodes is not None:
+            lines.append(f"  nodes      {_nodes_of(rule)}")
         lines.append(f"  why        {rule.why}")
         if rule.action != "observe":
             lines += [f"  released   {line}" for line in _releases(rule)]
@@ -203,6 +265,11 @@ def _text(answer: "Explanation") -> str:
             f"  also       {other.action} by rule {other.name}{f', if {wants}' * bool(wants)}"
         )
     return "\n".join(lines)
+
+
+def _nodes_of(rule: "Rule") -> str:
+    elsewhere = rule.elsewhere or "it does not apply"
+    return f"its own action on {rule.nodes}; elsewhere: {elsewhere}"
 
 
 def _releases(rule: "Rule") -> Iterator[str]:
@@ -227,6 +294,8 @@ def _as_json(answer: "Explanation") -> Mapping[str, Any]:
         "ended_by": answer.ended_by,
         "action": rule.action if rule is not None else "none",
         "rule": rule.name if rule is not None else "",
+        "nodes": str(rule.nodes) if rule is not None and rule.nodes is not None else "",
+        "elsewhere": rule.elsewhere if rule is not None else "",
         "why": rule.why if rule is not None else "",
         "for_seconds": rule.hold if rule is not None else 0.0,
         "healthy_for_seconds": rule.healthy_for if rule is not None else 0.0,
@@ -247,9 +316,16 @@ def _code(text: str) -> str:
     return text
 
 
-def _word(text: str) -> str:
+def _name_argument(text: str) -> str:
     if text and not _WORD.fullmatch(text):
         what = f"{text!r} is no name; expected one such as disk-space"
+        raise argparse.ArgumentTypeError(what)
+    return text
+
+
+def _condition_argument(text: str) -> str:
+    if text and not _CONDITION_WORD.fullmatch(text):
+        what = f"{text!r} is no name; expected one such as KernelDeadlock"
         raise argparse.ArgumentTypeError(what)
     return text
 

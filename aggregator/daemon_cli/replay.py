@@ -9,18 +9,25 @@ import datetime as dt
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aggregator.daemon_cli.pools import NodesFileError, effects, pools_of, read_labels
+
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
+    from aggregator.daemon_cli.pools import PoolEffect
     from aggregator.policy.replay import Difference, Episode, Totals
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 
 _CONFIG = Path("/etc/sickbay/aggregator.yaml")
 _SINCE = 28 * 86400.0
+_NO_LABELS = (
+    "sickbay-aggregator: some rules are about some nodes only, and no labels are known: each has "
+    "the milder of its actions; expected --nodes FILE, the output of: kubectl get nodes -o json"
+)
 
 
 def add_replay(about: Any) -> None:
@@ -41,6 +48,13 @@ def add_replay(about: Any) -> None:
         type=Path,
         metavar="FILE",
         help="compare with these rules (default: the configuration's, or the shipped ones)",
+    )
+    replay.add_argument(
+        "--nodes",
+        type=Path,
+        metavar="FILE",
+        help="the output of 'kubectl get nodes -o json': rules about some nodes, and the effect "
+        "on each pool of the configuration",
     )
     replay.add_argument("-o", "--output", choices=("text", "json"), default="text")
     replay.set_defaults(command=_replay, trouble=TROUBLE)
@@ -119,7 +133,7 @@ def _guarded(work: Any) -> int:
 
     try:
         return int(work())
-    except (HistoryError, RecordError) as error:
+    except (HistoryError, NodesFileError, RecordError) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return TROUBLE
 
@@ -129,8 +143,11 @@ def _replayed(options: argparse.Namespace) -> int:
     from aggregator.history.export_file import ExportFile
     from aggregator.history.replay_codec import by_node
     from aggregator.policy.defaults import read_policy
+    from aggregator.policy.node_rules import policy_for
     from aggregator.policy.replay import compare, live, totals
 
+    labels = read_labels(options.nodes) if options.nodes is not None else {}
+    pools = pools_of(load(options.config)) if options.nodes is not None else None
     changed = read_policy(options.file)
     rules = options.against
     rows: Iterable[Mapping[str, Any]]
@@ -149,8 +166,9 @@ def _replayed(options: argparse.Namespace) -> int:
     begin = now - options.since
     for node, events in by_node(rows):
         nodes += 1
-        before = _lately(live(present, node, events, now), begin)
-        after = _lately(live(changed, node, events, now), begin)
+        here = labels.get(node)
+        before = _lately(live(policy_for(present, here), node, events, now), begin)
+        after = _lately(live(policy_for(changed, here), node, events, now), begin)
         found += compare(before, after)
         old += before
         new += after
@@ -161,10 +179,17 @@ def _replayed(options: argparse.Namespace) -> int:
         return TROUBLE
     found.sort(key=lambda one: (not one.shown.acts, one.shown.began))
     sums = totals(old, now), totals(new, now)
+    by_pool = effects(pools, labels, old, new, now) if pools is not None else []
+    if options.nodes is None and (present.selecting or changed.selecting):
+        print(_NO_LABELS, file=sys.stderr)
     if options.output == "json":
-        print(json.dumps(_as_json(found, sums, nodes, len(old), len(new)), indent=2))
+        told = {
+            **_as_json(found, sums, nodes, len(old), len(new)),
+            "pools": [one.as_json() for one in by_pool],
+        }
+        print(json.dumps(told, indent=2))
     else:
-        print("\n".join(_text(found, sums, nodes)))
+        print("\n".join(_text(found, sums, nodes, by_pool)))
     return DIFFERENT if found else SAME
 
 
@@ -187,7 +212,12 @@ def _rows(where: "HistoryConfig", node: str) -> Iterable[Mapping[str, Any]]:
         database.close()
 
 
-def _text(found: list["Difference"], sums: tuple["Totals", "Totals"], nodes: int) -> Iterable[str]:
+def _text(
+    found: list["Difference"],
+    sums: tuple["Totals", "Totals"],
+    nodes: int,
+    by_pool: Sequence["PoolEffect"] = (),
+) -> Iterable[str]:
     if not found:
         yield f"no incident would have been different on {nodes} nodes"
     else:
@@ -205,6 +235,9 @@ def _text(found: list["Difference"], sums: tuple["Totals", "Totals"], nodes: int
             f"{name:<7} {kinds or 'no node acted on'}; at most {total.nodes_at_once} nodes "
             f"at once, {total.node_hours:g} node-hours"
         )
+    if by_pool:
+        yield "by pool, as its mode would have capped it, by the labels of now:"
+    yield from (one.line() for one in by_pool)
     yield "Judgement alone is replayed: no limits, no mode, no person's word."
 
 

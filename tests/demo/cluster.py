@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from aggregator.demo.news import News
+from aggregator.demo.processes import Crew
+from aggregator.demo.story import BRISK, LEISURELY, POLICY, Stage
+from aggregator.demo.terminal import note, print_line
 from tests.controlplane.plane import ControlPlane
-from tests.demo.news import News
-from tests.demo.processes import Crew
-from tests.demo.story import BRISK, LEISURELY, POLICY, Stage
-from tests.demo.terminal import note, say
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack, protect, start_job
 
@@ -45,7 +45,7 @@ def run(*, count: int, once: bool) -> None:
 
     Raises NoControlPlane, PlaneError, ChildEnded, NotSeen, NobodyListens, TimeoutError.
     """
-    say(_INTRODUCTION.format(count=count))
+    print_line(_INTRODUCTION.format(count=count))
     with Crew() as crew, ControlPlane(progress=note) as plane:
         nodes = plane.create_nodes(count, "gpu")
         note(f"{count} nodes are created")
@@ -62,16 +62,16 @@ def run(*, count: int, once: bool) -> None:
             lambda: news.get("/api/v1/fleet")["attached"] == count, f"{count} agents attached"
         )
         note(f"{count} agents are attached, each with a token bound to its pod")
-        say(_WATCH.format(web=aggregator.web_port, kubeconfig=plane.kubeconfig))
+        print_line(_WATCH.format(web=aggregator.web_port, kubeconfig=plane.kubeconfig))
         stage = Stage(news, simulator.inject, BRISK if once else LEISURELY)
-        _tell(stage, plane, nodes)
+        _run_story(stage, plane, nodes)
         if not once:
-            say()
+            print_line()
             note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
             stage.go_on()
 
 
-def _tell(stage: Stage, plane: ControlPlane, nodes: list[str]) -> None:
+def _run_story(stage: Stage, plane: ControlPlane, nodes: list[str]) -> None:
     pace, news = stage.pace, stage.news
     sick, guarded, busy, full, *rest = nodes
     news.rest(pace.first)

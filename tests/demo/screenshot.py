@@ -10,7 +10,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect, sync_playwright
 
-from tests.demo import local
+from aggregator.demo import local
 from tests.support.chromium import ARGUMENTS, CHROMIUM
 
 TARGET = Path(__file__).parents[2] / "docs" / "figures" / "status-page.png"
@@ -19,7 +19,7 @@ _NODES = 40
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the picture; returns the exit status. Raises what `tests.demo.local.run` raises."""
+    """Write the picture; returns the exit status. Raises as `aggregator.demo.local.run`."""
     if not Path(CHROMIUM).exists():
         print(f"screenshot: there is no {CHROMIUM} (Debian: apt-get install chromium)")
         return 2

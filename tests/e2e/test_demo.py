@@ -14,6 +14,10 @@ import pytest
 from tests.controlplane.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "local": [str(Path(sys.executable).parent / "sickbay"), "demo"],
+    "cluster": [sys.executable, "-m", "tests.demo"],
+}
 
 
 class Demo:
@@ -25,7 +29,7 @@ class Demo:
         self._out = folder / "out"
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.demo", where, "--once"],
+                [*COMMANDS[where], "--once"],
                 cwd=ROOT,
                 env={**os.environ, "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,
@@ -136,7 +140,9 @@ def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     demo.leaves_nothing()
 
 
-@pytest.mark.parametrize("name", ["sickbay-aggregator", "sickbay-agent run", "cli simulate"])
+@pytest.mark.parametrize(
+    "name", ["sickbay-aggregator", "sickbay-agent run", "sickbay-agent simulate"]
+)
 def test_a_child_that_dies_ends_the_demo_with_its_last_words(begin: Begin, name: str) -> None:
     demo = begin()
     demo.until_said("nodes are attached")

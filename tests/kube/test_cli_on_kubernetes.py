@@ -2,15 +2,21 @@
 
 import asyncio
 import json
+import os
 import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Action
+from aggregator.cluster.port import Action, Phase, QuarantineSpec, QuarantineStatus
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.controlplane.pytest_plugin import Space
-from tests.web.test_cli import Done, sickbay
+from tests.web.test_cli import Done, in_process, sickbay
 
 pytestmark = pytest.mark.cluster
 
@@ -82,7 +88,16 @@ async def test_a_quarantine_by_hand_is_made_and_released(
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:
     (node,) = cluster_space.create_nodes(1)
-    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--requester", "hall-2", *person]
+    ask = [
+        "--yes",
+        "--action",
+        "drain",
+        "--reason",
+        "fan 3 is dead",
+        "--requester",
+        "hall-2",
+        *person,
+    ]
     await sickbay("stop", "--reason", "fabric work", *person)
     done = await sickbay("quarantine", node, *ask)
     assert done.code == 0, done.err
@@ -142,6 +157,75 @@ async def test_a_node_is_exempted_and_pinned_and_let_go(
     assert 'there is no node "no-such-node"' in typo.err
 
 
+async def test_a_dry_run_is_checked_by_the_api_server_and_stores_nothing(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    cluster_space.plane.create_pod(cluster_space.namespace, "rank-0", node=node)
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--dry-run", *person]
+    done = await in_process("quarantine", node, *ask)
+    stopped = await in_process("stop", "--reason", "x", "--dry-run", *person)
+    typo = await in_process("quarantine", "no-such-node", *ask)
+    assert (done.code, stopped.code) == (0, 0), done.err + stopped.err
+    assert f"evicts 1 pods, and their work is lost: {cluster_space.namespace}/rank-0" in done.err
+    assert done.out.startswith("DRY RUN, nothing is written. Without --dry-run")
+    assert f"{node}: drain asked for: fan 3 is dead" in done.out
+    assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
+    assert await kube.read_quarantine(node) is None
+    assert (await kube.read_stop()).reason in {None, ""}
+
+
+async def test_a_wait_ends_when_the_quarantine_is_where_it_should_be(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    made = await kube.create_quarantine(node, QuarantineSpec(Action.DRAIN, "manual", "fan", "me"))
+    drained = asyncio.create_task(in_process("wait", node, "--for", "drained", *person))
+    draining = QuarantineStatus(Phase.DRAINING, admitted_at=1.0, pods_remaining=1)
+    made = await kube.write_quarantine_status(made, draining)
+    assert not drained.done()
+    await kube.write_quarantine_status(made, replace(draining, phase=Phase.DRAINED))
+    done = await drained
+    assert (done.code, done.out.startswith(f"{node}: drained (Drained")) == (0, True), done
+    late = await in_process("wait", node, "--for", "released", "--timeout", "1s", *person)
+    assert (late.code, f"{node}: not released within 1 s: Drained" in late.err) == (1, True)
+    typo = await in_process("wait", "no-such-node", "--for", "released", *person)
+    assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the path")
+async def test_kubectl_runs_it_as_a_plugin(
+    kube: KubeCluster, cluster_space: Space, person: list[str], tmp_path: Path
+) -> None:
+    (node,) = cluster_space.create_nodes(1, labels={"hall": cluster_space.namespace})
+    await kube.create_quarantine(node, QuarantineSpec(Action.CORDON, "manual", "fan", "hall-2"))
+    plugin = tmp_path / "kubectl-sickbay"
+    plugin.write_text(f"#!{sys.executable}\nfrom aggregator.cli import main\n\nmain()\n")
+    plugin.chmod(0o755)
+
+    def kubectl(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["kubectl", *arguments],
+            env={
+                "PATH": f"{tmp_path}:{os.environ['PATH']}",
+                "HOME": str(tmp_path),
+                "KUBECONFIG": person[1],
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "kubectl-sickbay" in kubectl("plugin", "list").stdout
+    selector = f"hall={cluster_space.namespace}"
+    listed = kubectl("sickbay", "quarantines", "-o", "name", "-l", selector, *person[2:])
+    assert (listed.returncode, listed.stdout) == (0, f"quarantine.sickbay.dev/{node}\n"), listed
+    assert kubectl("get", *listed.stdout.split(), "-o", "name").stdout == listed.stdout
+    typo = kubectl("sickbay", "stauts")
+    assert (typo.returncode, "Did you mean: kubectl sickbay status" in typo.stderr) == (2, True)
+
+
 async def refused(*arguments: str) -> Done:
     done = await sickbay(*arguments)
     assert done.code == 1, done
@@ -150,7 +234,7 @@ async def refused(*arguments: str) -> Done:
 
 
 async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -> None:
-    ask = ["--action", "drain", "--reason", "x", *person]
+    ask = ["--yes", "--action", "drain", "--reason", "x", *person]
     typo, nothing, nowhere = await asyncio.gather(
         refused("quarantine", "no-such-node", *ask),
         refused("release", "no-such-node", *person),

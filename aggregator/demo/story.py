@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tests.demo.news import News, NotSeen
-from tests.demo.terminal import headline, note
+from aggregator.demo.news import News, NotSeen
+from aggregator.demo.terminal import headline, note
 
 #: Rules as shipped wait for minutes before a release; a demo's spectator would not.
 POLICY = """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.demo.terminal import note
+from aggregator.demo.terminal import note
 
 #: The kinds shown; no event between "admitted" and "drained" matters to a reader.
 SHOWN = frozenset(

@@ -9,7 +9,7 @@ class NobodyListens(Exception):
     """Standard output is closed: there is no reader."""
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """A line as it is. Raises NobodyListens."""
     try:
         print(text, flush=True)
@@ -22,10 +22,10 @@ def say(text: str = "") -> None:
 def note(text: str, *, at: dt.datetime | None = None) -> None:
     """A line of what happens."""
     moment = at.astimezone() if at is not None else dt.datetime.now().astimezone()
-    say(f"{moment:%H:%M:%S}  {text}")
+    print_line(f"{moment:%H:%M:%S}  {text}")
 
 
 def headline(text: str) -> None:
     """The demo's next step, set off from its results."""
-    say()
+    print_line()
     note(f">> {text}")

@@ -1,6 +1,7 @@
-"""`make demo`: all of it on this machine, without root and without a cluster."""
+"""`sickbay demo`: all of it on this machine, without root and without a cluster."""
 
 import http.client
+import json
 import os
 import re
 import socket
@@ -8,14 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
-from tests.demo.news import News
-from tests.demo.processes import Crew
-from tests.demo.story import BRISK, LEISURELY, POLICY, Stage
-from tests.demo.terminal import headline, note, say
-from tests.support.simulator import Simulator
-from tests.support.stack import free_port
+from aggregator.demo.news import News
+from aggregator.demo.ports import free_port
+from aggregator.demo.processes import Crew
+from aggregator.demo.story import BRISK, LEISURELY, POLICY, Stage
+from aggregator.demo.terminal import headline, note, print_line
 
+#: The folder of the programs of this installation.
 BIN = Path(sys.executable).parent
 
 _AGGREGATOR = """
@@ -55,6 +57,25 @@ _ADDRESSES = """\
 """
 
 
+class Simulator:
+    """``sickbay-agent simulate`` with ``count`` nodes; faults are injected as they are wanted."""
+
+    def __init__(self, crew: Crew, count: int, aggregator: str) -> None:
+        options = ["--stdin", "--nodes", str(count), "--aggregator", aggregator]
+        command: list[str | Path] = [BIN / "sickbay-agent", "simulate", *options]
+        self._process = crew.start("simulator", command, stdin=subprocess.PIPE)
+
+    def inject(self, **event: Any) -> None:
+        """One event, as docs/simulate.md has it; its ``at`` counts from now."""
+        self._pipe.write(json.dumps(event).encode() + b"\n")
+        self._pipe.flush()
+
+    @property
+    def _pipe(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
 def _ignore(url: str) -> None:
     """The demo as a person starts it takes no picture."""
 
@@ -68,29 +89,26 @@ def run(*, count: int, once: bool, in_storm: Callable[[str], None] = _ignore) ->
     node = _own_name()
     with Crew() as crew:
         grpc, web = free_port(), _web_port()
-        say(_INTRODUCTION.format(count=count))
+        print_line(_INTRODUCTION.format(count=count))
         _write_files(crew.folder, node, grpc, web)
         config = crew.folder / "aggregator.yaml"
         crew.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
         news = News(f"127.0.0.1:{web}", crew.check)
         news.until(lambda: _answers(news), "the aggregator's page")
-        say(_ADDRESSES.format(web=web))
+        print_line(_ADDRESSES.format(web=web))
         crew.start("agent", [BIN / "sickbay-agent", "run", "--config", crew.folder / "agent.toml"])
-        arguments = ["--nodes", str(count), "--aggregator", f"127.0.0.1:{grpc}"]
-        log = crew.folder / "simulator.log"
-        simulator = Simulator(arguments, log=log, guard=crew.guard)
-        crew.adopt("simulator", simulator.process, log)
+        simulator = Simulator(crew, count, f"127.0.0.1:{grpc}")
         _introduce_fleet(news, crew.folder / "agent.toml", count)
         stage = Stage(news, simulator.inject, BRISK if once else LEISURELY)
         nodes = [f"sim-{number:04d}" for number in range(1, count + 1)]
-        _tell(stage, nodes, lambda: in_storm(f"http://127.0.0.1:{web}/"))
+        _run_story(stage, nodes, lambda: in_storm(f"http://127.0.0.1:{web}/"))
         if not once:
-            say()
+            print_line()
             note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
             stage.go_on()
 
 
-def _tell(stage: Stage, nodes: list[str], in_storm: Callable[[], None]) -> None:
+def _run_story(stage: Stage, nodes: list[str], in_storm: Callable[[], None]) -> None:
     pace, news = stage.pace, stage.news
     sick, busy, full, *rest = nodes
     news.rest(pace.first)
@@ -116,7 +134,7 @@ def _introduce_fleet(news: News, config: Path, count: int) -> None:
     headline("what this machine's own agent says: sickbay-agent check")
     shown = _settled(news, config)
     for line in shown.splitlines():
-        say(f"             {line}".rstrip())
+        print_line(f"             {line}".rstrip())
 
 
 def _settled(news: News, config: Path) -> str:

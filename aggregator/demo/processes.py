@@ -12,9 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.controlplane.servers import Keeper
-
-ROOT = Path(__file__).parents[2]
+from aggregator.demo.keeper import Keeper
 
 #: Seconds that a process has to end in order, and its children after it.
 _FAREWELL = 8.0
@@ -28,7 +26,7 @@ class ChildEnded(Exception):
 class Crew:
     """Use it as a context manager. ``folder`` is the demo's own, and goes with it.
 
-    When this process is killed, the keeper of tests.controlplane kills what was guarded and
+    When this process is killed, its keeper kills what was guarded and
     removes the folder.
     """
 
@@ -37,20 +35,23 @@ class Crew:
         self._keeper = Keeper(self.folder, remove=True)
         self._members: list[tuple[str, subprocess.Popen[bytes], Path]] = []
 
-    def start(self, name: str, argv: Sequence[str | Path]) -> None:
-        """Start a process in a session of its own: Ctrl-C at the terminal is ours to hear."""
+    def start(
+        self, name: str, argv: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL
+    ) -> "subprocess.Popen[bytes]":
+        """Start a process in a session of its own: Ctrl-C at the terminal is ours to handle."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as file:
             process = subprocess.Popen(
                 argv,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                stdin=stdin,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.guard(process.pid)
         self.adopt(name, process, log)
+        return process
 
     def adopt(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         """See to the end of a process that another part has started, and guarded."""

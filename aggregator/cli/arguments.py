@@ -1,0 +1,134 @@
+"""The parser of the command line: commands in groups, with examples, and suggestions for typos."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+Command = Callable[[argparse.Namespace], None]
+
+#: The file name of the plugin for kubectl; see `program`.
+PLUGIN = "kubectl-sickbay"
+
+
+def program(executable: str) -> str:
+    """The command as the person called it: kubectl runs PLUGIN for `kubectl sickbay`."""
+    return "kubectl sickbay" if Path(executable).name == PLUGIN else "sickbay"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the most similar command or option."""
+
+    def __init__(self, **arguments: Any) -> None:
+        arguments.setdefault("allow_abbrev", False)
+        arguments.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**arguments)
+        self.commands: dict[str, Parser] = {}
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2; argparse calls it for each mistake."""
+        hint = self._suggestion(message)
+        super().error(f"{message}\n  {hint}" if hint else message)
+
+    def _suggestion(self, message: str) -> str:
+        command = re.search(r"invalid choice: '([^']*)'", message)
+        if command is not None and self.commands:
+            near = _nearest(command[1], self.commands)
+            return f"Did you mean: {self.prog} {near}" if near else f"See: {self.prog} --help"
+        options = re.search(r"unrecognized arguments: (.*)", message)
+        if options is None:
+            return ""
+        wrong = [word.partition("=")[0] for word in options[1].split() if word.startswith("-")]
+        near = next(filter(None, (_nearest(word, self._options()) for word in wrong)), "")
+        return f"Did you mean: {near}" if near else ""
+
+    def _options(self) -> Iterable[str]:
+        for action in self._actions:
+            yield from action.option_strings
+        for parser in self.commands.values():
+            yield from parser._options()  # noqa: SLF001 - of the same class
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(word, list(known), 1, 0.6)), "")
+
+
+@dataclass
+class Subcommands:
+    """The commands of a parser, in groups. Its help lists them."""
+
+    parser: Parser
+    groups: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    _subparsers: Any = None
+
+    def __post_init__(self) -> None:
+        self._subparsers = self.parser.add_subparsers(
+            required=True, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=Parser
+        )
+
+    def add(
+        self,
+        group: str,
+        name: str,
+        text: str,
+        *,
+        parents: Sequence[argparse.ArgumentParser] = (),
+        examples: Sequence[str] = (),
+        more: str = "",
+    ) -> Parser:
+        """A command; ``more`` is said below ``text`` in its own help, and ``examples`` last."""
+        made: Parser = self._subparsers.add_parser(
+            name,
+            help=text,
+            description="\n\n".join(filter(None, (text[0].upper() + text[1:] + ".", more))),
+            epilog=_examples(self.parser.prog, examples),
+            parents=list(parents),
+        )
+        self.parser.commands[name] = made
+        self.groups.setdefault(group, []).append((name, text))
+        return made
+
+    def describe(self, purpose: str, end: str) -> None:
+        """Write the help of the parser itself, from the groups."""
+        lines = [purpose]
+        width = max(len(name) for group in self.groups.values() for name, _ in group)
+        for title, group in self.groups.items():
+            lines += ["", f"{title}:"]
+            lines += [f"  {name:<{width}}  {text}" for name, text in group]
+        self.parser.description = "\n".join(lines)
+        # Set last: argparse would put it before the names of the commands' own parsers.
+        version = " [--version]" if "--version" in self.parser._option_string_actions else ""  # noqa: SLF001
+        self.parser.usage = f"%(prog)s [-h]{version} COMMAND ..."
+        self.parser.epilog = end
+
+
+def _examples(prog: str, examples: Sequence[str]) -> str | None:
+    if not examples:
+        return None
+    return "\n".join(["examples:", *(f"  {prog} {example}".rstrip() for example in examples)])
+
+
+def node_name(text: str) -> str:
+    """A node's name. An empty one (a shell's variable that is not set) would mean all nodes, and
+    without Kubernetes no other check refuses an invalid name.
+    """
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", text) is None:
+        what = "expected a node's name: letters, digits, '-', '_' and '.', at most 253"
+        raise argparse.ArgumentTypeError(f"{text[:300]!r}: {what}")
+    return text
+
+
+def namespace(text: str) -> str:
+    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text) is None:
+        what = "expected a namespace's name: small letters, digits and '-', at most 63"
+        raise argparse.ArgumentTypeError(f"{text[:300]!r}: {what}")
+    return text
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'"{text}": expected a whole number from 1 on')
+    return int(text)

@@ -1,0 +1,188 @@
+"""Reads what the cluster itself knows, while no aggregator answers: Quarantines, Nodes."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from aggregator.cli import cluster_view
+from aggregator.cli.errors import CommandFailed
+from aggregator.cli.kube_session import KubeSession
+from aggregator.cli.text_table import printable
+from aggregator.cli.tunnel import AggregatorPod
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import (
+    PartialObjectMetadata,
+    StopObject,
+    decode,
+    to_stop,
+)
+from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
+from aggregator.cluster.kubernetes.reflector import Resource, list_pages
+from aggregator.cluster.kubernetes.transport import METADATA_LIST, Transport
+from aggregator.cluster.port import ClusterError, NotFound, Quarantine, Refused
+
+T = TypeVar("T")
+
+#: Events of the answer at most.
+_EVENTS = "500"
+
+
+class ClusterReader:
+    """Answers in the shapes of the aggregator's API. Each method raises CommandFailed.
+
+    ``trouble`` is why no aggregator answers; the first answer writes it to stderr. ``pods`` are the
+    aggregator's pods as far as they are known.
+    """
+
+    def __init__(
+        self,
+        session: KubeSession,
+        namespace: str,
+        *,
+        trouble: str = "",
+        pods: Sequence[AggregatorPod] = (),
+    ) -> None:
+        self._session = session
+        self._namespace = namespace
+        self._trouble = trouble
+        self._pods = pods
+        self._announced = False
+
+    def quarantines(self) -> dict[str, Any]:
+        return cluster_view.quarantines_answer(self._call(_all_quarantines))
+
+    def quarantine(self, node: str) -> dict[str, Any] | None:
+        """One item of the list; None where the node has no quarantine."""
+
+        async def work(api: Transport) -> dict[str, Any] | None:
+            found = await read_quarantine(api, node)
+            return cluster_view.quarantine_answer(found) if found is not None else None
+
+        return self._call(work)
+
+    def require_node(self, node: str) -> None:
+        """Raise CommandFailed for a name that neither a Node nor a Quarantine has."""
+        self.node(node)
+
+    def nodes(self) -> dict[str, Any]:
+        return cluster_view.nodes_answer(self._call(_all_quarantines))
+
+    def status(self) -> dict[str, Any]:
+        async def work(api: Transport) -> dict[str, Any]:
+            found, stop = await _all_quarantines(api), await self._stop(api)
+            return cluster_view.status_answer(self._trouble, stop, self._pods, found)
+
+        return self._call(work)
+
+    def node(self, name: str) -> dict[str, Any]:
+        async def work(api: Transport) -> dict[str, Any]:
+            found = await read_quarantine(api, name)
+            node = await _node(api, name)
+            if node is None and found is None:
+                raise CommandFailed(f'there is no node "{name}"\n  See: kubectl get nodes')
+            return cluster_view.node_answer(name, node or None, found, time.time())
+
+        return self._call(work)
+
+    def objects_about(self, name: str) -> tuple[dict[str, Any], list[str]]:
+        """The Node, its Quarantine and its Events as the API server has them, by "node",
+        "quarantine" and "events"; and why some are missing.
+        """
+        about = f"involvedObject.kind=Node,involvedObject.name={name}"
+        wanted = {
+            "node": (paths.node(name), {}),
+            "quarantine": (paths.quarantine(name), {}),
+            "events": (paths.CORE_EVENTS, {"fieldSelector": about, "limit": _EVENTS}),
+        }
+
+        async def work(api: Transport) -> tuple[dict[str, Any], list[str]]:
+            found, missing = {}, []
+            for kind, (where, query) in wanted.items():
+                try:
+                    body = await api.request(
+                        "GET", where, kind=kind, lane=Priority.READ, query=query
+                    )
+                    found[kind] = json.loads(body)
+                except ClusterError as error:
+                    missing.append(f"{kind}: {error}")
+            return found, missing
+
+        return self._call(work)
+
+    def names_with(self, selector: str) -> frozenset[str]:
+        """The names of the nodes that a label selector of Kubernetes selects."""
+
+        async def work(api: Transport) -> frozenset[str]:
+            nodes = Resource(
+                "nodes",
+                paths.NODES,
+                {"labelSelector": selector},
+                list_accept=METADATA_LIST,  # a node has 15 KB, and a fleet 10,000 of them
+                lane=Priority.READ,
+            )
+            listed = await _all(api, nodes)
+            return frozenset(decode(raw, PartialObjectMetadata).metadata.name for raw in listed)
+
+        return self._call(work)
+
+    def _call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
+        found = self._session.call(work)
+        if self._trouble and not self._announced:
+            self._announced = True
+            text = f"sickbay: {self._trouble}\n  Shown is what the Quarantines in the cluster say."
+            sys.stderr.write(printable(text) + "\n")
+        return found
+
+    async def _stop(self, api: Transport) -> str | None:
+        try:
+            where = paths.stop(self._namespace)
+            body = await api.request("GET", where, kind="configmaps", lane=Priority.READ)
+        except ClusterError:
+            return None
+        return to_stop(decode(body, StopObject)).reason or ""
+
+
+async def read_quarantine(api: Transport, node: str) -> Quarantine | None:
+    """The node's Quarantine; None where it has none. Raises ClusterError."""
+    where = paths.quarantine(node)
+    try:
+        body = await api.request("GET", where, kind="quarantines", lane=Priority.READ)
+    except NotFound:
+        return None
+    return decode_quarantine(body)
+
+
+async def _node(api: Transport, name: str) -> dict[str, Any] | None:
+    """The Node object; None where there is none, empty where the account may not read it."""
+    try:
+        body = await api.request("GET", paths.node(name), kind="nodes", lane=Priority.READ)
+    except NotFound:
+        return None
+    except Refused as error:
+        if error.status != 403:
+            raise
+        return {}
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+async def _all_quarantines(api: Transport) -> list[Quarantine]:
+    try:
+        listed = await _all(api, Resource("quarantines", paths.QUARANTINES, lane=Priority.READ))
+    except NotFound as error:
+        raise CommandFailed(
+            "this cluster knows no quarantines: is it the right one?\n"
+            "  Set --kubeconfig or --context, or the aggregator's address: --url"
+        ) from error
+    return [decode_quarantine(raw) for raw in listed]
+
+
+async def _all(api: Transport, kind: Resource) -> list[msgspec.Raw]:
+    async with contextlib.aclosing(list_pages(api, kind)) as pages:
+        return [raw async for page in pages for raw in page.items or ()]

@@ -1,0 +1,169 @@
+"""The cluster's own objects as the API's answers, for when no aggregator answers. Pure.
+
+A Quarantine has the reason, the evidence and the progress of its node; nodes without one are
+unknown here, because health lives in the aggregator alone.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from aggregator.cli.tunnel import AggregatorPod
+from aggregator.cluster.port import HookStatus, Phase, Quarantine
+from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
+from aggregator.rfc3339 import write_time
+
+#: The value of "source" in answers that are made here.
+SOURCE = "cluster"
+_ADVICE = "docs/runbook.md; the aggregator's own advice is missing while it does not answer"
+
+
+def quarantine_answer(found: Quarantine) -> dict[str, Any]:
+    """One item of /api/v1/quarantines."""
+    spec, status = found.spec, found.status
+    reached = {
+        Phase.ADMITTED: status.admitted_at or found.created_at,
+        Phase.CORDONED: status.cordoned_at,
+        Phase.DRAINING: status.drain_started_at,
+        Phase.DRAINED: status.drained_at,
+    }
+    marks = status.marks
+    return {
+        "node": found.node,
+        "action": spec.action.value,
+        "kind": spec.kind,
+        "phase": status.phase.value,
+        "phase_since": _time(reached.get(status.phase, 0.0)),
+        "reason": spec.reason,
+        "requester": spec.requester,
+        "incident": spec.incident,
+        "message": found.problem or status.message,
+        "created_at": _time(found.created_at),
+        "admitted_at": _time(status.admitted_at),
+        "cordoned_at": _time(status.cordoned_at),
+        "drain_started_at": _time(status.drain_started_at),
+        "drained_at": _time(status.drained_at),
+        "deadline_at": _time(status.deadline_at),
+        "overdue_at": _time(status.overdue_at),
+        "pre_evict": _hook(status.pre_evict),
+        "pods_remaining": status.pods_remaining,
+        "blockers": [
+            {"pod": one.pod, "reason": one.reason, "since": _time(one.since)}
+            for one in status.blockers
+        ],
+        "released_because": status.released_because,
+        "release_held": status.release_held,
+        "override": status.override,
+        "node_absent_since": _time(status.node_absent_since),
+        "uncordoned": status.uncordoned,
+        "unmarked": f"the node lacks {', '.join(marks.missing)}" if marks and marks.missing else "",
+        "unmarked_since": _time(marks.since) if marks else None,
+        "overruled": status.overruled,
+        "agent": "unknown",
+        "last_error": "",
+        "evidence": [
+            {
+                "code": one.code,
+                "component": one.component,
+                "rule": one.rule,
+                "action": "",
+                "message": one.message,
+                "since": None,
+                "cleared_by": one.cleared_by,
+                "over": one.cleared,
+                "lost": False,
+            }
+            for one in spec.evidence
+        ],
+        "advice": _ADVICE,
+    }
+
+
+def quarantines_answer(found: Collection[Quarantine]) -> dict[str, Any]:
+    """/api/v1/quarantines."""
+    items = [quarantine_answer(one) for one in sorted(found, key=lambda one: one.node)]
+    return {"source": SOURCE, "items": items, "total": len(items), "view_lost": ""}
+
+
+def nodes_answer(found: Collection[Quarantine]) -> dict[str, Any]:
+    """/api/v1/nodes, of the nodes in quarantine alone."""
+    items: list[dict[str, Any]] = [
+        {
+            "node": one.node,
+            "standing": "quarantined",
+            "agent": "unknown",
+            "last_heard": None,
+            "why": f"{one.status.phase}: {one.spec.reason}",
+            "exempt": False,
+            "requests": [],
+        }
+        for one in sorted(found, key=lambda one: one.node)
+    ]
+    return {"source": SOURCE, "items": items, "total": len(items), "next": ""}
+
+
+def node_answer(
+    name: str, node: Mapping[str, Any] | None, found: Quarantine | None, wall: float
+) -> dict[str, Any]:
+    """/api/v1/nodes/NAME. ``node``: the Node object; None where it is not known."""
+    meta = (node or {}).get("metadata") or {}
+    spec = (node or {}).get("spec") or {}
+    requests = read_operator_requests(meta.get("annotations") or {})
+    why = f"{found.status.phase}: {found.spec.reason}" if found is not None else ""
+    return {
+        "source": SOURCE,
+        "node": name,
+        "uid": meta.get("uid", ""),
+        "standing": "quarantined" if found is not None else "unknown",
+        "why": why or "it is not in quarantine; its health is known to the aggregator alone",
+        "agent": "unknown",
+        "last_heard": None,
+        "agent_version": "",
+        "boot_id": ((node or {}).get("status") or {}).get("nodeInfo", {}).get("bootID", ""),
+        "conflict": "",
+        "foreign": "" if found is not None or not spec.get("unschedulable") else "it is cordoned",
+        "last_error": "",
+        "labels": dict(meta.get("labels") or {}),
+        "traits": {},
+        "incidents": [],
+        "quarantine": quarantine_answer(found) if found is not None else None,
+        "hold": None,
+        "would": "",
+        "exempt": requests.exempt(wall),
+        "requests": list(describe(requests, wall)),
+        "overruled": [],
+        "components": [],
+        "faults": [],
+        "checks": [],
+        "lost": [],
+        "timeline": [],
+        "timeline_trouble": "the aggregator does not answer",
+    }
+
+
+def status_answer(
+    trouble: str,
+    stop: str | None,
+    pods: Iterable[AggregatorPod],
+    quarantines: Collection[Quarantine],
+) -> dict[str, Any]:
+    """The cluster at a glance. ``stop``: the stop switch's reason, None where it can't be read."""
+    phases = [one.status.phase.value for one in quarantines]
+    return {
+        "source": SOURCE,
+        "trouble": trouble,
+        "stop": stop,
+        "pods": [
+            {"name": one.name, "phase": one.phase, "restarts": one.restarts, "why": one.why}
+            for one in pods
+        ],
+        "quarantines": len(phases),
+        "phases": {phase: phases.count(phase) for phase in sorted(set(phases))},
+    }
+
+
+def _time(at: float) -> str | None:
+    return write_time(at) if at else None
+
+
+def _hook(hook: HookStatus | None) -> str:
+    return f"{hook.state.value}: {hook.message}".rstrip(": ") if hook is not None else ""

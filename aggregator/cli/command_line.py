@@ -1,0 +1,272 @@
+"""Every command of `sickbay`: its group, its options, its examples."""
+
+import argparse
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from aggregator.cli import bundle_command, demo, read_commands, write_commands
+from aggregator.cli.arguments import Command, Parser, Subcommands, node_name, positive, program
+from aggregator.cli.completion import SHELLS, script
+from aggregator.cli.options import (
+    acting_options,
+    list_options,
+    reading_options,
+    sentence_option,
+    source_options,
+)
+from aggregator.cli.wait import GOALS, duration
+
+_STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
+_FLEET, _NODES, _ACT, _OTHER = "The fleet", "Nodes", "Act", "Other"
+
+
+def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
+    """The parser of the whole command line. ``executable``: as it was called."""
+    name = program(executable)
+    parser = Parser(prog=name)
+    parser.add_argument("--version", action="version", version=f"sickbay {version('sickbay')}")
+    parser.set_defaults(extra="cli")
+    commands = Subcommands(parser)
+    read = reading_options(environ)
+    _add_fleet(commands, read)
+    _add_nodes(commands, read, source_options(environ))
+    _add_acting(commands, acting_options())
+    _add_alert(commands, read)
+    completion = commands.add(
+        _OTHER,
+        "completion",
+        "print the completion for a shell",
+        examples=["completion bash > /etc/bash_completion.d/sickbay"],
+    )
+    completion.add_argument("shell", choices=SHELLS)
+    _command(completion, lambda options: print(script(options.shell), end=""))
+    demo.add_to(commands, _OTHER)
+    commands.describe(
+        "The health of the fleet's nodes, and what is done about it.",
+        f"""examples:
+  {name} status
+  {name} quarantines -o wide
+  {name} explain gpu-0042
+  {name} stop --reason "work on the fabric"
+
+Reading asks the aggregator: at --url, else through the cluster of your kubeconfig, which is asked
+itself while no aggregator answers. Acting goes to the cluster itself, with your own rights.
+{name} COMMAND --help has the options of a command.""",
+    )
+    return parser
+
+
+def _command(parser: Parser, command: Command) -> None:
+    parser.set_defaults(command=command)
+
+
+def _add_node(parser: Parser) -> None:
+    parser.add_argument("name", type=node_name, metavar="NODE")
+
+
+def _add_reason(parser: Parser) -> None:
+    parser.add_argument("--reason", required=True, help="why, for the next person on call")
+
+
+def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+    listed = list_options()
+    status = commands.add(_FLEET, "status", "the fleet at a glance", parents=[read])
+    _command(status, read_commands.status)
+    incidents = commands.add(
+        _FLEET,
+        "incidents",
+        "the open incidents",
+        parents=[read, listed],
+        examples=["incidents -l topology.kubernetes.io/zone=hall-2", "incidents --sort-by .since"],
+    )
+    incidents.add_argument("--limit", type=positive, default=100, metavar="N")
+    _command(incidents, read_commands.incidents)
+    lemons = commands.add(
+        _FLEET, "lemons", "nodes that come back again and again", parents=[read, listed]
+    )
+    _command(lemons, read_commands.lemons)
+    replicas = commands.add(
+        _FLEET, "replicas", "the aggregator's replicas, and which don't answer", parents=[read]
+    )
+    _command(replicas, read_commands.replicas)
+    history = commands.add(
+        _FLEET,
+        "history",
+        "what happened",
+        parents=[read],
+        examples=["history --node gpu-0042", "history --since 2026-01-31T03:14:00Z --limit 500"],
+    )
+    history.add_argument("--node", default="", metavar="NAME", help="only about this node")
+    history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")
+    history.add_argument("--until", default="", metavar="TIME", help="only transitions up to then")
+    history.add_argument("--limit", type=positive, default=50, metavar="N")
+    _command(history, read_commands.history)
+    watch = commands.add(
+        _FLEET, "watch", "transitions as they happen (Ctrl-C ends it)", parents=[read]
+    )
+    watch.add_argument("--node", default="", metavar="NAME", help="only about this node")
+    _command(watch, read_commands.watch)
+
+
+def _add_nodes(
+    commands: Subcommands, read: argparse.ArgumentParser, source: argparse.ArgumentParser
+) -> None:
+    listed = list_options()
+    nodes = commands.add(
+        _NODES,
+        "nodes",
+        "every node, or those that stand so",
+        parents=[read, listed],
+        examples=[
+            "nodes --standing held",
+            "nodes -l node.kubernetes.io/instance-type=p5.48xlarge -o wide",
+            'nodes -o jsonpath=\'{range .items[*]}{.node}{"\\t"}{.why}{"\\n"}{end}\'',
+        ],
+    )
+    nodes.add_argument("--standing", choices=_STANDINGS, default="")
+    nodes.add_argument("--exempt", action="store_true", help="only those that are left alone")
+    _command(nodes, read_commands.nodes)
+    node = commands.add(_NODES, "node", "one node's details and its past", parents=[read])
+    node.add_argument("name", type=node_name, metavar="NAME")
+    _command(node, read_commands.node)
+    explain = commands.add(
+        _NODES,
+        "explain",
+        "why a node is in its state, what follows, and what to do",
+        parents=[read],
+        examples=["explain gpu-0042"],
+    )
+    _add_node(explain)
+    _command(explain, read_commands.explain)
+    quarantines = commands.add(
+        _NODES,
+        "quarantines",
+        "the quarantines under way",
+        parents=[read, listed],
+        examples=["quarantines --sort-by .created_at -o wide", "quarantines -o name"],
+    )
+    _command(quarantines, read_commands.quarantines)
+    bundle = commands.add(
+        _NODES,
+        "bundle",
+        "one archive with all that is known of a node, for a ticket or an RMA",
+        parents=[source],
+        more="It has the node's state, evidence, history, kernel lines, versions and objects. "
+        "Texts that look like secrets are left out.",
+        examples=["bundle gpu-0042", "bundle gpu-0042 --file rma-12345.tar.gz"],
+    )
+    _add_node(bundle)
+    bundle.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="default: sickbay-NODE-TIME.tar.gz",
+    )
+    sentence_option(bundle)
+    _command(bundle, bundle_command.bundle)
+    wait = commands.add(
+        _NODES,
+        "wait",
+        "wait until a node is quarantined, drained or released",
+        parents=[read],
+        more="The exit code is 1 where that is not reached in time, or can't be.",
+        examples=["wait gpu-0042 --for drained --timeout 30m"],
+    )
+    _add_node(wait)
+    wait.add_argument("--for", dest="goal", required=True, choices=GOALS)
+    wait.add_argument(
+        "--timeout", type=duration, default=600.0, metavar="TIME", help="default: 10m"
+    )
+    _command(wait, read_commands.wait)
+
+
+def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
+    stop = commands.add(
+        _ACT,
+        "stop",
+        "stop new quarantines and evictions, on all nodes",
+        parents=[act],
+        examples=['stop --reason "work on the fabric"', "resume"],
+    )
+    _add_reason(stop)
+    _command(stop, write_commands.stop)
+    _command(
+        commands.add(_ACT, "resume", "go on after a stop", parents=[act]), write_commands.resume
+    )
+    quarantine = commands.add(
+        _ACT,
+        "quarantine",
+        "quarantine a node by hand",
+        parents=[act],
+        more="A drain ends the work on the node, so that it asks for confirmation.",
+        examples=[
+            'quarantine gpu-0042 --action cordon --reason "fan 3 is dead"',
+            'quarantine gpu-0042 --action drain --reason "fan 3 is dead" --dry-run',
+        ],
+    )
+    _add_node(quarantine)
+    quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
+    _add_reason(quarantine)
+    quarantine.add_argument("--requester", default="", metavar="WHO", help="default: your name")
+    quarantine.add_argument(
+        "-y", "--yes", action="store_true", help="a drain does not ask for confirmation"
+    )
+    _command(quarantine, write_commands.quarantine)
+    for name, text, command in (
+        ("release", "end a node's quarantine", write_commands.release),
+        ("unexempt", "have an exempt node judged as any other again", write_commands.unexempt),
+        ("unpin", "let a pinned node go when it is well", write_commands.unpin),
+        (
+            "forget",
+            "take a name that is no node's out of a local cluster's file",
+            write_commands.forget,
+        ),
+    ):
+        made = commands.add(_ACT, name, text, parents=[act])
+        _add_node(made)
+        _command(made, command)
+    exempt = commands.add(
+        _ACT,
+        "exempt",
+        "have a node left alone for a time",
+        parents=[act],
+        examples=['exempt gpu-0042 --for 8h --reason "firmware test"'],
+    )
+    _add_node(exempt)
+    exempt.add_argument(
+        "--for", dest="how_long", required=True, metavar="TIME", help="such as 30m, 8h or 7d"
+    )
+    _add_reason(exempt)
+    _command(exempt, write_commands.exempt)
+    pin = commands.add(_ACT, "pin", "keep a node's quarantine until it is unpinned", parents=[act])
+    _add_node(pin)
+    _add_reason(pin)
+    _command(pin, write_commands.pin)
+
+
+def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+    alert = commands.add(_OTHER, "alert", "where alerts go")
+    about = Subcommands(alert)
+    listed = about.add(
+        "Alerts", "list", "routes, and deliveries that were given up", parents=[read]
+    )
+    _command(listed, read_commands.alert_list)
+    test = about.add(
+        "Alerts",
+        "test",
+        "send a test alert on a route, with the aggregator's configuration and secrets",
+    )
+    test.add_argument("route", metavar="ROUTE")
+    test.add_argument(
+        "--config",
+        type=Path,
+        default=Path("/etc/sickbay/aggregator.yaml"),
+        metavar="FILE",
+        help="the aggregator's (default: %(default)s)",
+    )
+    sentence_option(test)
+    # The test sends as the aggregator does, with the same libraries.
+    test.set_defaults(extra="aggregator")
+    _command(test, write_commands.alert_test)
+    about.describe("Where alerts go.", f"{alert.prog} COMMAND --help has the options.")

@@ -1,0 +1,26 @@
+"""A person's confirmation before an action that can't be undone."""
+
+import sys
+from typing import TextIO
+
+from aggregator.cli.errors import CommandFailed, UsageError
+from aggregator.cli.text_table import printable
+
+
+def require_terminal(what: str, *, stdin: TextIO | None = None) -> None:
+    """Raise UsageError where there is no person to ask: a script must not wait for one."""
+    if not (stdin or sys.stdin).isatty():
+        raise UsageError(
+            f"{what} asks for confirmation, and stdin is no terminal; add --yes, or --dry-run to "
+            "see what it would do"
+        )
+
+
+def confirm(question: str, *, stdin: TextIO | None = None, stderr: TextIO | None = None) -> None:
+    """Ask on stderr; anything except "yes" or "y" is a no. Raises CommandFailed for a no."""
+    written = stderr or sys.stderr
+    written.write(f'{printable(question)}\nGo on? Type "yes": ')
+    written.flush()
+    answer = (stdin or sys.stdin).readline()
+    if answer.strip().lower() not in {"y", "yes"}:
+        raise CommandFailed("not confirmed: nothing was written")

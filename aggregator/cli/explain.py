@@ -1,0 +1,203 @@
+"""`sickbay explain NODE`: why the node is in its state, what follows, and what a person can do.
+
+Pure: made from the API's answer about one node, or from the cluster's own objects in its shape.
+"""
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aggregator.cli.screen import Screen
+from aggregator.cli.text_table import ago, clean, clock
+
+Answer = dict[str, Any]
+
+#: How evidence ends, by its sign.
+_ENDS: Mapping[str, str] = {
+    "reboot": "a reboot of the node",
+    "gpu_reset": "a reset of the GPU, or a reboot",
+    "expiry": "its time: it expires by itself",
+    "operator": "a person's word, after the repair",
+    "": "its check being healthy again",
+}
+_PHASES: Mapping[str, str] = {
+    "Admitted": "The node gets its taint and its cordon next.",
+    "Cordoned": "No new pod is placed on it.",
+    "Draining": "Its pods are evicted, as fast as disruption budgets allow.",
+    "Drained": "No pod is left on it that would go. No new pod is placed on it.",
+    "Releasing": "What sickbay did to the node is being undone.",
+    "Invalid": "Its Quarantine can't be understood: no step is taken until it is corrected.",
+}
+_STANDINGS: Mapping[str, str] = {
+    "ok": "No evidence speaks against the node.",
+    "silent": "Its agent is silent. Silence alone never leads to a quarantine.",
+    "unknown": "Its health is not known. Unknown alone never leads to a quarantine.",
+    "warning": "It has evidence that calls for no quarantine.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExplanation:
+    """Sentences. ``why``: the causes; ``follows``: the steps of sickbay; ``to_do``: of people."""
+
+    node: str
+    standing: str
+    why: tuple[str, ...]
+    follows: tuple[str, ...]
+    to_do: tuple[str, ...]
+
+    def as_json(self) -> Answer:
+        return asdict(self)
+
+
+def explanation(answer: Answer, now: dt.datetime) -> NodeExplanation:
+    """Of one node's answer."""
+    return NodeExplanation(
+        node=answer["node"],
+        standing=answer["standing"],
+        why=_unique(_why(answer, now)),
+        follows=_unique(_follows(answer, now)),
+        to_do=_unique(_to_do(answer)),
+    )
+
+
+def lines(made: Answer, _: Screen) -> Iterator[str]:
+    """The explanation as text."""
+    yield f"{clean(made['node'])} is {clean(made['standing'])}."
+    for title, key in (("WHY", "why"), ("WHAT FOLLOWS", "follows"), ("TO DO", "to_do")):
+        yield f"\n{title}"
+        for sentence in made[key] or ["No step is needed."]:
+            yield f"  {clean(sentence)}"
+
+
+def _unique(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one for one in found if one))
+
+
+def _why(answer: Answer, now: dt.datetime) -> Iterator[str]:
+    quarantine = answer["quarantine"]
+    if quarantine is not None:
+        who = quarantine["requester"] or "a person, by hand"
+        since = ago(quarantine["created_at"], now)
+        yield f"Quarantine ({quarantine['action']}) of {who}, {since} ago: {quarantine['reason']}"
+    for incident in answer["incidents"]:
+        since = ago(incident["since"], now)
+        yield f"Incident, {since} old, calls for {incident['action']}: {incident['summary']}"
+        yield from map(_evidence, incident["evidence"])
+    if quarantine is not None and not answer["incidents"]:
+        yield from map(_evidence, quarantine["evidence"])
+    if not quarantine and not answer["incidents"]:
+        yield _STANDINGS.get(answer["standing"], "")
+        yield answer["why"]
+    for one in answer["overruled"]:
+        yield f"A person has overruled {one['code']} {one['component']}: it does not count."
+    yield from (f"Asked by people: {one}" for one in answer.get("requests") or ())
+    if answer["conflict"]:
+        yield f"No action while two agents claim the node: {answer['conflict']}"
+    if answer["foreign"]:
+        yield f"Others at work: {answer['foreign']}"
+
+
+def _evidence(one: Answer) -> str:
+    rule = f" (rule {one['rule']})" if one["rule"] else ""
+    state = (
+        "over"
+        if one["over"]
+        else f"in force until {_ENDS.get(one['cleared_by'], one['cleared_by'])}"
+    )
+    lost = "; the agent no longer reports it" if one["lost"] else ""
+    message = f": {one['message']}" if one["message"] else ""
+    return f"- {one['code']} {one['component']}".rstrip() + f"{rule}, {state}{lost}{message}"
+
+
+def _mode(answer: Answer) -> str:
+    """The pool and the mode; an aggregator of the version before does not send them."""
+    mode, pool = answer.get("mode", ""), answer.get("pool", "")
+    if not mode:
+        return ""
+    of_pool = f" of pool {pool}" if pool else ""
+    return f"Mode {mode}{of_pool} is the most that is done to the node without a person."
+
+
+def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
+    quarantine, hold = answer["quarantine"], answer["hold"]
+    yield _mode(answer)
+    if hold is not None:
+        yield f"Held by {hold['limit']} = {hold['value']}: {hold['reason']}"
+    if quarantine is None:
+        for incident in answer["incidents"]:
+            yield f"{incident['kind']}: {incident['doing']}."
+            yield _closing(incident)
+        if hold is None and not answer["incidents"]:
+            yield "No step of sickbay follows."
+        return
+    yield _PHASES.get(quarantine["phase"], f"Its phase is {quarantine['phase']}.")
+    yield from _drain(quarantine, now)
+    yield from _end(answer, quarantine)
+
+
+def _drain(quarantine: Answer, now: dt.datetime) -> Iterator[str]:
+    if quarantine["action"] != "drain":
+        yield "Pods that run on it stay."
+        return
+    if quarantine["phase"] == "Cordoned":
+        yield "Its drain begins next."
+    if quarantine["pods_remaining"]:
+        yield f"{quarantine['pods_remaining']} pods are left."
+    for one in quarantine["blockers"]:
+        since = f" for {ago(one['since'], now)}" if one["since"] else ""
+        yield f"Blocked{since} by {one['pod']}: {one['reason']}"
+    if quarantine["phase"] == "Draining" and quarantine["deadline_at"]:
+        yield f"The drain should end by {clock(quarantine['deadline_at'])} UTC."
+
+
+def _end(answer: Answer, quarantine: Answer) -> Iterator[str]:
+    """What ends the quarantine."""
+    if quarantine["phase"] == "Releasing":
+        yield quarantine["released_because"]
+        return
+    if quarantine["kind"] == "manual":
+        yield "A person made it: it stays until a person ends it."
+        return
+    if quarantine["release_held"]:
+        yield f"Its cause is over, and it is not released: {quarantine['release_held']}"
+        return
+    # In the object, evidence of a node is over later than in the aggregator's memory.
+    found = [one for incident in answer["incidents"] for one in incident["evidence"]]
+    signs = {
+        _ENDS.get(one["cleared_by"], one["cleared_by"])
+        for one in found or quarantine["evidence"]
+        if not one["over"]
+    }
+    if signs:
+        yield (
+            f"It is released by itself after {' and '.join(sorted(signs))}, once every check has "
+            "been healthy for some minutes."
+        )
+    for incident in answer["incidents"]:
+        yield _closing(incident)
+
+
+def _closing(incident: Answer) -> str:
+    at = incident["closes_at"]
+    return (
+        f"Its evidence is over; the incident closes at {clock(at)} UTC if it stays so."
+        if (at)
+        else ""
+    )
+
+
+def _to_do(answer: Answer) -> Iterator[str]:
+    quarantine, hold = answer["quarantine"], answer["hold"]
+    if hold is not None:
+        yield hold["advice"]
+        if hold.get("documentation"):
+            yield f"More about this hold: {hold['documentation']}"
+    if quarantine is not None:
+        yield quarantine["advice"]
+    for incident in answer["incidents"]:
+        yield incident["advice"]
+    if quarantine is not None:
+        yield f"To end the quarantine now: sickbay release {answer['node']}"
+    yield f"All that is known: sickbay node {answer['node']}"

@@ -1,0 +1,125 @@
+"""The options that several commands share."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from aggregator.cli.arguments import namespace
+from aggregator.cli.output import TABLE, form, text_or_json
+from aggregator.cli.source import DEFAULT_URL
+from aggregator.runtime.cli_flags import NAMESPACE, target_flags
+
+
+def output_option(parser: argparse.ArgumentParser) -> None:
+    """-o of a command with an object as its answer."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=form,
+        default=TABLE,
+        metavar="FORM",
+        help="table (default), wide, json, yaml, name or jsonpath=TEMPLATE",
+    )
+
+
+def sentence_option(parser: argparse.ArgumentParser) -> None:
+    """-o of a command with a sentence as its answer."""
+    parser.add_argument(
+        *("-o", "--output"),
+        type=text_or_json,
+        default=TABLE,
+        metavar="FORM",
+        help="table (default) or json",
+    )
+
+
+def cluster_options() -> argparse.ArgumentParser:
+    """The options that select a cluster."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--kubeconfig", default="", metavar="FILE", help="default: as kubectl")
+    common.add_argument("--context", default="", help="of the kubeconfig; default: its current one")
+    common.add_argument(
+        "-n",
+        "--namespace",
+        type=namespace,
+        default=NAMESPACE,
+        help=f"sickbay's own; default: {NAMESPACE}",
+    )
+    return common
+
+
+def source_options(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The options that say where to read."""
+    common = argparse.ArgumentParser(add_help=False, parents=[cluster_options()])
+    url = environ.get("SICKBAY_URL") or ""
+    now = url or f"the cluster of your kubeconfig; without one {DEFAULT_URL}"
+    common.add_argument(
+        "--url",
+        default=url,
+        help=f"the aggregator's address (SICKBAY_URL; now: {now})".replace("%", "%%"),
+    )
+    common.add_argument(
+        "--ca-file",
+        default=environ.get("SICKBAY_CA_FILE", ""),
+        metavar="FILE",
+        help="the CA of its certificate (SICKBAY_CA_FILE; default: with a kubeconfig the one that "
+        "the aggregator publishes, else the system's authorities)",
+    )
+    common.add_argument(
+        "--token-file",
+        default="",
+        metavar="FILE",
+        help="with --url, a token for an aggregator that asks for one (or SICKBAY_TOKEN)",
+    )
+    return common
+
+
+def reading_options(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The options of commands that read."""
+    common = argparse.ArgumentParser(add_help=False, parents=[source_options(environ)])
+    output_option(common)
+    return common
+
+
+def list_options() -> argparse.ArgumentParser:
+    """The options of commands that list."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "-l",
+        "--selector",
+        default="",
+        metavar="LABELS",
+        help="only nodes with these labels, as with kubectl; needs a kubeconfig",
+    )
+    common.add_argument(
+        "--sort-by", default="", metavar="FIELD", help="in the order of a field of -o json: .node"
+    )
+    return common
+
+
+def acting_options() -> argparse.ArgumentParser:
+    """The options of commands that act."""
+    common = argparse.ArgumentParser(add_help=False, parents=[cluster_options()])
+    common.add_argument(
+        "--local",
+        type=Path,
+        metavar="DATABASE",
+        help="act on a local cluster's file (cluster.local.database) and not on Kubernetes",
+    )
+    common.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="ask the API server whether it would be allowed, and write nothing",
+    )
+    sentence_option(common)
+    return common
+
+
+def flags_of(options: argparse.Namespace) -> str:
+    """The options that a person needs to take a request back: it is for this cluster."""
+    return target_flags(
+        local=getattr(options, "local", None),
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+    )

@@ -1,0 +1,202 @@
+"""The commands that read. Each asks its source and prints the answer."""
+
+import argparse
+import datetime as dt
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from aggregator.cli import render, render_nodes
+from aggregator.cli.errors import CommandFailed, Unreached, UsageError
+from aggregator.cli.output import Answer, print_answer, sort_items
+from aggregator.cli.screen import Screen
+from aggregator.cli.source import Source, open_session, open_source, require_kubeconfig
+
+#: Longer than two of the stream's beats (seconds).
+_WATCH_TIMEOUT = 25.0
+#: Rows of one request, and at most of those that a selector picks from.
+_PAGE, _MOST = 1000, 10_000
+#: What -o name prints before a node's name.
+_NODE, _QUARANTINE = "node", "quarantine.sickbay.dev"
+
+
+def status(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        try:
+            answer = source.get("fleet")
+        except Unreached as error:
+            answer = source.cluster(error).status()
+    known_to_cluster = answer.get("source") == "cluster"
+    print_answer(options, answer, render.cluster_status if known_to_cluster else render.status)
+
+
+def nodes(options: argparse.Namespace) -> None:
+    """All pages, as one."""
+    with open_source(options) as source:
+        try:
+            answer = _all_nodes(source, options.standing)
+        except Unreached as error:
+            answer = source.cluster(error).nodes()
+            if options.standing not in {"", "quarantined"} or options.exempt:
+                raise UsageError(
+                    "without the aggregator the nodes in quarantine alone are known; expected no "
+                    "--standing and no --exempt"
+                ) from error
+    if options.exempt:
+        kept = [one for one in answer["items"] if one["exempt"]]
+        answer = {**answer, "items": kept, "total": len(kept)}
+    asked = bool(options.standing or options.exempt or options.selector)
+
+    def show(page: Answer, screen: Screen) -> Any:
+        return render_nodes.nodes(page, screen, asked=asked)
+
+    print_answer(options, _arranged(options, answer), show, kind=_NODE)
+
+
+def _all_nodes(source: Source, standing: str) -> Answer:
+    items: list[Answer] = []
+    after = ""
+    while True:
+        page = source.get("nodes", standing=standing, limit=_PAGE, after=after)
+        items += page["items"]
+        after = page["next"]
+        if not after:
+            return {"items": items, "total": page["total"], "next": ""}
+
+
+def node(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        answer = node_answer(source, options.name)
+    print_answer(options, answer, render_nodes.node, kind=_NODE)
+
+
+def node_answer(source: Source, name: str) -> Answer:
+    """One node, of the aggregator or else of the cluster."""
+    try:
+        found: Answer = source.get("nodes", name)
+    except Unreached as error:
+        return source.cluster(error).node(name)
+    return found
+
+
+def explain(options: argparse.Namespace) -> None:
+    from aggregator.cli.explain import explanation, lines
+
+    with open_source(options) as source:
+        answer = node_answer(source, options.name)
+    made = explanation(answer, dt.datetime.now(dt.UTC)).as_json()
+    print_answer(options, made, lines, kind=_NODE)
+
+
+def wait(options: argparse.Namespace) -> None:
+    from aggregator.cli.wait import state, wait_for
+
+    try:
+        with open_source(options) as source:
+
+            def read_goal() -> Answer | None:
+                found: Answer | None = source.quarantine(options.name)
+                return found
+
+            source.require_node(options.name)
+            found = wait_for(options.goal, read_goal, timeout=options.timeout)
+    except Unreached:
+        raise
+    except CommandFailed as error:
+        raise CommandFailed(f"{options.name}: {error}") from error
+    answer = {"node": options.name, "reached": options.goal, "quarantine": found}
+
+    def show(_: Answer, __: Screen) -> Iterator[str]:
+        yield f"{options.name}: {options.goal}" + (f" ({state(found)})" if found else "")
+
+    print_answer(options, answer, show, kind=_NODE)
+
+
+def quarantines(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        try:
+            answer = source.get("quarantines")
+        except Unreached as error:
+            answer = source.cluster(error).quarantines()
+    print_answer(options, _arranged(options, answer), render_nodes.quarantines, kind=_QUARANTINE)
+
+
+def incidents(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        limit = _MOST if options.selector or options.sort_by else options.limit
+        answer = source.get("incidents", limit=limit)
+    answer = _arranged(options, answer)
+    answer["items"] = answer["items"][: options.limit]
+    print_answer(options, answer, render.incidents, kind=_NODE)
+
+
+def lemons(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        answer = source.get("lemons")
+    print_answer(options, _arranged(options, answer), render.lemons, kind=_NODE)
+
+
+def replicas(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        print_answer(options, source.get("replicas"), render.replicas)
+
+
+def alert_list(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        print_answer(options, source.get("alerts"), render.alerts)
+
+
+def history(options: argparse.Namespace) -> None:
+    with open_source(options) as source:
+        answer = source.get(
+            "transitions",
+            node=options.node,
+            since=options.since,
+            until=options.until,
+            limit=options.limit,
+        )
+    print_answer(options, answer, render.history)
+
+
+def watch(options: argparse.Namespace) -> None:
+    """Events as they come. JSON has one a line."""
+    from aggregator.cli.watch import watch as follow
+
+    if options.output.name not in {"table", "json"}:
+        raise UsageError(f"-o {options.output.name}: watch prints lines; expected table or json")
+    shown = ""
+
+    def print_event(name: str, data: Any) -> None:
+        nonlocal shown
+        if options.output.name == "json":
+            print(json.dumps({"event": name, "data": data}), flush=True)
+        elif name == "transition":
+            print(render.event(data), flush=True)
+        elif name == "fleet" and data["headline"] != shown:
+            shown = data["headline"]
+            print(render.event({"at": data["at"], "kind": "fleet", "summary": shown}), flush=True)
+        elif name == "missed":
+            print(f"... {data['transitions']} more happened than could be told", flush=True)
+
+    rng = random.Random()  # noqa: S311 - jitter, no secret
+    with open_source(options, _WATCH_TIMEOUT) as source:
+        follow(source, options.node, print_event, rng=rng)
+
+
+def _arranged(options: argparse.Namespace, answer: Answer) -> Answer:
+    """The items of the selected nodes, in the order that was asked for."""
+    if options.selector:
+        names = _selected(options)
+        kept = [one for one in answer["items"] if one["node"] in names]
+        answer = {**answer, "items": kept, "total": len(kept)}
+    return sort_items(answer, options.sort_by)
+
+
+def _selected(options: argparse.Namespace) -> frozenset[str]:
+    """The API server evaluates the selector: it means what it means to kubectl."""
+    require_kubeconfig(options, "--selector")
+    from aggregator.cli.cluster_reader import ClusterReader
+
+    with open_session(options) as session:
+        return ClusterReader(session, options.namespace).names_with(options.selector)

@@ -1,0 +1,213 @@
+"""The output of commands about nodes, made from the API's answer. Pure."""
+
+from collections.abc import Iterator
+
+from aggregator.cli import render
+from aggregator.cli.render import IN_COMPANY, UNSEEN, Answer
+from aggregator.cli.screen import Screen
+from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table
+from aggregator.cluster.port import STILL_SCHEDULABLE
+
+#: So many names fit in one line.
+_FEW = 5
+
+
+def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]:
+    """Nodes in lines. ``asked``: for some of them alone."""
+    if not page["items"]:
+        yield "No node stands so." if asked else "No node is known yet."
+        return
+    more = ["REPLICA", "REQUESTS"] if screen.wide else []
+    yield table(
+        ["NODE", "STANDING", "AGENT", "HEARD", *more, "WHY"],
+        [
+            (
+                one["node"],
+                one["standing"],
+                one["agent"],
+                ago(one["last_heard"], screen.now),
+                *([one.get("replica", ""), "; ".join(one["requests"])] if more else []),
+                one["why"],
+            )
+            for one in page["items"]
+        ],
+        screen.width,
+        colour=screen.colour,
+    )
+
+
+def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
+    """The list of quarantined nodes."""
+    if answer.get("view_lost"):
+        of_it = f"{UNSEEN}, the state shown here may be old"
+        if answer.get("in_company"):
+            of_it = f"{IN_COMPANY}, and knows nothing of the cluster"
+        yield f"{of_it}: {clean(answer['view_lost'])}"
+    marked = answer.get("marked_only") or []
+    if marked:
+        few = ", ".join(marked[:_FEW]) + (", ..." if len(marked) > _FEW else "")
+        yield (
+            f"{len(marked)} marked by sickbay, without a Quarantine that is known: {few}. "
+            f"Why: sickbay node {marked[0]}"
+        )
+    if not answer["items"]:
+        if marked:
+            return
+        # An aggregator that never saw the cluster knows of none, and a person would believe it.
+        known = " is known to be" if answer.get("view_lost") else " is"
+        yield f"No node{known} in quarantine."
+        return
+    rows = []
+    more = ["KIND", "CREATED", "DEADLINE", "INCIDENT"] if screen.wide else []
+    for one in answer["items"]:
+        blocked = "".join(f"; blocked by {item['pod']}" for item in one["blockers"][:1])
+        failing = f"; {one['last_error']}" if one["last_error"] else ""
+        failing += f"; not released: {one['release_held']}" if one["release_held"] else ""
+        failing += f"; {one['override']}" if one["override"] else ""
+        failing += f"; {one['unmarked']}" if one.get("unmarked") else ""
+        failing += (
+            f"; {one['uncordoned']}" if one["uncordoned"].startswith(STILL_SCHEDULABLE) else ""
+        )
+        gone = one.get("node_absent_since")
+        failing += f"; its Node is gone for {ago(gone, screen.now)}" if gone else ""
+        pods = "" if one["pods_remaining"] is None else one["pods_remaining"]
+        since = ago(one["phase_since"] or one["created_at"], screen.now)
+        rows.append(
+            (
+                one["node"],
+                one["action"],
+                one["phase"],
+                since,
+                pods,
+                one["requester"],
+                *(_wide(one) if more else []),
+                f"{one['reason']}{blocked}{failing}",
+            )
+        )
+    head = ["NODE", "ACTION", "PHASE", "SINCE", "PODS", "BY", *more, "REASON"]
+    yield table(head, rows, screen.width, colour=screen.colour)
+
+
+def _wide(one: Answer) -> tuple[object, ...]:
+    return one["kind"], one["created_at"], one["deadline_at"], one["incident"]
+
+
+def _read(one: Answer, screen: Screen) -> str:
+    """The age of the Node object as read; an older aggregator does not report it."""
+    at = one.get("read_at")
+    return f"{ago(at, screen.now)} ago" if at else ""
+
+
+def node(one: Answer, screen: Screen) -> Iterator[str]:
+    """One node's details."""
+    heard = (
+        f" (last heard {ago(one['last_heard'], screen.now)} ago)"
+        if one["agent"] == "silent"
+        else ""
+    )
+    yield pairs(
+        [
+            ("node", one["node"]),
+            ("standing", one["standing"]),
+            ("why", one["why"]),
+            ("agent", one["agent"] + heard),
+            ("replica", one.get("replica", "")),
+            ("only last known", _known(one, screen)),
+            ("version", one["agent_version"]),
+            ("boot", one["boot_id"]),
+            ("pool", one.get("pool", "")),
+            ("mode", one.get("mode", "")),
+            ("conflict", one["conflict"]),
+            ("others at work", one["foreign"]),
+            ("node read", _read(one, screen)),
+            ("last error", one["last_error"]),
+            # An aggregator of the version before calls them "wishes".
+            ("asked by people", "; ".join(one.get("requests") or one.get("wishes") or [])),
+            ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
+        ]
+    )
+    yield from _quarantine(one["quarantine"], screen)
+    if one["hold"]:
+        yield f"\nHELD by {clean(one['hold']['limit'])}: {clean(one['hold']['reason'])}"
+        yield f"  to do: {clean(one['hold']['advice'])}"
+        if one["hold"].get("documentation"):
+            yield f"  more: {clean(one['hold']['documentation'])}"
+    for incident in one["incidents"]:
+        yield (
+            f"\nINCIDENT ({incident['action']}, {ago(incident['since'], screen.now)} old): "
+            + clean(incident["summary"])
+        )
+        yield f"  evidence: {clean(evidence(incident['evidence']))}"
+        yield f"  to do: {clean(incident['advice'])}"
+    if one["faults"]:
+        rows = [
+            (
+                fault["code"],
+                fault["component"],
+                fault["count"],
+                ago(fault["last_at"], screen.now),
+                fault["cleared_by"],
+                _marks(fault) + fault["message"],
+            )
+            for fault in one["faults"]
+        ]
+        yield "\n" + table(
+            ["FAULT", "COMPONENT", "TIMES", "LAST", "CLEARED BY", "MESSAGE"], rows, screen.width
+        )
+    if one["components"]:
+        parts = [
+            (
+                part["check"],
+                part["component"],
+                part["status"],
+                ago(part["since"], screen.now),
+                part["message"] or part["reason"],
+            )
+            for part in one["components"]
+        ]
+        head = ["CHECK", "COMPONENT", "STATUS", "SINCE", "SAYS"]
+        yield "\n" + table(head, parts, screen.width, colour=screen.colour)
+    yield ""
+    told = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
+    yield from render.history(told, screen)
+
+
+def _known(one: Answer, screen: Screen) -> str:
+    at = one.get("last_known")
+    return f"{clock(at)} UTC, {ago(at, screen.now)} ago; see: sickbay replicas" if at else ""
+
+
+def _marks(fault: Answer) -> str:
+    past = "[earlier boot] " if fault["historical"] else ""
+    return past + ("[missing, in force] " if fault["missing"] else "")
+
+
+def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
+    if one is None:
+        return
+    yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(one['reason'])}"
+    yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
+        "pods not counted"
+        if one["pods_remaining"] is None
+        else f"{one['pods_remaining']} pods left"
+    )
+    if one["release_held"]:
+        yield f"  not released: {clean(one['release_held'])}"
+    if one["override"]:
+        yield f"  overridden: {clean(one['override'])}"
+    if one.get("node_absent_since"):
+        yield f"  its Node is gone since {one['node_absent_since']}: not counted by any limit"
+    if one["uncordoned"]:
+        yield f"  {clean(one['uncordoned'])}"
+    if one.get("unmarked"):
+        yield f"  marks missing: {clean(one['unmarked'])}"
+    if one["message"]:
+        yield f"  {clean(one['message'])}"
+    if one["deadline_at"] and one["phase"] == "Draining":
+        yield f"  its drain should end by {clean(one['deadline_at'])}"
+    if one["pre_evict"]:
+        yield f"  drain.pre_evict: {clean(one['pre_evict'])}"
+    for blocker in one["blockers"]:
+        since = f" for {ago(blocker['since'], screen.now)}" if blocker["since"] else ""
+        yield f"  blocked{since}: {clean(blocker['pod'])}: {clean(blocker['reason'])}"
+    yield f"  to do: {clean(one['advice'])}"

@@ -1,0 +1,151 @@
+"""The commands that act, with the person's own rights. Each writes one request."""
+
+import argparse
+import datetime as dt
+import getpass
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aggregator.cli.actions import (
+    ClusterActions,
+    exempted,
+    pinned,
+    seconds_of,
+    unexempted,
+    unpinned,
+    wish,
+)
+from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.errors import UsageError
+from aggregator.cli.options import flags_of
+from aggregator.cli.source import open_session
+from aggregator.cli.text_table import printable
+from aggregator.cluster.port import Action
+
+_DRY_RUN = "DRY RUN, nothing is written. Without --dry-run the answer would be:"
+
+
+@contextmanager
+def open_actions(options: argparse.Namespace) -> Iterator[ClusterActions]:
+    """The target of the request. Imported here: it costs a second of imports."""
+    how = flags_of(options)
+    if options.local is not None:
+        from aggregator.cli.local_actions import LocalActions, scratch_copy
+
+        on_file = LocalActions(options.local, how=how)
+        if options.dry_run:
+            with scratch_copy(options.local) as copy:
+                yield LocalActions(copy, how=how)
+        else:
+            yield on_file
+        return
+    from aggregator.cli.kube_actions import KubeActions
+
+    with open_session(options) as session:
+        yield KubeActions(session, options.namespace, how=how, dry_run=options.dry_run)
+
+
+def report(options: argparse.Namespace, text: str) -> None:
+    """Print what was done."""
+    dry = getattr(options, "dry_run", False)
+    if options.output.name == "json":
+        print(json.dumps({"done": not dry, "dry_run": dry, "message": text}))
+        return
+    print(printable(f"{_DRY_RUN}\n{text}" if dry else text))
+
+
+def stop(options: argparse.Namespace) -> None:
+    with open_actions(options) as actions:
+        report(options, actions.stop(_reason(options)))
+
+
+def resume(options: argparse.Namespace) -> None:
+    with open_actions(options) as actions:
+        report(options, actions.resume())
+
+
+def release(options: argparse.Namespace) -> None:
+    with open_actions(options) as actions:
+        report(options, actions.release(options.name))
+
+
+def exempt(options: argparse.Namespace) -> None:
+    reason = _reason(options)
+    until = dt.datetime.now(dt.UTC).timestamp() + seconds_of(options.how_long)
+    change = exempted(options.name, until, reason, how=flags_of(options))
+    with open_actions(options) as actions:
+        report(options, actions.annotate(options.name, change))
+
+
+def unexempt(options: argparse.Namespace) -> None:
+    with open_actions(options) as actions:
+        report(options, actions.annotate(options.name, unexempted(options.name)))
+
+
+def pin(options: argparse.Namespace) -> None:
+    change = pinned(options.name, _reason(options), how=flags_of(options))
+    with open_actions(options) as actions:
+        report(options, actions.annotate(options.name, change))
+
+
+def unpin(options: argparse.Namespace) -> None:
+    with open_actions(options) as actions:
+        report(options, actions.annotate(options.name, unpinned(options.name)))
+
+
+def forget(options: argparse.Namespace) -> None:
+    if options.local is None:
+        what = "Kubernetes itself knows which nodes there are: kubectl delete node"
+        raise UsageError(f"forget: {what}; expected --local DATABASE")
+    from aggregator.cli.local_actions import LocalActions
+
+    with open_actions(options) as actions:
+        assert isinstance(actions, LocalActions)
+        report(options, actions.forget_node(options.name))
+
+
+def _this_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's uid that /etc/passwd lacks; OSError from 3.13 on
+        raise UsageError("--requester: this user has no name here; say who asks") from None
+
+
+def quarantine(options: argparse.Namespace) -> None:
+    """A drain kills work that runs, so that it asks first."""
+    who = _readable(options.requester) or _this_user()
+    action = Action(options.action)
+    spec = wish(action, _reason(options), who)
+    asks = action is Action.DRAIN and not (options.yes or options.dry_run)
+    if asks:
+        require_terminal("a drain")
+    with open_actions(options) as actions:
+        if action is Action.DRAIN and not options.yes:
+            preview = actions.drain_preview(options.name)
+            if asks:
+                confirm(f"{preview}\nIts reason: {spec.reason}")
+            else:
+                print(printable(preview), file=sys.stderr)
+        report(options, actions.quarantine(options.name, spec))
+
+
+def alert_test(options: argparse.Namespace) -> None:
+    from aggregator.cli.alerts import send_test
+
+    report(options, send_test(options.route, options.config))
+
+
+def _reason(options: argparse.Namespace) -> str:
+    reason = _readable(options.reason.strip())
+    if not reason:
+        raise UsageError("--reason: it is empty; say why, for the next person on call")
+    return reason
+
+
+def _readable(text: str) -> str:
+    """Text that can be written: bytes of an argument that are no UTF-8 must not keep a stop from
+    working.
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")

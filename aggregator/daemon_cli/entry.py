@@ -1,0 +1,20 @@
+"""The start of ``sickbay-aggregator``: it imports no library before it can report a missing one."""
+
+import sys
+from collections.abc import Sequence
+
+from sickbay.extras import USAGE, explain_missing
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line asks for, and exit; 2 where a library is not installed."""
+    try:
+        from aggregator.daemon_cli.main import main as run
+
+        run(arguments)
+    except ModuleNotFoundError as error:
+        text = explain_missing(error, program="sickbay-aggregator", extra="aggregator")
+        if text is None:
+            raise
+        print(text, file=sys.stderr)
+        sys.exit(USAGE)

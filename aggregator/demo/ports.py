@@ -1,0 +1,19 @@
+"""A port for a server that another process starts later."""
+
+import contextlib
+import secrets
+import socket
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port to listen on later; ``host`` "0.0.0.0": free on every address of this machine.
+
+    It is below those that Linux gives away by itself (from 32768 on), so that no other program
+    has it by the time that ours starts, or while ours is down between two starts. Raises OSError.
+    """
+    for _ in range(100):
+        number = secrets.choice(range(10_240, 32_768))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, number))
+            return number
+    raise OSError(f"no port of {host} is free from 10240 to 32767")

@@ -1,0 +1,213 @@
+"""`sickbay` without --url: through a real API server and a kubelet's port-forward, or, while no
+aggregator answers, from the Quarantines.
+"""
+
+import asyncio
+import signal
+import ssl
+import tarfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.access.access_review import SubjectAccessAuthorizer
+from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
+from aggregator.access.gate import AccessGate
+from aggregator.access.identity import UserIdentity
+from aggregator.access.token_review import TokenReviewAuthenticator
+from aggregator.cluster.access_review import Access
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.web.access_guard import PageAccess
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.port_forward import PortForwarder, port_forwarder
+from tests.support.waiting import until
+from tests.web.support import Hands, running_clocks, serving, small_fleet
+from tests.web.test_cli import in_process, sickbay, start
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def forwarder(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PortForwarder]:
+    with port_forwarder(control_plane, tmp_path_factory.mktemp("forward")) as one:
+        yield one
+
+
+@pytest.fixture
+def person(cluster_space: Space) -> list[str]:
+    kubeconfig = str(cluster_space.plane.kubeconfig)
+    return ["--kubeconfig", kubeconfig, "--namespace", cluster_space.namespace]
+
+
+def page_context(forwarder: PortForwarder, space: Space, folder: Path) -> ssl.SSLContext:
+    certificate, key = forwarder.certify(space, folder)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def test_with_a_kubeconfig_alone_the_aggregator_is_asked_through_the_api_server(
+    forwarder: PortForwarder, cluster_space: Space, person: list[str], tmp_path: Path
+) -> None:
+    forwarder.create_aggregator(cluster_space)
+    context = page_context(forwarder, cluster_space, tmp_path)
+    address, fleet = f"127.0.0.1:{forwarder.port}", small_fleet(Hands())
+    async with serving(fleet, running_clocks(), address=address, ssl=context):
+        status = await sickbay("status", *person[2:], KUBECONFIG=person[1])
+        listed = await in_process("quarantines", "-o", "name", *person)
+        assert status.err == ""
+        assert status.out.startswith("2 in quarantine, 1 held back")
+        assert listed.out.splitlines() == [
+            "quarantine.sickbay.dev/node-2",
+            "quarantine.sickbay.dev/node-7",
+        ]
+        watching = await start("watch", *person)
+        assert watching.stdout is not None
+        async with asyncio.timeout(60):
+            line = (await watching.stdout.readline()).decode()
+        assert line, await watching.communicate()
+        watching.send_signal(signal.SIGINT)
+        async with asyncio.timeout(30):
+            _, err = await watching.communicate()
+        assert (watching.returncode, err) == (130, b"")
+        wrong = await in_process("node", "node-99", *person)
+    assert "2 in quarantine" in line
+    assert (wrong.code, 'there is no node "node-99"' in wrong.err) == (1, True)
+
+
+async def test_an_aggregator_with_another_certificate_is_not_believed(
+    forwarder: PortForwarder, cluster_space: Space, person: list[str], tmp_path: Path
+) -> None:
+    forwarder.create_aggregator(cluster_space)
+    page_context(forwarder, cluster_space, tmp_path / "published")
+    other = Space(cluster_space.plane, f"t-{uuid.uuid4().hex[:8]}", cluster_space.node_prefix)
+    cluster_space.plane.create_namespace(other.namespace)
+    context = page_context(forwarder, other, tmp_path / "other")
+    cluster_space.plane.delete_namespace(other.namespace)
+    address = f"127.0.0.1:{forwarder.port}"
+    async with serving(small_fleet(Hands()), running_clocks(), address=address, ssl=context):
+        done = await in_process("incidents", *person)
+    assert (done.code, done.out) == (1, "")
+    assert "is not believed" in done.err
+
+
+async def test_while_no_aggregator_answers_the_quarantines_are_read(
+    kube: KubeCluster, cluster_space: Space, person: list[str], tmp_path: Path
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    spec = QuarantineSpec(Action.DRAIN, "manual", "fan 3\x1b[2J is dead", "hall-2")
+    await kube.create_quarantine(node, spec)
+    listed = await in_process("quarantines", *person)
+    status = await in_process("status", *person)
+    past = await in_process("history", *person)
+    file = tmp_path / "rma.tar.gz"
+    packed = await in_process("bundle", node, "--file", str(file), *person)
+    assert listed.code == status.code == 0, (listed, status)
+    why = f"namespace {cluster_space.namespace} has no aggregator"
+    for done in (listed, status):
+        assert why in done.err
+        assert "Shown is what the Quarantines in the cluster say." in done.err
+    line = next(line for line in listed.out.splitlines() if line.startswith(node))
+    assert line.split()[1:3] == ["drain", "Admitted"]
+    assert "fan 3?[2J is dead" in line
+    assert "THE AGGREGATOR DOES NOT ANSWER" in status.out
+    assert (packed.code, f"missing: history.json: {why}" in packed.out.replace("\n", " ")) == (
+        0,
+        True,
+    ), packed
+    with tarfile.open(file) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert {"quarantine.json", "kubernetes-node.json", "events.json", "node.json"} <= names
+    assert (past.code, past.out) == (1, ""), "only the aggregator knows it"
+    assert why in past.err
+
+
+async def test_what_the_kubelet_says_of_a_dead_page_is_told_and_the_quarantines_are_read(
+    forwarder: PortForwarder, cluster_space: Space, kube: KubeCluster, person: list[str]
+) -> None:
+    forwarder.create_aggregator(cluster_space)
+    done = await in_process("status", *person)
+    assert done.code == 0, done.err
+    assert "connection refused" in done.err
+    assert "sickbay-aggregator-0" in done.out
+
+
+async def test_an_account_that_may_not_forward_is_told_the_rights_and_reads_the_quarantines(
+    forwarder: PortForwarder, cluster_space: Space, kube: KubeCluster, person: list[str]
+) -> None:
+    forwarder.create_aggregator(cluster_space)
+    user = f"reader-{cluster_space.namespace}"
+    plane = cluster_space.plane
+    rules = [
+        {"apiGroups": ["sickbay.dev"], "resources": ["quarantines"], "verbs": ["get", "list"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    ]
+    body = {"metadata": {"name": user}, "rules": rules}
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    plane.call("POST", roles, body)
+    binding = {
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    plane.call("POST", f"{roles}bindings".replace("rolesb", "roleb"), binding)
+    try:
+        kubeconfig = str(plane.kubeconfig_for(user))
+        await until(lambda: plane.client_for(user).request("GET", "/api/v1/pods").status == 200)
+        done = await in_process("quarantines", "--kubeconfig", kubeconfig, *person[2:])
+    finally:
+        plane.call("DELETE", f"{roles}bindings/{user}".replace("rolesb", "roleb"))
+        plane.call("DELETE", f"{roles}/{user}")
+    assert done.code == 0, done.err
+    assert "get and create pods/portforward" in done.err
+    assert "No node is in quarantine." in done.out or "NODE" in done.out
+
+
+async def test_an_aggregator_that_asks_for_an_identity_gets_a_viewers_token_or_the_certificate(
+    forwarder: PortForwarder, cluster_space: Space, person: list[str], tmp_path: Path
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    plane.apply(DEPLOY / "crd.yaml")
+    forwarder.create_aggregator(cluster_space)
+    context = page_context(forwarder, cluster_space, tmp_path)
+    address, fleet = f"127.0.0.1:{forwarder.port}", small_fleet(Hands())
+    async with kube_cluster(plane.kubeconfig, namespace=namespace) as cluster:
+        reviews = cluster.access_reviews()
+        seen = list[str]()
+
+        class Remembers(SubjectAccessAuthorizer):
+            async def allows(self, identity: UserIdentity, access: Access) -> bool:
+                seen.append(f"{identity.how} {identity.name}")
+                return await super().allows(identity, access)
+
+        by_token = TokenReviewAuthenticator(reviews, audiences=(), now=time.monotonic)
+        by_certificate = ClientCertificateAuthenticator(
+            CaCertificates(plane.ca_file), wall=time.time
+        )
+        rights = Remembers(reviews, now=time.monotonic)
+        gate = AccessGate([by_token, by_certificate], rights, anonymous=False)
+        access = PageAccess(gate)
+        async with serving(
+            fleet, running_clocks(), address=address, ssl=context, access=access
+        ) as _:
+            refused = await in_process("status", *person)
+            assert refused.code == 1, refused
+            assert "you are not logged in" in refused.err
+            plane.create_service_account(namespace, "sickbay-viewer")
+            without = await in_process("status", *person)
+            assert "lacks the right to list quarantines.sickbay.dev" in without.err
+            account = f"system:serviceaccount:{namespace}:sickbay-viewer"
+            assert seen[-1] == f"token {account}"
+            context.load_verify_locations(cafile=str(plane.ca_file))
+            context.verify_mode = ssl.CERT_OPTIONAL
+            done = await in_process("status", *person)
+            assert done.out.startswith("2 in quarantine"), done
+            assert seen[-1].startswith("certificate ")
