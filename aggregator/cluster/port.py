@@ -5,9 +5,12 @@ Every write that acts carries the version that it was decided on, so that a late
 """
 
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from aggregator.cluster.condition_record import WrittenCondition
+from aggregator.policy.node_condition import ReportedConditions
 
 
 class ClusterError(Exception):
@@ -35,6 +38,14 @@ class Refused(ClusterError):
     """The cluster will not do this however often it is asked (401, 403, 400, 405, other 422)."""
 
 
+class AdmissionRefused(Refused):
+    """A webhook or an admission policy of the cluster refused what the rights would allow."""
+
+
+class ClusterTooOld(ClusterError):
+    """The cluster's version lacks what sickbay needs. Another try would find the same."""
+
+
 class GuardRefused(ClusterError):
     """A guard found that the act is no longer wanted. The request was not sent: decide again."""
 
@@ -42,6 +53,9 @@ class GuardRefused(ClusterError):
 #: Awaited once the request has its turn, immediately before it is sent (and before it is sent again
 #: with renewed credentials). It raises a `ClusterError`, mostly `GuardRefused`, to send nothing.
 Guard = Callable[[], Awaitable[None]]
+
+#: The same for a write that reads the Node itself: it gets that Node's annotations.
+NodeGuard = Callable[[Mapping[str, str]], Awaitable[None]]
 
 
 class Action(enum.StrEnum):
@@ -145,13 +159,13 @@ class HookStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Did:
+class AppliedChanges:
     """The changes of our marks on the node: an undo reverses exactly this.
 
-    ``cordoned``: the node was schedulable before. ``value`` is that of our taint and label.
-    ``off_balancers``: that label is ours. ``taint`` is the value of a NoSchedule taint of our key
-    that another had set before, ``label`` and ``codes`` those of our label and annotation. Each is
-    None where there was none.
+    ``cordoned``: the node was schedulable before. ``value`` is that of our label, and of our taint
+    unless ``own_taint`` says another, as "KEY=VALUE:EFFECT". ``off_balancers``: that label is ours.
+    ``taint`` is the value of a taint of the same key and effect that another had set before,
+    ``label`` and ``codes`` those of our label and annotation. Each is None where there was none.
     """
 
     cordoned: bool
@@ -160,6 +174,12 @@ class Did:
     taint: str | None = None
     label: str | None = None
     codes: str | None = None
+    own_taint: str = ""
+
+
+#: The former name of `QuarantineStatus.applied`. The version before knows no other, so it is
+#: written too and decides; docs/decisions/0017-two-names-of-one-annotation.md.
+FORMER_APPLIED_FIELD = "did"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +194,27 @@ class MarksStatus:
     since: float = 0.0
     restored: int = 0
     restored_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineCondition:
+    """A condition by Kubernetes' convention; `quarantine_conditions` has the types.
+
+    ``status`` is "True" or "False". ``last_transition_time``: wall clock seconds, when it became
+    so. ``observed_generation`` is the generation of the spec that it is about.
+    """
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    observed_generation: int = 0
+    last_transition_time: float = 0.0
+
+
+#: The beginning of `QuarantineStatus.uncordoned` for a node that is schedulable, and stays so for
+#: now. Here, because the command `sickbay` reads it, and imports no rule.
+STILL_SCHEDULABLE = "schedulable: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +255,12 @@ class QuarantineStatus:
     pods_read_at: float = 0.0
     blockers: tuple[Blocker, ...] = ()
     #: The changes of our marks on the node with ``node_uid``, or None if not marked, or not known.
-    did: Did | None = None
+    applied: AppliedChanges | None = None
     #: Our marks that are missing, or were set again, or None if no mark ever was missing.
     marks: MarksStatus | None = None
+    #: The generation of the spec that this status is about, and what follows from both for others.
+    observed_generation: int = 0
+    conditions: tuple[QuarantineCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +279,8 @@ class Quarantine:
     problem: str = ""
     #: The installation that it belongs to, where that is another one: it is left alone.
     foreign: str = ""
+    #: Counts the changes of the spec; 0 where the cluster does not count them.
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,17 +293,33 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeMeta:
-    """A node as the metadata list shows it. ``annotations``: those under ``sickbay.dev/``."""
+    """A node as the metadata list shows it. ``annotations``: those under ``sickbay.dev/``.
+
+    ``annotated``: whether it has any annotation, of whatever key.
+    """
 
     name: str
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    annotated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The node was not read: the server checks its contents in the patch, in place of its version.
+
+    ``absent``: keys of annotations that it must not have, beside those that the patch sets.
+    ``annotated``: whether it has any annotation.
+    """
+
+    absent: frozenset[str]
+    annotated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node read in full: the base of a fenced patch."""
+    """A node read in full: the base of a fenced patch. With ``unread``, as it is expected to be."""
 
     name: str
     uid: str
@@ -273,6 +335,27 @@ class Node:
     condition: str | None = None
     #: Accelerators by resource name: capacity and allocatable, as the node says them.
     devices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unread: Unread | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition for other tools, as it is to be. ``unhealthy``: it is, by the site's meaning."""
+
+    status: str
+    reason: str
+    message: str
+    unhealthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenConditions:
+    """``written``: the node's record, by type. ``foreign``: the types among those that were asked
+    for that another has written.
+    """
+
+    written: Mapping[str, WrittenCondition] = field(default_factory=dict)
+    foreign: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +366,24 @@ class NodeChange:
     unschedulable: bool | None = None
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A Kubernetes Event about a node, and about its quarantine unless ``quarantine_uid`` is empty.
+
+    ``name`` is the same for each report of one transition. ``at``: wall clock seconds.
+    """
+
+    name: str
+    node: str
+    node_uid: str
+    quarantine_uid: str
+    reason: str
+    action: str
+    note: str
+    warning: bool
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +559,7 @@ class WatchSynced:
     quarantined_nodes: frozenset[str]
 
 
-News = (
+ClusterEvent = (
     QuarantineSeen
     | QuarantineGone
     | NodeUncordoned
@@ -501,7 +602,7 @@ class Cluster(Protocol):
 
     async def close(self) -> None: ...
 
-    def news(self) -> AsyncIterator[News]:
+    def events(self) -> AsyncIterator[ClusterEvent]:
         """Every existing object, then `WatchSynced`, then changes as they come; for ever.
 
         Reconnects by itself, with backoff, and reports `WatchLost` and every object again.
@@ -510,6 +611,10 @@ class Cluster(Protocol):
 
     async def list_nodes(self) -> list[NodeMeta]:
         """Every node's metadata; may be a little stale (from the cache)."""
+        ...
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
+        """Every node's conditions of these types that others wrote. Costs all nodes in full."""
         ...
 
     async def read_record(self) -> RecordText:
@@ -573,7 +678,11 @@ class Cluster(Protocol):
     async def patch_node(
         self, node: Node, change: NodeChange, *, guard: Guard | None = None
     ) -> Node:
-        """One patch against the node's version and uid. Returns the node as it is then."""
+        """One patch against the node's version and uid. Returns the node as it is then.
+
+        A node with ``unread`` has no version: `Conflict` unless its uid, taints, cordon, labels,
+        the annotations in it, and those that the patch sets, are as they are expected.
+        """
         ...
 
     async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
@@ -610,4 +719,24 @@ class Cluster(Protocol):
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
     ) -> None:
         """The node's condition (SickbayQuarantined) and an Event about it. May trail."""
+        ...
+
+    async def write_event(self, event: NodeEvent) -> None:
+        """About the node and its quarantine, for `kubectl describe`; once for each name. Trails."""
+        ...
+
+    async def write_conditions(
+        self,
+        node: str,
+        *,
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
+    ) -> WrittenConditions:
+        """Conditions for other tools, by type; None removes one. Another's is left as it is.
+
+        One that is to be healthy is written only where ours is there. Raises `Conflict` where
+        another node has the name. ``guard`` is awaited before a write by which one becomes
+        unhealthy.
+        """
         ...

@@ -6,9 +6,9 @@ nodes too. So they are columns, which share equal values and are 0.8 KB at least
 built when a caller asks for one. Beyond `FEW` they are a dict, because lookups in it are faster.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aggregator.health.model import Component, Status
 from sickbay.v1.limits import MAX_COMPONENTS, MAX_MESSAGE_BYTES
@@ -33,12 +33,13 @@ _Past = float | tuple[float, tuple[tuple[float, Status], ...]]
 class Components:
     """In the order in which they came; of two with one key the later one counts."""
 
-    __slots__ = ("_findings", "_many", "_messages", "_names", "_pasts")
+    __slots__ = ("_findings", "_many", "_memo", "_messages", "_names", "_pasts")
 
     def __init__(self, components: Iterable[Component] = ()) -> None:
         self._keep(_within_bounds({one.key: one for one in components}))
 
     def _keep(self, found: dict[Key, Component]) -> None:
+        self._memo: Any = None
         few = found.values() if len(found) <= FEW else ()
         self._many: dict[Key, Component] | None = None if len(found) <= FEW else found
         self._findings = _one_for_all(tuple(map(_finding, few)))
@@ -50,6 +51,7 @@ class Components:
         """Put each in the place of the one with its key, or after all others. Returns how many of
         all had no room: those that matter least are dropped.
         """
+        self._memo = None
         if len(components) <= _ONE_BY_ONE and self._many is None:
             for one in components:
                 self.put(one)
@@ -63,6 +65,7 @@ class Components:
 
     def put(self, component: Component) -> None:
         """Put it in the place of the one with its key, or after all others."""
+        self._memo = None
         if self._many is not None:
             self._many[component.key] = component
             return
@@ -88,6 +91,7 @@ class Components:
 
     def drop(self, key: Key) -> None:
         """Remove it, where it is present."""
+        self._memo = None
         if self._many is not None:
             self._many.pop(key, None)
             return
@@ -97,6 +101,15 @@ class Components:
             self._findings = _one_for_all(_with(self._findings, at))
             self._messages = _one_text_for_all(_with(self._messages, at))
             self._pasts = _with(self._pasts, at)
+
+    def memo(self, compute: Callable[["Components"], _T]) -> _T:
+        """The result of ``compute``, which is computed anew after a change. One function at most
+        is to be asked for.
+        """
+        if self._memo is None:
+            self._memo = compute(self)
+        found: _T = self._memo
+        return found
 
     def all(self) -> Iterable[Component]:
         if self._many is not None:

@@ -154,8 +154,9 @@ class NodeHealth:
                 del own[key]
                 self.components.drop(key)
         self.own = own
-        return before is None or (before.status, before.message) != (
+        return before is None or (before.status, before.reason, before.message) != (
             component.status,
+            component.reason,
             component.message,
         )
 

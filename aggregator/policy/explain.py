@@ -7,7 +7,7 @@ from aggregator.health.model import ClearedBy, Component, Fault, Hello, Snapshot
 from aggregator.health.node import NodeHealth
 from aggregator.policy import nvlink4
 from aggregator.policy.catalogue import UNKNOWN
-from aggregator.policy.rules import ACTIONS, Policy, Rule, matches
+from aggregator.policy.rules import ACTIONS, CONDITION_CHECK, Policy, Rule, matches
 from aggregator.policy.windows import ONE_OCCURRENCE
 
 
@@ -159,12 +159,16 @@ def _wants(rule: Rule, asked: Question) -> str:
 
 def _evidence(policy: Policy, asked: Question) -> str:
     if asked.check:
-        return f"{asked.check}:{asked.reason or asked.status}"
+        of_type = f" on {asked.component}" if asked.check == CONDITION_CHECK else ""
+        return f"{asked.check}:{asked.reason or asked.status}{of_type}"
     return policy.catalogue.describe(asked.code)
 
 
 def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
     """Its meaning, and the sign that ends it."""
+    if asked.check == CONDITION_CHECK:
+        means = f"the node condition {asked.component} is unhealthy, by the program that writes it"
+        return f"{means}; it is read only where a rule names it", "the opposite status, renewed"
     if asked.check:
         now = "is degraded" if asked.status == "degraded" else "has failed"
         return f"check {asked.check} {now}", "the check is well again"

@@ -20,6 +20,7 @@ import yaml
 from aggregator.configfile.yaml_source import ConfigProblem, Document, Key, parse
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.check_traits import EDGES
+from aggregator.policy.label_selector import contradiction
 from aggregator.policy.rules import ACTIONS, Policy, Rule
 
 
@@ -106,17 +107,28 @@ def _about(
                 "no rule can match it" if of_check.degraded == () else "expected status: degraded"
             )
             yield document.problem((*key, "check"), f"{text}; {hint}")
-    if rule.check in EDGES and rule.action != "observe":
+    if rule.check in EDGES and rule.acts:
         text = (
             f"acts on every node that can't reach a peer: one dead node means a {rule.action} of "
             "all that look for it, and no common cause holds them; expected check: triangulation"
         )
         yield document.problem((*key, "action"), text)
     yield from _hasty(rule, key, document)
+    yield from _about_nodes(rule, key, document)
     for code in rule.faults:
         if not _is_pattern(code) and policy.catalogue.classify(code) == UNKNOWN:
             text = f"{code!r} is in no catalogue; right if something of the site's own sends it"
             yield document.problem((*key, "faults"), text)
+
+
+def _about_nodes(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
+    """A selector that selects no node, or makes no difference."""
+    why = contradiction(rule.nodes) if rule.nodes is not None else ""
+    if why:
+        yield document.problem((*key, "nodes"), f"{why}; the rule has its action nowhere")
+    if rule.nodes is not None and rule.elsewhere == rule.action:
+        text = "the same as action: the rule has one action on every node"
+        yield document.problem((*key, "elsewhere"), text)
 
 
 def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
@@ -286,7 +298,8 @@ def _meets_all(wide: frozenset[str], rule: Rule, narrow: frozenset[str]) -> bool
 def _covers(wide: Rule, narrow: Rule) -> bool:
     """Whether every condition of ``wide``, except its time, holds wherever ``narrow`` matches."""
     return (
-        wide.min_count <= max(narrow.min_count, narrow.min_jobs)
+        (wide.nodes is None or (wide.nodes, wide.elsewhere) == (narrow.nodes, narrow.elsewhere))
+        and wide.min_count <= max(narrow.min_count, narrow.min_jobs)
         and (wide.min_count == 1 or wide.within >= narrow.within)
         and wide.confirmed_by in ("", narrow.confirmed_by)
         and wide.status in ("degraded", narrow.status)
@@ -316,4 +329,5 @@ def _no_narrower(wide: Sequence[str], narrow: Sequence[str]) -> bool:
 
 
 def _strength(rule: Rule) -> int:
-    return ACTIONS.index(rule.action)
+    """Of a rule with two actions the stronger one: a rule that covers it has that one anywhere."""
+    return max(ACTIONS.index(rule.action), ACTIONS.index(rule.elsewhere or rule.action))

@@ -3,8 +3,9 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,10 +13,21 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from aggregator.configfile.values import duration
-from aggregator.configfile.yaml_source import ConfigError, ConfigProblem, Document, Key, parse
+from aggregator.configfile.yaml_source import (
+    ConfigError,
+    ConfigProblem,
+    Document,
+    Key,
+    parse,
+    read_section,
+)
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
+from aggregator.policy.label_selector import LabelSelector
+from aggregator.policy.node_condition import OWN_TYPES
 from aggregator.policy.rules import (
     ACTIONS,
+    CONDITION_CHECK,
+    CONDITION_STATUSES,
     KINDS,
     LONGEST_REPEAT,
     RELEASES,
@@ -41,6 +53,8 @@ KEYS = {
     "confirmedBy": "confirmed_by",
     "with": "with_faults",
     "without": "without_faults",
+    "condition": "condition",
+    "unhealthy": "unhealthy",
     "check": "check",
     "status": "status",
     "reasons": "reasons",
@@ -50,6 +64,8 @@ KEYS = {
     "healthyFor": "healthy_for",
     "release": "release",
     "repeatWithin": "repeat_within",
+    "nodes": "nodes",
+    "elsewhere": "elsewhere",
 }
 #: Least and most of the keys that count.
 _COUNTS = {
@@ -59,7 +75,23 @@ _COUNTS = {
 }
 #: Classes of which one fault is no evidence, however often one job logs it.
 _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
-_CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES, "status": STATUSES}
+_CHOICES = {
+    "kind": KINDS,
+    "action": ACTIONS,
+    "release": RELEASES,
+    "status": STATUSES,
+    "elsewhere": ACTIONS,
+    "unhealthy": CONDITION_STATUSES,
+}
+#: Keys that a rule about a node condition does not have beside it.
+_NOT_OF_CONDITIONS = (
+    *("check", "components", "faults", "classes", "status", "flaps", "with", "without"),
+)
+#: As Kubernetes' own, with the domain of another program or without.
+_CONDITION_TYPE = re.compile(
+    r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+)
+_LONGEST_TYPE = 316
 
 
 def load_policy(
@@ -83,11 +115,16 @@ def load_policy(
 
 
 def _plain(rule: Rule) -> dict[str, Any]:
-    return {
+    plain = {
         field.name: dict(value) if isinstance(value, Mapping) else value
         for field in fields(rule)
         for value in (getattr(rule, field.name),)
+        if field.name != "nodes"
     }
+    if rule.nodes is None:
+        del plain["elsewhere"]  # the hash of rules without a selector stays as it was
+        return plain
+    return plain | {"nodes": [asdict(one) for one in rule.nodes.requirements()]}
 
 
 def _parse(text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]) -> list[Rule]:
@@ -111,9 +148,27 @@ def _parse(text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]
             text = f"rule {rule.name!r} stands here twice; expected each name once"
             problems.append(document.problem(("rules", index, "name"), text))
         rules[rule.name] = rule
+    problems += _two_meanings(document, rules, known)
     if problems:
         raise ConfigError(name, problems)
     return list(rules.values())
+
+
+def _two_meanings(
+    document: Document, rules: Mapping[str, Rule], known: Mapping[str, Rule]
+) -> Iterator[ConfigProblem]:
+    """Conditions of which two rules call different statuses unhealthy: one of them is wrong."""
+    first: dict[str, Rule] = {}
+    for rule in {**known, **rules}.values():
+        other = first.setdefault(rule.condition, rule) if rule.condition else rule
+        if other.unhealthy != rule.unhealthy:
+            entries = document.data["rules"]
+            index = next(i for i, entry in enumerate(entries) if entry.get("name") == rule.name)
+            text = (
+                f'"{rule.unhealthy}", and rule {other.name!r} says "{other.unhealthy}" of the '
+                f"condition {rule.condition}; expected one meaning of it"
+            )
+            yield document.problem(("rules", index, "unhealthy"), text)
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
@@ -186,10 +241,15 @@ class _Reader:
                     f"unknown key{_hint(str(key), KEYS)}; expected one of {', '.join(KEYS)}",
                 )
             else:
-                values[field] = self._value(str(key), value)
+                values[field] = (
+                    self._nodes(value) if key == "nodes" else self._value(str(key), value)
+                )
         base = self._known.get(entry["name"])
+        self._judge_condition(entry, base)
         if len(self._problems) > before:
             return None
+        if "condition" in values:
+            values |= {"check": CONDITION_CHECK, "components": (values["condition"],)}
         if base is None:
             for key in ("kind", "action"):
                 if key not in values:
@@ -207,9 +267,17 @@ class _Reader:
         self._judge(rule)
         return rule if len(self._problems) == before else None
 
+    def _nodes(self, value: Any) -> LabelSelector | None:
+        found, problems = read_section(value, LabelSelector, self._document, (*self._path, "nodes"))
+        self._problems += problems
+        return found
+
     def _value(self, key: str, value: Any) -> Any:
         match key:
-            case "kind" | "action" | "release" | "status":
+            case "unhealthy":
+                text = str(value) if isinstance(value, bool) else value  # unquoted in YAML
+                return self._one_of(key, text, _CHOICES[key])
+            case "kind" | "action" | "release" | "status" | "elsewhere":
                 return self._one_of(key, value, _CHOICES[key])
             case "for" | "healthyFor" | "apart" | "within" | "repeatWithin":
                 return self._age(key, value)
@@ -236,6 +304,28 @@ class _Reader:
                     self._problem((key,), f"{value!r}; expected a text")
                     return ""
                 return value
+
+    def _judge_condition(self, entry: Mapping[str, Any], base: Rule | None) -> None:
+        """The keys of a rule about a node condition, as they stand in the file."""
+        kind = entry.get("condition", base.condition if base is not None else "")
+        if not kind and "condition" not in entry:
+            if "unhealthy" in entry:
+                self._problem(("unhealthy",), "is about a condition; expected condition: TYPE")
+            if entry.get("check") == CONDITION_CHECK:
+                text = f'"{CONDITION_CHECK}" has the conditions of all types'
+                self._problem(("check",), f"{text}; expected condition: TYPE instead")
+            return
+        if not isinstance(kind, str):
+            return  # reported as no text
+        if len(kind) > _LONGEST_TYPE or not _CONDITION_TYPE.fullmatch(kind):
+            text = f"{kind!r}; expected the type of a condition, such as KernelDeadlock"
+            self._problem(("condition",), text)
+        elif kind in OWN_TYPES:
+            text = f"{kind!r} is sickbay's own: it would be evidence of itself"
+            self._problem(("condition",), f"{text}; expected another program's")
+        for key in _NOT_OF_CONDITIONS:
+            if key in entry:
+                self._problem((key,), "does not go with a condition; expected only one of the two")
 
     def _age(self, key: str, value: Any) -> float:
         """Seconds; the windows are bounded by what the agents' rings hold."""
@@ -266,10 +356,14 @@ class _Reader:
 
     def _judge(self, rule: Rule) -> None:
         """Conditions that no policy may ask for, and those that could never match."""
-        acts = rule.action != "observe"
+        if rule.elsewhere and rule.nodes is None:
+            text = "is the action on other nodes; expected nodes beside it, which selects some"
+            self._problem(("elsewhere",), text)
         by_fault = bool(rule.faults or rule.classes)
         if by_fault == bool(rule.check):
-            self._problem((), "can't match: expected either faults or classes, or a check")
+            self._problem(
+                (), "can't match: expected either faults or classes, or a check, or a condition"
+            )
             return
         for name in rule.classes:
             if name != UNKNOWN and name not in self._catalogue.classes:
@@ -284,7 +378,7 @@ class _Reader:
             problem = impossible(code, self._catalogue)
             if problem:
                 self._problem(("faults",), problem)
-        if not acts:
+        if not rule.acts:
             return
         if UNKNOWN in rule.classes:
             self._problem(("classes",), "would act on unknown codes; expected action: observe")

@@ -6,8 +6,9 @@ silence and historical faults never do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from aggregator.health.model import ClearedBy, Component, Fault, Status
 from aggregator.health.node import NodeHealth
@@ -26,10 +27,17 @@ from aggregator.policy.windows import (
     was_seen,
 )
 
+if TYPE_CHECKING:  # pydantic, which it needs, is not there for a command that only reads
+    from aggregator.policy.label_selector import LabelSelector
+
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
 #: The reason of evidence that is a flapping component's: "nic-link:flaps". No check has it.
 FLAPS = "flaps"
+#: The check of node conditions that other programs write; its components are their types.
+CONDITION_CHECK = "node-condition"
+#: The statuses of a condition that a rule may call unhealthy.
+CONDITION_STATUSES = ("True", "False")
 #: How a node is released: automatically once it has recovered, or only by a person.
 RELEASES = ("recovered", "manual")
 #: The mildest status of a check that a rule is about.
@@ -47,11 +55,12 @@ HEALTHY_FOR = 600.0
 class Rule:
     """One line of policy. ``hold`` ("for" in the file) and ``healthy_for`` are seconds.
 
-    A rule is for faults (``faults`` are patterns of codes, ``classes`` of the catalogue) or for
-    level evidence (``check``, and ``reasons`` where not every one counts; ``status`` "degraded" for
-    degraded or failed components, one of `STATUSES`). ``release`` is one of `RELEASES`;
-    ``repeat_within`` (seconds): the same fault of the same component so soon after a release needs
-    a person; 0: it does not.
+    A rule is for faults (``faults`` are patterns of codes, ``classes`` of the catalogue), for a
+    node condition (``condition`` is its type, ``unhealthy`` one of `CONDITION_STATUSES`; ``check``
+    is `CONDITION_CHECK` then), or for other level evidence (``check``, and ``reasons`` where not
+    every one counts; ``status`` "degraded" for degraded or failed components, one of `STATUSES`).
+    ``release`` is one of `RELEASES`; ``repeat_within`` (seconds): the same fault of the same
+    component so soon after a release needs a person; 0: it does not.
 
     ``with_faults`` and ``without_faults`` are codes or classes of other faults of the component:
     one of these must have come, or none may have come, within `TOGETHER` of this evidence.
@@ -61,6 +70,9 @@ class Rule:
     ``apart`` seconds or more from the time before, and on no other component then. ``flaps`` asks
     that the component changed so often from healthy to failed ``within`` seconds, with any present
     status.
+
+    ``nodes`` selects the nodes on which the rule has its action; on others it has the action
+    ``elsewhere``, or does not apply (empty). None: on every node.
     """
 
     name: str
@@ -77,6 +89,8 @@ class Rule:
     confirmed_by: str = ""
     with_faults: tuple[str, ...] = ()
     without_faults: tuple[str, ...] = ()
+    condition: str = ""
+    unhealthy: str = "True"
     check: str = ""
     status: str = "failed"
     reasons: tuple[str, ...] = ()
@@ -86,6 +100,13 @@ class Rule:
     healthy_for: float = HEALTHY_FOR
     release: str = "recovered"
     repeat_within: float = REPEAT_WITHIN
+    nodes: "LabelSelector | None" = None
+    elsewhere: str = ""
+
+    @property
+    def acts(self) -> bool:
+        """Whether it asks for more than observing, on any node."""
+        return self.action != "observe" or self.elsewhere not in ("", "observe")
 
     @property
     def bad(self) -> frozenset[Status]:
@@ -107,7 +128,9 @@ def level_code(component: Component) -> str:
 class Policy:
     """The rules in order, the catalogue they rest on, and the hash that names them both.
 
-    ``acting_on_degraded``: the checks on whose degraded results a rule acts.
+    ``acting_on_degraded``: the checks on whose degraded results a rule acts. ``selecting``: the
+    rules that are about some nodes only; ``variants`` remembers the policies of nodes
+    (`node_rules`). ``by_name`` has each rule as it stands in the file.
     """
 
     rules: tuple[Rule, ...]
@@ -115,11 +138,23 @@ class Policy:
     hash: str
     by_name: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
     acting_on_degraded: frozenset[str] = field(init=False, repr=False, compare=False)
+    selecting: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
+    variants: dict[int, "Policy"] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {rule.name: rule for rule in self.rules})
-        acting = (one for one in self.rules if one.status == "degraded" and one.action != "observe")
+        acting = (one for one in self.rules if one.status == "degraded" and one.acts)
         object.__setattr__(self, "acting_on_degraded", frozenset(one.check for one in acting))
+        selecting = tuple(rule for rule in self.rules if rule.nodes is not None)
+        object.__setattr__(self, "selecting", selecting)
+        object.__setattr__(self, "variants", {})
+
+    def with_rules(self, rules: Sequence[Rule]) -> "Policy":
+        """The same policy with these rules on one node; what is known of all rules stays."""
+        found = replace(self, rules=tuple(rules))
+        for name in ("by_name", "acting_on_degraded", "selecting"):
+            object.__setattr__(found, name, getattr(self, name))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

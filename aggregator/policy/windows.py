@@ -54,7 +54,7 @@ def failing(component: Component, bad: Collection[Status] = FAILURES) -> tuple[f
     """
     began, counted = component.since, component.since
     end = component.since
-    for at, status in reversed(_told(component)[:-1]):
+    for at, status in reversed(_transitions(component)[:-1]):
         if status in bad:
             began, counted = at, counted - (end - at)
         elif status is not Status.UNKNOWN:
@@ -90,7 +90,7 @@ def well_since(component: Component, bad: Collection[Status] = FAILURES) -> floa
     A failure that came and went between two messages is in the ring.
     """
     at = component.since
-    for changed, status in reversed(_told(component)):
+    for changed, status in reversed(_transitions(component)):
         if status in bad:
             break
         if status is not Status.UNKNOWN:
@@ -100,7 +100,7 @@ def well_since(component: Component, bad: Collection[Status] = FAILURES) -> floa
 
 def seen_well(component: Component, bad: Collection[Status] = FAILURES) -> bool:
     """Whether its last known status was none of ``bad``; an unknown status is skipped."""
-    for _, status in reversed(_told(component)):
+    for _, status in reversed(_transitions(component)):
         if status is not Status.UNKNOWN:
             return status not in bad
     return False
@@ -111,7 +111,7 @@ def _failures(component: Component) -> Sequence[float]:
     no change.
     """
     starts, well = [], False
-    for at, status in _told(component):
+    for at, status in _transitions(component):
         if status is Status.FAILED:
             if well:
                 starts.append(at)
@@ -121,7 +121,7 @@ def _failures(component: Component) -> Sequence[float]:
     return starts
 
 
-def _told(component: Component) -> Sequence[tuple[float, Status]]:
+def _transitions(component: Component) -> Sequence[tuple[float, Status]]:
     """The transitions, with the present status as the last of them."""
     recent = component.recent
     if recent and recent[-1][1] is component.status:

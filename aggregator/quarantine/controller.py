@@ -19,6 +19,7 @@ from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.release import ReleaseActions
+from aggregator.quarantine.admission.mode_preview import ModePreview
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.coordination.coordinator import Coordinator
@@ -27,6 +28,7 @@ from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.operator_requests import NONE, describe
+from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.drain.evictor import EvictionLanes
@@ -34,16 +36,21 @@ from aggregator.quarantine.drain.hooks import HookRunner
 from aggregator.quarantine.drain.semaphore import ResizableSemaphore, fair_retry_share, fair_share
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler, AgentLine
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.reconcile.condition_reader import NodeConditionReader
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
+from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
+from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
 from aggregator.quarantine.reconcile.ownership import OwnershipHandler
 from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
-from aggregator.quarantine.settings import Settings, limits_for_people
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
+from aggregator.quarantine.state.fleet import FleetState, PoolUse
+from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
@@ -101,6 +108,19 @@ class Controller:
             lists_all=cluster.lists_all,
             now=clocks.now,
         )
+        self._pools = pools = NodePools(Pools(settings.pools, settings.mode), node_registry, policy)
+
+        def writes_events(node: str) -> bool:
+            return settings.events.observe or pools.mode_of(node) is not Action.OBSERVE
+
+        self._out_of_service = OutOfService(node_registry.node_states, shards.owns, fleet.stages)
+        event_sink = self._node_events = NodeEventPublisher(
+            event_sink,
+            cluster=cluster,
+            fleet=fleet,
+            uid_of=node_registry.uid_of,
+            enabled=writes_events,
+        )
         self._cause_tracker = cause_tracker = CommonCauseTracker(
             limits=settings.common,
             admission=settings.limits,
@@ -113,7 +133,7 @@ class Controller:
             remote_nodes=remote_nodes,
             dirty_nodes=dirty_nodes,
         )
-        standing = QuarantineIndex(node_registry.pool_of)
+        standing = QuarantineIndex(node_registry.pool_of, pools.name_of)
         self._switch = switch = StopSwitch(cluster, now=clocks.now)
         self._record_writer = record_writer = AdmissionRecordWriter(
             cluster,
@@ -124,6 +144,7 @@ class Controller:
             wall=clocks.trusted_wall,
             switch=switch,
             standing=standing,
+            pools=pools.facts,
         )
         self._queue = queue = WorkQueue(record_writer=record_writer, shards=shards)
         self._network_tracker = network_tracker = NetworkTracker(
@@ -159,16 +180,19 @@ class Controller:
             clocks=clocks,
             policy=policy,
             pool_of=node_registry.pool_of,
+            pools=pools,
             suspects=cause_tracker.suspects,
             drain_suspects=cause_tracker.drain_suspects,
             unsettled=cause_tracker.unsettled,
             fabric_hold=cause_tracker.fabric_hold,
             basis=cause_tracker.basis,
-            off_balancers=settings.drain.off_load_balancers and settings.mode is Action.DRAIN,
+            off_load_balancers=settings.drain.off_load_balancers,
+            marks=settings.marks,
             may_act=shards.may_act,
             switch=switch,
             uncordon=settings.uncordon,
             rng=rng,
+            stages=fleet.stages,
         )
         evictions = settings.limits.evictions_at_once
         hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
@@ -197,6 +221,7 @@ class Controller:
             after_release=hook_runner.after_release,
             differing=lambda: shards.membership_view.differing,
             uncordon=settings.uncordon,
+            marks=settings.marks,
         )
         adopter = MarkAdopter(
             cluster=cluster,
@@ -205,7 +230,7 @@ class Controller:
             release_actions=release_actions,
             clocks=clocks,
             policy=policy,
-            mode=settings.mode,
+            pools=pools,
             pool_of=node_registry.pool_of,
             may_act=shards.may_act,
         )
@@ -214,12 +239,13 @@ class Controller:
         )
         evaluator = NodeEvaluator(
             policy=policy,
-            mode=settings.mode,
+            pools=pools,
             acts=acts,
             event_sink=event_sink,
             clocks=clocks,
             cause_tracker=cause_tracker,
             queue=queue,
+            stages=fleet.stages,
             silent_action=settings.silence.silent_action,
         )
         self._evaluator = evaluator
@@ -257,6 +283,7 @@ class Controller:
             drain=drain,
             restorer=MarkRestorer(cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks),
             settings=settings,
+            pools=pools,
             fleet=fleet,
             clocks=clocks,
             rng=rng,
@@ -264,6 +291,24 @@ class Controller:
             evaluator=evaluator,
             agent_events=agent_events,
             missing_nodes=missing,
+        )
+        self._conditions = NodeConditionPublisher(
+            cluster=cluster,
+            rules=settings.conditions,
+            node_registry=node_registry,
+            fleet=fleet,
+            may_act=shards.may_act,
+            view=lambda: queue.view,
+            clocks=clocks,
+            check_stop=switch.check,
+        )
+        self._condition_reader = NodeConditionReader(
+            cluster=cluster,
+            policy=policy,
+            node_registry=node_registry,
+            say=self.record_own_evidence,
+            view=lambda: queue.view,
+            clocks=clocks,
         )
         self._current_nodes = CurrentNodes(
             cluster=cluster,
@@ -287,6 +332,7 @@ class Controller:
             shards=shards,
             switch=switch,
             standing=standing,
+            pools=pools,
             look_at_held=self._look_at_held,
         )
         self._ownership_handler = OwnershipHandler(
@@ -297,8 +343,19 @@ class Controller:
             list_nodes=self._cluster_events.refresh_nodes,
             clocks=clocks,
         )
+        self.mode_preview = ModePreview(
+            preview=record_writer.preview,
+            known=node_registry.known,
+            pool_of=node_registry.pool_of,
+            policy_pool_of=pools.name_of,
+            suspects=cause_tracker.suspects,
+            unsettled=cause_tracker.unsettled,
+            basis=cause_tracker.basis,
+        )
         fleet.mode = settings.mode.value
+        fleet.pools = pools.pools
         fleet.limits = limits_for_people(settings)
+        fleet.group_labels = group_labels(settings)
         fleet.view_lost = NO_NEWS_YET
 
     @property
@@ -318,6 +375,9 @@ class Controller:
                 rounds=self._go_round(),
                 poller=self._poller.run(),
                 missing_nodes=self._missing.run(),
+                conditions=self._conditions.run(),
+                condition_reader=self._condition_reader.run(),
+                node_events=self._node_events.run(),
                 moving=self._ownership_handler.run(),
                 coordinator=self.coordinator.run(),
             )
@@ -326,12 +386,12 @@ class Controller:
             self._network_tracker.close()
             self._cluster_events.close()
             self.coordinator.close()
-            for case in self._registry.cases():
-                for task in (case.work.task, case.quarantine_view.trail):
+            for node_state in self._registry.node_states():
+                for task in (node_state.work.task, node_state.quarantine_view.trail):
                     if task is not None:
                         task.cancel()
-                if case.decision.timer is not None:
-                    case.decision.timer.cancel()
+                if node_state.decision.timer is not None:
+                    node_state.decision.timer.cancel()
 
     async def _go_round(self) -> None:
         refreshed = unseen = float("-inf")
@@ -344,23 +404,30 @@ class Controller:
                 refreshed = now
             if due and not view:
                 unseen = now
+            self._out_of_service.go_round(now)
             wall = self._clocks.earliest()
-            async for case in self._by_slices():
-                self._agent_events.note_silence(case, now)
+            async for node_state in self._by_slices():
+                self._agent_events.note_silence(node_state, now)
             self._tell_fleet()
             self._cluster_events.tell_stop()
             self._cluster_events.tell_record()
-            async for case in self._by_slices():
-                if case.cluster.wishes != NONE and case.decision.requests != describe(
-                    case.cluster.wishes, wall
+            async for node_state in self._by_slices():
+                if (
+                    node_state.cluster.operator_requests != NONE
+                    and node_state.decision.requests
+                    != describe(node_state.cluster.operator_requests, wall)
                 ):
-                    self._evaluator.evaluate_node(case)  # an exemption has ended
-                waits = case.release_held or case.quarantine_view.missing or _is_absent(case)
-                if _in_suspense(case) or waits or _is_schedulable(case):
-                    self._attend_again(case)
-                self._queue.resume(case)
-                if case.age_trail():
-                    self._queue.add_for_read(case)
+                    self._evaluator.evaluate_node(node_state)  # an exemption has ended
+                waits = (
+                    node_state.release_held
+                    or node_state.quarantine_view.missing
+                    or _is_absent(node_state)
+                )
+                if _in_suspense(node_state) or waits or _is_schedulable(node_state):
+                    self._attend_again(node_state)
+                self._queue.resume(node_state)
+                if node_state.age_trail():
+                    self._queue.add_for_read(node_state)
             self._look_at_held()
             await self._rest()
 
@@ -380,11 +447,13 @@ class Controller:
 
     async def _by_slices(self) -> AsyncIterator[NodeState]:
         """All cases, yielding to the event loop every millisecond or so."""
-        for count, case in enumerate(self._registry.cases(), 1):
+        for count, node_state in enumerate(self._registry.node_states(), 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
-            if self._registry.known(case.node) is case:  # else it was forgotten in between
-                yield case
+            if (
+                self._registry.known(node_state.node) is node_state
+            ):  # else it was forgotten in between
+                yield node_state
 
     def _look_at_held(self) -> None:
         """Enqueue some held nodes, in separate lines for those with and without a shared cause.
@@ -393,12 +462,12 @@ class Controller:
         those that a driver's roll-out holds.
         """
         lines: dict[bool, list[NodeState]] = {True: [], False: []}
-        for case in self._registry.cases():
-            if case.decision.hold is not None:
-                lines[bool(case.decision.hold.cause)].append(case)
+        for node_state in self._registry.node_states():
+            if node_state.decision.hold is not None:
+                lines[bool(node_state.decision.hold.cause)].append(node_state)
         for shared, held in lines.items():
-            for case in self._in_turn(held, shared=shared):
-                self._attend_again(case)
+            for node_state in self._in_turn(held, shared=shared):
+                self._attend_again(node_state)
 
     def _in_turn(self, held: list[NodeState], *, shared: bool) -> list[NodeState]:
         """Some of those that are held: the next of their line in each round.
@@ -412,18 +481,30 @@ class Controller:
         self._turns[shared] = start + HELD_A_ROUND
         return (held + held)[start : start + HELD_A_ROUND]
 
-    def _attend_again(self, case: NodeState) -> None:
+    def _attend_again(self, node_state: NodeState) -> None:
         """Enqueue it, unless only a read of its node can help: `NodePoller` paces those."""
-        if not waits_for_its_node(case):
-            self._queue.add(case)
+        if not waits_for_its_node(node_state):
+            self._queue.add(node_state)
 
     def _tell_fleet(self) -> None:
         entries = self._record_writer.record.entries
         self._fleet.record_entries = len(entries)
         self._fleet.absent_entries = len(self._registry.absent & entries.keys())
         self._record_writer.go_round()
+        self._tell_pools()
         self._tell_quorum()
         self.coordinator.go_round()
+
+    def _tell_pools(self) -> None:
+        if not self._pools.pools:
+            return
+        budget, cooldown = self._record_writer.pool_budget(), self._settings.limits.cooldown
+        self._fleet.pool_use = {
+            name: PoolUse(
+                budget.standing(name), budget.lately(name), budget.cooling(name, cooldown)
+            )
+            for name in self._pools.pools.names
+        }
 
     def _tell_quorum(self) -> None:
         waiting = quorum(self._settings.limits, self._registry.size())
@@ -431,11 +512,11 @@ class Controller:
 
     def record_own_evidence(self, node: str, component: Component) -> bool:
         """Evidence about a node in our own name; False: its agent has not reported yet."""
-        case = self._registry.known(node)
-        if case is None or case.agent.health is None:
+        node_state = self._registry.known(node)
+        if node_state is None or node_state.agent.health is None:
             return False
-        if case.agent.health.record_own_evidence(component):
-            self._evaluator.evaluate_node(case)
+        if node_state.agent.health.record_own_evidence(component):
+            self._evaluator.evaluate_node(node_state)
         return True
 
     # -- ingest's EvidenceSink -----------------------------------------------------------
@@ -479,17 +560,17 @@ class Controller:
         self._agent_events.on_conflict(node, detail)
 
 
-def _is_schedulable(case: NodeState) -> bool:
+def _is_schedulable(node_state: NodeState) -> bool:
     """Whether its node, which should be cordoned, was not when it was last read."""
-    return case.quarantine_view.uncordoned is not Uncordoned.NO
+    return node_state.quarantine_view.uncordoned is not Uncordoned.NO
 
 
-def _is_absent(case: NodeState) -> bool:
+def _is_absent(node_state: NodeState) -> bool:
     """Whether its quarantine waits for the Node to come back, or for its own end."""
-    quarantine = case.node_summary.quarantine
+    quarantine = node_state.node_summary.quarantine
     return quarantine is not None and quarantine.status.node_absent_since > 0
 
 
-def _in_suspense(case: NodeState) -> bool:
-    quarantine = case.node_summary.quarantine
+def _in_suspense(node_state: NodeState) -> bool:
+    quarantine = node_state.node_summary.quarantine
     return quarantine is not None and quarantine.status.phase in _IN_SUSPENSE

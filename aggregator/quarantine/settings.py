@@ -12,6 +12,9 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.node_conditions import NodeConditionRule
+from aggregator.quarantine.decide.node_events import EventRules
+from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.drain.hooks import HookRules
 from aggregator.rfc3339 import span
@@ -34,9 +37,13 @@ class SilenceRules(SectionDataclass):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The controller's settings: sections of the configuration, and the hooks made of one."""
+    """The controller's settings: sections of the configuration, and the hooks made of one.
+
+    ``mode`` is that of the nodes in no pool of ``pools``, and of pools without one.
+    """
 
     mode: Action
+    pools: tuple[Pool, ...] = ()
     limits: Limits = field(default_factory=Limits)
     common: CommonLimits = field(default_factory=CommonLimits)
     drain: DrainRules = field(default_factory=DrainRules)
@@ -44,6 +51,8 @@ class Settings:
     hooks: HookRules = field(default_factory=HookRules)
     uncordon: UncordonRules = field(default_factory=UncordonRules)
     marks: RestoreRules = field(default_factory=RestoreRules)
+    conditions: tuple[NodeConditionRule, ...] = ()
+    events: EventRules = field(default_factory=EventRules)
 
 
 def limits_for_people(settings: Settings) -> dict[str, str]:
@@ -68,3 +77,10 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
     if limits.pool_label:
         shown |= {"pool_label": limits.pool_label, "pool_percent": f"{limits.pool_percent:g}%"}
     return shown
+
+
+def group_labels(settings: Settings) -> tuple[str, ...]:
+    """The node labels that name a pool, a place or a clique, each once."""
+    limits, common = settings.limits, settings.common
+    found = (limits.pool_label, *common.domain_labels, common.clique_label)
+    return tuple(dict.fromkeys(key for key in found if key))

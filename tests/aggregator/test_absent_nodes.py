@@ -28,11 +28,13 @@ def limited(concurrent: int) -> object:
 
 async def looked_at(replica: Replica, name: str) -> None:
     """The work of one round; the rounds of these tests' loop are five real seconds apart."""
-    case = replica.controller._registry.case(name)
-    replica.controller._queue.add(case)
+    node_state = replica.controller._registry.node_state(name)
+    replica.controller._queue.add(node_state)
     await until(
         lambda: (
-            case.work.task is not None and case.work.task.done() and not case.work.again.is_set()
+            node_state.work.task is not None
+            and node_state.work.task.done()
+            and not node_state.work.again.is_set()
         )
     )
 
@@ -69,7 +71,7 @@ async def test_the_time_of_absence_survives_a_restart() -> None:
     since = absent(world, "n1")
     clock.time += DAY / 2
     second = Replica(world, clock=clock)
-    await until(lambda: second.controller._registry.case("n1").cluster.node_gone)
+    await until(lambda: second.controller._registry.node_state("n1").cluster.node_gone)
     await looked_at(second, "n1")
     assert absent(world, "n1") == since
     clock.time += DAY / 2
@@ -157,9 +159,9 @@ async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> No
     boot = world.nodes["n1"].boot_id
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
-    case = replica.controller._registry.case("n1")
+    node_state = replica.controller._registry.node_state("n1")
     world.add_node("n1", uid="uid-again", boot_id=boot)
-    assert case.cluster.node_gone
+    assert node_state.cluster.node_gone
     clock.time += DAY + 1
     await looked_at(replica, "n1")
     await until(lambda: not absent(world, "n1"))

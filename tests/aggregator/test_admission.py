@@ -17,7 +17,6 @@ from aggregator.quarantine.decide.admission import (
     Outcome,
     Proposal,
     admit,
-    allowance,
     escalation_hold,
     quorum,
     settling,
@@ -34,6 +33,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
+from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.uncertainty import UNSURE, EvidenceBasis, Uncertainty
 
 OPEN = Limits(

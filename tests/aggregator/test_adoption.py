@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, is_marked
+from aggregator.cluster.node_names import FORMER_APPLIED, is_marked
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -108,8 +108,8 @@ async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None
     evicted = list(world.evicted)
     world.add_pod("n1", "late")
     clock.time += 100_000
-    replica.controller._queue.add(replica.controller._registry.case("n1"))
-    await until(lambda: not replica.controller._registry.case("n1").work.again.is_set())
+    replica.controller._queue.add(replica.controller._registry.node_state("n1"))
+    await until(lambda: not replica.controller._registry.node_state("n1").work.again.is_set())
     assert world.nodes["n1"].unschedulable
     assert world.evicted == evicted, "an adoption evicts nobody by itself"
     replica.agent("n1", ILL)  # its agent's evidence does
@@ -132,11 +132,11 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     replica.agent("n1", WELL)
     clock.time += 10_000
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller._registry.case("n1").work.again.is_set())
+    await until(lambda: not replica.controller._registry.node_state("n1").work.again.is_set())
     assert world.writes[before:] == []
     assert world.nodes["n1"] == node
     # A person who undoes it by hand, as docs/install.md says, is seen at the next list.
-    kept = {key: text for key, text in node.annotations.items() if key != APPLIED}
+    kept = {key: text for key, text in node.annotations.items() if key != FORMER_APPLIED}
     world.set_node(replace(node, annotations=kept))
     await replica.controller._cluster_events.refresh_nodes()
     await until(lambda: not node_summary.quarantine_view.unclaimed)
@@ -203,7 +203,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     uninstall(world)
-    world.person_annotates("n1", APPLIED, did)
+    world.person_annotates("n1", FORMER_APPLIED, did)
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
@@ -211,7 +211,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     replica.agent("n1", WELL)
     clock.time += 10_000
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller._registry.case("n1").work.again.is_set())
+    await until(lambda: not replica.controller._registry.node_state("n1").work.again.is_set())
     assert world.nodes["n1"].unschedulable
     world.person_deletes("n1")
     await until(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
@@ -255,21 +255,23 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
     replica = Replica(world, clock=clock)
     await seen(replica)
     replica.agent("n1", ILL)
-    case = replica.controller._registry.case("n1")
+    node_state = replica.controller._registry.node_state("n1")
     await until(
         lambda: (
-            not case.work.again.is_set() and case.work.task is not None and case.work.task.done()
+            not node_state.work.again.is_set()
+            and node_state.work.task is not None
+            and node_state.work.task.done()
         )
     )
     listeners, world.listeners = world.listeners, []  # the watch is late
     uid = world.quarantines["n1"].uid
     world.person_removes_by_force("n1")
-    await replica.controller._reconciler._acts.reread(case)
-    replica.controller._queue.add(case)
-    await until(lambda: case.work.task is not None and case.work.task.done())
+    await replica.controller._reconciler._acts.reread(node_state)
+    replica.controller._queue.add(node_state)
+    await until(lambda: node_state.work.task is not None and node_state.work.task.done())
     assert "n1" not in world.quarantines, "it was made again from its entry"
     world.listeners = listeners
-    world.tell(QuarantineGone("n1", uid))
+    world.emit(QuarantineGone("n1", uid))
     await until(lambda: not is_marked(world.nodes["n1"]) and not entries(world))
     check_released(world)
     assert read_overruled(world.nodes["n1"].annotations)
@@ -314,7 +316,7 @@ async def test_marks_that_go_while_they_are_adopted_leave_nothing_behind() -> No
     def undone(call: str) -> ClusterError | None:
         if call == "create_quarantine" and is_marked(world.nodes["n1"]):
             node = world.nodes["n1"]
-            kept = {key: text for key, text in node.annotations.items() if key != APPLIED}
+            kept = {key: text for key, text in node.annotations.items() if key != FORMER_APPLIED}
             world.set_node(
                 replace(node, annotations=kept, labels={}, taints=(), unschedulable=False)
             )
@@ -356,9 +358,9 @@ async def test_the_marks_of_an_older_version_are_adopted_too() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     uninstall(world)
-    data = json.loads(world.nodes["n1"].annotations[APPLIED])
+    data = json.loads(world.nodes["n1"].annotations[FORMER_APPLIED])
     kept = {key: data[key] for key in ("quarantine", "incident", "unschedulable", "evidence")}
-    world.person_annotates("n1", APPLIED, json.dumps(kept))
+    world.person_annotates("n1", FORMER_APPLIED, json.dumps(kept))
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)

@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler, _may_be_back
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, FakeLine, fault, hello, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -68,7 +69,8 @@ class Bench:
             owns=lambda _: self.owns,
         )
         acts: Any = SimpleNamespace(
-            emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}")
+            emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}"),
+            stages=StageTimes(),
         )
         queue: Any = self.queue
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -94,7 +96,7 @@ class Bench:
             ),
             shards=shards,
         )
-        self.case: Any = self.node_registry.case("n1")
+        self.node_state: Any = self.node_registry.node_state("n1")
         self.line: Any = FakeLine()
 
     def connect(self, uid: str = "") -> list[str]:
@@ -102,7 +104,7 @@ class Bench:
         self.made.on_connect(replace(hello("n1"), node_uid=uid), self.line)
         return self.did
 
-    def hear(self, evidence: Any) -> Any:
+    def send_evidence(self, evidence: Any) -> Any:
         self.did.clear()
         return self.made.on_evidence("n1", evidence, self.loop.time())
 
@@ -116,13 +118,13 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
 
 def test_who_greets_is_attached_and_has_said_nothing_yet() -> None:
     async def test(bench: Bench) -> None:
-        bench.case.agent.silent_failing, bench.case.agent.misnamed = "x", True
+        bench.node_state.agent.silent_failing, bench.node_state.agent.misnamed = "x", True
         assert bench.connect("u9") == ["renew", "record_hello"]
-        summary = bench.case.agent
+        summary = bench.node_state.agent
         assert (summary.attached, summary.last_heard) == (True, bench.loop.time())
-        assert (bench.case.agent.claimed, bench.case.agent.misnamed) == ("u9", False)
-        assert bench.case.agent.silent_failing == ""
-        assert not bench.case.agent.was_heard
+        assert (bench.node_state.agent.claimed, bench.node_state.agent.misnamed) == ("u9", False)
+        assert bench.node_state.agent.silent_failing == ""
+        assert not bench.node_state.agent.was_heard
         summary.last_heard = 1.0
         assert bench.connect() == ["record_hello"]
         assert summary.last_heard == 1.0, "to come back is not to be heard"
@@ -134,9 +136,9 @@ def test_a_snapshot_counts_and_a_greeting_takes_that_back() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
         assert bench.node_registry.size().reported == 0
-        bench.hear(snapshot())
+        bench.send_evidence(snapshot())
         assert bench.node_registry.size().reported == 1
-        bench.made.hand_over(bench.case)
+        bench.made.hand_over(bench.node_state)
         assert bench.node_registry.size().reported == 0
 
     on_bench(test)
@@ -157,8 +159,8 @@ def test_the_node_is_read_where_its_agent_proves_another_uid(
     listed: str, uid: str, stands: Quarantine | None, *, reads: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.cluster.meta = NodeMeta("n1", listed) if listed else None
-        bench.case.own_quarantine_view().quarantine = stands
+        bench.node_state.cluster.meta = NodeMeta("n1", listed) if listed else None
+        bench.node_state.own_quarantine_view().quarantine = stands
         assert ("add_for_read" in bench.connect(uid)) == reads
 
     on_bench(test)
@@ -178,19 +180,19 @@ def test_the_node_is_read_where_its_agent_proves_another_uid(
 def test_an_agent_tells_of_a_node_that_may_be_back(
     stands: Quarantine | None, uid: str, *, gone: bool, back: bool
 ) -> None:
-    case: Any = NodeRegistry(FleetState(), "").case("n1")
-    set_fields(case, quarantine=stands, node_gone=gone)
-    assert _may_be_back(case, uid) == back
+    node_state: Any = NodeRegistry(FleetState(), "").node_state("n1")
+    set_fields(node_state, quarantine=stands, node_gone=gone)
+    assert _may_be_back(node_state, uid) == back
 
 
 def test_nothing_is_heard_of_a_stream_that_was_shut_out() -> None:
     async def test(bench: Bench) -> None:
-        never = bench.hear(snapshot())
+        never = bench.send_evidence(snapshot())
         assert not never.done()
         assert bench.did == []
         bench.connect()
         bench.made._lines.clear()
-        assert not bench.hear(snapshot()).done()
+        assert not bench.send_evidence(snapshot()).done()
         assert bench.did == []
 
     on_bench(test)
@@ -199,29 +201,29 @@ def test_nothing_is_heard_of_a_stream_that_was_shut_out() -> None:
 def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        assert bench.hear(snapshot(fault())) is None, "no sign"
-        assert bench.hear(Delta()) is None
-        case = bench.case
-        case.cluster.meta = NodeMeta("n1", "u1")
-        assert bench.hear(Delta(cleared=(SIGN,))) is None
-        assert bench.hear(Delta(gone=(("xid", ""),))) is None
-        assert not case.work.suspect
+        assert bench.send_evidence(snapshot(fault())) is None, "no sign"
+        assert bench.send_evidence(Delta()) is None
+        node_state = bench.node_state
+        node_state.cluster.meta = NodeMeta("n1", "u1")
+        assert bench.send_evidence(Delta(cleared=(SIGN,))) is None
+        assert bench.send_evidence(Delta(gone=(("xid", ""),))) is None
+        assert not node_state.work.needs_read
         for name, owner, value in (
             ("work", bench, True),
             ("may", bench, False),
             ("view", bench.queue, False),
-            ("meta", case.cluster, None),
-            ("unread", case.cluster, True),
-            ("ours", case.work, False),
+            ("meta", node_state.cluster, None),
+            ("unread", node_state.cluster, True),
+            ("ours", node_state.work, False),
         ):
             before = getattr(owner, name)
             setattr(owner, name, value)
             for said in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
-                case.work.waiters, case.work.suspect = (), False
-                waits = bench.hear(said)
-                assert case.work.waiters == (waits,), name
+                node_state.work.waiters, node_state.work.needs_read = (), False
+                waits = bench.send_evidence(said)
+                assert node_state.work.waiters == (waits,), name
                 assert "add" in bench.did
-                assert case.work.suspect == (name in ("unread", "ours"))
+                assert node_state.work.needs_read == (name in ("unread", "ours"))
             setattr(owner, name, before)
 
     on_bench(test)
@@ -230,11 +232,11 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
 def test_signs_are_kept_until_the_node_was_read() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        bench.hear(snapshot(cleared=(SIGN,)))
-        assert bench.case.cluster.signs == (SIGN,)
-        bench.case.cluster.signs, bench.case.cluster.meta = (), NodeMeta("n1", "u1")
-        bench.hear(snapshot(cleared=(SIGN,)))
-        assert bench.case.cluster.signs == ()
+        bench.send_evidence(snapshot(cleared=(SIGN,)))
+        assert bench.node_state.cluster.signs == (SIGN,)
+        bench.node_state.cluster.signs, bench.node_state.cluster.meta = (), NodeMeta("n1", "u1")
+        bench.send_evidence(snapshot(cleared=(SIGN,)))
+        assert bench.node_state.cluster.signs == ()
 
     on_bench(test)
 
@@ -242,11 +244,11 @@ def test_signs_are_kept_until_the_node_was_read() -> None:
 def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        set_fields(bench.case, quarantine=quarantine(), node_gone=True)
-        bench.hear(snapshot())
-        assert not bench.case.work.suspect
-        bench.hear(snapshot(fault()))
-        assert bench.case.work.suspect
+        set_fields(bench.node_state, quarantine=quarantine(), node_gone=True)
+        bench.send_evidence(snapshot())
+        assert not bench.node_state.work.needs_read
+        bench.send_evidence(snapshot(fault()))
+        assert bench.node_state.work.needs_read
 
     on_bench(test)
 
@@ -254,14 +256,14 @@ def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
 def test_lost_evidence_and_a_return_are_told() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        bench.case.agent.silent, bench.case.agent.refused = True, "x"
-        bench.hear(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
+        bench.node_state.agent.silent, bench.node_state.agent.refused = True, "x"
+        bench.send_evidence(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
         assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
-        assert bench.case.agent.silent, "a delta is no snapshot"
-        bench.hear(snapshot())
-        assert (bench.case.agent.silent, bench.case.agent.refused) == (False, "")
+        assert bench.node_state.agent.silent, "a delta is no snapshot"
+        bench.send_evidence(snapshot())
+        assert (bench.node_state.agent.silent, bench.node_state.agent.refused) == (False, "")
         assert len(bench.told) == 2
-        bench.hear(snapshot())
+        bench.send_evidence(snapshot())
         assert len(bench.told) == 2
 
     on_bench(test)
@@ -270,23 +272,23 @@ def test_lost_evidence_and_a_return_are_told() -> None:
 def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        assert "record_message" in (bench.hear(snapshot()), bench.did)[1]
+        assert "record_message" in (bench.send_evidence(snapshot()), bench.did)[1]
         bench.made.on_conflict("n1", "two claim it")
         bench.made.on_conflict("n1", "two claim it still")
         (told,) = bench.told
         assert told.endswith("two claim it")
         assert "record_hello" not in bench.connect()
-        bench.hear(snapshot())
+        bench.send_evidence(snapshot())
         assert not {"record_message", "restart_node"} & set(bench.did)
         bench.made.on_disconnect("n1", bench.line, "bye")
         assert "record_disconnect" not in bench.did
         bench.connect()
-        bench.hear(snapshot())
+        bench.send_evidence(snapshot())
         bench.did.clear()
         bench.made.on_conflict("n1", "")
         assert bench.did == ["restart_node", "add"]
-        assert bench.case.agent.conflict == ""
-        bench.hear(Delta())
+        assert bench.node_state.agent.conflict == ""
+        bench.send_evidence(Delta())
         assert "record_message" in bench.did
         bench.made.on_conflict("n1", "again")
         bench.connect()
@@ -294,10 +296,10 @@ def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
         bench.did.clear()
         bench.made.on_conflict("n1", "")
         assert bench.did == ["forget_node", "add"]
-        assert bench.made._untaken == set()
-        bench.made._untaken.add("unknown")
+        assert bench.made._unrecorded == set()
+        bench.made._unrecorded.add("unknown")
         bench.made.on_conflict("unknown", "")
-        assert bench.made._untaken == set()
+        assert bench.made._unrecorded == set()
         assert bench.node_registry.known("unknown") is None
 
     on_bench(test)
@@ -307,20 +309,20 @@ def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
         waits = bench.loop.create_future()
-        bench.case.work.waiters = (waits,)
+        bench.node_state.work.waiters = (waits,)
         bench.made.on_disconnect("n1", FakeLine(), "another's")
-        assert bench.case.agent.attached
+        assert bench.node_state.agent.attached
         bench.did.clear()
         bench.made.on_disconnect("n1", bench.line, "bye")
         assert bench.did == ["silent", "record_disconnect"]
         assert waits.cancelled()
-        assert bench.case.work.waiters == ()
-        summary = bench.case.agent
+        assert bench.node_state.work.waiters == ()
+        summary = bench.node_state.agent
         assert not summary.attached
         assert summary.refused == "no snapshot of it was accepted: bye"
         summary.refused, summary.last_heard = "", 1.0
         bench.connect()
-        bench.hear(snapshot())
+        bench.send_evidence(snapshot())
         summary.last_heard = 1.0
         bench.made.on_disconnect("n1", bench.line, "bye")
         assert (summary.refused, summary.last_heard) == ("", bench.loop.time())
@@ -336,13 +338,13 @@ def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
 def test_an_agent_is_sent_home_only_where_its_home_is_known() -> None:
     async def test(bench: Bench) -> None:
         bench.home = "r2:1"
-        bench.made.send_home(bench.case, "x")
+        bench.made.send_home(bench.node_state, "x")
         bench.connect()
         bench.home = ""
-        bench.made.send_home(bench.case, "x")
+        bench.made.send_home(bench.node_state, "x")
         assert bench.line.sent_to == ""
         bench.home = "r2:1"
-        bench.made.send_home(bench.case, "x")
+        bench.made.send_home(bench.node_state, "x")
         assert bench.line.sent_to == "r2:1"
 
     on_bench(test)
@@ -350,18 +352,18 @@ def test_an_agent_is_sent_home_only_where_its_home_is_known() -> None:
 
 def test_what_was_said_is_asked_for_again() -> None:
     async def test(bench: Bench) -> None:
-        bench.made.ask_again(bench.case)
-        bench.made.start_over(bench.case)
-        assert bench.case.agent.health is None
+        bench.made.ask_again(bench.node_state)
+        bench.made.start_over(bench.node_state)
+        assert bench.node_state.agent.health is None
         bench.connect()
-        bench.hear(snapshot(fault()))
-        bench.made.ask_again(bench.case)
+        bench.send_evidence(snapshot(fault()))
+        bench.made.ask_again(bench.node_state)
         assert bench.line.resyncs == [], "it was heard"
-        bench.made.start_over(bench.case)
-        assert bench.case.agent.attached
-        assert not bench.case.agent.was_heard
-        assert bench.case.agent.last_heard == bench.loop.time()
-        bench.made.ask_again(bench.case)
+        bench.made.start_over(bench.node_state)
+        assert bench.node_state.agent.attached
+        assert not bench.node_state.agent.was_heard
+        assert bench.node_state.agent.last_heard == bench.loop.time()
+        bench.made.ask_again(bench.node_state)
         assert len(bench.line.resyncs) == 1
 
     on_bench(test)
@@ -369,7 +371,7 @@ def test_what_was_said_is_asked_for_again() -> None:
 
 def test_a_refused_stream_is_shown_unless_its_node_is_anothers() -> None:
     async def test(bench: Bench) -> None:
-        summary = bench.case.agent
+        summary = bench.node_state.agent
         bench.home = "r2:1"
         bench.made.on_refusal("n1", "too old")
         assert (summary.refused, summary.last_heard) == ("", None)
@@ -387,27 +389,31 @@ def test_a_refused_stream_is_shown_unless_its_node_is_anothers() -> None:
 
 def test_silence_is_told_once_with_its_reason() -> None:
     async def test(bench: Bench) -> None:
-        case, silence = bench.case, bench.made.note_silence
-        silence(case, 1e9)
+        node_state, silence = bench.node_state, bench.made.note_silence
+        silence(node_state, 1e9)
         assert bench.told == [], "it was never heard"
         bench.connect()
         now = bench.loop.time()
-        silence(case, now + SILENT_AFTER - 0.1)
-        assert not case.agent.silent
-        silence(case, now + SILENT_AFTER)
-        assert case.agent.silent
-        silence(case, now + SILENT_AFTER)
+        silence(node_state, now + SILENT_AFTER - 0.1)
+        assert not node_state.agent.silent
+        silence(node_state, now + SILENT_AFTER)
+        assert node_state.agent.silent
+        silence(node_state, now + SILENT_AFTER)
         assert len(bench.told) == 1
         assert "attached, but has sent no snapshot" in bench.told[0]
-        case.agent.silent, case.agent.refused = False, "too old"
-        silence(case, now + SILENT_AFTER)
+        node_state.agent.silent, node_state.agent.refused = False, "too old"
+        silence(node_state, now + SILENT_AFTER)
         assert "not understood (too old)" in bench.told[1]
-        case.agent.silent, case.agent.refused, case.agent.attached = False, "", False
-        silence(case, now + SILENT_AFTER)
+        node_state.agent.silent, node_state.agent.refused, node_state.agent.attached = (
+            False,
+            "",
+            False,
+        )
+        silence(node_state, now + SILENT_AFTER)
         assert "its agent is silent;" in bench.told[2]
-        case.agent.silent, case.agent.attached = False, True
-        bench.hear(snapshot())
-        silence(case, 1e9)
-        assert not case.agent.silent
+        node_state.agent.silent, node_state.agent.attached = False, True
+        bench.send_evidence(snapshot())
+        silence(node_state, 1e9)
+        assert not node_state.agent.silent
 
     on_bench(test)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from aggregator.clock import BOUND, EVEN_FOR, ClockGuard, Clocks, watch
 from aggregator.cluster.port import HookState, Phase
+from aggregator.demo.ports import free_port
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
@@ -26,7 +27,6 @@ from tests.support import virtual_time
 from tests.support.drains import ILL, begun, drained, status, world_with
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica
-from tests.support.stack import free_port
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED
+from aggregator.cluster.node_names import APPLIED, FORMER_APPLIED
 from aggregator.cluster.port import (
     Action,
     NodeMeta,
@@ -52,16 +52,18 @@ class Bench:
         self.node_registry = replica.controller._registry
         self.kicked: list[str] = []
         queue = self.cluster_events._queue
-        patch.setattr(queue, "add", lambda case, *_, **__: self.kicked.append(case.node))
+        patch.setattr(
+            queue, "add", lambda node_state, *_, **__: self.kicked.append(node_state.node)
+        )
 
-    def case(self, node: str) -> NodeState:
-        return self.node_registry.case(node)
+    def node_state(self, node: str) -> NodeState:
+        return self.node_registry.node_state(node)
 
     def listed(self, **annotations: str) -> NodeState:
         """The list has node "n1" with these."""
-        case = self.case("n1")
-        self.cluster_events._node_listed(case, NodeMeta("n1", "uid-n1", {}, annotations))
-        return case
+        node_state = self.node_state("n1")
+        self.cluster_events._node_listed(node_state, NodeMeta("n1", "uid-n1", {}, annotations))
+        return node_state
 
 
 def on_a_bench(
@@ -88,8 +90,8 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
 ) -> None:
     async def test(bench: Bench) -> None:
         is_no_more, now = bench.cluster_events._is_no_more, bench.clock()
-        assert not is_no_more(bench.case("n1")), "the list has it"
-        ghost = bench.case("ghost")
+        assert not is_no_more(bench.node_state("n1")), "the list has it"
+        ghost = bench.node_state("ghost")
         assert is_no_more(ghost)
         for name, value in (
             ("orphan", "uid"),
@@ -124,7 +126,7 @@ def test_where_the_list_lacks_nodes_one_that_was_heard_is_forgotten_only_if_it_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(bench: Bench) -> None:
-        ghost = bench.case("ghost")
+        ghost = bench.node_state("ghost")
         ghost.agent.last_heard = bench.clock() - 2 * FORGOTTEN_AFTER
         assert not bench.cluster_events._is_no_more(ghost)
         ghost.cluster.meta = NodeMeta("ghost", "uid")
@@ -152,9 +154,9 @@ def test_a_marked_node_that_the_list_lacks_is_looked_for(
     unlisted: bool,
 ) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case(node)
-        set_fields(case, quarantine=found, node_gone=gone)
-        assert bench.cluster_events._is_unlisted(case) == unlisted
+        node_state = bench.node_state(node)
+        set_fields(node_state, quarantine=found, node_gone=gone)
+        assert bench.cluster_events._is_unlisted(node_state) == unlisted
 
     on_a_bench(monkeypatch, test)
 
@@ -167,10 +169,10 @@ def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
     monkeypatch: pytest.MonkeyPatch, node: str, found: Quarantine | None, *, read: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case(node)
-        set_fields(case, suspect=False, quarantine=found)
-        bench.cluster_events._entry_stands(case)
-        assert case.work.suspect == read
+        node_state = bench.node_state(node)
+        set_fields(node_state, needs_read=False, quarantine=found)
+        bench.cluster_events._entry_stands(node_state)
+        assert node_state.work.needs_read == read
         assert bench.kicked == ([node] if read else [])
 
     on_a_bench(monkeypatch, test)
@@ -180,34 +182,34 @@ def prepare_nothing(_: NodeState) -> None:
     """The positive control: the list tells what is known."""
 
 
-def another_uid_is_claimed(case: NodeState) -> None:
-    case.agent.claimed = "another"
+def another_uid_is_claimed(node_state: NodeState) -> None:
+    node_state.agent.claimed = "another"
 
 
-def this_uid_is_claimed(case: NodeState) -> None:
-    case.agent.claimed = "uid-n1"
+def this_uid_is_claimed(node_state: NodeState) -> None:
+    node_state.agent.claimed = "uid-n1"
 
 
-def it_was_gone(case: NodeState) -> None:
-    case.cluster.node_gone = True
+def it_was_gone(node_state: NodeState) -> None:
+    node_state.cluster.node_gone = True
 
 
-def others_cordoned_it(case: NodeState) -> None:
-    case.cluster.foreign = "cordoned by another tool or person"
+def others_cordoned_it(node_state: NodeState) -> None:
+    node_state.cluster.foreign = "cordoned by another tool or person"
 
 
-def others_cordoned_it_and_it_is_waited_for(case: NodeState) -> None:
-    others_cordoned_it(case)
-    case.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
-    case.cluster.maintained = "kured"
+def others_cordoned_it_and_it_is_waited_for(node_state: NodeState) -> None:
+    others_cordoned_it(node_state)
+    node_state.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
+    node_state.cluster.maintained = "kured"
 
 
-def its_quarantine_is_of_another_node(case: NodeState) -> None:
-    case.own_quarantine_view().quarantine = quarantine(node_uid="another")
+def its_quarantine_is_of_another_node(node_state: NodeState) -> None:
+    node_state.own_quarantine_view().quarantine = quarantine(node_uid="another")
 
 
-def its_quarantine_is_of_no_node_yet(case: NodeState) -> None:
-    case.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
+def its_quarantine_is_of_no_node_yet(node_state: NodeState) -> None:
+    node_state.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
 
 
 @pytest.mark.parametrize(
@@ -227,16 +229,16 @@ def test_a_node_is_read_where_the_list_differs_from_what_is_known(
     monkeypatch: pytest.MonkeyPatch, prepare: Callable[[NodeState], None], *, suspect: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.listed()
-        case.work.suspect = case.cluster.node_gone = False
-        case.cluster.unread = True
+        node_state = bench.listed()
+        node_state.work.needs_read = node_state.cluster.node_gone = False
+        node_state.cluster.unread = True
         bench.kicked.clear()
-        prepare(case)
+        prepare(node_state)
         bench.listed()
-        assert case.work.suspect == suspect
+        assert node_state.work.needs_read == suspect
         assert bench.kicked == (["n1"] if suspect else [])
-        assert not case.cluster.unread
-        assert case.cluster.read_at == bench.clock()
+        assert not node_state.cluster.unread
+        assert node_state.cluster.read_at == bench.clock()
 
     on_a_bench(monkeypatch, test)
 
@@ -244,39 +246,44 @@ def test_a_node_is_read_where_the_list_differs_from_what_is_known(
 def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def is_unclaimed(case: NodeState) -> bool:
-        return case.quarantine_view.to_adopt
+    def is_unclaimed(node_state: NodeState) -> bool:
+        return node_state.quarantine_view.to_adopt
 
-    def is_marked(case: NodeState) -> bool:
-        return case.cluster.marked
+    def is_marked(node_state: NodeState) -> bool:
+        return node_state.cluster.marked
 
     async def test(bench: Bench) -> None:
-        case = bench.listed(**{APPLIED: "x"})
-        assert is_unclaimed(case)
-        assert is_marked(case)
+        node_state = bench.listed(**{FORMER_APPLIED: "x"})
+        assert is_unclaimed(node_state)
+        assert is_marked(node_state)
         assert bench.kicked == ["n1"]
-        set_fields(case, to_adopt=False, orphan="uid")
-        bench.listed(**{APPLIED: "x"})
-        assert not is_unclaimed(case), "its marks are being undone"
-        set_fields(case, orphan="", unclaimed="shown")
-        bench.listed(**{APPLIED: "x"})
-        assert not is_unclaimed(case), "nothing is made of them in mode observe"
+        set_fields(node_state, to_adopt=False, orphan="uid")
+        bench.listed(**{FORMER_APPLIED: "x"})
+        assert not is_unclaimed(node_state), "its marks are being undone"
+        set_fields(node_state, orphan="", unclaimed="shown")
+        bench.listed(**{FORMER_APPLIED: "x"})
+        assert not is_unclaimed(node_state), "nothing is made of them in mode observe"
         bench.listed()
-        assert case.quarantine_view.unclaimed == ""
-        assert not is_marked(case)
-        case.own_quarantine_view().quarantine = quarantine(node_uid="uid-n1", phase=Phase.ADMITTED)
-        bench.listed(**{APPLIED: "x"})
-        assert not is_unclaimed(case)
+        assert node_state.quarantine_view.unclaimed == ""
+        assert not is_marked(node_state)
+        bench.listed(**{APPLIED: "{}"})
+        assert not is_unclaimed(node_state), "an older replica has released it"
+        assert not is_marked(node_state)
+        node_state.own_quarantine_view().quarantine = quarantine(
+            node_uid="uid-n1", phase=Phase.ADMITTED
+        )
+        bench.listed(**{FORMER_APPLIED: "x"})
+        assert not is_unclaimed(node_state)
 
     on_a_bench(monkeypatch, test)
 
 
 def test_other_wishes_in_the_list_are_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.listed()
-        case.work.suspect = False
+        node_state = bench.listed()
+        node_state.work.needs_read = False
         bench.listed(**{PIN: "x"})
-        assert case.work.suspect
+        assert node_state.work.needs_read
 
     on_a_bench(monkeypatch, test)
 
@@ -314,7 +321,7 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.listed()
+        node_state = bench.listed()
         signs = (Cleared("xid:79", "GPU-1", "operator"),)
         for phase, unschedulable, suspect in (
             (Phase.CORDONED, False, True),
@@ -323,32 +330,35 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
             (Phase.ADMITTED, False, False),
             (Phase.RELEASING, False, False),
         ):
-            case.own_quarantine_view().quarantine = quarantine(phase=phase, node_uid="uid-n1")
-            set_fields(case, suspect=False, signs=signs, definition_going=True)
+            node_state.own_quarantine_view().quarantine = quarantine(phase=phase, node_uid="uid-n1")
+            set_fields(node_state, needs_read=False, signs=signs, definition_going=True)
             bench.cluster_events._queue.view = False
             names = frozenset({"n1"} if unschedulable else ())
             # What the list alone says of it is another test's.
             monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
             await bench.cluster_events._view_restored(names)
-            assert case.work.suspect == suspect, phase
-            assert case.cluster.signs == (signs if suspect else ())
-            assert not case.quarantine_view.definition_going
+            assert node_state.work.needs_read == suspect, phase
+            assert node_state.cluster.signs == (signs if suspect else ())
+            assert not node_state.quarantine_view.definition_going
             assert bench.cluster_events._queue.view
-        case.own_quarantine_view().vanished = "uid"
+        node_state.own_quarantine_view().vanished = "uid"
         await bench.cluster_events._view_restored(frozenset())
-        assert (case.quarantine_view.vanished, case.quarantine_view.to_adopt) == ("", True)
+        assert (node_state.quarantine_view.vanished, node_state.quarantine_view.to_adopt) == (
+            "",
+            True,
+        )
 
     on_a_bench(monkeypatch, test)
 
 
 def test_which_cases_are_schedulable_or_absent() -> None:
-    case = NodeState(NodeSummary("n1"), lambda: 1.0)
-    assert not _is_schedulable(case)
-    assert not _is_absent(case)
+    node_state = NodeState(NodeSummary("n1"), lambda: 1.0)
+    assert not _is_schedulable(node_state)
+    assert not _is_absent(node_state)
     for whose in Uncordoned:
-        case.own_quarantine_view().uncordoned = whose
-        assert _is_schedulable(case) == (whose is not Uncordoned.NO)
-    case.own_quarantine_view().quarantine = quarantine(node_absent_since=0.0)
-    assert not _is_absent(case)
-    case.own_quarantine_view().quarantine = quarantine(node_absent_since=0.5)
-    assert _is_absent(case)
+        node_state.own_quarantine_view().uncordoned = whose
+        assert _is_schedulable(node_state) == (whose is not Uncordoned.NO)
+    node_state.own_quarantine_view().quarantine = quarantine(node_absent_since=0.0)
+    assert not _is_absent(node_state)
+    node_state.own_quarantine_view().quarantine = quarantine(node_absent_since=0.5)
+    assert _is_absent(node_state)

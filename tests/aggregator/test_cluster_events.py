@@ -36,7 +36,7 @@ from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.interning import EMPTY
 from tests.support.node_states import set_fields
-from tests.support.replica import POLICY, Notes
+from tests.support.replica import POLICY, Notes, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 ENTRY = Entry("n1", "i", "", "drain", 1.0)
@@ -97,21 +97,22 @@ class Bench:
             "shards": SimpleNamespace(leads=lambda: self.leads),
             "switch": self.switch,
             "standing": self.standing,
+            "pools": all_in_mode(Action.DRAIN),
             "look_at_held": lambda: self.did.append("held"),
         }
         self.made: Any = ClusterEventHandler(**given)
         self.made._listing = False
 
     def _note(self, what: str) -> Callable[[Any], None]:
-        return lambda case: self.did.append(f"{what} {case.node}")
+        return lambda node_state: self.did.append(f"{what} {node_state.node}")
 
-    async def hear(self, news: Any) -> list[str]:
+    async def send_event(self, news: Any) -> list[str]:
         self.did.clear()
-        await self.made._hear_news(news)
+        await self.made._take_event(news)
         return self.did
 
-    def case(self, quarantine: Quarantine | None = None) -> Any:
-        found: Any = self.registry.case("n1")
+    def node_state(self, quarantine: Quarantine | None = None) -> Any:
+        found: Any = self.registry.node_state("n1")
         found.node_summary.own_quarantine_view().quarantine = quarantine
         return found
 
@@ -129,18 +130,18 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
 def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> None:
     async def test(bench: Bench) -> None:
         seen = made()
-        assert await bench.hear(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
-        case = bench.registry.case("n1")
-        assert case.node_summary.quarantine is seen
+        assert await bench.send_event(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
+        node_state = bench.registry.node_state("n1")
+        assert node_state.node_summary.quarantine is seen
         assert list(bench.standing.quarantines()) == [seen]
-        assert await bench.hear(QuarantineSeen(seen)) == [], "it is no news"
+        assert await bench.send_event(QuarantineSeen(seen)) == [], "it is no news"
         newer = replace(seen, version="2")
-        assert len(await bench.hear(QuarantineSeen(newer))) == 2
-        assert await bench.hear(QuarantineSeen(seen)) == [], "it is older"
-        assert case.node_summary.quarantine is newer
+        assert len(await bench.send_event(QuarantineSeen(newer))) == 2
+        assert await bench.send_event(QuarantineSeen(seen)) == [], "it is older"
+        assert node_state.node_summary.quarantine is newer
         bench.made._listing = True
-        assert len(await bench.hear(QuarantineSeen(seen))) == 2, "a list counts"
-        assert case.node_summary.quarantine is seen
+        assert len(await bench.send_event(QuarantineSeen(seen))) == 2, "a list counts"
+        assert node_state.node_summary.quarantine is seen
 
     on_bench(test)
 
@@ -148,10 +149,10 @@ def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> 
 def test_an_absence_gives_room_to_others_once() -> None:
     async def test(bench: Bench) -> None:
         gone = made(node_absent_since=1.0)
-        assert "held" in await bench.hear(QuarantineSeen(gone))
+        assert "held" in await bench.send_event(QuarantineSeen(gone))
         assert bench.registry.absent == {"n1"}
-        assert "held" not in await bench.hear(QuarantineSeen(replace(gone, version="2")))
-        assert "held" not in await bench.hear(QuarantineSeen(made(version="3")))
+        assert "held" not in await bench.send_event(QuarantineSeen(replace(gone, version="2")))
+        assert "held" not in await bench.send_event(QuarantineSeen(made(version="3")))
         assert bench.registry.absent == set()
 
     on_bench(test)
@@ -159,43 +160,43 @@ def test_an_absence_gives_room_to_others_once() -> None:
 
 def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing() -> None:
     async def test(bench: Bench) -> None:
-        assert await bench.hear(QuarantineGone("n1", "q")) == []
+        assert await bench.send_event(QuarantineGone("n1", "q")) == []
         assert bench.registry.known("n1") is None
-        case = bench.case(made())
-        assert await bench.hear(QuarantineGone("n1", "r")) == []
-        assert case.node_summary.quarantine is not None
-        bench.case(None)
-        assert await bench.hear(QuarantineGone("n1", "q")) == []
-        assert case.quarantine_view.ended == ""
+        node_state = bench.node_state(made())
+        assert await bench.send_event(QuarantineGone("n1", "r")) == []
+        assert node_state.node_summary.quarantine is not None
+        bench.node_state(None)
+        assert await bench.send_event(QuarantineGone("n1", "q")) == []
+        assert node_state.quarantine_view.ended == ""
 
     on_bench(test)
 
 
 def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case()
-        await bench.hear(QuarantineSeen(made(node_absent_since=1.0)))
-        case.decision.incidents, case.decision.wanted = {"i": 1}, object()
-        set_fields(case, release_held="x", release_look=9.0)
-        case.own_quarantine_view().definition_going = True
-        assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
+        node_state = bench.node_state()
+        await bench.send_event(QuarantineSeen(made(node_absent_since=1.0)))
+        node_state.decision.incidents, node_state.decision.wanted = {"i": 1}, object()
+        set_fields(node_state, release_held="x", release_look=9.0)
+        node_state.own_quarantine_view().definition_going = True
+        assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
         assert list(bench.standing.quarantines()) == []
         assert bench.registry.absent == set()
-        assert [case.node_summary.quarantine] == [None]
+        assert [node_state.node_summary.quarantine] == [None]
         assert (
-            case.quarantine_view.orphan,
-            case.quarantine_view.ended,
-            case.quarantine_view.vanished,
+            node_state.quarantine_view.orphan,
+            node_state.quarantine_view.ended,
+            node_state.quarantine_view.vanished,
         ) == ("q", "q", "")
         assert (
-            case.quarantine_view.to_adopt,
-            case.work.suspect,
-            case.quarantine_view.definition_going,
+            node_state.quarantine_view.to_adopt,
+            node_state.work.needs_read,
+            node_state.quarantine_view.definition_going,
         ) == (False, False, False)
-        assert (case.decision.incidents, case.decision.wanted) == (EMPTY, None)
+        assert (node_state.decision.incidents, node_state.decision.wanted) == (EMPTY, None)
         assert (
-            case.quarantine_view.release_held,
-            case.quarantine_view.release_look,
+            node_state.quarantine_view.release_held,
+            node_state.quarantine_view.release_look,
         ) == ("", 0.0)
 
     on_bench(test)
@@ -203,35 +204,35 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
 
 def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case(made())
+        node_state = bench.node_state(made())
         health: Any = SimpleNamespace(has_snapshot=True)
-        set_fields(case, health=health, ended="q")
-        case.decision.incidents = incidents = {"i": 1}
-        await bench.hear(QuarantineGone("n1", "q"))
-        assert case.quarantine_view.orphan == ""
-        assert case.decision.incidents is incidents
+        set_fields(node_state, health=health, ended="q")
+        node_state.decision.incidents = incidents = {"i": 1}
+        await bench.send_event(QuarantineGone("n1", "q"))
+        assert node_state.quarantine_view.orphan == ""
+        assert node_state.decision.incidents is incidents
 
     on_bench(test)
 
 
 def test_one_that_a_read_missed_first_is_told_of_by_the_watch() -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case(None)
-        case.own_quarantine_view().vanished = "q"
-        assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
+        node_state = bench.node_state(None)
+        node_state.own_quarantine_view().vanished = "q"
+        assert await bench.send_event(QuarantineGone("n1", "q")) == ["add n1"]
         assert (
-            case.quarantine_view.orphan,
-            case.quarantine_view.vanished,
-            case.quarantine_view.ended,
+            node_state.quarantine_view.orphan,
+            node_state.quarantine_view.vanished,
+            node_state.quarantine_view.ended,
         ) == ("q", "", "q")
-        set_fields(case, vanished="r", orphan="")
-        await bench.hear(QuarantineGone("n1", "r", with_definition=True))
+        set_fields(node_state, vanished="r", orphan="")
+        await bench.send_event(QuarantineGone("n1", "r", with_definition=True))
         assert (
-            case.quarantine_view.orphan,
-            case.quarantine_view.to_adopt,
-            case.quarantine_view.definition_going,
+            node_state.quarantine_view.orphan,
+            node_state.quarantine_view.to_adopt,
+            node_state.quarantine_view.definition_going,
         ) == ("", True, True)
-        assert [case.quarantine_view.remains] == [None]
+        assert [node_state.quarantine_view.remains] == [None]
 
     on_bench(test)
 
@@ -239,14 +240,14 @@ def test_one_that_a_read_missed_first_is_told_of_by_the_watch() -> None:
 def test_one_that_goes_with_its_definition_is_made_again() -> None:
     async def test(bench: Bench) -> None:
         known = made()
-        case = bench.case(known)
-        await bench.hear(QuarantineGone("n1", "q", with_definition=True))
+        node_state = bench.node_state(known)
+        await bench.send_event(QuarantineGone("n1", "q", with_definition=True))
         assert (
-            case.quarantine_view.orphan,
-            case.quarantine_view.to_adopt,
-            case.quarantine_view.remains,
+            node_state.quarantine_view.orphan,
+            node_state.quarantine_view.to_adopt,
+            node_state.quarantine_view.remains,
         ) == ("", True, known.spec)
-        assert case.quarantine_view.definition_going
+        assert node_state.quarantine_view.definition_going
 
     on_bench(test)
 
@@ -254,9 +255,13 @@ def test_one_that_goes_with_its_definition_is_made_again() -> None:
 @pytest.mark.parametrize("with_definition", [True, False])
 def test_the_end_of_another_installations_makes_us_read_the_node(*, with_definition: bool) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case(made(foreign="elsewhere"))
-        await bench.hear(QuarantineGone("n1", "q", with_definition=with_definition))
-        assert (case.work.suspect, case.quarantine_view.orphan, case.quarantine_view.to_adopt) == (
+        node_state = bench.node_state(made(foreign="elsewhere"))
+        await bench.send_event(QuarantineGone("n1", "q", with_definition=with_definition))
+        assert (
+            node_state.work.needs_read,
+            node_state.quarantine_view.orphan,
+            node_state.quarantine_view.to_adopt,
+        ) == (
             True,
             "",
             False,
@@ -273,15 +278,15 @@ def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
         forgotten: list[Any] = []
         bench.made._is_no_more = lambda _: True
         bench.made._forget = forgotten.append
-        case = bench.case(made())
-        case.cluster.node_gone, case.agent.last_heard = True, heard
-        case.work.task = asyncio.create_task(asyncio.sleep(1))
-        await bench.hear(QuarantineGone("n1", "q"))
+        node_state = bench.node_state(made())
+        node_state.cluster.node_gone, node_state.agent.last_heard = True, heard
+        node_state.work.task = asyncio.create_task(asyncio.sleep(1))
+        await bench.send_event(QuarantineGone("n1", "q"))
         assert forgotten == []
         await asyncio.sleep(2)
-        assert forgotten == ([case] if heard is None else [])
-        case.cluster.node_gone = False
-        bench.made._was_made_up(case)
+        assert forgotten == ([node_state] if heard is None else [])
+        node_state.cluster.node_gone = False
+        bench.made._was_made_up(node_state)
         assert len(forgotten) == (heard is None)
 
     on_bench(test)
@@ -306,10 +311,10 @@ def test_an_uncordon_matters_to_a_node_that_was_cordoned(
     quarantine: Quarantine | None, foreign: str, *, attended: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case(quarantine)
-        case.cluster.foreign = foreign
-        assert await bench.hear(NodeUncordoned("n1")) == ["add n1"] * attended
-        assert case.work.suspect == attended
+        node_state = bench.node_state(quarantine)
+        node_state.cluster.foreign = foreign
+        assert await bench.send_event(NodeUncordoned("n1")) == ["add n1"] * attended
+        assert node_state.work.needs_read == attended
 
     on_bench(test)
 
@@ -317,28 +322,28 @@ def test_an_uncordon_matters_to_a_node_that_was_cordoned(
 def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_then() -> None:
     async def test(bench: Bench) -> None:
         node = Node("n1", "u", "1", True, (), {}, {})
-        assert await bench.hear(NodeSeen(node)) == []
-        case = bench.case(None)
-        assert await bench.hear(NodeSeen(node)) == []
-        bench.case(made(Phase.ADMITTED, node_uid="u"))
-        assert await bench.hear(NodeSeen(node)) == []
-        bench.case(made(node_uid="u"))
-        assert await bench.hear(NodeSeen(node)) == ["look n1"]
-        assert case.work.looked_at == bench.loop.time()
+        assert await bench.send_event(NodeSeen(node)) == []
+        node_state = bench.node_state(None)
+        assert await bench.send_event(NodeSeen(node)) == []
+        bench.node_state(made(Phase.ADMITTED, node_uid="u"))
+        assert await bench.send_event(NodeSeen(node)) == []
+        bench.node_state(made(node_uid="u"))
+        assert await bench.send_event(NodeSeen(node)) == ["look n1"]
+        assert node_state.work.looked_at == bench.loop.time()
         began = bench.loop.time()
         for _ in range(3):
-            assert await bench.hear(NodeSeen(node)) == []
+            assert await bench.send_event(NodeSeen(node)) == []
         bench.did.clear()
         await asyncio.sleep(1.9)
         assert bench.did == []
         await asyncio.sleep(0.2)
         assert bench.did == ["look n1"]
-        assert case.work.looked_at == pytest.approx(began + 2.0)
+        assert node_state.work.looked_at == pytest.approx(began + 2.0)
         assert bench.made._timer is None
         assert bench.made._changed == set()
         await asyncio.sleep(2.0)
-        assert await bench.hear(NodeSeen(node)) == ["look n1"]
-        await bench.hear(NodeSeen(node))
+        assert await bench.send_event(NodeSeen(node)) == ["look n1"]
+        await bench.send_event(NodeSeen(node))
         bench.made.close()
         await asyncio.sleep(5)
         assert bench.did == []
@@ -352,30 +357,30 @@ def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_th
 def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_to_others() -> None:
     async def test(bench: Bench) -> None:
         seen = RecordSeen(RecordText("", "1", ""))
-        bench.case()
+        bench.node_state()
         bench.record.record.entries = {"n1": ENTRY}
-        assert await bench.hear(seen) == ["pending n1"]
+        assert await bench.send_event(seen) == ["pending n1"]
         assert bench.fleet.record_entries == 1
-        assert await bench.hear(seen) == []
+        assert await bench.send_event(seen) == []
         bench.record.record.entries = {}
-        assert await bench.hear(seen) == ["pending n1", "held"]
+        assert await bench.send_event(seen) == ["pending n1", "held"]
         assert bench.fleet.record_entries == 0
-        bench.registry.case("n2")
+        bench.registry.node_state("n2")
         bench.record.problem = "unreadable"
-        assert await bench.hear(seen) == ["pending n1", "pending n2"]
-        assert await bench.hear(seen) == []
+        assert await bench.send_event(seen) == ["pending n1", "pending n2"]
+        assert await bench.send_event(seen) == []
         bench.record.problem = ""
-        assert await bench.hear(seen) == ["pending n1", "pending n2"]
+        assert await bench.send_event(seen) == ["pending n1", "pending n2"]
         bench.takes_record, bench.record.problem = False, "x"
-        assert await bench.hear(seen) == [], "it is an older one"
+        assert await bench.send_event(seen) == [], "it is an older one"
 
     on_bench(test)
 
 
 def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
     async def test(bench: Bench) -> None:
-        assert await bench.hear(StopSeen(StopText("x", "1"))) == ["stop seen"]
-        bench.case()
+        assert await bench.send_event(StopSeen(StopText("x", "1"))) == ["stop seen"]
+        bench.node_state()
         bench.switch.reason = "a drill"
         bench.made.stop_changed()
         assert bench.fleet.stop == "a drill"
@@ -417,7 +422,7 @@ def test_a_lost_record_is_told_and_its_end() -> None:
 def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() -> None:
     async def test(bench: Bench) -> None:
         bench.standing.whole = True
-        found = await bench.hear(WatchLost("the API server is away"))
+        found = await bench.send_event(WatchLost("the API server is away"))
         assert found == ["stop view lost", "forget version"]
         assert not bench.standing.whole
         assert not bench.queue.view
@@ -430,7 +435,7 @@ def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() 
             restored.append(unschedulable)
 
         bench.made._view_restored = restore
-        await bench.hear(WatchSynced(frozenset({"n1"})))
+        await bench.send_event(WatchSynced(frozenset({"n1"})))
         assert restored == [frozenset({"n1"})]
         assert cluster_events._BETWEEN_LOOKS == 2.0
 

@@ -113,7 +113,7 @@ class Fleet:
             self.table.tick()
             await asyncio.sleep(1)
 
-    def tell(self, node: int, edges: Mapping[str, Status]) -> None:
+    def report_edges(self, node: int, edges: Mapping[str, Status]) -> None:
         self.seqs[node] += 1
         now = self.loop.time()
         told = tuple(peer(to, status, now) for to, status in edges.items())
@@ -135,7 +135,7 @@ class Fleet:
             if node in lying:
                 edges = dict.fromkeys(edges, Status.OK)
                 edges[address(victim)] = lie
-            self.tell(node, edges)
+            self.report_edges(node, edges)
 
     async def close(self) -> None:
         self.table.close_all("the test is over")
@@ -171,11 +171,11 @@ def on_a_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:
 def test_three_agents_that_lie_about_nodes_of_their_choice_have_nobody_cordoned() -> None:
     async def test(fleet: Fleet) -> None:
         for node in range(NODES):
-            fleet.tell(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
+            fleet.report_edges(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
         lies = {address(n): Status.FAILED for n in (40, 41, 42)}
         lies |= {address(n): Status.OK for n in range(50, 60)}
         for liar in range(3):
-            fleet.tell(liar, lies)
+            fleet.report_edges(liar, lies)
         await fleet.pass_time(LONG)
         assert fleet.blamed == set()
 
@@ -189,7 +189,7 @@ def test_a_hundred_unassigned_reports_have_nobody_cordoned() -> None:
         for node in range(NODES):
             if node not in observers and node != victim:
                 edges = dict.fromkeys(fleet.assigned(node), Status.OK)
-                fleet.tell(node, edges | {address(victim): Status.FAILED})
+                fleet.report_edges(node, edges | {address(victim): Status.FAILED})
         await fleet.pass_time(LONG)
         assert fleet.blamed == set()
 
@@ -231,11 +231,11 @@ def test_liars_that_come_back_first_after_a_crash_have_nobody_cordoned() -> None
         lies = dict.fromkeys(map(address, range(NODES)), Status.OK)
         for _ in range(4):
             for liar in liars:
-                fleet.tell(liar, lies | {address(victim): Status.FAILED})
+                fleet.report_edges(liar, lies | {address(victim): Status.FAILED})
             await fleet.pass_time(30)
         await fleet.attach_all(set(range(NODES)) - liars - {victim})
         for node in set(range(NODES)) - liars:
-            fleet.tell(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
+            fleet.report_edges(node, dict.fromkeys(fleet.assigned(node), Status.UNKNOWN))
         await fleet.pass_time(LONG)
         assert fleet.world.quarantines == {}
 
@@ -252,7 +252,9 @@ def test_a_node_that_is_lost_is_found_soon_after_a_crash_of_the_aggregator() -> 
         assert {node: fleet.assigned(node) for node in fleet.calls} == before, "by the same secret"
         for node in range(NODES):
             edges = dict.fromkeys(fleet.assigned(node), Status.OK)
-            fleet.tell(node, edges | {to: Status.FAILED for to in edges if to == address(lost)})
+            fleet.report_edges(
+                node, edges | {to: Status.FAILED for to in edges if to == address(lost)}
+            )
         await fleet.pass_time(180)
         assert set(fleet.world.quarantines) == {name(lost)}
 
@@ -264,7 +266,9 @@ def test_a_node_that_its_assigned_observers_lost_is_cordoned() -> None:
         lost = 40
         for node in range(NODES):
             edges = dict.fromkeys(fleet.assigned(node), Status.OK)
-            fleet.tell(node, edges | {to: Status.FAILED for to in edges if to == address(lost)})
+            fleet.report_edges(
+                node, edges | {to: Status.FAILED for to in edges if to == address(lost)}
+            )
         await fleet.pass_time(LONG)
         assert set(fleet.world.quarantines) == {name(lost)}
 

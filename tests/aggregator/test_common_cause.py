@@ -46,28 +46,28 @@ class Play:
         self.common = CommonCauses(limits, self.sees)
         self.now = 1_000.0
         for name in self.names:
-            self.tell(name)
+            self.report_symptoms(name)
 
     def sees(self, check: str, components: Collection[str]) -> Mapping[str, int]:
         return dict.fromkeys(components, len(self.names))
 
-    def tell(self, name: str, *signs: Symptom) -> None:
+    def report_symptoms(self, name: str, *signs: Symptom) -> None:
         self.signs[name] = signs
         self.common.set_symptoms(name, frozenset(signs), self.groups[name], CHECKS)
 
     def relabel(self, name: str, **groups: str) -> None:
         found = {**dict(self.groups[name]), **groups}
         self.groups[name] = tuple(found.items())
-        self.tell(name, *self.signs[name])
+        self.report_symptoms(name, *self.signs[name])
 
-    def look(self, after: float = AGAIN) -> dict[str, CommonCause]:
+    def search(self, after: float = AGAIN) -> dict[str, CommonCause]:
         self.now += after
         self.common.find_causes(self.now)
         return dict(self.common.open)
 
     def fail(self, names: Iterable[str], *signs: Symptom) -> None:
         for name in names:
-            self.tell(name, *signs)
+            self.report_symptoms(name, *signs)
 
 
 # -- too many -----------------------------------------------------------------------------------
@@ -80,10 +80,10 @@ class Play:
 def test_a_check_that_fails_on_too_many_is_one_cause_at_any_size(nodes: int, most: int) -> None:
     play = Play(nodes, racks=False)
     play.fail(play.names[:most], check("nic-link"))
-    assert play.look() == {}
+    assert play.search() == {}
     if most < nodes:
-        play.tell(play.names[most], check("nic-link", "eth1"))
-        [cause] = play.look().values()
+        play.report_symptoms(play.names[most], check("nic-link", "eth1"))
+        [cause] = play.search().values()
         assert (cause.scope, cause.nodes, cause.total) == ("check", most + 1, nodes)
         assert cause.fleetwide
 
@@ -92,13 +92,13 @@ def test_the_reason_names_the_limit_that_decided_and_its_value() -> None:
     small, large = Play(100, racks=False), Play(5_000, racks=False)
     for play in (small, large):
         for name in play.names:
-            play.tell(name, check("nic-link", f"eth-of-{name}"))
-    [cause] = small.look().values()
+            play.report_symptoms(name, check("nic-link", f"eth-of-{name}"))
+    [cause] = small.search().values()
     assert (cause.limit, cause.value) == ("limits.common_cause_percent", "10%")
     assert cause.reason == (
         "check nic-link fails on 100 of 100 nodes; more than 10% within 10m are one cause"
     )
-    [cause] = large.look().values()
+    [cause] = large.search().values()
     assert (cause.limit, cause.value) == ("limits.common_cause_nodes", "50")
     assert cause.reason.endswith("more than 50 within 10m are one cause")
 
@@ -108,31 +108,31 @@ def test_only_those_who_run_a_check_are_its_observers() -> None:
     for name in play.names[30:]:
         play.common.set_symptoms(name, frozenset(), play.groups[name], frozenset({"reach"}))
     play.fail(play.names[:6], check("nic-link"))
-    [cause] = play.look().values()
+    [cause] = play.search().values()
     assert (cause.nodes, cause.total) == (6, 30)
 
 
 def test_what_fails_here_and_there_over_weeks_is_no_common_cause() -> None:
     play = Play(10_000, racks=False)
     for number, name in enumerate(play.names[:3_000]):
-        play.tell(name, check("disk-space", f"/data{number}", since=-number * 600.0))
-    assert play.look() == {}
+        play.report_symptoms(name, check("disk-space", f"/data{number}", since=-number * 600.0))
+    assert play.search() == {}
 
 
 def test_the_window_lies_wherever_the_failures_do() -> None:
     """A process that starts hours later, with no memory, finds the same cause."""
     play = Play(1_000, racks=False)
     play.fail(play.names[:60], check("nic-link", since=-50_000.0))
-    assert play.look().keys() == {"check:nic-link eth0"}
+    assert play.search().keys() == {"check:nic-link eth0"}
 
 
 def test_faults_of_one_rule_count_together_and_apart_from_others() -> None:
     play = Play(1_000, racks=False)
     play.fail(play.names[:50], fault("gpu-fatal"))
     play.fail(play.names[50:100], fault("gpu-gone"))
-    assert play.look() == {}
+    assert play.search() == {}
     play.fail(play.names[100:101], fault("gpu-gone"))
-    assert play.look().keys() == {"rule:gpu-gone"}
+    assert play.search().keys() == {"rule:gpu-gone"}
 
 
 # -- who is blamed --------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def test_one_failing_target_is_the_target_and_other_targets_are_not() -> None:
     play = Play(200, racks=False)
     target = check("reach", "tcp://10.0.0.1:2049", acting=False)
     play.fail(play.names[:100], target)
-    play.tell(play.names[150], check("reach", "tcp://10.0.0.2:80"))
-    [cause] = play.look().values()
+    play.report_symptoms(play.names[150], check("reach", "tcp://10.0.0.2:80"))
+    [cause] = play.search().values()
     assert (cause.scope, cause.nodes) == ("target", 100)
     assert cause.reason == (
         "check reach fails for tcp://10.0.0.1:2049 on 100 of 200 nodes; "
@@ -158,7 +158,7 @@ def test_one_failing_target_is_the_target_and_other_targets_are_not() -> None:
 def test_a_rack_that_fails_is_one_cause_of_the_rack() -> None:
     play = Play(5_000)
     play.fail(play.names[18:36], check("nic-link"))
-    [cause] = play.look().values()
+    [cause] = play.search().values()
     assert (cause.scope, cause.nodes, cause.total) == ("place", 18, 18)
     assert cause.limit == "limits.domain_percent"
     assert "example.com/rack=r1: check nic-link on 18 of 18 nodes" in cause.reason
@@ -170,22 +170,22 @@ def test_a_rack_that_fails_is_one_cause_of_the_rack() -> None:
 def test_three_of_a_rack_are_too_few_of_eighteen_and_enough_of_six() -> None:
     play = Play(200)
     play.fail(play.names[:3], check("nic-link"))
-    assert play.look() == {}
+    assert play.search() == {}
     play.fail(play.names[:4], check("nic-link"))
-    assert len(play.look()) == 1
+    assert len(play.search()) == 1
 
 
 def test_a_failure_that_is_everywhere_is_not_told_rack_by_rack() -> None:
     play = Play(5_000)
     play.fail(random.Random(1).sample(play.names, 2_000), check("nic-link"))
-    [cause] = play.look().values()
+    [cause] = play.search().values()
     assert cause.scope == "target"
 
 
 def test_two_racks_that_fail_for_themselves_are_two_causes() -> None:
     play = Play(5_000)
     play.fail([*play.names[18:36], *play.names[90:108]], check("nic-link"))
-    assert {cause.total for cause in play.look().values()} == {18}
+    assert {cause.total for cause in play.search().values()} == {18}
     assert len(play.common.open) == 2
 
 
@@ -193,7 +193,7 @@ def test_a_rack_makes_no_driver_say_that_a_gpu_is_gone() -> None:
     """Such a node's work is lost already: keeping it in service would protect no work."""
     play = Play(5_000)
     play.fail(play.names[18:36], fault("gpu-gone"))
-    assert play.look() == {}
+    assert play.search() == {}
 
 
 def test_two_nodes_of_one_clique_with_nvlink_evidence_are_the_clique() -> None:
@@ -201,11 +201,11 @@ def test_two_nodes_of_one_clique_with_nvlink_evidence_are_the_clique() -> None:
     for number, name in enumerate(play.names):
         play.relabel(name, **{CLIQUE: f"c{number // 18}"})
     link = Symptom(NVLINK, "", 0.0, acting=True)
-    play.tell("n0", link)
-    play.tell("n40", link)
-    assert play.look() == {}, "two of two cliques are two"
-    play.tell("n1", link)
-    [cause] = play.look().values()
+    play.report_symptoms("n0", link)
+    play.report_symptoms("n40", link)
+    assert play.search() == {}, "two of two cliques are two"
+    play.report_symptoms("n1", link)
+    [cause] = play.search().values()
     assert (cause.scope, cause.limit, cause.nodes) == ("place", "limits.clique_label", 2)
     assert "nvidia.com/gpu.clique=c0: NVLink evidence on 2 of 18 nodes" in cause.reason
 
@@ -216,19 +216,42 @@ def test_evidence_on_which_no_rule_acts_makes_no_fabric_of_another_nodes(label: 
     play = Play(100)
     for name in play.names[:18]:
         play.relabel(name, **{label: "c0"})
-    play.tell("n0", Symptom(NVLINK, "", 0.0, acting=True))
-    play.tell("n1", Symptom(NVLINK, "", -1.0, acting=False))
-    play.tell("n2", Symptom(NVLINK, "", -90_000.0, acting=True))
-    assert play.look() == {}, "one node's evidence, and one word"
-    play.tell("n2", Symptom(NVLINK, "", -2.0, acting=False))
-    assert len(play.look()) == 1, "three nodes are the fabric, although a rule acts on one alone"
-    play.tell("n2")
+    play.report_symptoms("n0", Symptom(NVLINK, "", 0.0, acting=True))
+    play.report_symptoms("n1", Symptom(NVLINK, "", -1.0, acting=False))
+    play.report_symptoms("n2", Symptom(NVLINK, "", -90_000.0, acting=True))
+    assert play.search() == {}, "one node's evidence, and one word"
+    play.report_symptoms("n2", Symptom(NVLINK, "", -2.0, acting=False))
+    assert len(play.search()) == 1, "three nodes are the fabric, although a rule acts on one alone"
+    play.report_symptoms("n2")
     play.now += 2 * SETTLE
-    play.look()
+    play.search()
     play.now += 2 * SETTLE
-    assert play.look() == {}, "it is over when one of two is left on which a rule acts"
-    play.tell("n1", Symptom(NVLINK, "", -1.0, acting=True))
-    assert len(play.look()) == 1
+    assert play.search() == {}, "it is over when one of two is left on which a rule acts"
+    play.report_symptoms("n1", Symptom(NVLINK, "", -1.0, acting=True))
+    assert len(play.search()) == 1
+
+
+@pytest.mark.parametrize("label", [CLIQUE, FABRIC, FABRIC_BY_LABEL])
+def test_nvlink_evidence_is_the_fabrics_and_not_the_leaf_switchs_around_it(label: str) -> None:
+    leaf = "topology.kubernetes.io/leaf"
+    play = Play(100, CommonLimits(domain_labels=(leaf,)), racks=False)
+    for number, name in enumerate(play.names):
+        play.relabel(name, **{leaf: f"l{number // 32}", label: f"c{number // 18}"})
+    play.fail(play.names[:12], Symptom(NVLINK, "", 0.0, acting=True))
+    [found] = play.search()
+    assert found == f"{label}=c0 nvlink"
+    for name in play.names[:10]:
+        play.report_symptoms(name)
+        assert list(play.search(2 * SETTLE)) == [found], "the last ones are no second cause"
+
+
+def test_nvlink_evidence_of_several_fabrics_of_one_place_is_the_places() -> None:
+    leaf = "topology.kubernetes.io/leaf"
+    play = Play(100, CommonLimits(domain_labels=(leaf,)), racks=False)
+    for number, name in enumerate(play.names):
+        play.relabel(name, **{leaf: f"l{number // 32}", FABRIC: f"c{number // 8}"})
+    play.fail(play.names[:24], Symptom(NVLINK, "", 0.0, acting=True))
+    assert list(play.search()) == [f"{leaf}=l0 nvlink"]
 
 
 def test_two_nodes_of_one_clique_with_other_faults_are_two_nodes() -> None:
@@ -236,16 +259,16 @@ def test_two_nodes_of_one_clique_with_other_faults_are_two_nodes() -> None:
     for name in play.names[:18]:
         play.relabel(name, **{CLIQUE: "c0"})
     play.fail(["n0", "n1"], fault("gpu-gone"), check("nic-link"))
-    assert play.look() == {}
+    assert play.search() == {}
 
 
 def test_a_week_between_two_nodes_of_a_clique_is_no_common_cause() -> None:
     play = Play(18)
     for name in play.names:
         play.relabel(name, **{CLIQUE: "c0"})
-    play.tell("n0", Symptom(NVLINK, "", -600_000.0, acting=True))
-    play.tell("n1", Symptom(NVLINK, "", 0.0, acting=True))
-    assert play.look() == {}
+    play.report_symptoms("n0", Symptom(NVLINK, "", -600_000.0, acting=True))
+    play.report_symptoms("n1", Symptom(NVLINK, "", 0.0, acting=True))
+    assert play.search() == {}
 
 
 @pytest.mark.parametrize("version", ["driver", "kernel", "agent"])
@@ -253,8 +276,8 @@ def test_a_new_version_that_does_worse_than_the_old_is_the_suspect(version: str)
     play = Play(1_000)
     for name in play.names[::50]:
         play.relabel(name, **{version: "9.9"})
-        play.tell(name, fault())
-    [cause] = play.look().values()
+        play.report_symptoms(name, fault())
+    [cause] = play.search().values()
     assert cause.scope == "version"
     assert cause.reason.startswith(f"{version} 9.9: ")
     assert "on 20 of 20 nodes, and on 0 of 980 others" in cause.reason
@@ -265,8 +288,8 @@ def test_a_new_agent_that_flags_many_nodes_for_many_reasons_is_itself_the_suspec
     reasons = [check("nic-link"), fault("gpu-gone"), check("disk-space", "/"), fault("gpu-rows")]
     for number, name in enumerate(play.names[::50]):
         play.relabel(name, agent="1.1")
-        play.tell(name, reasons[number % 4])
-    [cause] = play.look().values()
+        play.report_symptoms(name, reasons[number % 4])
+    [cause] = play.search().values()
     assert cause.reason.startswith("agent 1.1: actionable evidence on 20 of 20")
     assert all(
         cause.id in play.common.suspects(name, sign.what, sign.component)
@@ -281,15 +304,15 @@ def test_a_new_version_through_its_whole_rollout_stays_the_suspect() -> None:
     for number, name in enumerate(play.names):
         play.relabel(name, agent="1.1")
         if number % 4 == 0:
-            play.tell(name, fault(f"rule-{number % 40}", since=number * 0.1))
+            play.report_symptoms(name, fault(f"rule-{number % 40}", since=number * 0.1))
         if number in (100, 400, 600, 900):
-            assert any("agent 1.1" in cause.reason for cause in play.look().values()), number
+            assert any("agent 1.1" in cause.reason for cause in play.search().values()), number
 
 
 def test_a_version_that_everybody_has_is_no_suspect_of_its_own() -> None:
     play = Play(10)
     play.fail(play.names[:3], fault())
-    assert play.look() == {}
+    assert play.search() == {}
 
 
 def test_three_nodes_of_a_rack_need_a_fourth_where_they_are_a_fifth_of_it() -> None:
@@ -299,9 +322,9 @@ def test_three_nodes_of_a_rack_need_a_fourth_where_they_are_a_fifth_of_it() -> N
         for name in play.names[:size]:
             play.relabel(name, **{RACK: "r"})
         play.fail(play.names[:most], check("nic-link"))
-        assert play.look() == {}, size
-        play.tell(play.names[most], check("nic-link"))
-        [cause] = play.look().values()
+        assert play.search() == {}, size
+        play.report_symptoms(play.names[most], check("nic-link"))
+        [cause] = play.search().values()
         assert (cause.scope, cause.nodes, cause.total) == ("place", most + 1, size)
 
 
@@ -313,7 +336,7 @@ def test_a_place_is_blamed_where_it_does_four_times_worse_than_all_others() -> N
         for name in play.names[:20]:
             play.relabel(name, **{RACK: "r"})
         play.fail([*play.names[:10], *play.names[20 : 20 + others]], check("nic-link"))
-        causes = play.look()
+        causes = play.search()
         assert bool(causes) == blamed, others
         for cause in causes.values():
             assert cause.reason == (
@@ -328,7 +351,7 @@ def test_a_place_is_compared_with_five_others_at_least() -> None:
         for name in play.names[:10]:
             play.relabel(name, **{RACK: "r"})
         play.fail(play.names[:3], check("nic-link"))
-        assert bool(play.look()) == blamed, others
+        assert bool(play.search()) == blamed, others
 
 
 def test_a_place_has_the_size_that_its_nodes_give_it_now() -> None:
@@ -336,17 +359,17 @@ def test_a_place_has_the_size_that_its_nodes_give_it_now() -> None:
     for name in play.names[:40]:
         play.relabel(name, **{RACK: "r"})
     play.fail(play.names[:5], check("nic-link"))
-    assert play.look() == {}, "5 of 40 are no more than a fifth"
+    assert play.search() == {}, "5 of 40 are no more than a fifth"
     for name in play.names[20:40]:
         play.relabel(name, **{RACK: "other"})
-    play.tell(play.names[6], check("nic-link"))  # 6 of 20
-    [cause] = play.look().values()
+    play.report_symptoms(play.names[6], check("nic-link"))  # 6 of 20
+    [cause] = play.search().values()
     assert (cause.nodes, cause.total) == (6, 20)
     for name in play.names[8:20]:
         play.common.gone(name)
-    [cause] = play.look(AGAIN).values()
-    play.tell(play.names[5], check("nic-link"))
-    [cause] = play.look().values()
+    [cause] = play.search(AGAIN).values()
+    play.report_symptoms(play.names[5], check("nic-link"))
+    [cause] = play.search().values()
     assert (cause.nodes, cause.total) == (7, 8)
 
 
@@ -354,20 +377,20 @@ def test_a_check_has_the_observers_that_run_it_now() -> None:
     play = Play(100, racks=False)
     everything = [(name, play.groups[name]) for name in play.names]
     play.fail(play.names[:6], check("nic-link"))
-    assert play.look() == {}
+    assert play.search() == {}
     for name, groups in everything[50:]:
         play.common.set_symptoms(name, frozenset(), groups, frozenset({"reach"}))
-    play.tell(play.names[6], check("disk-space"))
-    play.tell(play.names[5])
-    play.tell(play.names[5], check("nic-link"))
-    [cause] = play.look().values()
+    play.report_symptoms(play.names[6], check("disk-space"))
+    play.report_symptoms(play.names[5])
+    play.report_symptoms(play.names[5], check("nic-link"))
+    [cause] = play.search().values()
     assert (cause.nodes, cause.total) == (6, 50)
     for name in play.names[20:]:
         play.common.gone(name)
         assert not play.common.knows(name)
-    play.tell(play.names[5])
-    play.tell(play.names[5], check("nic-link"))
-    [cause] = play.look().values()
+    play.report_symptoms(play.names[5])
+    play.report_symptoms(play.names[5], check("nic-link"))
+    [cause] = play.search().values()
     assert (cause.nodes, cause.total) == (6, 20)
 
 
@@ -380,7 +403,7 @@ def test_an_episode_opens_once_and_ends_once_however_it_flickers() -> None:
     for turn in range(400):
         for name in play.names[:80]:
             failing = turn < 300 and rng.random() < 0.6
-            play.tell(name, *([check("nic-link")] if failing else []))
+            play.report_symptoms(name, *([check("nic-link")] if failing else []))
         play.now += AGAIN
         new, over = play.common.find_causes(play.now)
         opened, ended = opened + len(new), ended + len(over)
@@ -391,26 +414,26 @@ def test_an_episode_opens_once_and_ends_once_however_it_flickers() -> None:
 def test_a_cause_is_open_until_half_of_what_opened_it_is_well_and_a_little_longer() -> None:
     play = Play(1_000, racks=False)
     play.fail(play.names[:60], check("nic-link"))
-    assert play.look()
+    assert play.search()
     play.fail(play.names[:34])
-    assert play.look(SETTLE + AGAIN), "26 still fail"
+    assert play.search(SETTLE + AGAIN), "26 still fail"
     play.fail(play.names[:36])
-    assert play.look()
-    assert play.look(SETTLE / 2)
-    assert not play.look(SETTLE)
+    assert play.search()
+    assert play.search(SETTLE / 2)
+    assert not play.search(SETTLE)
 
 
 def test_a_cause_fades_anew_after_a_time_in_which_not_everybody_was_counted() -> None:
     play = Play(1_000, racks=False)
     play.fail(play.names[:60], check("nic-link"))
-    assert play.look()
+    assert play.search()
     play.fail(play.names[:60])
-    assert play.look(), "it has just faded"
+    assert play.search(), "it has just faded"
     play.now += SETTLE / 2
     play.common.find_causes(play.now, lasting=True)
-    assert play.look(SETTLE / 2), "it fades from here"
-    assert play.look(SETTLE - 1)
-    assert not play.look(1)
+    assert play.search(SETTLE / 2), "it fades from here"
+    assert play.search(SETTLE - 1)
+    assert not play.search(1)
 
 
 def test_only_so_many_suspects_of_a_node_are_remembered() -> None:
@@ -427,16 +450,16 @@ def test_only_so_many_suspects_of_a_node_are_remembered() -> None:
 def test_many_silent_agents_are_a_cause_that_explains_nobody() -> None:
     play = Play(100)
     play.common.silence(10, 100)
-    assert play.look() == {}
+    assert play.search() == {}
     play.common.silence(30, 100)
-    [cause] = play.look().values()
+    [cause] = play.search().values()
     assert (cause.id, cause.scope, cause.nodes) == (SILENCE, "agents", 30)
     assert cause.reason == "30 of 100 agents are silent; no node is quarantined for it"
     assert not cause.fleetwide
     assert SILENCE not in play.common.suspects("n1", "check:nic-link", "eth0")
     play.common.silence(0, 100)
-    play.look()
-    assert not play.look(SETTLE)
+    play.search()
+    assert not play.search(SETTLE)
 
 
 def test_a_node_that_is_gone_counts_no_more() -> None:
@@ -444,7 +467,7 @@ def test_a_node_that_is_gone_counts_no_more() -> None:
     play.fail(play.names[:20], check("nic-link"))
     for name in play.names[:20]:
         play.common.gone(name)
-    assert play.look() == {}
+    assert play.search() == {}
 
 
 # -- at any size ----------------------------------------------------------------------------------
@@ -454,10 +477,10 @@ def test_one_target_down_for_all_of_7500_is_one_cause_and_cheap() -> None:
     play = Play(7_500)
     before = time.process_time()
     for name in play.names:
-        play.tell(name, check("reach", "tcp://10.0.0.1:2049", since=990.0))
+        play.report_symptoms(name, check("reach", "tcp://10.0.0.1:2049", since=990.0))
         play.now += 0.01
         play.common.find_causes(play.now)  # as often as anything is proposed
-    [cause] = play.look().values()
+    [cause] = play.search().values()
     assert (cause.scope, cause.nodes, cause.total) == ("target", 7_500, 7_500)
     assert time.process_time() - before < 20.0  # some 1.5 s; a scan for each would be minutes
 
@@ -483,17 +506,17 @@ def test_what_is_open_depends_on_the_evidence_alone_and_not_on_its_history(
 ) -> None:
     one, other = Play(30), Play(30)
     for number, signs in story:
-        one.tell(f"n{number}", *signs)
+        one.report_symptoms(f"n{number}", *signs)
     last = list({number: (number, signs) for number, signs in story}.values())
     rng.shuffle(last)
     for number, signs in last:
-        other.tell(f"n{number}", *signs)
-    assert one.look() == other.look()
+        other.report_symptoms(f"n{number}", *signs)
+    assert one.search() == other.search()
     for cause in one.common.open.values():
         assert cause.nodes >= (2 if cause.limit == "limits.clique_label" else 3)
         if cause.fleetwide:
             assert cause.nodes >= LEAST
     for name in one.names:
-        one.tell(name)
-    one.look()
-    assert one.look(SETTLE) == {}
+        one.report_symptoms(name)
+    one.search()
+    assert one.search(SETTLE) == {}

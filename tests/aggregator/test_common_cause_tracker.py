@@ -52,14 +52,14 @@ class Bench:
 
     def report(self, node: str, *components: Component, driver: str = "550") -> NodeState:
         """The node's agent says this."""
-        case = self.node_registry.case(node)
+        node_state = self.node_registry.node_state(node)
         health = NodeHealth(
             Hello(node, "boot-1", "epoch", "1.0", 1, "i", traits={"driver": driver})
         )
         health.snapshot(snapshot(*components))
-        case.agent.health = health
-        self.cause_tracker.receive_symptoms(case)
-        return case
+        node_state.agent.health = health
+        self.cause_tracker.receive_symptoms(node_state)
+        return node_state
 
     def known(self, node: str) -> tuple[set[str], set[tuple[str, str]]]:
         """The node's symptoms, and its versions."""
@@ -79,44 +79,44 @@ VERSIONS = {("driver", "550"), ("agent", "1.0")}
 def test_a_node_of_ours_counts_as_its_agent_speaks_and_is_to_be_told_of() -> None:
     bench = Bench()
     bench.remote_nodes.apply_reports("r2", NodeReport("n1"))
-    case = bench.report("n1", DOWN)
+    node_state = bench.report("n1", DOWN)
     assert bench.known("n1") == ({LINK}, VERSIONS)
     assert "n1" not in bench.remote_nodes, "it is ours now, whoever spoke of it before"
     assert bench.taken() == ["n1"]
-    bench.cause_tracker.forget_node(case)
+    bench.cause_tracker.forget_node(node_state)
     assert not bench.is_counted("n1")
     assert bench.taken() == ["n1"]
 
 
 def test_before_its_first_snapshot_what_was_told_of_a_node_stands() -> None:
     bench = Bench()
-    case = bench.report("n1", DOWN)
+    node_state = bench.report("n1", DOWN)
     bench.taken()
-    case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
-    bench.cause_tracker.receive_symptoms(case)
+    node_state.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
+    bench.cause_tracker.receive_symptoms(node_state)
     assert bench.known("n1") == ({LINK}, VERSIONS)
     assert bench.taken() == []
 
 
 def test_a_node_of_ours_without_an_agent_counts_no_more_unless_it_is_on_its_way_to_us() -> None:
     bench = Bench()
-    case = bench.report("n1", DOWN)
-    case.agent.health = None
+    node_state = bench.report("n1", DOWN)
+    node_state.agent.health = None
     bench.remote_nodes.leave("n1", bench.clock())
-    bench.cause_tracker.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(node_state)
     assert bench.is_counted("n1")
     bench.remote_nodes.reclaim("n1")
     bench.remote_nodes.apply_reports("r2", NodeReport("n1", reported=True))
-    bench.cause_tracker.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(node_state)
     assert bench.is_counted("n1"), "another replica spoke of it a moment ago"
     bench.remote_nodes.reclaim("n1")
-    bench.cause_tracker.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(node_state)
     assert not bench.is_counted("n1")
     bench.report("n1", DOWN)
-    case.agent.health = None
+    node_state.agent.health = None
     bench.remote_nodes.leave("n1", bench.clock())
     assert "n1" not in bench.remote_nodes
-    bench.cause_tracker.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(node_state)
     assert bench.is_counted("n1"), "it is leaving another, and was not told of"
 
 
@@ -125,11 +125,11 @@ def test_another_replicas_node_counts_by_its_words_and_not_by_what_is_heard_here
     signs = frozenset({Symptom("check:reach", "tcp://x", 1.0, acting=True)})
     told = NodeReport("n9", reported=True, signs=signs, traits=(("driver", "560"),))
     bench.remote_nodes.apply_reports("r2", told)
-    case = bench.report("n9", DOWN)  # its agent was here a moment ago
+    node_state = bench.report("n9", DOWN)  # its agent was here a moment ago
     assert bench.known("n9") == ({"check:reach"}, {("driver", "560")})
     assert bench.taken() == []
-    case.cluster.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
-    bench.cause_tracker.receive_symptoms(case)
+    node_state.cluster.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
+    bench.cause_tracker.receive_symptoms(node_state)
     assert (RACK, "r7") in bench.cause_tracker._common.known("n9")[1]
     bench.cause_tracker.drop_report("n9")
     assert not bench.is_counted("n9")
@@ -137,15 +137,15 @@ def test_another_replicas_node_counts_by_its_words_and_not_by_what_is_heard_here
 
 def test_a_node_that_left_us_stands_until_somebody_speaks_of_it() -> None:
     bench = Bench()
-    case = bench.report("n1", DOWN)
+    node_state = bench.report("n1", DOWN)
     bench.taken()
     bench.ours.clear()
-    bench.cause_tracker.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(node_state)
     assert bench.known("n1")[0] == {LINK}
     assert bench.remote_nodes.is_leaving("n1")
     assert bench.taken() == ["n1"]
     # No report is due about a node that was never counted here.
-    bench.cause_tracker.receive_symptoms(bench.node_registry.case("n5"))
+    bench.cause_tracker.receive_symptoms(bench.node_registry.node_state("n5"))
     assert bench.taken() == []
     assert not bench.remote_nodes.is_leaving("n5")
 
@@ -171,9 +171,9 @@ def test_a_node_whose_agent_has_said_nothing_yet_is_not_counted(
 def test_a_forgotten_node_that_another_replica_speaks_of_is_for_that_one_to_forget() -> None:
     bench = Bench()
     bench.remote_nodes.apply_reports("r2", NodeReport("n9", reported=True))
-    case = bench.node_registry.case("n9")
-    bench.cause_tracker.receive_symptoms(case)
-    bench.cause_tracker.forget_node(case)
+    node_state = bench.node_registry.node_state("n9")
+    bench.cause_tracker.receive_symptoms(node_state)
+    bench.cause_tracker.forget_node(node_state)
     assert bench.is_counted("n9")
 
 
@@ -182,16 +182,16 @@ OWN, OTHER = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-00
 
 def fabrics(bench: Bench, node: str, clique: str, claimed: str, *, remote: bool) -> set[Group]:
     """The fabrics that the node counts to, with this clique label and this word of its agent."""
-    case = bench.node_registry.case(node)
-    case.cluster.meta = NodeMeta(node, "uid", {CLIQUE: clique} if clique else {}, {})
+    node_state = bench.node_registry.node_state(node)
+    node_state.cluster.meta = NodeMeta(node, "uid", {CLIQUE: clique} if clique else {}, {})
     if remote:
         traits = ((FABRIC, claimed),)
         bench.cause_tracker.set_symptoms(NodeReport(node, reported=True, traits=traits))
     else:
         hello = Hello(node, "boot-1", "e", "1.0", 1, "i", traits={"fabric_clique": f"{claimed}.1"})
-        case.agent.health = NodeHealth(hello)
-        case.agent.health.snapshot(snapshot())
-        bench.cause_tracker.receive_symptoms(case)
+        node_state.agent.health = NodeHealth(hello)
+        node_state.agent.health.snapshot(snapshot())
+        bench.cause_tracker.receive_symptoms(node_state)
     groups = bench.cause_tracker._common.known(node)[1]
     return {group for group in groups if group[0].startswith("fabric:")}
 
@@ -310,43 +310,43 @@ def evidence(
     return Evidence(code, "eth0", "boot-1", "some-rule", action, "x", cleared_by, since)
 
 
-def with_evidence(case: NodeState, *items: Evidence) -> Incident:
-    made = Incident("i1", case.node, "boot-1", "gpu", "drain", "x", 1000.0, items, 60.0)
-    case.decision.incidents = {"i1": made}
+def with_evidence(node_state: NodeState, *items: Evidence) -> Incident:
+    made = Incident("i1", node_state.node, "boot-1", "gpu", "drain", "x", 1000.0, items, 60.0)
+    node_state.decision.incidents = {"i1": made}
     return made
 
 
 def test_evidence_on_a_node_with_a_new_version_must_have_stood_for_a_while() -> None:
     bench = Bench()
-    case = bench.report("n1", DOWN)
-    with_evidence(case, evidence(since=1000.0))
-    assert bench.cause_tracker.unsettled(case) == "", "its version is the one it came with"
+    node_state = bench.report("n1", DOWN)
+    with_evidence(node_state, evidence(since=1000.0))
+    assert bench.cause_tracker.unsettled(node_state) == "", "its version is the one it came with"
     bench.clock.time = 1050.0
     bench.report("n1", DOWN, driver="560")
-    assert bench.cause_tracker.unsettled(case).startswith(
+    assert bench.cause_tracker.unsettled(node_state).startswith(
         "its version has just changed (now driver 560, agent 1.0); the evidence against it must "
         "have stood for 2m"
     )
     bench.report("n1", driver="560")
     bench.clock.time = 1119.0
-    assert bench.cause_tracker.unsettled(case)
+    assert bench.cause_tracker.unsettled(node_state)
     bench.clock.time = 1120.0
-    assert bench.cause_tracker.unsettled(case) == ""
-    with_evidence(case, evidence(since=1119.0))
-    assert bench.cause_tracker.unsettled(case)
-    with_evidence(case, evidence(since=1119.0), evidence("xid:94", since=1000.0))
-    assert bench.cause_tracker.unsettled(case) == "", "the oldest counts"
-    with_evidence(case)
-    assert bench.cause_tracker.unsettled(case)
+    assert bench.cause_tracker.unsettled(node_state) == ""
+    with_evidence(node_state, evidence(since=1119.0))
+    assert bench.cause_tracker.unsettled(node_state)
+    with_evidence(node_state, evidence(since=1119.0), evidence("xid:94", since=1000.0))
+    assert bench.cause_tracker.unsettled(node_state) == "", "the oldest counts"
+    with_evidence(node_state)
+    assert bench.cause_tracker.unsettled(node_state)
     bench.clock.time = 1050.0 + UPGRADED - 1
-    with_evidence(case, evidence(since=bench.clock.time))
-    assert bench.cause_tracker.unsettled(case)
+    with_evidence(node_state, evidence(since=bench.clock.time))
+    assert bench.cause_tracker.unsettled(node_state)
     bench.clock.time += 1
-    with_evidence(case, evidence(since=bench.clock.time))
-    assert bench.cause_tracker.unsettled(case) == "", "it was upgraded long ago"
+    with_evidence(node_state, evidence(since=bench.clock.time))
+    assert bench.cause_tracker.unsettled(node_state) == "", "it was upgraded long ago"
     bench.report("n1", driver="570")
-    bench.cause_tracker.forget_node(case)
-    assert bench.cause_tracker.unsettled(case) == ""
+    bench.cause_tracker.forget_node(node_state)
+    assert bench.cause_tracker.unsettled(node_state) == ""
 
 
 @pytest.mark.parametrize(
@@ -376,30 +376,30 @@ def test_what_asks_for_a_quarantine_is_a_fault_or_reach_or_something_else(
     items: tuple[Evidence, ...], basis: EvidenceBasis
 ) -> None:
     bench = Bench()
-    case = bench.report("n1")
-    with_evidence(case, *items)
-    assert bench.cause_tracker.basis(case) is basis
+    node_state = bench.report("n1")
+    with_evidence(node_state, *items)
+    assert bench.cause_tracker.basis(node_state) is basis
 
 
 def test_each_piece_of_evidence_that_acts_has_its_suspects_and_a_drain_those_of_its_own() -> None:
     bench = Bench()
-    case = bench.report("n1", DOWN)
+    node_state = bench.report("n1", DOWN)
     link = evidence("nic-link:down", action="cordon", level=True)
     gpu = evidence("xid:79")
     watched = evidence("disk-space:full", action="observe", level=True)
-    made = with_evidence(case, link, gpu, watched)
+    made = with_evidence(node_state, link, gpu, watched)
 
     def whats(found: Iterable[frozenset[str]]) -> list[set[str]]:
         return [{one for one in ids if "=" not in one} for ids in found]
 
-    assert whats(bench.cause_tracker.suspects(case)) == [{LINK}, {"rule:some-rule"}]
-    assert whats(bench.cause_tracker.drain_suspects(case)) == [{"rule:some-rule"}]
-    assert whats(bench.cause_tracker.suspects(case, [])) == []
-    assert bench.cause_tracker.explains(case, made) == "", "nothing is open"
+    assert whats(bench.cause_tracker.suspects(node_state)) == [{LINK}, {"rule:some-rule"}]
+    assert whats(bench.cause_tracker.drain_suspects(node_state)) == [{"rule:some-rule"}]
+    assert whats(bench.cause_tracker.suspects(node_state, [])) == []
+    assert bench.cause_tracker.explains(node_state, made) == "", "nothing is open"
     failing(bench, 20)
     bench.cause_tracker.find_causes()
-    assert bench.cause_tracker.explains(case, made) == "", "its GPU is its own"
-    only = with_evidence(case, link)
-    assert bench.cause_tracker.explains(case, only) == LINK
-    none = with_evidence(case, watched)
-    assert bench.cause_tracker.explains(case, none) == ""
+    assert bench.cause_tracker.explains(node_state, made) == "", "its GPU is its own"
+    only = with_evidence(node_state, link)
+    assert bench.cause_tracker.explains(node_state, only) == LINK
+    none = with_evidence(node_state, watched)
+    assert bench.cause_tracker.explains(node_state, none) == ""

@@ -21,8 +21,8 @@ from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
 from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.policy.defaults import read_policy
-from aggregator.quarantine.decide.admission import allowance
 from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
+from aggregator.quarantine.decide.shares import allowance
 from aggregator.web.tls import Certificate
 from tests.support.pipes import pipe_with
 from tests.support.pki import Authority, encrypted
@@ -30,6 +30,7 @@ from tests.support.pki import Authority, encrypted
 ROOT = Path(__file__).parents[2]
 EMPTY = ROOT / "tests/__init__.py"
 LOCAL = "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
+ONE = "{type: A, rules: [gpu-fatal], unhealthy: 'True'}"
 
 
 def written(folder: Path, text: str) -> Path:
@@ -112,6 +113,7 @@ def test_the_controller_gets_the_sections_themselves(tmp_path: Path) -> None:
     assert settings.silence is config.agents
     assert settings.uncordon is config.release
     assert settings.marks is config.marks
+    assert settings.conditions is config.conditions
 
 
 def test_the_option_that_leads_a_command_to_this_cluster(tmp_path: Path) -> None:
@@ -168,8 +170,11 @@ BAD: list[tuple[str, str]] = [
     # (the text of line 2, the error about it)
     ("mode: obsrve", 'mode: "obsrve"; expected observe, cordon or drain (did you mean "observe"?)'),
     ("mode: 3", "mode: 3; expected observe, cordon or drain"),
-    ("modes: drain", 'modes: unknown key; expected "mode"? (known here: mode, cluster, listen, '),
-    ("zzz: 1", "zzz: unknown key; expected one of mode, cluster, "),
+    (
+        "modes: drain",
+        'modes: unknown key; expected "mode"? (known here: mode, pools, cluster, listen, ',
+    ),
+    ("zzz: 1", "zzz: unknown key; expected one of mode, pools, cluster, "),
     ("limits: {concurent: 5}", 'limits.concurent: unknown key; expected "concurrent"? '),
     ("limits: 5", "limits: 5; expected a section: keys, indented, below it"),
     ("limits: [a]", "limits: a list; expected a section"),
@@ -194,6 +199,19 @@ BAD: list[tuple[str, str]] = [
     ("limits: {concurrent: true}", "limits.concurrent: true; expected a whole number"),
     ("limits: {concurrent: '5'}", 'limits.concurrent: "5"; expected a whole number'),
     ("limits: {pool_percent: 5}", "limits.pool_percent: 5 is no percentage; expected a percentage"),
+    (
+        "conditions: [{type: Ready, rules: [gpu-fatal], unhealthy: 'False'}]",
+        'conditions[0].type: "Ready" is written by another; expected a type that is not in use',
+    ),
+    (
+        "conditions: [{type: 'A b', rules: [gpu-fatal], unhealthy: 'True'}]",
+        'conditions[0].type: "A b"; expected the type of a condition, such as ',
+    ),
+    ("conditions: [{type: A, rules: [gpu-fatal], unhealthy: 'no'}]", "conditions[0].unhealthy"),
+    (
+        f"conditions: [{ONE}, {ONE}]",
+        'conditions[1].type: "A" has an entry already; expected one entry with all of its rules',
+    ),
     ("limits: {pool_percent: 101%}", 'limits.pool_percent: "101%" is no percentage'),
     ("limits: {pool_percent: -1%}", 'limits.pool_percent: "-1%" is no percentage'),
     ("limits: {pool_label: a b}", 'limits.pool_label: "a b"; expected the key of a label'),
@@ -330,15 +348,57 @@ BAD: list[tuple[str, str]] = [
         "alerts: {webhooks: [{url: 'http://x', secret_file: /no/such}]}",
         "alerts.webhooks[0].secret_file: /no/such can't be read",
     ),
+    *(
+        (
+            f"alerts: {{silences: [{{until: {value}, reason: x}}]}}",
+            f'alerts.silences[0].until: {shown} is no time with a zone; expected such as "2026-',
+        )
+        for value, shown in (
+            ("2030-12-01T08:00:00", "2030-12-01T08:00:00"),
+            ('"2030-12-01T08:00:00"', '"2030-12-01T08:00:00"'),
+            ("2030-12-01", "2030-12-01"),
+        )
+    ),
+    (
+        (
+            f"alerts: {{webhooks: [{{url: 'http://hook/x', secret_file: {__file__}}}], receivers: "
+            "[{name: am, alertmanager: {url: 'http://am'}}], routes: [{name: hook, receiver: am}]}"
+        ),
+        'alerts.routes[0].name: "hook" is the name of a webhook, its host; expected another name',
+    ),
     (
         f"alerts: {{webhooks: [{{url: 'http://x', secret_file: {EMPTY}}}]}}",
         f"alerts.webhooks[0].secret_file: {EMPTY} is empty; expected a file with a secret in it",
     ),
     ("drain: {deadline: 99999d}", 'drain.deadline: "99999d" is too long; expected at most ten'),
+    (
+        "documentation_url: docs.example.com",
+        'documentation_url: "docs.example.com" is no address of the documentation; expected "https',
+    ),
+    (
+        "documentation_url: https://docs.test/?a=1",
+        'documentation_url: "https://docs.test/?a=1" is no address of the documentation',
+    ),
     ("log_level: loud", 'log_level: "loud"; expected debug, info, warning or error'),
     ("[1, 2]: x", "not a plain key; expected a word before the colon"),
     ("mode: !!python/object:os.system x", "mode: "),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("routes", "routes: [{name: a, receiver: am, owners: [vision]}]"),
+        ("silences", "silences: [{owners: [v], until: '2030-01-01T00:00:00Z', reason: x}]"),
+    ],
+)
+def test_owners_of_pods_are_refused_where_there_are_no_pods(
+    tmp_path: Path, name: str, section: str
+) -> None:
+    where = "cluster: {kind: local}\nidentity: {kind: insecure-trust-hello}\n"
+    receivers = "receivers: [{name: am, alertmanager: {url: 'http://am'}}]"
+    [problem] = problems(tmp_path, f"{LOCAL}{where}alerts: {{{receivers}, {section}}}\n")
+    assert f"alerts.{name}[0].owners: pods have owners on Kubernetes alone" in problem
 
 
 @pytest.mark.parametrize(("line", "says"), BAD, ids=[line[:50] for line, _ in BAD])
@@ -380,12 +440,12 @@ def test_what_is_wrong_is_said_with_its_line_and_what_was_expected(
 def test_addresses_that_are_exposed_or_none_are_refused(
     tmp_path: Path, listen: str, key: str
 ) -> None:
-    [problem] = problems(tmp_path, f"listen: {listen}\n")
+    [problem] = problems(tmp_path, f"listen: {listen}\ncertificates: {{automatic: false}}\n")
     assert problem.startswith(f"1: {key}: ")
 
 
 def test_plaintext_to_other_machines_needs_the_word_insecure(tmp_path: Path) -> None:
-    exposed = "listen: {grpc: '0.0.0.0:1', web: '0.0.0.0:2'%s}\n"
+    exposed = "certificates: {automatic: false}\nlisten: {grpc: '0.0.0.0:1', web: '0.0.0.0:2'%s}\n"
     assert len(problems(tmp_path, exposed % "")) == 2
     load(written(tmp_path, exposed % ", insecure_plaintext: true"))
 
@@ -414,6 +474,7 @@ listen:
 agents: {heartbeat: 40s}
 policy:
   file: nope.yaml
+certificates: {automatic: false}
 """
     said = [problem.split(":")[:2] for problem in problems(tmp_path, text)]
     assert [(int(line), key.strip()) for line, key in said] == [
@@ -731,8 +792,25 @@ def keys_of(model: SectionType, prefix: str = "") -> list[str]:
 
 def test_the_reference_has_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "aggregator.md").read_text()
-    documented = re.findall(r"^\| `([a-z_.\[\]]+)` \|", page, re.MULTILINE)
-    assert sorted(documented) == sorted(keys_of(Config))
+    documented = re.findall(r"^\| `([a-z][A-Za-z_.\[\]]+)` \|", page, re.MULTILINE)
+    elsewhere = tuple(f"alerts.{name}[]" for name in ALERT_LISTS)
+    keys = {key.partition("[]")[0] if key.startswith(elsewhere) else key for key in keys_of(Config)}
+    assert sorted(documented) == sorted(keys)
+
+
+#: Lists whose keys docs/alerts.md explains.
+ALERT_LISTS = ("receivers", "routes", "silences")
+
+
+def test_the_page_of_alerts_has_every_key_of_receivers_routes_and_silences() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    lists = "|".join(ALERT_LISTS)
+    documented = re.findall(rf"^\| `((?:{lists})\[\][A-Za-z_.]+)` \|", page, re.MULTILINE)
+    keys = {key.removeprefix("alerts.") for key in keys_of(Config)}
+    keys = {key for key in keys if key.partition("[]")[0] in ALERT_LISTS}
+    # How a receiver is reached, and templates, are the same for each kind.
+    once = {re.sub(r"\.[a-z]+\.(http|template)\.", r".KIND.\1.", key) for key in keys}
+    assert sorted(documented) == sorted(once)
 
 
 def test_the_references_defaults_are_the_defaults(tmp_path: Path) -> None:
@@ -764,9 +842,16 @@ def _yaml(sections: dict[str, Any], indent: str = "") -> str:
 
 def referenced(root: Path) -> Path:
     """A root that contains every file that the example names."""
-    named = ("tls/tls.crt", "tls/tls.key", "tls/clients.crt", "webhook-secret", "kubeconfig")
-    own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt")]
-    for path in (*own, "var/run/secrets/sickbay-shards/token"):
+    named = (
+        "tls/tls.crt",
+        "tls/tls.key",
+        "tls/clients.crt",
+        "webhook-secret",
+        "kubeconfig",
+    )
+    own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt", "people.crt", "proxy.crt")]
+    receivers = ("etc/sickbay-alerts/pagerduty-key", "etc/sickbay-alerts/slack-url")
+    for path in (*own, *receivers, "var/run/secrets/sickbay-shards/token"):
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
@@ -787,10 +872,23 @@ def test_the_example_loads(tmp_path: Path) -> None:
 
 #: Keys whose default is not worth a line, and that are shown as a site would write them.
 EXAMPLES = {
+    "access.client_ca_file",
+    "access.front_proxy.ca_file",
+    "access.front_proxy.groups_header",
+    "access.front_proxy.names",
+    "access.front_proxy.user_header",
+    "pools",
+    "alerts.page",
+    "alerts.receivers",
+    "alerts.routes",
+    "alerts.silences",
     "alerts.webhooks",
+    "certificates.automatic",
+    "conditions",
     "cluster.kubeconfig",
     "cluster.local.commands.cordon",
     "cluster.local.commands.release",
+    "documentation_url",
     "drain.namespaces",
     "drain.post_release.command",
     "drain.pre_evict.command",
@@ -819,9 +917,10 @@ def test_the_example_shows_every_key_and_the_defaults_are_the_defaults(tmp_path:
     plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
     keys = {key.partition("[]")[0] for key in keys_of(Config)}
     set_here = set(flat(yaml.safe_load(everything(tmp_path).read_text())))
-    # A hook is a command or a webhook: the example has commands. And it has shards.domain.
+    # A hook is a command or a webhook: the example has commands. And it has shards.domain, and no
+    # local cluster.
     left = {key for key in keys - set_here if ".webhook." not in key}
-    assert left == {"shards.address"}
+    assert left == {"shards.address", "access.tokens_file"}
     for key in sorted(keys & set_here - EXAMPLES - {"listen.insecure_plaintext"}):
         assert attrgetter(key)(shown) == attrgetter(key)(plain), key
 
@@ -845,6 +944,46 @@ def flat(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+# -- the readers of the page --------------------------------------------------------------------
+
+
+ON_FILE = f"{LOCAL}\ncluster: {{kind: local}}\nidentity: {{kind: insecure-trust-hello}}\n"
+KUBE = "listen: {tls: {cert_file: tls.crt, key_file: tls.key, client_ca_file: nodes.crt}}\n"
+PROXY = "front_proxy: {ca_file: proxy.crt, names: [login]}"
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "said"),
+    [
+        (ON_FILE, "anonymous: false", "access.tokens_file: not given, so that no request could"),
+        (ON_FILE, "actions: true", "access.tokens_file: not given, so that no request could"),
+        (ON_FILE, "audiences: [a], tokens_file: tokens", "access.audiences: the rights of users"),
+        (KUBE, "tokens_file: tokens", "access.tokens_file: static tokens are for a local cluster"),
+        (KUBE, "tokens_file: none", "access.tokens_file: "),
+        (KUBE, "client_ca_file: nodes.crt", "access.client_ca_file: the CA of the nodes'"),
+        (
+            KUBE,
+            f"client_ca_file: proxy.crt, {PROXY}",
+            "access.front_proxy.ca_file: the same CA as access.client_ca_file",
+        ),
+        (KUBE, "front_proxy: {ca_file: proxy.crt, names: []}", "access.front_proxy.names"),
+        (
+            "listen: {insecure_plaintext: true}\n",
+            PROXY,
+            "access.front_proxy: client certificates need TLS",
+        ),
+        (KUBE, "front_proxy: {ca_file: proxy.crt, names: [a], user_header: 'a b'}", "user_header"),
+    ],
+)
+def test_readers_that_could_prove_nothing_or_be_forged_are_refused(
+    tmp_path: Path, head: str, text: str, said: str
+) -> None:
+    for name in ("tls.crt", "tls.key", "nodes.crt", "proxy.crt", "tokens"):
+        (tmp_path / name).write_text("x")
+    found = problems(tmp_path, f"{head}\naccess: {{{text}}}\n")
+    assert any(said in problem for problem in found), found
 
 
 # -- the command --------------------------------------------------------------------------------
@@ -885,6 +1024,23 @@ def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
 
 
+def test_config_check_names_a_condition_whose_rule_does_not_exist(tmp_path: Path) -> None:
+    entry = "conditions: [{type: A, rules: [gpu-fatel, 'disk-*'], unhealthy: 'True'}]\n"
+    done = command("config", "check", str(written(tmp_path, LOCAL + entry)))
+    assert done.returncode == 2
+    text = 'conditions[0].rules: no rule is named "gpu-fatel" (did you mean "gpu-fatal"?)'
+    assert text in done.stderr
+
+
+def test_config_check_refuses_a_rule_about_a_condition_that_sickbay_writes(tmp_path: Path) -> None:
+    rule = "{name: a, kind: node, condition: A, action: cordon}"
+    (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
+    entry = "policy: {file: policy.yaml}\nconditions: [{type: A, rules: [a], unhealthy: 'True'}]\n"
+    done = command("config", "check", str(written(tmp_path, LOCAL + entry)))
+    assert done.returncode == 2
+    assert "policy.file: rule 'a' is about the node condition A, which `conditions`" in done.stderr
+
+
 def test_config_check_reads_certificates_and_says_which_are_none(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "pki")
     pair, other = (authority.server(name, ["localhost"]) for name in ("one", "other"))
@@ -913,6 +1069,42 @@ history:
         f"{file}:7: history.ca_file: {pair.key} holds no certificate; expected PEM"
     )
     assert "X509" not in second
+
+
+def test_config_check_reads_the_files_of_receivers(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "pki")
+    pair, other = (authority.server(name, ["localhost"]) for name in ("one", "other"))
+    text = """
+listen: {grpc: "localhost:0", web: "localhost:0"}
+cluster: {kind: local}
+identity: {kind: insecure-trust-hello}
+alerts:
+  receivers:
+    - {name: chat, slack: {url_file: %s}}
+    - name: am
+      alertmanager: {url: "http://am", http: {ca_file: %s, cert_file: %s, key_file: %s}}
+    - {name: mail, email: {smarthost: "m:25", sender: a@b.c, to: [d@e.f], ca_file: %s}}
+"""
+    url = tmp_path / "url"
+    url.write_text("https://hooks.test/s3cr3t\n")
+    ca = authority.certificate
+    sound = written(tmp_path, text % (url, ca, pair.certificate, pair.key, ca))
+    done = command("config", "check", str(sound))
+    assert (done.returncode, done.stderr) == (0, "")
+
+    url.write_text("s3cr3t")
+    file = written(tmp_path, text % (url, ca, pair.certificate, other.key, pair.key))
+    done = command("config", "check", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second, third = done.stderr.splitlines()
+    assert first.startswith(
+        f"{file}:7: alerts.receivers[0].slack.url_file: url_file {url} holds no"
+    )
+    assert f"alerts.receivers[1].alertmanager.http: cert_file {pair.certificate} can't be" in second
+    assert f"alerts.receivers[2].email: ca_file: {pair.key} holds no certificate" in third
+    assert "s3cr3t" not in done.stderr
+    started = command("run", "--config", str(file))
+    assert (started.returncode, started.stderr) == (2, done.stderr)
 
 
 def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(

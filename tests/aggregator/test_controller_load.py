@@ -118,9 +118,11 @@ def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_th
         replica = Replica(world, clock=LoopClock(loop), fails=fails)
         replica.agent("n1", ILL)
         await asyncio.sleep(1)
-        task = replica.controller._registry.case("n1").work.task
+        task = replica.controller._registry.node_state("n1").work.task
         await asyncio.sleep(86400)
-        assert replica.controller._registry.case("n1").work.task is task  # it did not die of it
+        assert (
+            replica.controller._registry.node_state("n1").work.task is task
+        )  # it did not die of it
         assert replica.fleet.node_summaries["n1"].work.last_error == "no right to create"
         assert asked < 86400 / 5
         refusing = False
@@ -200,12 +202,12 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
     replica = Replica(world, clock=Turned())
     real = replica.controller._reconciler._one_step
 
-    async def counted(case: object) -> bool:
+    async def counted(node_state: object) -> bool:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
         try:
-            return await real(case)  # type: ignore[arg-type]
+            return await real(node_state)  # type: ignore[arg-type]
         finally:
             at_work -= 1
 
@@ -223,9 +225,9 @@ def counting(replica: Replica) -> Counter[str]:
     """The steps that are taken for each node from now on."""
     steps, real = Counter[str](), replica.controller._reconciler._one_step
 
-    async def counted(case: NodeState) -> bool:
-        steps[case.node] += 1
-        return await real(case)
+    async def counted(node_state: NodeState) -> bool:
+        steps[node_state.node] += 1
+        return await real(node_state)
 
     replica.controller._reconciler._one_step = counted  # type: ignore[method-assign]
     return steps
@@ -245,9 +247,9 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
         steps, judged = counting(replica), Counter[str]()
         real = replica.controller._evaluator.evaluate_node
 
-        def judge(case: NodeState) -> None:
-            judged[case.node] += 1
-            real(case)
+        def judge(node_state: NodeState, arrived: float | None = None) -> None:
+            judged[node_state.node] += 1
+            real(node_state, arrived)
 
         replica.controller._cluster_events._evaluator.evaluate_node = judge  # type: ignore[method-assign]
         replica.agent("n59", ILL)
@@ -359,7 +361,7 @@ async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_fo
     await until(lambda: not replica.fleet.view_lost)
     node_registry = replica.controller._registry
     for number in range(1600):
-        node_registry.case(f"n{number}")
+        node_registry.node_state(f"n{number}")
     went: list[int] = []
     seen: list[str] = []
 
@@ -374,8 +376,8 @@ async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_fo
 
     going = asyncio.create_task(other())
     await asyncio.sleep(0)
-    async for case in replica.controller._by_slices():
-        seen.append(case.node)  # noqa: PERF401 - the other looks at it meanwhile
+    async for node_state in replica.controller._by_slices():
+        seen.append(node_state.node)  # noqa: PERF401 - the other looks at it meanwhile
     going.cancel()
     assert len({count for count in went if 0 < count < 1600}) >= 2
     assert seen == [f"n{number}" for number in range(1599)]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aggregator.cluster.node_names import APPLIED, LABEL, TAINT, is_marked
+from aggregator.cluster.node_names import FORMER_APPLIED, LABEL, TAINT, is_marked
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -38,11 +38,13 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.node_marks import known_did
+from aggregator.quarantine.decide.node_marks import known_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED, PIN, exemption
 from aggregator.quarantine.decide.planner import UNCORDONED
+from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import MOST_RECORDONS, OnUncordon, UncordonRules
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.rack_faults import DRIVER, link_error, verdict
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, fault, hello
 from tests.support.virtual_replica import LoopClock
 from tests.support.virtual_time import VirtualTimeLoop
@@ -52,11 +54,19 @@ pytestmark = pytest.mark.timeout(900)
 
 T = TypeVar("T")
 NODES = ("n1", "n2", "n3", "n4")
+#: The label by which pools select nodes.
+POOL = "example.com/pool"
 LIMIT = 2
 #: At most so many are admitted in a window (seconds), those by hand counted.
 RATE, WINDOW, COOLDOWN = 3, 60.0, 120.0
-#: Two of the nodes share an NVLink clique.
+#: Two of the nodes share an NVLink clique, whose name is of the form that NVIDIA gives it.
 CLIQUE, OF_CLIQUE = "nvidia.com/gpu.clique", ("n1", "n2")
+CLIQUE_NAME = "5b4a3c2d-1e0f-4a5b-8c7d-6e5f40312233.7"
+#: The lines of a switch tray that fails, on one GPU of each node; the evidence of a link.
+TRAY_FAULTS = {"xid:149": link_error, "xid:154": verdict}
+TRAY_GPU = "GPU-3"
+OF_TRAY = {(code, TRAY_GPU) for code in TRAY_FAULTS}
+OF_LINKS = (*TRAY_FAULTS, "xid:74")
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 #: The same with our key: one beside ours, and one whose place ours takes.
 OF_OUR_KEY = (Taint(TAINT, "hold", "NoExecute"), Taint(TAINT, "hold", "NoSchedule"))
@@ -67,6 +77,7 @@ WELL_AFTER = 900.0
 #: A pod that comes back to its node is evicted so often at most within so long (seconds), and so
 #: often again after each restart, which forgets how often that was.
 RETURN_EVICTIONS, RETURN_SPACE, FORGOTTEN_EVICTIONS = 3, 150.0, 2
+FABRIC_HOLD = CommonLimits().fabric_hold
 #: Tasks that no code awaits: if one of these failed, the failure would stay unseen.
 OWN_TASKS = ("attend", "announce", "registrar", "news", "rounds", "looking", "missing")
 
@@ -127,7 +138,7 @@ class Watched(MemoryCluster):
             entries = self._machine.entries()
             made = {node: one.uid for node, one in self.world.quarantines.items()}
             result = effect()
-            self._machine.look(entries, made)
+            self._machine.check_limits(entries, made)
             return result
 
         return await super()._call(name, watched, guard)
@@ -151,7 +162,10 @@ class Watched(MemoryCluster):
 class ControllerMachine(RuleBasedStateMachine):
     """Four nodes of which two may be in quarantine at once."""
 
+    #: The most that is done to any node, and the mode in the file.
     mode = Action.DRAIN
+    file_mode: ClassVar[Action | None] = None
+    pools: ClassVar[tuple[Pool, ...]] = ()
     on_uncordon = OnUncordon.RELEASE
     more_limits: ClassVar[Mapping[str, Any]] = {}
 
@@ -194,9 +208,13 @@ class ControllerMachine(RuleBasedStateMachine):
         self.lifted: set[str] = set()
         #: The action that a person has set, and when, by the uid of its quarantine.
         self.overridden: dict[str, tuple[Action, float]] = {}
+        #: A switch tray of the clique has just failed.
+        self.tray_fails = False
         self.pods = 0
         for name in NODES:
-            labels = {CLIQUE: "c1"} if name in OF_CLIQUE else {}
+            labels = dict(self.own_labels(name))
+            if name in OF_CLIQUE:
+                labels[CLIQUE] = CLIQUE_NAME
             self.world.add_node(name, boot_id=f"{name}-boot-1", labels=labels)
             self.agents[name] = PlayedAgent(name, self.world.nodes[name].uid)
             self._job(name)
@@ -207,6 +225,11 @@ class ControllerMachine(RuleBasedStateMachine):
         self.tasks.append(task)
         return task
 
+    def own_labels(self, name: str) -> Mapping[str, str]:
+        """The labels that a new Node of the name has."""
+        del name
+        return {}
+
     # -- running ---------------------------------------------------------------------------
 
     def _start(self) -> Replica:
@@ -216,7 +239,8 @@ class ControllerMachine(RuleBasedStateMachine):
                 clock=LoopClock(self.loop),
                 settings=replace(
                     SETTINGS,
-                    mode=self.mode,
+                    mode=self.file_mode or self.mode,
+                    pools=self.pools,
                     uncordon=UncordonRules(self.on_uncordon, trust_uncordoned_by=True),
                     limits=Limits(
                         concurrent=LIMIT,
@@ -267,16 +291,17 @@ class ControllerMachine(RuleBasedStateMachine):
             hello(agent.node, agent.boot_id),
             node_uid=agent.node_uid,
             spool_epoch=f"epoch-{agent.epoch}",
+            traits={"driver": DRIVER},
         )
         self._inside(lambda: self.replica.controller.on_connect(told, agent.line))  # type: ignore[arg-type]
-        self._say(agent, agent.snapshot())
+        self._send_evidence(agent, agent.snapshot())
 
     def _detach(self, agent: PlayedAgent) -> None:
         line, agent.line = agent.line, None
         if line is not None and not line.closed:
             self._inside(lambda: self.replica.controller.on_disconnect(agent.node, line, "gone"))
 
-    def _say(self, agent: PlayedAgent, evidence: Snapshot | Delta) -> None:
+    def _send_evidence(self, agent: PlayedAgent, evidence: Snapshot | Delta) -> None:
         if agent.line is None or agent.line.closed:
             return
         signs, gone = list(evidence.cleared), list(evidence.gone)
@@ -286,7 +311,7 @@ class ControllerMachine(RuleBasedStateMachine):
                 agent.unacked = [sign for sign in agent.unacked if sign not in signs]
                 agent.gone = [key for key in agent.gone if key not in gone]
 
-        def say() -> None:
+        def deliver() -> None:
             safe = self.replica.controller.on_evidence(agent.node, evidence, self.loop.time())
             if safe is None:
                 acknowledged()
@@ -294,7 +319,7 @@ class ControllerMachine(RuleBasedStateMachine):
                 assert isinstance(safe, asyncio.Future)
                 safe.add_done_callback(acknowledged)
 
-        self._inside(say)
+        self._inside(deliver)
 
     def _job(self, name: str) -> None:
         self.pods += 1
@@ -317,7 +342,7 @@ class ControllerMachine(RuleBasedStateMachine):
 
     # -- what is looked at ------------------------------------------------------------------
 
-    def look(self, entries: set[str], made: dict[str, str]) -> None:
+    def check_limits(self, entries: set[str], made: dict[str, str]) -> None:
         """After every call: ``entries`` and ``made`` (uids by node) are as before it."""
         record = parse_record(self.world.record.text)
         if self.world.record.text not in self.texts:
@@ -344,6 +369,8 @@ class ControllerMachine(RuleBasedStateMachine):
             if self.is_stopped():
                 self.wrong.append(f"{name} quarantined after the stop")
             asks = {(one.code, one.component) for one in spec.evidence if not one.cleared}
+            if self.tray_fails and name in OF_CLIQUE and asks and asks <= OF_TRAY:
+                self.wrong.append(f"{name} quarantined for a fault of its clique")
             if asks and asks <= self.words[name]:
                 self.wrong.append(f"{name}: {asks} was overruled by a person")
         for name, node in self.world.nodes.items():
@@ -435,11 +462,11 @@ class ControllerMachine(RuleBasedStateMachine):
         node_registry = self.replica.controller._registry
         size = node_registry.size()
         known = [
-            case
-            for case in node_registry.cases()
-            if node_registry.is_listed(case.node) or not size.listed
+            node_state
+            for node_state in node_registry.node_states()
+            if node_registry.is_listed(node_state.node) or not size.listed
         ]
-        assert size.reported == sum(case.agent.was_heard for case in known)
+        assert size.reported == sum(node_state.agent.was_heard for node_state in known)
         for name in NODES:
             self.words[name] &= self.agents[name].standing()
 
@@ -448,33 +475,89 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(name=nodes, code=st.sampled_from(CODES), gpu=st.sampled_from(("GPU-1", "GPU-2")))
     def a_fault(self, name: str, code: str, gpu: str) -> None:
         agent = self.agents[name]
-        self.pods += 1
         now = self.loop.time()
         known = agent.faults.get((code, gpu))
-        agent.faults[code, gpu] = fault(
-            code,
-            gpu,
-            boot_id=agent.boot_id,
-            source_seq=known.source_seq if known else self.pods,
-            first_at=known.first_at if known else now,
-            last_at=now,
-            count=known.count + 1 if known else 1,
+        self._latch(
+            agent,
+            replace(known, last_at=now, count=known.count + 1)
+            if known
+            else fault(code, gpu, first_at=now, last_at=now),
         )
-        self._say(agent, Delta(faults=(agent.faults[code, gpu],)))
         self._go(0)
+
+    def _latch(self, agent: PlayedAgent, seen: Fault) -> None:
+        """The agent has the fault from now on, and tells of it."""
+        self.pods += 1
+        known = agent.faults.get((seen.code, seen.component))
+        sequence = known.source_seq if known else self.pods
+        latched = replace(seen, boot_id=agent.boot_id, source_seq=sequence)
+        agent.faults[seen.code, seen.component] = latched
+        self._send_evidence(agent, Delta(faults=(latched,)))
+
+    @rule(
+        order=st.permutations([(name, code) for name in OF_CLIQUE for code in TRAY_FAULTS]),
+        gap=st.sampled_from((0.0, 0.5, 3.0)),
+        ends=st.booleans(),
+    )
+    def a_switch_tray_fails(self, order: list[tuple[str, str]], gap: float, *, ends: bool) -> None:
+        """Each node of the clique logs an NVLink error and the driver's verdict, in any order; and
+        a reset of one GPU after the other may end them.
+        """
+        if not self._links_are_well():
+            return
+        self.tray_fails = True
+        for name, code in order:
+            self._latch(self.agents[name], TRAY_FAULTS[code](TRAY_GPU, self.loop.time()))
+            self._go(gap)
+        self._go(FABRIC_HOLD + 5)
+        for name, code in order if ends else ():
+            if (code, TRAY_GPU) in self.agents[name].faults:
+                self._clear(self.agents[name], (code, TRAY_GPU), "gpu-reset")
+                self._go(gap)
+        self.tray_fails = False
+
+    @rule(name=st.sampled_from(OF_CLIQUE))
+    def a_gpu_alone_loses_its_links(self, name: str) -> None:
+        """No other node shows the same, so the fabric holds this one for a while and no longer."""
+        if not self._links_are_well() or self.replica.fleet.causes:
+            return
+        restarts = len(self.restarts)
+        for made in TRAY_FAULTS.values():
+            self._latch(self.agents[name], made(TRAY_GPU, self.loop.time()))
+        self._go(FABRIC_HOLD + 30)  # held nodes are looked at in rounds
+        if len(self.restarts) == restarts and not self.replica.fleet.causes:
+            hold = self.replica.fleet.node_summaries[name].decision.hold
+            assert hold is None or hold.limit not in ("fabric", "limits.fabric_hold"), hold
+
+    def _links_are_well(self) -> bool:
+        """Whether no node of the clique has evidence of a link, and that of each would count."""
+        for name in OF_CLIQUE:
+            agent = self.agents[name]
+            node_state = self.replica.controller._registry.node_state(name)
+            if node_state.agent.conflict or self.exempt.get(name, 0.0) > self.loop.time():
+                return False
+            if CLIQUE not in self.world.nodes[name].labels:  # another machine, not in the rack
+                return False
+            if any(code in OF_LINKS for code, _ in agent.faults):
+                return False
+            if agent.line is None or agent.line.closed:
+                self._attach(agent)
+        return True
 
     @rule(name=nodes, how=st.sampled_from(("operator", "replaced", "gpu-reset")), data=st.data())
     def a_sign(self, name: str, how: str, data: st.DataObject) -> None:
         agent = self.agents[name]
         if not agent.faults:
             return
-        key = data.draw(st.sampled_from(sorted(agent.faults)))
+        self._clear(agent, data.draw(st.sampled_from(sorted(agent.faults))), how)
+        self._go(0)
+
+    def _clear(self, agent: PlayedAgent, key: tuple[str, str], how: str) -> None:
         del agent.faults[key]
         sign = Cleared(*key, how)
         agent.unacked.append(sign)
-        self.words[name].discard(key)
-        self._say(agent, Delta(cleared=(sign,)))
-        self._go(0)
+        self.words[agent.node].discard(key)
+        self._send_evidence(agent, Delta(cleared=(sign,)))
 
     @rule(
         name=nodes,
@@ -491,7 +574,7 @@ class ControllerMachine(RuleBasedStateMachine):
         agent.levels[check, "/"] = component(check, "/", status, told, since=since)
         self._is_back(agent, (check, "/"))
         self.words[name] &= agent.standing()
-        self._say(agent, Delta(components=(agent.levels[check, "/"],)))
+        self._send_evidence(agent, Delta(components=(agent.levels[check, "/"],)))
         self._go(0)
 
     @rule(name=nodes, level=st.sampled_from(LEVELS), heard=st.booleans())
@@ -505,7 +588,7 @@ class ControllerMachine(RuleBasedStateMachine):
         agent.gone.append(key)
         self.words[name] &= agent.standing()
         if heard:
-            self._say(agent, Delta(gone=(key,)))
+            self._send_evidence(agent, Delta(gone=(key,)))
         self._go(0)
 
     @rule(name=nodes, level=st.sampled_from(LEVELS), dies=st.booleans())
@@ -562,7 +645,7 @@ class ControllerMachine(RuleBasedStateMachine):
             del self.world.pods[key]
         self.world.renew_node(name, f"{name}-boot-{agent.boot + 1}")
         if old_token and agent.line is not None:
-            self._say(agent, agent.snapshot())
+            self._send_evidence(agent, agent.snapshot())
             self._go(1)
         self._detach(agent)
         self.agents[name] = PlayedAgent(name, self.world.nodes[name].uid, boot=agent.boot + 1)
@@ -587,8 +670,8 @@ class ControllerMachine(RuleBasedStateMachine):
         if away:
             self._go(away)
         uid = f"uid-{self.world.tick()}-{name}"
-        clique = {CLIQUE: labels[CLIQUE]} if CLIQUE in labels else {}
-        self.world.add_node(name, uid=uid, boot_id=agent.boot_id, labels=clique)
+        kept_labels = {key: labels[key] for key in (CLIQUE, POOL) if key in labels}
+        self.world.add_node(name, uid=uid, boot_id=agent.boot_id, labels=kept_labels)
         agent.node_uid = uid
         self._job(name)
         self._attach(agent)
@@ -608,7 +691,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self._go(1)
         agent.faults, agent.levels = remembered, levels
         both = Delta(tuple(levels.values()), tuple(remembered.values()))
-        self._say(agent, both)
+        self._send_evidence(agent, both)
         self._go(0)
 
     @rule(name=nodes)
@@ -657,8 +740,8 @@ class ControllerMachine(RuleBasedStateMachine):
         marked = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
         if found is None or found.status.phase not in marked or found.spec.requester != OURS:
             return False
-        did = known_did(self.world.nodes[name], found)
-        if did is None or not did.cordoned:
+        applied = known_applied(self.world.nodes[name], found)
+        if applied is None or not applied.cordoned:
             return False
         if self.on_uncordon is OnUncordon.ASK:
             return user == "mary"
@@ -710,8 +793,12 @@ class ControllerMachine(RuleBasedStateMachine):
     def a_person_cordons(self, name: str) -> None:
         """One that comes between an uncordon and ours, for a quarantine that stands, is ours."""
         found = self.world.quarantines.get(name)
-        did = known_did(self.world.nodes[name], found)
-        pending = did is not None and did.cordoned and (found is None or not self._is_lifted(found))
+        applied = known_applied(self.world.nodes[name], found)
+        pending = (
+            applied is not None
+            and applied.cordoned
+            and (found is None or not self._is_lifted(found))
+        )
         if not self.world.nodes[name].unschedulable:
             if not pending:
                 self.cordoned.add(name)
@@ -768,11 +855,14 @@ class ControllerMachine(RuleBasedStateMachine):
         self.world.set_node(replace(node, taints=others))
         self._go(0)
 
-    @rule(name=nodes, what=st.sampled_from(("taint", "value", "label", "did", "condition", "all")))
+    @rule(
+        name=nodes,
+        what=st.sampled_from(("taint", "value", "label", "applied", "condition", "all")),
+    )
     def somebody_removes_our_marks(self, name: str, what: str) -> None:
         node, found = self.world.nodes[name], self.world.quarantines.get(name)
         marked = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
-        if found is None or found.status.phase not in marked or found.status.did is None:
+        if found is None or found.status.phase not in marked or found.status.applied is None:
             return
         if found.status.node_uid != node.uid:
             return
@@ -786,8 +876,8 @@ class ControllerMachine(RuleBasedStateMachine):
                 node = replace(node, taints=tuple(changed))
         if what in ("label", "all"):
             node = replace(node, labels={k: v for k, v in node.labels.items() if k != LABEL})
-        if what in ("did", "all"):
-            notes = {k: v for k, v in node.annotations.items() if k != APPLIED}
+        if what in ("applied", "all"):
+            notes = {k: v for k, v in node.annotations.items() if k != FORMER_APPLIED}
             node = replace(node, annotations=notes)
         if what in ("condition", "all"):
             node = replace(node, condition="")
@@ -1005,13 +1095,16 @@ class ControllerMachine(RuleBasedStateMachine):
         """
         marked = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
         for name, one in self.world.quarantines.items():
-            case, node = self.replica.controller._registry.case(name), self.world.nodes[name]
-            if one.status.phase not in marked or one.deleting or case.agent.conflict:
+            node_state, node = (
+                self.replica.controller._registry.node_state(name),
+                self.world.nodes[name],
+            )
+            if one.status.phase not in marked or one.deleting or node_state.agent.conflict:
                 continue
             assert one.status.node_uid == node.uid, one
             if node.unschedulable:
                 told = one.status.marks.missing if one.status.marks is not None else ()
-                assert case.lacks(node, one) == told == case.quarantine_view.missing, (
+                assert node_state.lacks(node, one) == told == node_state.quarantine_view.missing, (
                     one,
                     node,
                 )
@@ -1026,12 +1119,14 @@ class ControllerMachine(RuleBasedStateMachine):
 
     def _unexplained(self) -> set[str]:
         return {
-            case.node
-            for case in self.replica.controller._registry.cases()
-            if case.decision.wanted is not None
-            and case.decision.wanted.in_force is not Action.OBSERVE
-            and not (case.agent.conflict or case.decision.hold or case.decision.would)
-            and case.node_summary.quarantine is None
+            node_state.node
+            for node_state in self.replica.controller._registry.node_states()
+            if node_state.decision.wanted is not None
+            and node_state.decision.wanted.in_force is not Action.OBSERVE
+            and not (
+                node_state.agent.conflict or node_state.decision.hold or node_state.decision.would
+            )
+            and node_state.node_summary.quarantine is None
         }
 
 

@@ -139,7 +139,7 @@ class Bench:
     def followers(self) -> list[Replica]:
         return [one for one in self.replicas.values() if one is not self.leader]
 
-    def say(self, node: str, *evidence: Fault | Component) -> None:
+    def send_evidence(self, node: str, *evidence: Fault | Component) -> None:
         told = Delta(
             tuple(item for item in evidence if isinstance(item, Component)),
             tuple(item for item in evidence if isinstance(item, Fault)),
@@ -155,16 +155,20 @@ class Bench:
     def break_(self, numbers: Iterable[int], code: str = "xid:79") -> None:
         now = self.loop.time()
         for number in numbers:
-            self.say(f"n{number}", fault(code, f"GPU-{number}", first_at=now, last_at=now))
+            self.send_evidence(
+                f"n{number}", fault(code, f"GPU-{number}", first_at=now, last_at=now)
+            )
 
     def level(self, numbers: Iterable[int], check: str, name: str, reason: str) -> None:
         now = self.loop.time()
         status = Status.FAILED if reason else Status.OK
         for number in numbers:
-            self.say(f"n{number}", component(check, name, status, reason, since=now))
+            self.send_evidence(f"n{number}", component(check, name, status, reason, since=now))
 
     def level_unknown(self, number: int, check: str, name: str) -> None:
-        self.say(f"n{number}", component(check, name, Status.UNKNOWN, since=self.loop.time()))
+        self.send_evidence(
+            f"n{number}", component(check, name, Status.UNKNOWN, since=self.loop.time())
+        )
 
     @property
     def sick(self) -> set[str]:
@@ -179,7 +183,7 @@ class Bench:
             if one.decision.hold is not None
         }
 
-    def told(self, kind: EventKind) -> list[str]:
+    def events_of(self, kind: EventKind) -> list[str]:
         """Events of this kind by any replica, now or before."""
         return [
             one.summary
@@ -226,7 +230,7 @@ def test_a_burst_over_three_shards_is_one_common_cause_told_once_and_shown_every
         bench.break_(range(12))
         await asyncio.sleep(30)
         assert len(bench.sick) <= 5  # the first few of a burst, as with one replica
-        assert len(bench.told(EventKind.COMMON_CAUSE)) == 1
+        assert len(bench.events_of(EventKind.COMMON_CAUSE)) == 1
         assert {tuple(one.fleet.causes) for one in bench.replicas.values()} == {
             tuple(bench.leader.fleet.causes)
         }
@@ -317,8 +321,8 @@ def test_while_a_replica_has_not_told_of_its_nodes_only_a_few_explicit_faults_pa
         bench.links.mend()
         await until(lambda: len(bench.sick) == 11, bench.holds)
         assert not any(one.fleet.incomplete for one in bench.replicas.values())
-        await until(lambda: bench.told(EventKind.REPLICAS_TOGETHER))
-        [told] = bench.told(EventKind.REPLICAS_APART)
+        await until(lambda: bench.events_of(EventKind.REPLICAS_TOGETHER))
+        [told] = bench.events_of(EventKind.REPLICAS_APART)
         assert told == (
             "for 1m the replicas have not told each other everything, so little is admitted: "
             "r2 has not told of all nodes"
@@ -355,12 +359,12 @@ def test_while_replicas_run_two_policies_nothing_new_is_admitted() -> None:
         await asyncio.sleep(60)
         assert bench.sick == set()
         assert set(bench.holds().values()) == {"shards"}
-        assert bench.told(EventKind.REPLICAS_APART) == []  # a rollout takes longer than that
+        assert bench.events_of(EventKind.REPLICAS_APART) == []  # a rollout takes longer than that
         bench.reform(r2=member("r2"))
         await until(lambda: len(bench.sick) == 6)
         bench.reform(r2=replace(member("r2"), version="1.1"))
         await asyncio.sleep(1900)
-        [told] = bench.told(EventKind.REPLICAS_APART)
+        [told] = bench.events_of(EventKind.REPLICAS_APART)
         assert "r2 runs version 1.1" in told
 
     on_bench(test, settings=WIDE)
@@ -370,7 +374,7 @@ def test_a_common_cause_outlives_the_leader_that_found_it_and_is_told_once() -> 
     async def test(bench: Bench) -> None:
         bench.break_(range(16))
         await until(lambda: all(one.fleet.causes for one in bench.replicas.values()))
-        told = bench.told(EventKind.COMMON_CAUSE)
+        told = bench.events_of(EventKind.COMMON_CAUSE)
         stood = len(bench.sick)
         await bench.kill("r0")
         await asyncio.sleep(12)
@@ -383,8 +387,10 @@ def test_a_common_cause_outlives_the_leader_that_found_it_and_is_told_once() -> 
         assert all(one.fleet.causes for one in bench.replicas.values())
         assert len(bench.sick) == stood
         assert len(told) == 1
-        assert bench.told(EventKind.COMMON_CAUSE) == []  # r0 told, and is gone; no second report
-        assert bench.told(EventKind.COMMON_CAUSE_OVER) == []
+        assert (
+            bench.events_of(EventKind.COMMON_CAUSE) == []
+        )  # r0 told, and is gone; no second report
+        assert bench.events_of(EventKind.COMMON_CAUSE_OVER) == []
 
     on_bench(test)
 
@@ -420,8 +426,8 @@ def test_a_rack_whose_nodes_are_spread_over_all_replicas_is_still_one_rack() -> 
         await asyncio.sleep(200)
         assert not any(one.fleet.causes for one in bench.replicas.values())
         assert (
-            len(bench.told(EventKind.COMMON_CAUSE))
-            == len(bench.told(EventKind.COMMON_CAUSE_OVER))
+            len(bench.events_of(EventKind.COMMON_CAUSE))
+            == len(bench.events_of(EventKind.COMMON_CAUSE_OVER))
             == 1
         )
 
@@ -434,9 +440,10 @@ def test_agents_that_fall_silent_on_all_shards_are_one_cause() -> None:
             node = f"n{number}"
             bench.replicas[bench.at[node]].controller.on_disconnect(node, bench.lines[node], "gone")
         await until(
-            lambda: bench.told(EventKind.COMMON_CAUSE), within=SHIPPED.silence.silent_after + 30
+            lambda: bench.events_of(EventKind.COMMON_CAUSE),
+            within=SHIPPED.silence.silent_after + 30,
         )
-        [told] = bench.told(EventKind.COMMON_CAUSE)
+        [told] = bench.events_of(EventKind.COMMON_CAUSE)
         assert "of 60 agents are silent" in told
         await until(lambda: all(one.fleet.causes for one in bench.replicas.values()))
 
@@ -456,16 +463,16 @@ class Web:
             controller = self.bench.replicas[self.bench.at[node]].controller
             controller.placed(node, address(number))
             controller.assigned(node, self.net.assigned(number))
-        self.look()
+        self.report_all()
 
-    def look(self) -> None:
+    def report_all(self) -> None:
         now = self.bench.loop.time()
         for number in range(self.net.size):
             seen = [
                 Component(check, what, Status.OK if fine else Status.FAILED, "", "", now)
                 for check, what, fine in self.net._seen_by(number)
             ]
-            self.bench.say(f"n{number}", *seen)
+            self.bench.send_evidence(f"n{number}", *seen)
 
 
 def finding_of(bench: Bench, node: str) -> Component | None:
@@ -481,7 +488,7 @@ def test_whom_the_network_is_blamed_on_reaches_its_owner_and_no_other() -> None:
         victim = next(n for n in range(60) if bench.at[f"n{n}"] == "r2")
         web.net.mute.add(victim)  # its own probes fail, and others' to it do
         web.net.down.add(victim)
-        web.look()
+        web.report_all()
         await asyncio.sleep(5)
         found = finding_of(bench, f"n{victim}")
         assert found is not None
@@ -499,11 +506,11 @@ def test_a_target_that_all_miss_is_blamed_by_the_leader_and_shown_by_all() -> No
         web.place()
         await asyncio.sleep(5)
         web.net.missed.add(TARGET)
-        web.look()
+        web.report_all()
         await asyncio.sleep(10)
         shown = [sorted(one.fleet.network) for one in bench.replicas.values()]
         assert shown == [[f"target reach {TARGET}"]] * 3
-        assert len(bench.told(EventKind.NETWORK_BLAMED)) == 1
+        assert len(bench.events_of(EventKind.NETWORK_BLAMED)) == 1
         assert bench.sick == set()
 
     on_bench(test)
@@ -673,8 +680,8 @@ def test_a_node_of_which_everything_fails_takes_the_stream_of_no_other() -> None
             for n in range(1_500)
         ]
         peers = [component("peers", f"10.1.{n // 256}.{n % 256}", Status.OK) for n in range(400)]
-        bench.say(node, *parts, *peers)
-        bench.say(node, *(fault("xid:79", f"GPU-{n}") for n in range(1_000)))
+        bench.send_evidence(node, *parts, *peers)
+        bench.send_evidence(node, *(fault("xid:79", f"GPU-{n}") for n in range(1_000)))
         await until(lambda: bench.sick == {node}, bench.holds)
         await asyncio.sleep(5)
         assert not bench.leader.controller.coordinator.doubt().missing
@@ -688,7 +695,7 @@ def test_who_leads_again_goes_by_what_is_so_now_and_not_by_what_it_found_then() 
         web.place()
         victim = next(n for n in range(60) if bench.at[f"n{n}"] == "r2")
         web.net.down.add(victim)
-        web.look()
+        web.report_all()
         await asyncio.sleep(5)
 
         def status() -> Status | None:
@@ -701,7 +708,7 @@ def test_who_leads_again_goes_by_what_is_so_now_and_not_by_what_it_found_then() 
         await bench.conferred()
         assert len(bench.replicas["r0"].controller.coordinator._remote_nodes) == 0
         web.net.down.clear()
-        web.look()
+        web.report_all()
         await until(lambda: status() is Status.OK, within=90)
         bench.reform(r0=member("r0"))
         await bench.conferred()

@@ -47,7 +47,7 @@ class Disasters(machine.ControllerMachine):
         self._quiet()
         self._explained()
 
-    def look(self, entries: set[str], made: dict[str, str]) -> None:
+    def check_limits(self, entries: set[str], made: dict[str, str]) -> None:
         """The limits belong to tests that lose no object; these are about the fate of nodes."""
         for name, node in self.world.nodes.items():
             if name in self.foreign and machine.FOREIGN not in node.taints:

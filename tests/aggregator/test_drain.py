@@ -337,7 +337,7 @@ def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() 
         replica = await begun(world, SETTINGS)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
         del world.nodes["n1"]
-        world.tell(NodeUncordoned("n1"))
+        world.emit(NodeUncordoned("n1"))
         await until(lambda: "the node is gone" in status(world).message, within=60)
         assert (status(world).pods_remaining, status(world).blockers) == (0, ())
         world.budget_blocks.clear()

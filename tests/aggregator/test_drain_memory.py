@@ -204,7 +204,7 @@ def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() ->
 
 def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
-        case, asked, cancelled = NodeState(NodeSummary("n1"), loop.time), [], []
+        node_state, asked, cancelled = NodeState(NodeSummary("n1"), loop.time), [], []
         stands = True
 
         def still() -> bool:
@@ -220,22 +220,22 @@ def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
             return "done"
 
         begun = loop.time()
-        waits = asyncio.ensure_future(while_it_stands(case, work(), still))
+        waits = asyncio.ensure_future(while_it_stands(node_state, work(), still))
         await asyncio.sleep(10)
-        case.work.again.set()
+        node_state.work.again.set()
         await asyncio.sleep(10)
         assert len(asked) == 1
-        assert not case.work.again.is_set(), "the news were taken"
+        assert not node_state.work.again.is_set(), "the news were taken"
         assert await waits == "done"
         assert loop.time() - begun == 100.0
         assert cancelled == []
-        waits = asyncio.ensure_future(while_it_stands(case, work(), still))
+        waits = asyncio.ensure_future(while_it_stands(node_state, work(), still))
         await asyncio.sleep(10)
         stands = False
-        case.work.again.set()
+        node_state.work.again.set()
         assert await waits is None
         assert loop.time() - begun == 110.0
-        assert case.work.again.is_set(), "for whoever comes next"
+        assert node_state.work.again.is_set(), "the next waiter needs it"
         assert cancelled == ["work"]
 
     play(test)

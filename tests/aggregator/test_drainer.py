@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, Blocker, GuardRefused, HookState, HookStatus, Phase
+from aggregator.cluster.port import (
+    Action,
+    Blocker,
+    GuardRefused,
+    HookState,
+    HookStatus,
+    Phase,
+    Unreachable,
+)
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, DrainRules
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, cordon_change
 from aggregator.quarantine.drain import drainer
@@ -99,17 +107,17 @@ def on_drain(test: Callable[[Drain], Any], **changes: Any) -> None:
 def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked()
-        assert await bench.made._begin(bench.case, bench.still) is True
+        assert await bench.made._begin(bench.node_state, bench.still) is True
         status = bench.now().status
         assert (status.phase, status.message) == (Phase.DRAINING, "evicting pods")
         assert status.drain_started_at == pytest.approx(6000.0, abs=10)
         assert status.deadline_at == status.drain_started_at + 600
-        assert status.did is not None
+        assert status.applied is not None
         assert bench.kinds() == ["quarantine.draining"]
-        assert bench.case.cluster.node_found
+        assert bench.node_state.cluster.node_found
         assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
         version = bench.now().version
-        assert await bench.made._begin(bench.case, bench.still) is True
+        assert await bench.made._begin(bench.node_state, bench.still) is True
         assert bench.now().version == version, "it has begun"
         assert len(bench.kinds()) == 1
 
@@ -119,9 +127,67 @@ def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
 def test_a_drain_that_is_taken_up_again_keeps_its_times() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(drain_started_at=4500.0, deadline_at=4900.0)
-        assert await bench.made._begin(bench.case, bench.still) is True
+        assert await bench.made._begin(bench.node_state, bench.still) is True
         status = bench.now().status
         assert (status.drain_started_at, status.deadline_at) == (4500.0, 4900.0)
+
+    on_drain(test)
+
+
+def lose_one_answer(bench: Drain) -> None:
+    """The next write of a status happens, and its answer is lost."""
+    cluster: Any = bench.cluster
+    write = cluster.write_quarantine_status
+
+    async def lost(*arguments: Any) -> Any:
+        cluster.write_quarantine_status = write
+        await write(*arguments)
+        raise Unreachable("no answer in 10 s")
+
+    cluster.write_quarantine_status = lost
+
+
+def test_a_begin_whose_answer_was_lost_is_reported_once() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked()
+        lose_one_answer(bench)
+        with pytest.raises(Unreachable):
+            await bench.made._begin(bench.node_state, bench.still)
+        assert bench.kinds() == []
+        bench.made.report_phase(bench.node_state)
+        assert bench.kinds() == [], "the Quarantine does not show it yet"
+        for _ in range(2):
+            assert await bench.made._begin(bench.node_state, bench.still) is True
+            assert bench.kinds() == ["quarantine.draining"]
+
+    on_drain(test)
+
+
+def test_an_end_whose_answer_was_lost_is_reported_once_and_the_drain_does_not_begin_again() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        lose_one_answer(bench)
+        read = drainer._Read(DrainPlan(), DrainMoment(6000.0, 5000.0, 7000.0), 6000.0)
+        with pytest.raises(Unreachable):
+            await bench.made._finish(bench.node_state, read, bench.evictions)
+        for _ in range(2):
+            assert await bench.made._begin(bench.node_state, bench.still) is False
+            assert bench.now().status.phase is Phase.DRAINED
+            assert bench.kinds() == ["quarantine.drained"]
+        assert not bench.made._memories
+
+    on_drain(test)
+
+
+def test_a_phase_that_never_came_to_be_is_not_reported_of_the_next_quarantine() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked()
+        lose_one_answer(bench)
+        with pytest.raises(Unreachable):
+            await bench.made._begin(bench.node_state, bench.still)
+        bench.stands(made(Phase.DRAINING, uid="r"))
+        bench.made.report_phase(bench.node_state)
+        assert bench.kinds() == []
 
     on_drain(test)
 
@@ -136,10 +202,10 @@ def test_nothing_is_drained_that_is_gone_over_or_not_marked(happens: str) -> Non
             del bench.world.quarantines["n1"]
         bench.standing = happens != "over"
         before = len(bench.world.writes)
-        assert await bench.made._begin(bench.case, bench.still) is False
+        assert await bench.made._begin(bench.node_state, bench.still) is False
         assert bench.world.writes[before:] == []
         assert bench.kinds() == []
-        assert bench.case.cluster.node_gone == (happens == "no node")
+        assert bench.node_state.cluster.node_gone == (happens == "no node")
 
     on_drain(test, off_balancers=True)
 
@@ -149,16 +215,16 @@ def test_a_node_is_taken_off_the_load_balancers_once_and_not_where_we_may_not_ac
         await bench.marked()
         bench.may = False
         with pytest.raises(GuardRefused):
-            await bench.made._begin(bench.case, bench.still)
+            await bench.made._begin(bench.node_state, bench.still)
         assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
         bench.may = True
-        await bench.made._begin(bench.case, bench.still)
+        await bench.made._begin(bench.node_state, bench.still)
         assert OFF_BALANCERS in bench.world.nodes["n1"].labels
-        did = bench.now().status.did
-        assert did is not None
-        assert did.off_balancers
+        applied = bench.now().status.applied
+        assert applied is not None
+        assert applied.off_balancers
         patched = bench.cluster.asked["patch_node"]
-        await bench.made._begin(bench.case, bench.still)
+        await bench.made._begin(bench.node_state, bench.still)
         assert bench.cluster.asked["patch_node"] == patched
 
     on_drain(test, off_balancers=True)
@@ -169,13 +235,13 @@ def test_a_node_is_taken_off_the_load_balancers_once_and_not_where_we_may_not_ac
 
 async def rounds(bench: Drain, node_at: float | None = None) -> Any:
     begun = bench.loop.time() if node_at is None else node_at
-    return await bench.made._until_empty(bench.case, bench.evictions, begun)
+    return await bench.made._until_empty(bench.node_state, bench.evictions, begun)
 
 
 def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         began = bench.loop.time()
         read = await rounds(bench)
         assert read.plan.remaining == 0
@@ -190,7 +256,7 @@ def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
 def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         began = bench.loop.time()
         bench.loop.call_later(2, lambda: bench.world.add_pod("n1", "a"))
         bench.loop.call_later(6, bench.world.pods.clear)
@@ -207,10 +273,10 @@ def test_rounds_end_with_their_drain() -> None:
         bench.standing = False
         assert await rounds(bench) is None
         assert bench.cluster.asked["pods_on"] == 0
-        bench.standing, bench.case.own_quarantine_view().quarantine = True, None
+        bench.standing, bench.node_state.own_quarantine_view().quarantine = True, None
         assert await rounds(bench) is None
         assert bench.cluster.asked["pods_on"] == 1
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         bench.loop.call_later(3, lambda: setattr(bench, "standing", False))
         assert await rounds(bench) is None
@@ -222,7 +288,7 @@ def test_rounds_end_with_their_drain() -> None:
 def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_has_gone() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         bench.made._running = 1
         bench.moved = [True, False, False, False, True]
@@ -237,7 +303,7 @@ def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_ha
 def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_came() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         pod = bench.world.add_pod("n1", "a")
         bench.made._running = 1
         bench.loop.call_later(1.5, lambda: setattr(bench, "standing", False))
@@ -263,7 +329,7 @@ def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_cam
 def test_no_eviction_follows_an_old_read_of_the_node(age: float, due: float, reads: int) -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         bench.due = due
         bench.loop.call_later(0.05, lambda: setattr(bench, "standing", False))
@@ -296,7 +362,9 @@ def test_a_rest_lasts_until_the_next_request_or_the_next_read(
     async def test(bench: Drain) -> None:
         began = bench.loop.time()
         bench.due, bench.memory.found_empty = began + due, empty
-        await bench.made._rest(bench.case, SimpleNamespace(plan=DrainPlan()), bench.evictions, look)
+        await bench.made._rest(
+            bench.node_state, SimpleNamespace(plan=DrainPlan()), bench.evictions, look
+        )
         assert bench.loop.time() - began == pytest.approx(rests)
 
     on_drain(test)
@@ -308,14 +376,14 @@ def test_progress_that_was_held_back_is_written_during_the_rest(
 ) -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         began = bench.loop.time()
         pods = await bench.cluster.pods_on("n1")
-        read = bench.made._read(bench.case, pods, bench.memory)
+        read = bench.made._read(bench.node_state, pods, bench.memory)
         bench.memory.written_at = began - written
         version = bench.now().version
-        await bench.made._rest(bench.case, read, bench.evictions, 8.0)
+        await bench.made._rest(bench.node_state, read, bench.evictions, 8.0)
         assert bench.loop.time() - began == pytest.approx(8.0)
         assert (bench.now().version != version) == shown
         if shown:
@@ -328,12 +396,12 @@ def test_progress_that_was_held_back_is_written_during_the_rest(
 def test_a_drain_forgets_only_what_belongs_to_another_quarantine() -> None:
     async def test(bench: Drain) -> None:
         bench.stands(made(Phase.DRAINING))
-        first = bench.made._memory(bench.case)
+        first = bench.made._memory(bench.node_state)
         first.found_empty = True
-        assert bench.made._memory(bench.case) is first
+        assert bench.made._memory(bench.node_state) is first
         assert not first.found_empty, "a read of before the error proves nothing"
         bench.stands(made(Phase.DRAINING, uid="r"))
-        assert bench.made._memory(bench.case).uid == "r"
+        assert bench.made._memory(bench.node_state).uid == "r"
 
     on_drain(test)
 
@@ -354,15 +422,15 @@ def test_a_longer_wait_has_a_most_that_grows_with_the_drains() -> None:
 def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         four = tuple(Blocker(f"jobs/{one}", "its budget allows none", 1.0) for one in "abcd")
         bench.evictions.blockers = lambda _: four
         plan = DrainPlan(kept=dict.fromkeys(("jobs/a", "jobs/b", "jobs/c", "jobs/d"), "x"))
         for now in (600.0, 700.0):
             await asyncio.sleep(100)
             read = drainer._Read(plan, DrainMoment(now, 0.0, 600.0), now)
-            await bench.made._progress(bench.case, read, bench.evictions)
-            bench.case.own_quarantine_view().quarantine = bench.now()
+            await bench.made._progress(bench.node_state, read, bench.evictions)
+            bench.node_state.own_quarantine_view().quarantine = bench.now()
         (late,) = bench.notes.transitions
         assert late.summary.count("its budget allows none") == 3
         assert "jobs/c" in late.summary
@@ -375,11 +443,11 @@ def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.DRAINED, Phase.CORDONED, None])
 def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(phase: Phase | None) -> None:
     async def test(bench: Drain) -> None:
-        bench.case.cluster.node_gone = True
+        bench.node_state.cluster.node_gone = True
         if phase is not None:
             await bench.marked(phase)
-            bench.case.own_quarantine_view().quarantine = bench.now()
-        await bench.made.explain(bench.case)
+            bench.node_state.own_quarantine_view().quarantine = bench.now()
+        await bench.made.explain(bench.node_state)
         messages = [one.status.message for one in bench.world.quarantines.values()]
         gone = "the node is gone: no pods are left to drain"
         assert (gone in messages) == (phase is Phase.DRAINING)
@@ -390,11 +458,11 @@ def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(phase: Phase 
 def test_an_end_shows_what_stays_behind() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.own_quarantine_view().quarantine = bench.now()
+        bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.made._memories["n1"] = bench.memory
         moment = DrainMoment(1.0, 1.0, 2.0)
         read = drainer._Read(DrainPlan(stuck={"jobs/a": "x"}), moment, 77.0)
-        await bench.made._finish(bench.case, read, bench.evictions)
+        await bench.made._finish(bench.node_state, read, bench.evictions)
         status = bench.now().status
         assert status.phase is Phase.DRAINED
         assert status.message.endswith("not waited for: jobs/a")
@@ -402,8 +470,8 @@ def test_an_end_shows_what_stays_behind() -> None:
         assert status.drained_at == pytest.approx(6000.0, abs=10)
         assert "drained: no pods are left" in bench.notes.transitions[-1].summary
         assert bench.made._memories == {}
-        bench.case.own_quarantine_view().quarantine = None
-        await bench.made._finish(bench.case, read, bench.evictions)
+        bench.node_state.own_quarantine_view().quarantine = None
+        await bench.made._finish(bench.node_state, read, bench.evictions)
         assert len(bench.kinds()) == 1
 
     on_drain(test)
@@ -461,9 +529,9 @@ def on_hooked(test: Callable[[Hooked], Any], **rules: Any) -> None:
 
 def test_without_a_hook_a_drain_goes_on_while_its_quarantine_stands() -> None:
     async def test(bench: Hooked) -> None:
-        assert await bench.made.before_evictions(bench.case, bench.still) is False
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is False
         bench.stands(made(Phase.DRAINING))
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         assert bench.asked == []
 
     on_hooked(test, which=())
@@ -473,7 +541,7 @@ def test_without_a_hook_a_drain_goes_on_while_its_quarantine_stands() -> None:
 def test_a_hook_that_has_ended_is_not_asked_again(state: HookState) -> None:
     async def test(bench: Hooked) -> None:
         bench.stands(made(Phase.DRAINING, pre_evict=HookStatus(state, 5900.0)))
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         assert bench.asked == []
 
     on_hooked(test)
@@ -482,7 +550,7 @@ def test_a_hook_that_has_ended_is_not_asked_again(state: HookState) -> None:
 def test_a_hook_that_was_asked_before_keeps_its_time() -> None:
     async def test(bench: Hooked) -> None:
         bench.stands(made(Phase.DRAINING, pre_evict=HookStatus(HookState.ASKING, asked_at=5900.0)))
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         assert bench.hook.asked_at == 5900.0
         assert bench.hook.state is HookState.DONE
 
@@ -493,7 +561,7 @@ def test_a_hook_is_told_of_its_node_and_its_result_is_shown() -> None:
     async def test(bench: Hooked) -> None:
         bench.stands(made(Phase.DRAINING))
         began = bench.loop.time()
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         ((_, limit, values),) = bench.asked
         assert limit == 600.0
         assert values == {
@@ -520,7 +588,7 @@ def test_a_hook_is_asked_again_ever_later_and_as_it_asks() -> None:
     async def test(bench: Hooked) -> None:
         bench.stands(made(Phase.DRAINING))
         bench.answers = [LATER] * 7 + [replace(LATER, retry_after=45.0), DONE]
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         assert bench.spaced() == [1, 2, 4, 8, 16, 30, 30, 45]
 
     on_hooked(test, pre_evict_timeout=10_000.0)
@@ -531,7 +599,7 @@ def test_a_late_hook_is_told_of_once_and_holds_the_drain() -> None:
         bench.stands(made(Phase.DRAINING))
         began = bench.loop.time()
         bench.answers = [FAILED] * 12 + [DONE]
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         assert len(bench.kinds()) == 2
         late, done = bench.notes.transitions
         assert late.summary.endswith(
@@ -551,7 +619,7 @@ def test_a_late_hook_is_reported_with_the_first_answer_after_its_time(limit: flo
         bench.stands(made(Phase.DRAINING))
         bench.answers = [FAILED] * 20 + [DONE]
         began = bench.loop.time()
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         answered = [at + bench.takes for at, _, _ in bench.asked]
         first = next(at for at in answered if at >= began + limit)
         assert bench.notes.transitions[0].at == pytest.approx(5000.0 + first, abs=0.01)
@@ -563,7 +631,7 @@ def test_a_long_answer_of_a_hook_is_cut_in_the_status() -> None:
     async def test(bench: Hooked) -> None:
         bench.stands(made(Phase.DRAINING))
         bench.answers = [HookAnswer(HookResult.LATER, "x" * 2000)] * 20 + [DONE]
-        task = asyncio.create_task(bench.made.before_evictions(bench.case, bench.still))
+        task = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
         await until(lambda: bench.now().status.message.endswith("x"))
         assert len(bench.now().status.message) == 1000
         assert await task is True
@@ -575,7 +643,7 @@ def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None
     async def test(bench: Hooked) -> None:
         bench.stands(made(Phase.DRAINING))
         bench.answers, bench.takes = [LATER], 0.0
-        task = asyncio.create_task(bench.made.before_evictions(bench.case, bench.still))
+        task = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
         await asyncio.sleep(7.5)
         assert "is asked; no pod is evicted before" in bench.now().status.message
         assert bench.hook.message == ""
@@ -584,7 +652,7 @@ def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None
         assert bench.hook.message == "not yet: 3 jobs run"
         assert bench.hook.ended_at == 0.0
         bench.standing = False
-        bench.case.work.again.set()
+        bench.node_state.work.again.set()
         assert await task is False
 
     on_hooked(test)
@@ -595,7 +663,7 @@ def test_a_drain_goes_on_without_a_hook_that_is_late_where_that_is_configured() 
         bench.stands(made(Phase.DRAINING))
         bench.answers = [LATER]
         began = bench.loop.time()
-        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is True
         assert 20.0 <= bench.loop.time() - began <= 22.0
         assert bench.hook.state is HookState.GIVEN_UP
         assert bench.hook.message == "not yet: 3 jobs run"
@@ -614,14 +682,14 @@ def test_a_hook_ends_with_its_drain() -> None:
     async def test(bench: Hooked) -> None:
         bench.standing = False
         bench.stands(made(Phase.DRAINING))
-        assert await bench.made.before_evictions(bench.case, bench.still) is False
+        assert await bench.made.before_evictions(bench.node_state, bench.still) is False
         assert bench.asked == []
         bench.standing, bench.takes = True, 100.0
-        task = asyncio.create_task(bench.made.before_evictions(bench.case, bench.still))
+        task = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
         await asyncio.sleep(1)
         assert len(bench.asked) == 1
         bench.standing = False
-        bench.case.work.again.set()
+        bench.node_state.work.again.set()
         assert await task is False
         assert bench.hook.state is HookState.ASKING
 
@@ -642,7 +710,7 @@ def test_the_hook_after_a_release_runs_only_where_the_drain_had_begun(
     which: tuple[str, ...], status: dict[str, Any], asks: int
 ) -> None:
     async def test(bench: Hooked) -> None:
-        await bench.made.after_release(bench.case, made(Phase.RELEASING, **status))
+        await bench.made.after_release(bench.node_state, made(Phase.RELEASING, **status))
         assert len(bench.asked) == len(bench.kinds()) == asks
         if asks:
             assert bench.asked[0][1] == 60.0
@@ -656,7 +724,9 @@ def test_the_hook_after_a_release_is_given_up_after_its_time() -> None:
     async def test(bench: Hooked) -> None:
         bench.answers = [LATER, replace(LATER, retry_after=5.0), LATER]
         began = bench.loop.time()
-        await bench.made.after_release(bench.case, made(Phase.RELEASING, drain_started_at=1.0))
+        await bench.made.after_release(
+            bench.node_state, made(Phase.RELEASING, drain_started_at=1.0)
+        )
         assert bench.loop.time() - began <= 60
         assert bench.spaced() == [1, 5, 4, 8, 16]
         assert len(bench.kinds()) == 1

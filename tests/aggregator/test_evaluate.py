@@ -91,7 +91,7 @@ deltas = st.builds(Delta, few(components), few(faults), few(cleared, 1), few(los
 messages = st.one_of(snapshots, deltas)
 
 
-def tell(health: NodeHealth, message: Snapshot | Delta) -> None:
+def fold(health: NodeHealth, message: Snapshot | Delta) -> None:
     if isinstance(message, Snapshot):
         health.snapshot(message)
     else:
@@ -115,9 +115,9 @@ def state(health: NodeHealth) -> tuple[object, ...]:
 def test_applying_a_message_twice_changes_nothing(many: list[Snapshot | Delta]) -> None:
     health = NodeHealth(hello("n1"))
     for message in many:
-        tell(health, message)
+        fold(health, message)
         once = state(health)
-        tell(health, message)
+        fold(health, message)
         assert state(health) == once
 
 
@@ -128,7 +128,7 @@ def test_a_fault_leaves_by_a_sign_or_another_boot_and_by_nothing_else(
     health = NodeHealth(hello("n1"))
     for message in many:
         before = dict(health.faults)
-        tell(health, message)
+        fold(health, message)
         for key, known in before.items():
             if key in health.faults:
                 continue
@@ -150,7 +150,7 @@ def test_the_digest_is_of_the_state_and_not_of_its_order(many: list[Snapshot | D
     health = NodeHealth(hello("n1"))
     health.snapshot(Snapshot((), ()))
     for message in many:
-        tell(health, message)
+        fold(health, message)
     present = [known for known in health.faults.values() if not known.missing]
     told = Snapshot(tuple(reversed([*health.components.all()])), tuple(reversed(present)))
     other = NodeHealth(hello("n1"))
@@ -280,7 +280,7 @@ def test_whatever_happens_the_invariants_of_judging_hold(
                 health.snapshot(Snapshot((), ()))
             speaking = health.has_snapshot
         elif step is not None:
-            tell(health, step)
+            fold(health, step)
         else:
             speaking = speaks
         before = dict(bench.incidents)

@@ -1,6 +1,9 @@
 """Log, history, alerts and page get each event a moment later: complete, in order, in time."""
 
 import asyncio
+import logging
+
+import pytest
 
 from aggregator.app import EventBus
 from aggregator.events import EventKind, Transition
@@ -96,3 +99,13 @@ def test_a_ledger_that_fails_holds_up_nothing_that_comes_after() -> None:
         assert heard.nodes == ["n0", "n2", "n3"]
 
     play(story)
+
+
+async def test_the_log_line_of_a_transition_has_its_kind_and_its_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "sickbay.app")
+    EventBus([]).notify_sinks(happened("n1"))
+    [line] = caplog.records
+    assert vars(line)["event"] == happened("n1").kind.value
+    assert vars(line)["node"] == "n1"

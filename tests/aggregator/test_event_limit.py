@@ -1,11 +1,11 @@
 """The events of one node's agent fill neither memory nor history nor the alerts' outbox."""
 
 import random
-import sqlite3
 from pathlib import Path
 
 from aggregator.alerts.alert import alert_of, dedup_key
-from aggregator.alerts.outbox import MOST_OF_NODE, MOST_WAITING, AlertOutbox, Item
+from aggregator.alerts.outbox import MOST_OF_NODE, MOST_WAITING, AlertOutbox, BatchWait, Item
+from aggregator.alerts.store import FileStore
 from aggregator.app import EventBus
 from aggregator.event_limit import BURST, EventLimit, size_of
 from aggregator.events import EventKind, Transition
@@ -67,30 +67,16 @@ def _item(transition: Transition) -> Item:
 
 
 def test_alerts_of_one_node_do_not_displace_those_of_others(tmp_path: Path) -> None:
-    outbox = AlertOutbox(tmp_path / "outbox.db")
+    outbox = AlertOutbox(FileStore(tmp_path / "outbox.db"))
     outbox.accept([_item(changed("honest", kind=EventKind.CORDONED))], 0.0)
     for begin in range(0, MOST_WAITING + 2_000, 2_000):
         items = [_item(changed("noisy", n)) for n in range(begin, begin + 2_000)]
         outbox.accept(items, 1.0)
     assert outbox.depths() == {"hook": MOST_OF_NODE + 1}
-    delivery = outbox.next("hook", 100.0, linger=0.0, grouped_linger=0.0)
+    delivery = outbox.next("hook", 100.0, BatchWait(0.0, 0.0))
     assert not isinstance(delivery, float | None)
     assert '"node":"honest"' in delivery.alerts
     outbox.close()
-
-
-def test_a_file_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "outbox.db"
-    outbox = AlertOutbox(path)
-    outbox.accept([_item(changed("n0", kind=EventKind.CORDONED))], 0.0)
-    outbox.close()
-    with sqlite3.connect(path) as db:
-        db.execute("DROP INDEX pending_node")
-        db.execute("ALTER TABLE pending DROP COLUMN node")
-    again = AlertOutbox(path)
-    again.accept([_item(changed("n1", kind=EventKind.CORDONED))], 0.0)
-    assert again.depths() == {"hook": 2}
-    again.close()
 
 
 def test_lost_evidence_of_one_source_is_one_alert_whatever_its_words_are() -> None:

@@ -80,7 +80,7 @@ class Bench:
         self.gang_pods: list[Pod] = []
         self.listed: list[bool] = []
         self.stands = True
-        self.case: Any = NodeState(summary_of("n1", quarantine=quarantine()), loop.time)
+        self.node_state: Any = NodeState(summary_of("n1", quarantine=quarantine()), loop.time)
         self.memory = DrainMemory("q")
         acts: Any = SimpleNamespace(
             guard=lambda _: self._guard,
@@ -94,7 +94,7 @@ class Bench:
             rules=DrainRules(**rules),
             lanes=EvictionLanes(ResizableSemaphore(lambda: 9), ResizableSemaphore(lambda: 9)),
             rng=random.Random(1),
-            case=self.case,
+            node_state=self.node_state,
             still=lambda: self.stands,
             memory=self.memory,
             drains=lambda: 1,
@@ -241,7 +241,7 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
             pod("daemon", node="n2", owner_kind="DaemonSet"),
         ]
         if not stands:
-            bench.case.own_quarantine_view().quarantine = None
+            bench.node_state.own_quarantine_view().quarantine = None
         gang = Gang("jobs", label, "g")
         others = await bench.evictor._pods_on_other_nodes(gang, [pod("here")])
         assert [one.name for one in others] == (["far", "same-time"] if found else [])
@@ -325,7 +325,7 @@ def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest_first
             ("jobs/kept", 5000.0),
         ]
         known = Blocker("jobs/kept", "protected", 3.0)
-        bench.case.own_quarantine_view().quarantine = quarantine(blockers=(known,))
+        bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
         assert bench.evictor.blockers(plan)[0] == known
         many = DrainPlan(kept={f"jobs/{number}": "x" for number in range(MOST_BLOCKERS + 5)})
         assert len(bench.evictor.blockers(many)) == MOST_BLOCKERS
@@ -336,7 +336,7 @@ def test_only_pods_that_are_to_go_and_are_named_are_in_the_way_the_longest_first
 def test_a_pod_in_the_way_is_told_once_and_not_where_its_status_said_so() -> None:
     async def test(bench: Bench) -> None:
         known = Blocker("jobs/known", "x", 3.0)
-        bench.case.own_quarantine_view().quarantine = quarantine(blockers=(known,))
+        bench.node_state.own_quarantine_view().quarantine = quarantine(blockers=(known,))
         for key in ("jobs/known", "jobs/new", "jobs/new"):
             bench.evictor.emit_evictions(key, "x")
         assert len(bench.told) == 1
@@ -449,18 +449,18 @@ def test_progress_is_written_every_few_seconds_and_only_where_it_is_news() -> No
     async def test(bench: Bench) -> None:
         writes: list[Any] = []
         made, plan = drainer_of(bench, writes), DrainPlan(evict=(pod("a"),))
-        await made._progress(bench.case, read_of(plan), bench.evictor)
+        await made._progress(bench.node_state, read_of(plan), bench.evictor)
         assert [one.pods_remaining for one in writes] == [1]
         assert bench.memory.written_at == bench.loop.time()
-        bench.case.own_quarantine_view().quarantine = replace(quarantine(), status=writes[0])
+        bench.node_state.own_quarantine_view().quarantine = replace(quarantine(), status=writes[0])
         two = DrainPlan(evict=(pod("a"), pod("b")))
         await asyncio.sleep(STATUS_EVERY - 0.1)
-        await made._progress(bench.case, read_of(two), bench.evictor)
+        await made._progress(bench.node_state, read_of(two), bench.evictor)
         assert len(writes) == 1
         await asyncio.sleep(0.1)
-        await made._progress(bench.case, read_of(plan, 1010.0), bench.evictor)
+        await made._progress(bench.node_state, read_of(plan, 1010.0), bench.evictor)
         assert len(writes) == 1, "nothing has changed"
-        await made._progress(bench.case, read_of(two), bench.evictor)
+        await made._progress(bench.node_state, read_of(two), bench.evictor)
         assert len(writes) == 2
         assert bench.told == []
 
@@ -473,8 +473,10 @@ def test_a_drain_is_overdue_from_its_deadline_on_and_that_is_told_once() -> None
         made, plan = drainer_of(bench, writes), DrainPlan(evict=(pod("a"),))
         for now, overdue in ((1999.0, 0.0), (2000.0, 2000.0), (2100.0, 2000.0)):
             bench.memory.written_at = float("-inf")
-            await made._progress(bench.case, read_of(plan, now), bench.evictor)
-            bench.case.own_quarantine_view().quarantine = replace(quarantine(), status=writes[-1])
+            await made._progress(bench.node_state, read_of(plan, now), bench.evictor)
+            bench.node_state.own_quarantine_view().quarantine = replace(
+                quarantine(), status=writes[-1]
+            )
             assert writes[-1].overdue_at == overdue
             plan = DrainPlan(evict=(*plan.evict, pod(str(now))))
         assert len(bench.told) == 1
@@ -500,7 +502,7 @@ def test_an_error_of_a_request_is_raised_after_the_progress_is_written() -> None
             bench.stands, bench.memory.written_at = stands, float("-inf")
             writes.clear()
             with pytest.raises(Unreachable):
-                await made._ask(bench.case, read_of(DrainPlan(evict=(pod("a"),))), asking)
+                await made._ask(bench.node_state, read_of(DrainPlan(evict=(pod("a"),))), asking)
             assert len(writes) == written
 
     on_bench(test)

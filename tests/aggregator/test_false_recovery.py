@@ -114,7 +114,7 @@ class Machine:
 
 def attach(aggregator: Aggregator, boot_id: str, epoch: str, told: Snapshot, now: float) -> None:
     aggregator.bench.health.greet(replace(hello("n1", boot_id), spool_epoch=epoch))
-    aggregator.tell(told, now)
+    aggregator.fold(told, now)
 
 
 def spoken(aggregator: Aggregator, machine: Machine, now: float) -> None:
@@ -186,7 +186,7 @@ def test_what_is_still_wrong_stays_in_force_whoever_forgets_it(
                 restarted(aggregator, machine, now)
                 machine.latch.acknowledge(machine.latch.last_seq)
             case _:
-                aggregator.tell(machine.delta(now), now)
+                aggregator.fold(machine.delta(now), now)
                 machine.latch.acknowledge(machine.latch.last_seq)
         if step[0] == "fault":
             unacked.add((step[1], step[2]))
@@ -230,7 +230,7 @@ def test_a_late_stream_of_an_earlier_boot_is_no_boot() -> None:
     machine.happens(("reboot",), 1100.0)
     spoken(aggregator, machine, 1100.0)
     machine.happens(("fault", "xid:79", "GPU-1"), 1200.0)
-    aggregator.tell(machine.delta(1200.0), 1200.0)
+    aggregator.fold(machine.delta(1200.0), 1200.0)
     machine.happens(("agent forgets",), 1300.0)
     spoken(aggregator, machine, 1300.0)
     assert machine.earlier is not None

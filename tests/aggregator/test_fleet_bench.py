@@ -29,6 +29,16 @@ def test_no_mass_event_quarantines_anybody(event: massplay.Event) -> None:
     assert outcome.quarantines == 0
 
 
+def test_a_node_that_boots_while_a_driver_is_rolled_out_shows_what_the_new_driver_does() -> None:
+    """Were its driver the old one, its wrong readings would be its own fault."""
+    machine = Machine(random.Random(1))
+    rolled_out = [s for s in massplay.driver_roll(machine, 600.0, 64, LEAF) if s.node % 3 == 0]
+    stories = [machine.reboot(600.0, 6), *rolled_out]
+    outcome = play(stories, nodes=64, days=0.02, settings=FLEET_SETTINGS, rng=random.Random(1))
+    assert outcome.mass == []
+    assert outcome.quarantines == 0
+
+
 def test_a_controller_that_suspects_nothing_fails_the_gate() -> None:
     """This shows that the controller's evaluation keeps the nodes, and not the play."""
     settings = replace(FLEET_SETTINGS, limits=OPEN, common=UNSUSPECTING)
@@ -52,6 +62,35 @@ def test_a_rack_event_is_one_alert_though_the_aggregator_restarts_in_it(
     )
     assert outcome.quarantines == 0
     assert len(outcome.rack_alerts) == 1, outcome.rack_alerts
+
+
+def test_a_boot_that_repairs_another_fault_is_no_alert_of_the_rack_event() -> None:
+    stories = list(massplay.tray_fails(Machine(random.Random(2)), 600.0, 96, LEAF))
+    sign = faultplay.Line("xid:48", faultplay.gpu(6), "gpu_reset")
+    sick = faultplay.Story(9000.0, stories[0].node, "hbm", sick=True, signs=((0.0, sign),))
+    outcome = play(
+        [*stories, sick], nodes=96, days=0.45, settings=FLEET_SETTINGS, rng=random.Random(6)
+    )
+    assert (outcome.quarantines, outcome.mass) == (1, [])
+    assert len(outcome.rack_alerts) == 1, outcome.rack_alerts
+
+
+def test_own_faults_of_two_nodes_of_a_fabric_are_no_rack_event() -> None:
+    sign = faultplay.Line("xid:74", faultplay.gpu(1), "gpu_reset")
+    stories = [
+        faultplay.Story(600.0 + 10.0 * node, node, "gpu", sick=True, signs=((0.0, sign),))
+        for node in (3, 5)
+    ]
+    outcome = play(stories, nodes=40, days=0.01, settings=FLEET_SETTINGS, rng=random.Random(1))
+    assert "fabric" in outcome.held
+    assert outcome.rack_alerts == []
+
+
+def test_a_rack_event_without_an_alert_fails_the_gate_as_one_with_two_does() -> None:
+    figures = replace(live(1, 40, 0.01), rack_events=1, rack_alerts=1)
+    for alerts in (0, 2):
+        found = worst([figures, replace(figures, rack_alerts=alerts)], 0.01)
+        assert any("rack event" in gate for gate in gates(found))
 
 
 def test_a_controller_that_waits_for_no_other_node_of_a_fabric_fails_the_gate() -> None:

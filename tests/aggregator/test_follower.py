@@ -27,9 +27,9 @@ from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import Held, Proposal
 from aggregator.quarantine.decide.replica_messages import (
+    AdmissionDecision,
     AdmissionRequest,
     Answer,
-    Decision,
     FleetFindings,
     KeepAlive,
     NodeReport,
@@ -93,7 +93,7 @@ class Stream:
         assert isinstance(words, ReportBatch)
         assert words.complete
 
-    def ask(self, node: str = "n1") -> "asyncio.Task[Decision]":
+    def ask(self, node: str = "n1") -> "asyncio.Task[AdmissionDecision]":
         return asyncio.ensure_future(self.leader_session.ask(Proposal(node, "i", "", "drain")))
 
 
@@ -202,10 +202,10 @@ def test_a_question_goes_out_at_once_behind_all_that_is_unsaid() -> None:
         assert await stream.next() == (0.0, AdmissionRequest(1, Proposal("n1", "i", "", "drain")))
         assert await stream.next() == (0.0, AdmissionRequest(2, Proposal("n2", "i", "", "drain")))
         held = Held("stop", "x", "x")
-        stream.leader_session.receive(Decision(2, held))
-        stream.leader_session.receive(Decision(9))  # nobody has asked that
-        stream.leader_session.receive(Decision(1))
-        assert (await first, await second) == (Decision(1), Decision(2, held))
+        stream.leader_session.receive(AdmissionDecision(2, held))
+        stream.leader_session.receive(AdmissionDecision(9))  # nobody has asked that
+        stream.leader_session.receive(AdmissionDecision(1))
+        assert (await first, await second) == (AdmissionDecision(1), AdmissionDecision(2, held))
         assert stream.answers == []
         outlook = FleetFindings()
         stream.leader_session.receive(outlook)
@@ -239,8 +239,8 @@ def test_a_question_that_nobody_waits_for_is_not_asked() -> None:
             one.cancel()
         await asyncio.sleep(0)
         assert (await stream.next())[1] == AdmissionRequest(3, Proposal("n2", "i", "", "drain"))
-        stream.leader_session.receive(Decision(3))
-        assert await asked[2] == Decision(3)
+        stream.leader_session.receive(AdmissionDecision(3))
+        assert await asked[2] == AdmissionDecision(3)
 
     play(test)
 
@@ -254,7 +254,7 @@ def test_a_question_without_an_answer_is_given_up_after_some_seconds() -> None:
         assert loop.time() - stream.began == pytest.approx(ANSWER_WITHIN)
         assert stream.leader_session.lost == "", "the stream may be well"
         assert (await stream.next())[1] == KeepAlive()
-        stream.leader_session.receive(Decision(1))  # too late
+        stream.leader_session.receive(AdmissionDecision(1))  # too late
 
     play(test)
 
@@ -309,7 +309,7 @@ def test_silence_that_time_alone_brings_is_told() -> None:
         stream.reporter.known["n2"] = NodeReport("n2", silent=True)
         await stream.told_all()
         for name in ("n1", "n2"):
-            stream.reporter.node_registry.case(name).agent.silent = True
+            stream.reporter.node_registry.node_state(name).agent.silent = True
         stream.leader_session.note_silence()  # n2 was told as silent, and nothing is known of n3
         assert [
             stream.reporter.dirty_nodes.take_dirty()
@@ -343,7 +343,7 @@ class Sees(Word):
         return "10.0.0.1", True, self.sees, ("10.0.0.2",)
 
 
-def reporter(case_of: str, *sees: Seen, ours: bool = True) -> tuple[Reporter, NodeState]:
+def reporter(name_of: str, *sees: Seen, ours: bool = True) -> tuple[Reporter, NodeState]:
     node_registry = NodeRegistry(FleetState(), "", now=lambda: 1.0)
     made = Reporter(
         node_registry=node_registry,
@@ -353,15 +353,15 @@ def reporter(case_of: str, *sees: Seen, ours: bool = True) -> tuple[Reporter, No
         dirty_nodes=DirtyNodes(),
         clocks=Clocks(lambda: 1.0, lambda: 1.0),
     )
-    return made, node_registry.case(case_of)
+    return made, node_registry.node_state(name_of)
 
 
 def test_only_nodes_of_ours_that_were_heard_are_spoken_of() -> None:
-    made, case = reporter("n1")
+    made, node_state = reporter("n1")
     assert list(made.nodes()) == []
     assert made.node_report("n1") is None
     assert made.node_report("unknown") is None
-    case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
+    node_state.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
     assert list(made.nodes()) == ["n1"]
     said = made.node_report("n1")
     assert said == NodeReport(
@@ -374,34 +374,34 @@ def test_only_nodes_of_ours_that_were_heard_are_spoken_of() -> None:
         assigned=("10.0.0.2",),
     )
     mount = component("disk-mounts", "/data", Status.FAILED, "gone")
-    case.agent.health.snapshot(snapshot(mount, component("disk-space", "/", Status.OK)))
-    case.agent.silent = True
+    node_state.agent.health.snapshot(snapshot(mount, component("disk-space", "/", Status.OK)))
+    node_state.agent.silent = True
     assert made.node_report("n1") == replace(
         said, reported=True, silent=True, sees=(("disk-mounts", "/data", Status.FAILED),)
     )
-    case.agent.attached = True
+    node_state.agent.attached = True
     heard = made.node_report("n1")
     assert heard is not None
     assert heard.silent is False, "it speaks, whatever was noted before"
     theirs, another = reporter("n1", ours=False)
-    another.agent.health = case.agent.health
+    another.agent.health = node_state.agent.health
     assert list(theirs.nodes()) == []
     assert theirs.node_report("n1") is None
 
 
 def test_so_much_of_what_a_node_sees_is_told_and_no_name_that_is_too_long() -> None:
-    def told(*sees: Seen) -> tuple[Seen, ...]:
-        made, case = reporter("n1", *sees)
-        case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
+    def seen_components(*sees: Seen) -> tuple[Seen, ...]:
+        made, node_state = reporter("n1", *sees)
+        node_state.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
         said = made.node_report("n1")
         assert said is not None
         return said.sees
 
     many: list[Seen] = [("reach", f"t{number}", Status.OK) for number in range(MOST_SEEN + 1)]
-    assert told(*many[:MOST_SEEN]) == tuple(many[:MOST_SEEN])
-    assert told(*many) == tuple(many[:MOST_SEEN])
+    assert seen_components(*many[:MOST_SEEN]) == tuple(many[:MOST_SEEN])
+    assert seen_components(*many) == tuple(many[:MOST_SEEN])
     fits: Seen = ("reach", "x" * LONGEST, Status.OK)
     long: Seen = ("reach", "x" * (LONGEST + 1), Status.OK)
-    assert told(fits, many[0]) == (fits, many[0])
-    assert told(long, fits, many[0]) == (fits, many[0])
-    assert told(long, *many) == tuple(many[:MOST_SEEN])
+    assert seen_components(fits, many[0]) == (fits, many[0])
+    assert seen_components(long, fits, many[0]) == (fits, many[0])
+    assert seen_components(long, *many) == tuple(many[:MOST_SEEN])

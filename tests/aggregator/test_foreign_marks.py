@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
-from aggregator.cluster.port import Did, Phase, Quarantine, QuarantineStatus, Taint
+from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.port import AppliedChanges, Phase, Quarantine, QuarantineStatus, Taint
 from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import REFRESH
-from aggregator.quarantine.decide.node_marks import cordon_change, read_did, undo_change
+from aggregator.quarantine.decide.node_marks import cordon_change, read_applied, undo_change
 from tests.aggregator.test_planner import SPEC
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica, Turned, fault, snapshot
@@ -64,19 +64,19 @@ async def test_a_taint_of_our_key_that_was_there_before_is_there_again_after_the
     assert set(node.taints) == {theirs, OTHER}
     assert node.labels == {LABEL: "hold"}
     assert node.annotations[CODES] == "x"
-    assert APPLIED not in node.annotations
+    assert FORMER_APPLIED not in node.annotations
     assert not node.unschedulable
     await replica.stop()
 
 
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_it_is_restored_also_where_our_annotation_was_removed(*, deleted: bool) -> None:
-    """The Quarantine's status keeps what we did, so that the release undoes exactly that."""
+    """The Quarantine's status keeps what we applied, so that the release undoes exactly that."""
     world, theirs = World(), THEIRS["schedule"]
     world.add_node("n1", taints=(theirs, OTHER), labels={LABEL: "hold"})
     replica = await quarantined(world, Turned())
-    await until(lambda: world.quarantines["n1"].status.did is not None)
-    world.person_annotates("n1", APPLIED, None)
+    await until(lambda: world.quarantines["n1"].status.applied is not None)
+    world.person_annotates("n1", FORMER_APPLIED, None)
     if deleted:
         world.person_deletes("n1")
         await until(lambda: not world.quarantines)
@@ -93,11 +93,11 @@ async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before
     world = World()
     world.add_node("n1")
     replica = await quarantined(world, Turned())
-    world.person_annotates("n1", APPLIED, None)
+    world.person_annotates("n1", FORMER_APPLIED, None)
     await replica.controller._cluster_events.refresh_nodes()
-    replica.controller._registry.case("n1").work.suspect = True
+    replica.controller._registry.node_state("n1").work.needs_read = True
     replica.controller.on_conflict("n1", "")
-    await until(lambda: not replica.controller._registry.case("n1").work.suspect)
+    await until(lambda: not replica.controller._registry.node_state("n1").work.needs_read)
     assert replica.fleet.node_summaries["n1"].cluster.foreign == ""
     await replica.stop()
 
@@ -107,7 +107,7 @@ def test_a_taint_of_our_key_on_a_node_that_we_never_marked_is_never_taken_for_ou
         world = World()
         taints = (THEIRS["execute"], THEIRS["schedule"])
         world.add_node("n1", taints=taints, labels={LABEL: "hold"}, unschedulable=True)
-        world.add_node("n2", annotations={APPLIED: json.dumps({"unschedulable": False})})
+        world.add_node("n2", annotations={FORMER_APPLIED: json.dumps({"unschedulable": False})})
         replica = Replica(world, clock=LoopClock(loop))
         replica.agent("n1", snapshot())
         await until(lambda: "n2" in world.quarantines)  # ours, and without an object: adopted
@@ -138,7 +138,7 @@ def test_marking_twice_remembers_what_was_there_before_the_first(theirs: Taint |
             annotations={k: v for k, v in change.annotations.items() if v is not None},
         )
     assert len({(taint.key, taint.effect) for taint in node.taints}) == len(node.taints)
-    undo = undo_change(node, "q", read_did(node))
+    undo = undo_change(node, "q", read_applied(node))
     assert undo.taints == before.taints
     assert undo.labels[LABEL] == "hold"
     assert undo.unschedulable is False
@@ -150,14 +150,14 @@ def test_marking_twice_remembers_what_was_there_before_the_first(theirs: Taint |
 def test_an_annotation_that_somebody_garbled_tells_nothing_of_what_we_did(text: str) -> None:
     world = World()
     world.add_node(
-        "n1", annotations={APPLIED: text}, unschedulable=True, taints=(THEIRS["schedule"],)
+        "n1", annotations={FORMER_APPLIED: text}, unschedulable=True, taints=(THEIRS["schedule"],)
     )
     node = world.nodes["n1"]
-    assert read_did(node) is None
+    assert read_applied(node) is None
     undo = undo_change(node, "q", None)
     assert undo.taints is None
     assert undo.unschedulable is None
-    kept = Did(cordoned=True, value="gpu", taint="hold")
+    kept = AppliedChanges(cordoned=True, value="gpu", taint="hold")
     undo = undo_change(node, "q", kept)
     assert undo.taints == (THEIRS["schedule"],)
     assert undo.unschedulable is False

@@ -162,7 +162,7 @@ def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be() -> None:
         assert len(site.table._conflicts) == 0
         await site.attach(LISTED, instance="c")
         assert node_summary.agent.conflict == ""
-        assert places_of(LISTED, site.replica.controller._agent_events._untaken) == []
+        assert places_of(LISTED, site.replica.controller._agent_events._unrecorded) == []
 
     on_a_site(test)
 

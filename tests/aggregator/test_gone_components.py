@@ -32,7 +32,7 @@ class PlayedAgent:
         self.node = node
         self.latch = Latch(boot_id="boot-1", epoch="epoch")
 
-    def look(self, status: Status) -> None:
+    def observe(self, status: Status) -> None:
         reason = "full" if status is Status.FAILED else ""
         self.latch.apply([Observation("disk-space", MOUNT, status, reason)], _now())
 
@@ -48,16 +48,18 @@ class PlayedAgent:
         """A new stream: all that it knows."""
         out = self.latch.snapshot(_now())
         message = telling.snapshot(out, _now(), 0.0).snapshot
-        return self._tell(replica, out.seq, taking.snapshot(message, at=_now()))
+        return self._send_evidence(replica, out.seq, taking.snapshot(message, at=_now()))
 
     def report(self, replica: Replica) -> Awaitable[None] | None:
         """Sends the changes."""
         out = self.latch.delta(_now())
         assert out is not None
         message = telling.delta(out, _now()).delta
-        return self._tell(replica, out.seq, taking.delta(message, at=_now()))
+        return self._send_evidence(replica, out.seq, taking.delta(message, at=_now()))
 
-    def _tell(self, replica: Replica, seq: int, said: Snapshot | Delta) -> Awaitable[None] | None:
+    def _send_evidence(
+        self, replica: Replica, seq: int, said: Snapshot | Delta
+    ) -> Awaitable[None] | None:
         safe = replica.agent(self.node, said)
         if safe is None:
             self.latch.acknowledge(seq)
@@ -72,9 +74,9 @@ def _now() -> float:
 
 
 async def _quarantined(agent: PlayedAgent, replica: Replica, world: World) -> None:
-    agent.look(Status.OK)
+    agent.observe(Status.OK)
     agent.attend(replica)
-    agent.look(Status.FAILED)
+    agent.observe(Status.FAILED)
     agent.report(replica)
     await soon(lambda: phase_of(world, agent.node) is Phase.CORDONED)
 
@@ -89,7 +91,7 @@ def test_a_mount_that_goes_while_no_aggregator_listens_releases_its_node_in_the_
         first = Replica(world, clock=Running())
         agent = PlayedAgent("n1")
         await _quarantined(agent, first, world)
-        agent.look(Status.OK)
+        agent.observe(Status.OK)
         agent.report(first)
         await later(30)
         assert phase_of(world, "n1") is Phase.CORDONED  # it has not been well for long enough
@@ -117,7 +119,7 @@ def test_a_delta_that_nobody_acknowledged_is_told_again_to_whoever_owns_the_node
         [node] = owned_by("b")
         agent = PlayedAgent(node)
         await _quarantined(agent, two.replicas["b"], world)
-        agent.look(Status.OK)
+        agent.observe(Status.OK)
         agent.report(two.replicas["b"])
         agent.unmount()
         agent.latch.delta(_now())  # sent, and the stream breaks before a replica reads it
@@ -137,11 +139,11 @@ def test_a_mount_that_is_back_and_fails_again_keeps_its_node_in_quarantine() -> 
         first = Replica(world, clock=Running())
         agent = PlayedAgent("n1")
         await _quarantined(agent, first, world)
-        agent.look(Status.OK)
+        agent.observe(Status.OK)
         agent.report(first)
         await first.stop()
         agent.unmount()
-        agent.look(Status.FAILED)
+        agent.observe(Status.FAILED)
         assert agent.latch.unacked.gone == []
         second = Replica(world, clock=Running())
         await soon(lambda: not second.fleet.view_lost)

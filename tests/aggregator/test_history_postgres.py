@@ -298,7 +298,7 @@ def test_retention_is_one_replicas_at_a_time(postgres: PostgresServer) -> None:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(database.delete_before, 8.0, 5).result()
 
-    assert other._door.call(while_another_is_at_it, seconds=30) == 0
+    assert other._engine.call(while_another_is_at_it, seconds=30) == 0
     assert database.delete_before(8.0, 5) == 5
     database.close()
     other.close()

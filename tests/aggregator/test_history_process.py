@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
 from tests.support.histories import Place
 from tests.support.postgres import PASSWORD, PostgresServer, StartPostgres
 from tests.support.simulator import Simulator
-from tests.support.stack import free_port
 
 
 class Aggregator:

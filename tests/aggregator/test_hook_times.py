@@ -67,10 +67,10 @@ class Recorder:
         self.notes.append((kind.value, text))
 
     async def write_status(
-        self, case: NodeState, known: Quarantine, status: QuarantineStatus
+        self, node_state: NodeState, known: Quarantine, status: QuarantineStatus
     ) -> None:
         self.written.append(status)
-        case.own_quarantine_view().quarantine = replace(known, status=status)
+        node_state.own_quarantine_view().quarantine = replace(known, status=status)
 
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "us", "inc-1")
@@ -83,7 +83,7 @@ class Bench:
         self.acts, self.loop = Recorder(), loop
         known = QuarantineStatus(**status)  # type: ignore[arg-type]  # a test's words
         self.quarantine = Quarantine("n1", "uid-q", "1", SPEC, known)
-        self.case = NodeState(summary_of("n1", quarantine=self.quarantine), loop.time)
+        self.node_state = NodeState(summary_of("n1", quarantine=self.quarantine), loop.time)
         self.hook_runner = HookRunner(
             acts=cast(NodeActions, self.acts),
             clocks=Clocks(loop.time, loop.time),
@@ -92,12 +92,12 @@ class Bench:
         )
 
     async def before_evictions(self) -> bool:
-        return await self.hook_runner.before_evictions(self.case, lambda: True)
+        return await self.hook_runner.before_evictions(self.node_state, lambda: True)
 
     @property
     def hook(self) -> HookStatus:
-        assert self.case.node_summary.quarantine is not None
-        found = self.case.node_summary.quarantine.status.pre_evict
+        assert self.node_state.node_summary.quarantine is not None
+        found = self.node_state.node_summary.quarantine.status.pre_evict
         assert found is not None
         return found
 
@@ -193,7 +193,7 @@ def test_without_a_hook_nothing_waits() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, HookRules())
         assert await bench.before_evictions()
-        bench.case.own_quarantine_view().quarantine = None
+        bench.node_state.own_quarantine_view().quarantine = None
         assert not await bench.before_evictions()
         assert bench.acts.written == []
 
@@ -217,7 +217,7 @@ def test_after_a_release_the_site_is_told_where_the_drain_had_begun(
         rules = HookRules(hook if pre_evict else None, post_release=hook)
         known = HookStatus(HookState.DONE, 1.0) if asked_before else None
         bench = Bench(loop, rules, drain_started_at=drain_started_at, pre_evict=known)
-        await bench.hook_runner.after_release(bench.case, bench.quarantine)
+        await bench.hook_runner.after_release(bench.node_state, bench.quarantine)
         if not asks:
             assert hook.asked == []
             return
@@ -234,7 +234,7 @@ def test_a_hook_after_a_release_is_given_up_in_its_time() -> None:
         hook = ScriptedHook(loop, FAILED)
         rules = HookRules(post_release=hook, post_release_timeout=15.0)
         bench = Bench(loop, rules, drain_started_at=5.0)
-        await bench.hook_runner.after_release(bench.case, bench.quarantine)
+        await bench.hook_runner.after_release(bench.node_state, bench.quarantine)
         assert [at for at, _ in hook.asked] == pytest.approx([0.0, 1.0, 3.0, 7.0])
         assert bench.acts.notes == [
             ("quarantine.hook_failed", "drain.post_release was not done in 15 s: x")
@@ -242,7 +242,7 @@ def test_a_hook_after_a_release_is_given_up_in_its_time() -> None:
         short = ScriptedHook(loop, FAILED)
         rules = HookRules(post_release=short, post_release_timeout=0.5)
         other = Bench(loop, rules, drain_started_at=5.0)
-        await other.hook_runner.after_release(other.case, other.quarantine)
+        await other.hook_runner.after_release(other.node_state, other.quarantine)
         assert [limit for _, limit in short.asked] == [1.0], "a second is the least"
 
     play(test)

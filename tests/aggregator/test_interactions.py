@@ -222,16 +222,16 @@ def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
         fresh = world.record
         replica.cluster._fails = (  # the event of the old record comes just now
-            lambda call: world.tell(RecordSeen(old)) if call == "announce" else None
+            lambda call: world.emit(RecordSeen(old)) if call == "announce" else None
         )
         world.listeners.clear()
         replica.controller.on_disconnect("n1", FakeLine(), "")
         replica.controller._record_writer.seen(old)
         world.person_deletes("n1")
-        replica.controller._registry.case("n1").take_quarantine(
+        replica.controller._registry.node_state("n1").take_quarantine(
             world.quarantines["n1"], replica.controller._cluster_events._policy, 0.0
         )
-        replica.controller._queue.add(replica.controller._registry.case("n1"))
+        replica.controller._queue.add(replica.controller._registry.node_state("n1"))
         await soon(lambda: "n1" not in world.quarantines)
         assert fresh.version != world.record.version
         assert not parse_record(world.record.text).entries

@@ -82,8 +82,8 @@ def check_kept(world: World) -> None:
     assert node.unschedulable
     assert found.status.phase in SETTLED
     assert 1 <= found.status.recordons <= 2  # a death between the two writes counts it once more
-    assert found.status.did is not None
-    assert found.status.did.cordoned
+    assert found.status.applied is not None
+    assert found.status.applied.cordoned
     assert "sickbay.dev/overruled" not in node.annotations
     assert world.evicted == []
 

@@ -12,11 +12,17 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import OVERRULED, TAINT, is_marked
+from aggregator.cluster.node_names import (
+    APPLIED,
+    FORMER_APPLIED,
+    OVERRULED,
+    TAINT,
+    is_marked,
+)
 from aggregator.cluster.port import (
     Action,
+    AppliedChanges,
     ClusterError,
-    Did,
     Phase,
     QuarantineSpec,
     RecordText,
@@ -78,7 +84,7 @@ def check_released(world: World) -> None:
     assert not node.unschedulable
     assert entries(world) == set()
     assert world.quarantines == {}
-    assert not [key for key in node.annotations if key == "sickbay.dev/did"]
+    assert not [key for key in node.annotations if key in (APPLIED, FORMER_APPLIED)]
 
 
 async def quarantined(world: World, clock: Turned) -> None:
@@ -176,8 +182,8 @@ def check_marked_again(world: World) -> None:
     assert {FOREIGN, Taint(TAINT, "gpu", "NoSchedule")} == set(node.taints)
     assert entries(world) == {"n1"}
     assert sorted(world.evicted) == ["uid-a", "uid-b", "uid-c", "uid-d"]
-    did = Did(cordoned=True, value="gpu", off_balancers=True)
-    assert world.quarantines["n1"].status.did == did
+    applied = AppliedChanges(cordoned=True, value="gpu", off_balancers=True)
+    assert world.quarantines["n1"].status.applied == applied
 
 
 def loses_its_marks(replica: Replica, world: World) -> None:
@@ -190,12 +196,12 @@ def loses_its_marks(replica: Replica, world: World) -> None:
 
 
 async def _grace_passes(replica: Replica, world: World) -> bool:
-    def told() -> bool:
+    def shows_missing_marks() -> bool:
         marks = world.quarantines["n1"].status.marks
         return marks is not None and bool(marks.missing)
 
     with contextlib.suppress(AssertionError):  # the process that died had set them again already
-        await until(told)
+        await until(shows_missing_marks)
     replica.clock.time += 100
     return True
 

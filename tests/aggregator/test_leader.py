@@ -22,8 +22,8 @@ from aggregator.quarantine.coordination.leader import (
 from aggregator.quarantine.decide.admission import Held, Proposal
 from aggregator.quarantine.decide.admission_record import Record
 from aggregator.quarantine.decide.replica_messages import (
+    AdmissionDecision,
     AdmissionRequest,
-    Decision,
     FleetFindings,
     KeepAlive,
     LeaderFindings,
@@ -75,7 +75,7 @@ class Bench:
             switch=self.switch,
             propose=self._propose,
             confirm_entry=self._confirm,
-            restrained=lambda _: HELD,
+            escalation_hold=lambda _: HELD,
             would_admit=lambda _: True,
         )
         self.causes: Any = SimpleNamespace(
@@ -108,7 +108,7 @@ class Bench:
             fleet=self.fleet,
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0),
-            again=lambda case: self.did.append(f"again {case.node}"),
+            again=lambda node_state: self.did.append(f"again {node_state.node}"),
         )
         self.leader: Any = self.made._leader_role
 
@@ -228,14 +228,14 @@ def test_reports_of_a_replica_that_left_stand_for_a_while_and_its_stream_ends() 
 
 def test_a_node_whose_agent_reports_to_us_is_not_anothers() -> None:
     async def test(bench: Bench) -> None:
-        case = bench.registry.case("n1")
-        case.agent.attached = True
+        node_state = bench.registry.node_state("n1")
+        node_state.agent.attached = True
         health: Any = SimpleNamespace(has_snapshot=True)
-        case.agent.health, bench.ours = health, {"n1"}
+        node_state.agent.health, bench.ours = health, {"n1"}
         assert bench.leader.receive_report("b", NodeReport("n1")) is False
         bench.ours = set()
         assert bench.leader.receive_report("b", NodeReport("n1")) is True
-        bench.ours, case.agent.attached = {"n1", "n2"}, False
+        bench.ours, node_state.agent.attached = {"n1", "n2"}, False
         assert bench.leader.receive_report("b", NodeReport("n1")) is True
         assert bench.leader.receive_report("b", NodeReport("n2")) is True
 
@@ -276,7 +276,7 @@ def test_a_follower_is_sent_decisions_first_then_findings_and_else_a_beat() -> N
         bench.held = HELD
         b.receive(AdmissionRequest(9, PROPOSAL))
         await asyncio.sleep(0.01)
-        assert await b.next() == Decision(9, HELD)
+        assert await b.next() == AdmissionDecision(9, HELD)
         outlook = await b.next()
         assert isinstance(outlook, FleetFindings)
         assert outlook.reported == 5
@@ -307,9 +307,9 @@ def test_a_follower_is_sent_decisions_first_then_findings_and_else_a_beat() -> N
 def test_a_decision_is_the_records_unless_we_may_not_act() -> None:
     async def test(bench: Bench) -> None:
         ask = AdmissionRequest(3, PROPOSAL)
-        assert await bench.leader.decide(ask) == Decision(3)
+        assert await bench.leader.decide(ask) == AdmissionDecision(3)
         bench.fails = Unreachable("no answer")
-        assert await bench.leader.decide(ask) == Decision(3, failed="no answer")
+        assert await bench.leader.decide(ask) == AdmissionDecision(3, failed="no answer")
         bench.fails = Unreachable("")
         assert (await bench.leader.decide(ask)).failed == "the record can't be used"
         bench.certain = False
@@ -432,29 +432,29 @@ def test_a_leader_that_was_paused_admits_nothing() -> None:
 
 def test_a_follower_asks_the_leader_and_then_the_record() -> None:
     async def test(bench: Bench) -> None:
-        assert bench.made.restrained(PROPOSAL) is HELD
+        assert bench.made.escalation_hold(PROPOSAL) is HELD
         assert bench.made.would_admit(PROPOSAL)
         bench.see("b", "a")
         held = await bench.made.propose(PROPOSAL)
         assert held.limit == "shards"
         assert held.reason == "b, which leads, is not reached; asked again in a moment"
-        assert bench.made.restrained(PROPOSAL) == held
+        assert bench.made.escalation_hold(PROPOSAL) == held
         assert not bench.made.would_admit(PROPOSAL)
         session = bench.follows()
-        assert bench.made.restrained(PROPOSAL) is HELD
+        assert bench.made.escalation_hold(PROPOSAL) is HELD
         assert bench.made.would_admit(PROPOSAL)
         answers: list[Any] = [
-            Decision(1),
-            Decision(2, HELD),
-            Decision(3, failed="no record"),
+            AdmissionDecision(1),
+            AdmissionDecision(2, HELD),
+            AdmissionDecision(3, failed="no record"),
             LeaderSessionClosed("it is gone"),
         ]
 
-        async def ask(_: Proposal) -> Decision:
+        async def ask(_: Proposal) -> AdmissionDecision:
             answer = answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
-            assert isinstance(answer, Decision)
+            assert isinstance(answer, AdmissionDecision)
             return answer
 
         session.ask = ask
@@ -477,8 +477,8 @@ def test_a_follower_asks_the_leader_and_then_the_record() -> None:
 def test_nodes_held_for_lack_of_an_answer_are_asked_again_when_a_doubt_changes() -> None:
     async def test(bench: Bench) -> None:
         for name, limit in (("n1", "shards"), ("n2", "limits.concurrent")):
-            bench.registry.case(name).decision.hold = NodeHold(limit, "x", "y", 1.0)
-        bench.registry.case("n3")
+            bench.registry.node_state(name).decision.hold = NodeHold(limit, "x", "y", 1.0)
+        bench.registry.node_state("n3")
         bench.see("b", "a")
         await asyncio.sleep(0.01)
         assert bench.did.count("again n1") == 1

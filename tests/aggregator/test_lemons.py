@@ -101,20 +101,22 @@ def test_what_a_restarted_aggregator_tells_again_is_one_incident() -> None:
     assert (lemon.quarantines, lemon.days) == (2, 2)
 
 
-def told(kind: EventKind, action: str = "drain", **details: str) -> Transition:
+def make_transition(kind: EventKind, action: str = "drain", **details: str) -> Transition:
     words = {"action": action, "evidence": "xid:79 GPU-1 (gpu-gone); disk-write:hung /a (b)"}
     return Transition(NOW, kind, "n1", "", "i1", {**words, **details})
 
 
 def test_what_is_watched_or_explained_or_our_own_word_is_no_deed() -> None:
-    (deed,) = lemon_events([told(EventKind.INCIDENT_OPENED)])
+    (deed,) = lemon_events([make_transition(EventKind.INCIDENT_OPENED)])
     assert deed.what == "opened"
     assert set(deed.codes) == {"xid:79", "disk-write:hung"}
-    assert list(lemon_events([told(EventKind.INCIDENT_OPENED, "observe")])) == []
-    assert list(lemon_events([told(EventKind.INCIDENT_OPENED, cause="leaf-7")])) == []
-    ours = told(EventKind.INCIDENT_OPENED, "cordon", evidence="lemon:repeat-offender (lemon)")
+    assert list(lemon_events([make_transition(EventKind.INCIDENT_OPENED, "observe")])) == []
+    assert list(lemon_events([make_transition(EventKind.INCIDENT_OPENED, cause="leaf-7")])) == []
+    ours = make_transition(
+        EventKind.INCIDENT_OPENED, "cordon", evidence="lemon:repeat-offender (lemon)"
+    )
     assert list(lemon_events([ours])) == []
-    assert list(lemon_events([told(EventKind.EVICTED)])) == []
+    assert list(lemon_events([make_transition(EventKind.EVICTED)])) == []
 
 
 # -- the word of the aggregator about a node -------------------------------------------------------

@@ -32,12 +32,12 @@ from aggregator.cluster.port import (
     Blocker,
     Cluster,
     ClusterError,
+    ClusterEvent,
     Conflict,
     Evicted,
     EvidenceItem,
     HookState,
     HookStatus,
-    News,
     NodeChange,
     NodeUncordoned,
     NotFound,
@@ -85,11 +85,11 @@ async def opened(path: Path, commands: Commands | None = None) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def collected_news(cluster: Cluster) -> AsyncIterator[list[News]]:
-    heard: list[News] = []
+async def collected_events(cluster: Cluster) -> AsyncIterator[list[ClusterEvent]]:
+    heard: list[ClusterEvent] = []
 
     async def listen() -> None:
-        async for item in cluster.news():
+        async for item in cluster.events():
             heard.append(item)  # noqa: PERF401 - it never ends
 
     listening = asyncio.create_task(listen())
@@ -247,7 +247,7 @@ async def test_dropping_is_by_uid_and_twice_is_no_error(path: Path) -> None:
 async def test_news_begin_with_all_there_is_and_go_on_with_what_changes(path: Path) -> None:
     async with opened(path) as cluster:
         first = await cluster.create_quarantine("n1", SPEC)
-        async with collected_news(cluster) as heard:
+        async with collected_events(cluster) as heard:
             await until(lambda: len(heard) == 4)
             assert heard[0] == StopSeen(StopText(None, "1"))
             assert isinstance(heard[1], RecordSeen)
@@ -259,13 +259,13 @@ async def test_news_begin_with_all_there_is_and_go_on_with_what_changes(path: Pa
             await until(lambda: heard[-1] == QuarantineGone("n1", first.uid))
 
 
-def stops(heard: Sequence[News]) -> list[str]:
+def stops(heard: Sequence[ClusterEvent]) -> list[str]:
     """The stop switch in each record that was heard."""
     return [item.record.stop for item in heard if isinstance(item, RecordSeen)]
 
 
 async def test_what_another_process_writes_is_news_within_a_second(path: Path) -> None:
-    async with opened(path) as cluster, collected_news(cluster) as heard:
+    async with opened(path) as cluster, collected_events(cluster) as heard:
         await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
         node = await cluster.read_node("n1")
         assert node is not None
@@ -295,13 +295,13 @@ async def test_a_file_that_cannot_be_read_loses_the_view_and_brings_all_of_it_ba
         looks: list[None] = []
         look = cluster.poll_nodes
 
-        def counted() -> AsyncIterator[News]:
+        def counted() -> AsyncIterator[ClusterEvent]:
             looks.append(None)
             return look()
 
         monkeypatch.setattr(cluster, "poll_nodes", counted)
         quarantine = await cluster.create_quarantine("n1", SPEC)
-        async with collected_news(cluster) as heard:
+        async with collected_events(cluster) as heard:
             await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
             heard.clear()
             with sqlite3.connect(path) as other:
@@ -327,7 +327,7 @@ async def test_a_file_that_is_taken_away_is_not_gone_on_with_in_secret(
     monkeypatch.setattr(local_module, "AGAIN", 0.02)
     async with opened(path) as cluster:
         quarantine = await cluster.create_quarantine("n1", SPEC)
-        async with collected_news(cluster) as heard:
+        async with collected_events(cluster) as heard:
             await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
             heard.clear()
             aside = path.with_name("aside.db")
@@ -732,7 +732,7 @@ async def test_a_cordon_command_that_fails_is_tried_again_and_nothing_is_drained
     async with Aggregator(path, site, Turned()) as sickbay:
         sickbay.ill()
         await until(lambda: "exited with 1" in sickbay.fleet.node_summary("n1").work.last_error)
-        await until(lambda: any(line.message == "not done yet" for line in caplog.records))
+        await until(lambda: any(line.message == "step of a node failed" for line in caplog.records))
         assert site.journal == []
         node = await sickbay.cluster.read_node("n1")
         assert node is not None

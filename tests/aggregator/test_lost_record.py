@@ -186,7 +186,7 @@ def test_after_the_record_is_rebuilt_what_waited_is_admitted() -> None:
     play(test)
 
 
-def told(replica: Replica) -> list[str]:
+def record_events(replica: Replica) -> list[str]:
     """The fleet events about the record."""
     noted = [one for one in replica.notes.transitions if one.kind in (RECORD_LOST, RECORD_WHOLE)]
     return [f"{one.kind.value}: {one.summary}" for one in noted]
@@ -201,17 +201,17 @@ def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
         replica.agent(names[0], ILL)
         await until(lambda: cordoned(world, names[:1]))
         await asyncio.sleep(3 * SETTLES)
-        assert told(replica) == []
+        assert record_events(replica) == []
         for times in (1, 2):  # each incident anew
             HARMS[harm](world, "")
-            await until(lambda times=times: len(told(replica)) == 2 * times)  # type: ignore[misc]
-            lost, whole = told(replica)[-2:]
+            await until(lambda times=times: len(record_events(replica)) == 2 * times)  # type: ignore[misc]
+            lost, whole = record_events(replica)[-2:]
             assert lost.startswith("fleet.record_lost: the admission record ")
             assert "no new quarantine is admitted until it is rebuilt" in lost
             assert whole.startswith("fleet.record_whole: ")
             assert entries(world) == {names[0]}
         await asyncio.sleep(600)
-        assert len(told(replica)) == 4
+        assert len(record_events(replica)) == 4
         await replica.stop()
 
     play(test)
@@ -223,14 +223,14 @@ def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can() -> 
         replica = Replica(world, clock=LoopClock(loop), settings=SOME)
         await until(lambda: not replica.fleet.view_lost)
         world.person_garbles_the_record()
-        await until(lambda: told(replica))
+        await until(lambda: record_events(replica))
         await asyncio.sleep(600)
-        (lost,) = told(replica)
+        (lost,) = record_events(replica)
         assert "the admission record can't be read" in lost
         assert "No new quarantine is admitted" in lost
         world.person_garbles_the_record("")
-        await until(lambda: len(told(replica)) == 2)
-        assert told(replica)[-1].startswith("fleet.record_whole: ")
+        await until(lambda: len(record_events(replica)) == 2)
+        assert record_events(replica)[-1].startswith("fleet.record_whole: ")
         await replica.stop()
 
     play(test)
@@ -245,8 +245,8 @@ def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -
         await until(lambda: entries(world) == set(names[:LIMIT]))
         await first.stop()
         second = Replica(world, clock=LoopClock(loop), settings=SOME)
-        await until(lambda: len(told(second)) == 2)
-        assert told(second)[0].startswith("fleet.record_lost: ")
+        await until(lambda: len(record_events(second)) == 2)
+        assert record_events(second)[0].startswith("fleet.record_lost: ")
         await second.stop()
 
     play(test)

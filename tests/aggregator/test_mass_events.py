@@ -99,7 +99,7 @@ class Fleet:
         self.replica.controller.on_connect(told, self.lines[name])
         self.replica.controller.on_evidence(name, evidence, self.loop.time())
 
-    def say(
+    def send_evidence(
         self, name: str, *evidence: Fault | Component, cleared: tuple[Cleared, ...] = ()
     ) -> None:
         told = Delta(
@@ -112,16 +112,20 @@ class Fleet:
     def break_(self, numbers: Iterable[int], code: str = "xid:79") -> None:
         for number in numbers:
             now = self.loop.time()
-            self.say(f"n{number}", fault(code, f"GPU-{number}", first_at=now, last_at=now))
+            self.send_evidence(
+                f"n{number}", fault(code, f"GPU-{number}", first_at=now, last_at=now)
+            )
 
     def mend(self, numbers: Iterable[int], code: str = "xid:79") -> None:
         for number in numbers:
-            self.say(f"n{number}", cleared=(Cleared(code, f"GPU-{number}", "operator"),))
+            self.send_evidence(f"n{number}", cleared=(Cleared(code, f"GPU-{number}", "operator"),))
 
     def level(self, numbers: Iterable[int], check: str, name: str, reason: str) -> None:
         status = Status.FAILED if reason else Status.OK
         for number in numbers:
-            self.say(f"n{number}", component(check, name, status, reason, since=self.loop.time()))
+            self.send_evidence(
+                f"n{number}", component(check, name, status, reason, since=self.loop.time())
+            )
 
     @property
     def sick(self) -> list[str]:
@@ -136,7 +140,7 @@ class Fleet:
             if one.decision.hold is not None
         }
 
-    def told(self, kind: EventKind) -> list[str]:
+    def summaries_of(self, kind: EventKind) -> list[str]:
         return [one.summary for one in self.replica.notes.transitions if one.kind is kind]
 
     def alerts(self, kind: EventKind) -> list[str]:
@@ -217,7 +221,7 @@ def test_a_storm_of_faults_a_partial_recovery_and_a_new_fault_in_the_cooldown() 
         held = set(fleet.holds().values())
         assert held <= {"limits.new_per_window", "limits.cooldown"}
         assert len(fleet.holds()) == 20
-        assert len(fleet.told(EventKind.COOLDOWN)) == 1
+        assert len(fleet.summaries_of(EventKind.COOLDOWN)) == 1
         fleet.mend(range(5, 30))  # partial recovery: of the quarantined, and of the held
         await asyncio.sleep(0.1)
         fleet.break_([500])  # another node, another fault
@@ -254,7 +258,7 @@ def test_30_percent_of_the_agents_silent_at_once_is_an_alert_and_nothing_else() 
         for number in range(30):
             fleet.attach(f"n{number}")
         await asyncio.sleep(120)
-        assert len(fleet.told(EventKind.COMMON_CAUSE_OVER)) == 1
+        assert len(fleet.summaries_of(EventKind.COMMON_CAUSE_OVER)) == 1
         assert fleet.replica.fleet.causes == {}
 
     play(test, 100)
@@ -327,7 +331,7 @@ def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once() -> Non
         fleet.level([n for n in rack if n not in (40, 44)], "nic-link", "eth0", "")
         await asyncio.sleep(300)
         assert fleet.replica.fleet.causes == {}
-        assert len(fleet.told(EventKind.COMMON_CAUSE_OVER)) == 1
+        assert len(fleet.summaries_of(EventKind.COMMON_CAUSE_OVER)) == 1
         assert fleet.holds() == {"n44": "limits.cooldown"}
         await asyncio.sleep(1_000)
         assert fleet.sick == ["n40", "n44", "n400"]
@@ -449,11 +453,11 @@ def test_38905_lines_of_xid_95_from_four_gpus_are_four_incidents_and_four_quaran
             for number, count in counts.items():
                 now = fleet.loop.time()
                 told = fault("xid:95", f"GPU-{number}", first_at=1_000, last_at=now)
-                fleet.say(f"n{number}", replace(told, count=count * turn // 100))
+                fleet.send_evidence(f"n{number}", replace(told, count=count * turn // 100))
             await asyncio.sleep(5)
         assert fleet.sick == ["n0", "n1", "n2", "n3"]
-        assert len(fleet.told(EventKind.INCIDENT_OPENED)) == 4
-        assert len(fleet.told(EventKind.ADMITTED)) == 4
+        assert len(fleet.summaries_of(EventKind.INCIDENT_OPENED)) == 4
+        assert len(fleet.summaries_of(EventKind.ADMITTED)) == 4
         assert fleet.replica.fleet.causes == {}
         seen = [fleet.replica.fleet.node_summaries[name].agent.health for name in fleet.sick]
         assert sum(one.faults["xid:95", f"GPU-{n}"].count for n, one in enumerate(seen) if one) == (

@@ -128,7 +128,7 @@ def test_another_mode_and_other_limits_are_named_and_who_does_not_tell_is_not() 
     ]
     picture = MembershipView(me="a", members={member.name: member for member in (mine, *others)})
     assert picture.differing == (
-        "b runs in mode observe (here drain); c has other limits than this one"
+        "b runs in mode observe (here drain); c has other limits or pools than this one"
     )
 
 

@@ -5,12 +5,16 @@ import gc
 import random
 import tracemalloc
 
+import pytest
+
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.close_reason import StreamClosed
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import StreamTable
+from nodeagent.sources.measurements import Measured
+from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.memory_cluster import World
 from tests.support.replica import Replica, Turned
@@ -18,7 +22,10 @@ from tests.support.waiting import until
 
 #: Measured: 9.1 to 9.4 KB, of which 1 KB is the call below; one event, queue or deque more is 0.8.
 BOUND = 9.5 * 1024
+#: And with the measurements of 104 parts: 1.5 KB more, since the names of GPUs are shared.
+BOUND_MEASURED = BOUND + 1.75 * 1024
 GPUS, PER_GPU = 8, ("gpu-inventory", "gpu-ecc", "gpu-rows", "gpu-recovery")
+OF_GPUS = ("gpu-clock", "gpu-temperature", "pcie-replays", "nvlink-errors")
 ALIKE = (
     *(("disk-space", mount) for mount in ("/", "/scratch", "/var")),
     *(("disk-readonly", mount) for mount in ("/", "/scratch", "/var")),
@@ -28,7 +35,7 @@ ALIKE = (
 
 
 class Call:
-    """A call whose agent sends two messages, and then no more."""
+    """A call whose agent sends a few messages, and then no more."""
 
     __slots__ = ("_says", "peer_address", "written")
 
@@ -79,7 +86,22 @@ def machine(node: str, rng: random.Random) -> tuple[pb.AgentMessage, pb.AgentMes
     )
 
 
-async def test_an_attached_node_that_is_well_costs_few_kilobytes() -> None:
+def measured(snapshot: pb.AgentMessage) -> pb.AgentMessage:
+    """The first measurements of the node, as many as a node of eight GPUs and eight ports has."""
+    gpus = sorted({c.component for c in snapshot.snapshot.components if c.component[:3] == "GPU"})
+    parts = [
+        *((name, gpu, "NVIDIA H200") for name in OF_GPUS for gpu in gpus),
+        *(("ib-errors", f"mlx5_{port}/1", "400 Gbit/s") for port in range(8)),
+        *(("disk-latency", mount, "") for mount in ("/", "/scratch", "/var", "/data")),
+        *(("check-duration", f"check-{number}", "8 NVIDIA H200") for number in range(60)),
+    ]
+    message = MeasurementEncoder().message([Measured(*part, 12) for part in parts])
+    assert message is not None
+    return message
+
+
+@pytest.mark.parametrize(("series", "bound"), [(0, BOUND), (104, BOUND_MEASURED)])
+async def test_an_attached_node_that_is_well_costs_few_kilobytes(series: int, bound: float) -> None:
     clock, stats = Turned(), IngestStats()
     replica = Replica(World(), clock=clock)
     rules = StreamConfig(
@@ -99,8 +121,11 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes() -> None:
         """Attach so many more; returns Python's bytes since tracing began, when all have spoken."""
         for number in range(len(tasks), len(tasks) + count):
             node = f"node-{number:05d}"
+            says = list(machine(node, rng))
+            if series:
+                says.append(measured(says[-1]))
             stream = Stream(
-                Call(number, *machine(node, rng)),
+                Call(number, *says),
                 caller=lambda: Caller("ipv4:127.0.0.1:1"),
                 rules=rules,
                 authenticator=TrustingAuthenticator(),
@@ -112,6 +137,8 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes() -> None:
             )
             tasks.append(asyncio.create_task(stream.serve()))
         await until(lambda: stats.acks == len(tasks))
+        known = replica.fleet.measurements
+        await until(lambda: all(known.size(f"node-{n:05d}") == series for n in range(len(tasks))))
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
@@ -123,7 +150,7 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes() -> None:
         tracemalloc.stop()
     assert stats.attached == len(tasks) == 180
     assert all(replica.fleet.node_summaries[f"node-{n:05d}"].standing() == "ok" for n in range(180))
-    assert (more - few) / 120 < BOUND
+    assert (more - few) / 120 < bound
     table.close_all("the test is over")
     await asyncio.wait(tasks)
     await replica.stop()

@@ -54,7 +54,7 @@ def earlier(tmp_path: Path, *also: str) -> Place:
 
 
 def work(place: Place, do: Callable[[sa.Connection], object]) -> object:
-    return place.ask(lambda database: database._door.call(do, write=True, seconds=60))
+    return place.ask(lambda database: database._engine.call(do, write=True, seconds=60))
 
 
 def test_the_steps_lead_to_what_the_program_works_with(place: Place) -> None:
@@ -108,7 +108,7 @@ def test_half_made_tables_of_before_are_completed(tmp_path: Path) -> None:
 
 def test_each_step_is_taken_from_each_earlier_one(place: Place) -> None:
     """Each step runs on rows, which it must not lose."""
-    door = place.database()._door
+    door = place.database()._engine
 
     def first(connection: sa.Connection) -> None:
         upgrade(connection, "1.0")

@@ -89,7 +89,7 @@ class Desk:
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),
-            judge=lambda case: self.judged.append(case.node),
+            judge=lambda node_state: self.judged.append(node_state.node),
             owns=lambda node: node in self.ours,
             remote_nodes=self.remote_nodes,
             dirty_nodes=self.dirty,
@@ -106,9 +106,9 @@ class Desk:
         return [self.dirty.take_dirty() for _ in range(len(self.dirty))]
 
     def has_health(self, node: str) -> Any:
-        case: Any = self.registry.case(node)
-        case.agent.health = SimpleNamespace(inferred=None)
-        return case
+        node_state: Any = self.registry.node_state(node)
+        node_state.agent.health = SimpleNamespace(inferred=None)
+        return node_state
 
 
 def at_desk(test: Callable[[Desk], Any]) -> None:
@@ -214,7 +214,7 @@ def test_another_replicas_report_replaces_its_last_and_one_that_ends_leaves_noth
         made.set_report(NodeReport("n9", assigned=("y",)))
         assert (word.sees, word.speaking, word.assigned) == ({}, False, ("y",))
         made.set_report(NodeReport("n9", speaking=True, sees=sees))
-        desk.registry.case("n9")
+        desk.registry.node_state("n9")
         made.drop_report("n9")
         assert (word.sees, word.speaking, word.assigned) == ({}, False, ())
         made.set_report(NodeReport("n8"))
@@ -271,13 +271,13 @@ def test_who_follows_feeds_nothing_and_who_leads_again_feeds_all(
 def test_the_leaders_findings_are_taken_by_those_who_follow_for_their_own_nodes() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
-        case = desk.has_health("n1")
+        node_state = desk.has_health("n1")
         made.answered({"n1": FINDING})
         assert made._told_findings == {}
         made.follow()
         made.answered({"n1": FINDING, "n9": FINDING})
         assert made._told_findings == {"n1": FINDING}
-        assert case.agent.health.inferred.reason == "r"
+        assert node_state.agent.health.inferred.reason == "r"
 
     at_desk(test)
 
@@ -305,7 +305,7 @@ def test_nothing_is_judged_before_its_time_and_the_quorum() -> None:
 
 def test_changes_are_judged_together_after_a_moment() -> None:
     async def test(desk: Desk) -> None:
-        made, case = desk.made, desk.has_health("n1")
+        made, node_state = desk.made, desk.has_health("n1")
         made._told_findings = {"n2": FINDING}
         desk.graph.settled = ({"n1": FINDING}, False)
         desk.graph.blamed = [NetworkVerdict("target", "t", "m", 1.0, 1, 2, ())]
@@ -318,7 +318,7 @@ def test_changes_are_judged_together_after_a_moment() -> None:
         assert made._timer is None
         assert made._told_findings == {}
         assert desk.judged == ["n1"]
-        assert case.agent.health.inferred.status is Status.FAILED
+        assert node_state.agent.health.inferred.status is Status.FAILED
         assert desk.fleet.network == {}, "no subject has changed"
         made._from = desk.loop.time() + 2
         made.placed("n1", "c")
@@ -341,27 +341,27 @@ def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
         made = desk.made
         made._put("n1", FINDING)
         assert desk.judged == []
-        case = desk.has_health("n1")
+        node_state = desk.has_health("n1")
         made._put("n1", replace(FINDING, edges=(Edge("n2", "10.0.0.1"),)))
-        found = case.agent.health.inferred
+        found = node_state.agent.health.inferred
         assert (found.check, found.message, found.since) == (CHECK, "m (n2 to 10.0.0.1)", 990.0)
         made._put("n1", replace(FINDING, since=995.0))
-        assert case.agent.health.inferred.since == 990.0
+        assert node_state.agent.health.inferred.since == 990.0
         made._put("n1", replace(FINDING, since=995.0, reason="s"))
-        assert case.agent.health.inferred.since == 995.0
+        assert node_state.agent.health.inferred.since == 995.0
         desk.judged.clear()
         well = Finding(Status.OK, "", "", 996.0)
         made._put("n1", well)
         assert desk.judged == []
-        case.decision.incidents = {"i": 1}
+        node_state.decision.incidents = {"i": 1}
         made._put("n1", well)
         assert desk.judged == ["n1"]
         desk.graph.found["n1"] = FINDING
-        made.renew(case)
-        assert case.agent.health.inferred.status is Status.OK
-        case.agent.health.inferred = None
-        made.renew(case)
-        assert case.agent.health.inferred.status is Status.FAILED
+        made.renew(node_state)
+        assert node_state.agent.health.inferred.status is Status.OK
+        node_state.agent.health.inferred = None
+        made.renew(node_state)
+        assert node_state.agent.health.inferred.status is Status.FAILED
 
     at_desk(test)
 

@@ -42,7 +42,7 @@ def test_of_anothers_words_only_those_on_the_network_are_edges() -> None:
             ("peers", PEER, Status.OK),
         )
         said = NodeReport("n9", speaking=True, address="10.0.0.9", sees=sees, assigned=(PEER,))
-        replica.controller._registry.case("n9")
+        replica.controller._registry.node_state("n9")
         network.set_report(said)
         assert network.node_report("n9") == ("10.0.0.9", True, sees[1:], (PEER,))
         network.set_report(replace(said, speaking=False, sees=sees[2:], assigned=(OTHER,)))

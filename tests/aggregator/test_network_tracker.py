@@ -63,7 +63,7 @@ class Site:
         self.net.silent.add(node)
         self.replica.controller.on_disconnect(name(node), self.lines[node], "gone")
 
-    def told(self, kind: str) -> list[str]:
+    def summaries_of(self, kind: str) -> list[str]:
         return [t.summary for t in self.replica.notes.transitions if t.kind.value == kind]
 
 
@@ -131,11 +131,11 @@ def test_a_node_that_is_unreachable_and_silent_is_told_of_once_and_left_alone() 
         for _ in range(30):
             await site.observe()
         assert site.world.quarantines == {}
-        assert len(site.told("network.node_lost")) == 1
+        assert len(site.summaries_of("network.node_lost")) == 1
         site.net.down, site.net.silent = set(), set()
         site.speak(7)
         await site.observe()
-        assert len(site.told("network.node_found")) == 1
+        assert len(site.summaries_of("network.node_found")) == 1
         await asyncio.sleep(600)
         assert site.world.quarantines == {}
 
@@ -150,12 +150,12 @@ def test_a_rack_that_is_lost_is_told_once_and_quarantines_nobody() -> None:
         assert site.world.quarantines == {}
         (verdict,) = site.replica.fleet.network.values()
         assert verdict.subject == f"domain {LABEL}=r1"
-        assert len(site.told("network.blamed")) == 1
+        assert len(site.summaries_of("network.blamed")) == 1
         site.net.gateways_down = set()
         for _ in range(4):
             await site.observe()
         assert site.replica.fleet.network == {}
-        assert len(site.told("network.cleared")) == 1
+        assert len(site.summaries_of("network.cleared")) == 1
         await asyncio.sleep(600)
         assert site.world.quarantines == {}
 
@@ -168,8 +168,8 @@ def test_a_target_that_all_miss_is_told_once_and_quarantines_nobody() -> None:
         for _ in range(20):
             await site.observe()
         assert site.world.quarantines == {}
-        assert len(site.told("network.blamed")) == 1
-        assert len(site.told("fleet.common_cause")) == 1  # this event is alerted
+        assert len(site.summaries_of("network.blamed")) == 1
+        assert len(site.summaries_of("fleet.common_cause")) == 1  # this event is alerted
 
     on_a_site(test)
 

@@ -10,6 +10,7 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
+    STILL_SCHEDULABLE,
     Action,
     Blocker,
     Cluster,
@@ -29,17 +30,19 @@ from aggregator.quarantine.actions.cordon import NodeActions, origin_of
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
-from aggregator.quarantine.decide.node_marks import MOST_REASON, STILL_SCHEDULABLE, read_did
+from aggregator.quarantine.decide.mark_rules import PLAIN
+from aggregator.quarantine.decide.node_marks import MOST_REASON, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.stage_times import StageTimes
 from tests.support.draws import HighestDraw
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import set_fields
-from tests.support.replica import POLICY, Notes
+from tests.support.replica import POLICY, Notes, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 LIMIT = Held("limits.concurrent", "1", "one is enough")
@@ -74,12 +77,12 @@ class Bench:
         self.entered: list[Entry] = []
         self.grants = self.may = self.likely = True
         self.held: Held | None = None
-        self.restrained: Held | None = None
+        self.escalation_hold: Held | None = None
         self.proposed: list[Any] = []
         self.switch = SimpleNamespace(reason="", check=self._check)
         self.stopped = False
         self.meanwhile: Callable[[], None] = lambda: None
-        self.case: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
         record_writer: Any = SimpleNamespace(
             record=SimpleNamespace(entries=self.entries, generation=4),
             grants=lambda _: self.grants,
@@ -87,7 +90,9 @@ class Bench:
             enter=self._enter,
         )
         admission: Any = SimpleNamespace(
-            restrained=self._restrained, would_admit=lambda _: self.likely, propose=self._propose
+            escalation_hold=self._escalation_hold,
+            would_admit=lambda _: self.likely,
+            propose=self._propose,
         )
         switch: Any = self.switch
         cluster: Cluster = self.cluster
@@ -104,11 +109,14 @@ class Bench:
             unsettled=lambda _: "too soon",
             fabric_hold=lambda _: None,
             basis=lambda _: EvidenceBasis.REACH,
-            off_balancers=False,
+            pools=all_in_mode(Action.DRAIN),
+            off_load_balancers=False,
+            marks=PLAIN,
             may_act=lambda _: self.may,
             switch=switch,
             uncordon=UncordonRules(OnUncordon.RECORDON),
             rng=HighestDraw(),
+            stages=StageTimes(),
         )
 
     async def _check(self) -> None:
@@ -121,9 +129,9 @@ class Bench:
     async def _enter(self, entry: Entry) -> None:
         self.entered.append(entry)
 
-    def _restrained(self, proposal: Any) -> Held | None:
+    def _escalation_hold(self, proposal: Any) -> Held | None:
         self.proposed.append(proposal)
-        return self.restrained
+        return self.escalation_hold
 
     async def _propose(self, proposal: Any) -> Held | None:
         self.proposed.append(proposal)
@@ -134,7 +142,7 @@ class Bench:
     def stands(self, quarantine: Quarantine) -> Quarantine:
         """The cluster has it, and the case knows it."""
         found = self.world.put_quarantine(quarantine)
-        self.case.own_quarantine_view().quarantine = found
+        self.node_state.own_quarantine_view().quarantine = found
         return found
 
     def now(self) -> Quarantine:
@@ -162,14 +170,14 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
 
 def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more() -> None:
     async def test(bench: Bench) -> None:
-        await bench.acts.guard(bench.case)()
+        await bench.acts.guard(bench.node_state)()
         for name, value in (("stopped", True), ("grants", False), ("may", False)):
             setattr(bench, name, value)
             with pytest.raises(GuardRefused):
-                await bench.acts.guard(bench.case)()
+                await bench.acts.guard(bench.node_state)()
             setattr(bench, name, not value)
         bench.grants = False
-        await bench.acts.guard(bench.case, granted=False)()
+        await bench.acts.guard(bench.node_state, granted=False)()
 
     on_bench(test)
 
@@ -179,45 +187,48 @@ def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more() -> N
 
 def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_that() -> None:
     async def test(bench: Bench) -> None:
-        case, acts = bench.case, bench.acts
-        assert acts.wanted_now(case) is None
-        case.decision.wanted, case.decision.hold = wanted(), NodeHold("x", "1", "y", 1.0)
-        assert acts.wanted_now(case) is case.decision.wanted
-        assert case.decision.hold is not None, "nothing stands: its proposal was held"
+        node_state, acts = bench.node_state, bench.acts
+        assert acts.wanted_now(node_state) is None
+        node_state.decision.wanted, node_state.decision.hold = (
+            wanted(),
+            NodeHold("x", "1", "y", 1.0),
+        )
+        assert acts.wanted_now(node_state) is node_state.decision.wanted
+        assert node_state.decision.hold is not None, "nothing stands: its proposal was held"
         bench.stands(made(action=Action.CORDON))
-        assert acts.wanted_now(case) is case.decision.wanted
-        assert [case.decision.hold] == [None]
+        assert acts.wanted_now(node_state) is node_state.decision.wanted
+        assert [node_state.decision.hold] == [None]
         (proposal,) = bench.proposed
         assert proposal.suspects == (frozenset({"drained"}),)
         assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
         assert (proposal.incident, proposal.action) == ("i", "drain")
         assert proposal.basis is EvidenceBasis.REACH
-        bench.restrained = LIMIT
-        found = acts.wanted_now(case)
+        bench.escalation_hold = LIMIT
+        found = acts.wanted_now(node_state)
         assert found.spec.action is Action.CORDON
         assert found.uncapped is Action.DRAIN
-        assert case.decision.hold is not None
+        assert node_state.decision.hold is not None
         assert len(bench.kinds()) == 1
         for stands in (
             made(action=Action.DRAIN),
             made(action=Action.CORDON, intent_action=Action.DRAIN),
         ):
             bench.stands(stands)
-            case.decision.hold = NodeHold("x", "1", "y", 1.0)
-            assert acts.wanted_now(case) is case.decision.wanted
-            assert case.decision.hold is None
+            node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+            assert acts.wanted_now(node_state) is node_state.decision.wanted
+            assert node_state.decision.hold is None
         bench.stands(made(action=Action.CORDON, requester="alice"))
-        assert acts.wanted_now(case) is case.decision.wanted
+        assert acts.wanted_now(node_state) is node_state.decision.wanted
 
     on_bench(test)
 
 
 def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action() -> None:
     async def test(bench: Bench) -> None:
-        node_summary = bench.case.node_summary
+        node_summary = bench.node_state.node_summary
         for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
             node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
-            bench.acts._unhold(bench.case)
+            bench.acts._unhold(bench.node_state)
             assert (node_summary.decision.hold is None) == ends
 
     on_bench(test)
@@ -225,7 +236,7 @@ def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action()
 
 def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
     async def test(bench: Bench) -> None:
-        node_summary = bench.case.node_summary
+        node_summary = bench.node_state.node_summary
         for stands, limit, reason, ends in (
             (True, "stop", "", True),
             (True, "stop", "x", False),
@@ -234,7 +245,7 @@ def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
         ):
             node_summary.own_quarantine_view().quarantine = made() if stands else None
             node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
-            bench.acts.unhold_resumed(bench.case)
+            bench.acts.unhold_resumed(bench.node_state)
             assert (node_summary.decision.hold is None) == ends
 
     on_bench(test)
@@ -242,19 +253,19 @@ def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
 
 def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
     async def test(bench: Bench) -> None:
-        bench.switch.reason, node_summary = "a drill", bench.case.node_summary
-        bench.acts.hold_stopped(bench.case)
+        bench.switch.reason, node_summary = "a drill", bench.node_state.node_summary
+        bench.acts.hold_stopped(bench.node_state)
         assert [node_summary.decision.hold] == [None], "nothing stands"
         bench.stands(made(Phase.CORDONED))
-        bench.acts.hold_stopped(bench.case)
+        bench.acts.hold_stopped(bench.node_state)
         assert node_summary.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 0
         first = node_summary.decision.hold
-        bench.acts.hold_stopped(bench.case)
+        bench.acts.hold_stopped(bench.node_state)
         assert node_summary.decision.hold is first
         node_summary.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
         bench.stands(made(Phase.ADMITTED))
-        bench.acts.hold_stopped(bench.case)
+        bench.acts.hold_stopped(bench.node_state)
         assert node_summary.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 1
 
@@ -263,17 +274,22 @@ def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
 
 def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case
+        node_state = bench.node_state
         for foreign, state, holds in (
             (True, wanted(), True),
             (True, wanted(in_force=Action.OBSERVE), False),
             (True, None, False),
             (False, wanted(), False),
         ):
-            case.decision.hold, case.decision.wanted = NodeHold("x", "1", "y", 1.0), state
-            case.own_quarantine_view().quarantine = made(foreign="elsewhere") if foreign else None
-            bench.acts.hold_foreign(case)
-            assert (case.decision.hold is not None) == holds
+            node_state.decision.hold, node_state.decision.wanted = (
+                NodeHold("x", "1", "y", 1.0),
+                state,
+            )
+            node_state.own_quarantine_view().quarantine = (
+                made(foreign="elsewhere") if foreign else None
+            )
+            bench.acts.hold_foreign(node_state)
+            assert (node_state.decision.hold is not None) == holds
         assert len(bench.kinds()) == 1
 
     on_bench(test)
@@ -281,15 +297,15 @@ def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
 
 def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
     async def test(bench: Bench) -> None:
-        node_summary = bench.case.node_summary
-        bench.acts._hold(bench.case, LIMIT, wanted())
+        node_summary = bench.node_state.node_summary
+        bench.acts._hold(bench.node_state, LIMIT, wanted())
         since = node_summary.decision.hold.since
         await asyncio.sleep(10)
-        bench.acts._hold(bench.case, replace(LIMIT, value="2"), wanted())
+        bench.acts._hold(bench.node_state, replace(LIMIT, value="2"), wanted())
         assert (node_summary.decision.hold.since, node_summary.decision.hold.value) == (since, "2")
         assert len(bench.kinds()) == 1
         assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
-        bench.acts._hold(bench.case, Held("common", "x", "y", "c1"), wanted())
+        bench.acts._hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
         assert (node_summary.decision.hold.since, node_summary.decision.hold.cause) == (since, "c1")
         assert bench.notes.transitions[1].details["cause"] == "c1"
 
@@ -301,21 +317,21 @@ def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
 
 def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case
+        node_state = bench.node_state
         bench.held = LIMIT
-        assert await bench.acts.propose(case, wanted()) is False
-        assert case.decision.hold.limit == "limits.concurrent"
+        assert await bench.acts.propose(node_state, wanted()) is False
+        assert node_state.decision.hold.limit == "limits.concurrent"
         assert bench.proposed[0].suspects == (frozenset({"begun"}),)
         assert "n1" not in bench.world.quarantines
         bench.held = None
-        assert await bench.acts.propose(case, wanted()) is True
-        assert case.decision.hold is None
+        assert await bench.acts.propose(node_state, wanted()) is True
+        assert node_state.decision.hold is None
         assert bench.now().status.phase is Phase.CORDONED
         assert bench.now().spec.record_generation == 4
         assert bench.now().spec.intent_action is Action.DRAIN
-        assert case.quarantine_view.restored == bench.now().uid
+        assert node_state.quarantine_view.restored == bench.now().uid
         assert bench.withdrawn == []
-        assert case.cluster.marked
+        assert node_state.cluster.marked
 
     on_bench(test)
 
@@ -323,12 +339,12 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
 def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
     async def test(bench: Bench) -> None:
         del bench.world.nodes["n1"]
-        bench.case.cluster.node_gone = True
-        assert await bench.acts.propose(bench.case, wanted()) is False
-        assert bench.case.decision.hold.limit == "no-node"
+        bench.node_state.cluster.node_gone = True
+        assert await bench.acts.propose(bench.node_state, wanted()) is False
+        assert bench.node_state.decision.hold.limit == "no-node"
         assert bench.proposed == []
         bench.world.add_node("n1")
-        assert await bench.acts.propose(bench.case, wanted()) is True
+        assert await bench.acts.propose(bench.node_state, wanted()) is True
 
     on_bench(test)
 
@@ -346,7 +362,7 @@ def test_a_read_that_is_not_needed_is_given_up() -> None:
 
         bench.acts._picture = slow
         bench.held = LIMIT
-        assert await bench.acts.propose(bench.case, wanted()) is False
+        assert await bench.acts.propose(bench.node_state, wanted()) is False
         assert readings == ["cancelled"]
 
         def break_down() -> None:
@@ -354,11 +370,11 @@ def test_a_read_that_is_not_needed_is_given_up() -> None:
 
         bench.meanwhile = break_down
         with pytest.raises(Unreachable):
-            await bench.acts.propose(bench.case, wanted())
+            await bench.acts.propose(bench.node_state, wanted())
         assert readings == ["cancelled"] * 2
         bench.likely = False
         with pytest.raises(Unreachable):
-            await bench.acts.propose(bench.case, wanted())
+            await bench.acts.propose(bench.node_state, wanted())
         assert readings == ["cancelled"] * 2, "thousands that are held read nothing"
 
     on_bench(test)
@@ -372,7 +388,7 @@ def test_a_read_that_is_not_needed_is_given_up() -> None:
         (lambda bench: bench.annotated(EXEMPTED), None),
         (lambda bench: bench.labelled(UPGRADE), True),
         (lambda bench: bench.annotated({"sickbay.dev/did": "{}"}), False),
-        (lambda bench: set_fields(bench.case, claimed="another"), None),
+        (lambda bench: set_fields(bench.node_state, claimed="another"), None),
     ],
 )
 def test_what_a_read_finds_after_the_admission_decides(
@@ -386,11 +402,11 @@ def test_what_a_read_finds_after_the_admission_decides(
         bench.likely = False
         if step == "create":
             change(bench)
-        await getattr(bench.acts, step)(bench.case, wanted())
+        await getattr(bench.acts, step)(bench.node_state, wanted())
         assert "n1" not in bench.world.quarantines
         gives_back = step == "propose" if withdraws is None else withdraws
         assert bench.withdrawn == ([entry] if gives_back else [])
-        assert bench.case.quarantine_view.to_adopt == (withdraws is False)
+        assert bench.node_state.quarantine_view.to_adopt == (withdraws is False)
 
     on_bench(test)
 
@@ -399,10 +415,10 @@ def test_nothing_is_made_by_a_replica_whose_place_is_not_certain() -> None:
     async def test(bench: Bench) -> None:
         bench.may = False
         with pytest.raises(Conflict):
-            await bench.acts.create(bench.case, wanted())
+            await bench.acts.create(bench.node_state, wanted())
         bench.annotated({FORCE: "drain x"})
         with pytest.raises(Conflict):
-            await bench.acts.force(bench.case)
+            await bench.acts.force(bench.node_state)
         assert bench.world.quarantines == {}
 
     on_bench(test)
@@ -432,18 +448,18 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
         elif change:
             bench.annotated(change)
         bench.stands(replace(stands, has_finalizer=False))
-        set_fields(bench.case, node_replaced=True, missing=("taint",))
-        await bench.acts.cordon(bench.case)
+        set_fields(bench.node_state, node_replaced=True, missing=("taint",))
+        await bench.acts.cordon(bench.node_state)
         assert bench.world.nodes["n1"].unschedulable == marks
         assert bench.now().has_finalizer == marks
         if marks:
             assert (
-                bench.case.quarantine_view.node_replaced,
-                bench.case.quarantine_view.missing,
+                bench.node_state.quarantine_view.node_replaced,
+                bench.node_state.quarantine_view.missing,
             ) == (False, ())
             assert bench.now().status.admitted_at == bench.now().status.cordoned_at > 0
             assert bench.now().status.node_uid == "uid-n1"
-            assert bench.now().status.did is not None
+            assert bench.now().status.applied is not None
             assert bench.now().status.marks is None
 
     on_bench(test)
@@ -452,7 +468,7 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
 def test_a_mark_keeps_the_time_of_an_admission_that_is_known() -> None:
     async def test(bench: Bench) -> None:
         bench.stands(made(admitted_at=4000.0))
-        await bench.acts.cordon(bench.case)
+        await bench.acts.cordon(bench.node_state)
         status = bench.now().status
         assert (status.phase, status.admitted_at) == (Phase.CORDONED, 4000.0)
         assert status.cordoned_at > 4000.0
@@ -472,11 +488,11 @@ def test_without_a_node_a_quarantine_says_so_once(stands: Quarantine, phase: Pha
     async def test(bench: Bench) -> None:
         del bench.world.nodes["n1"]
         bench.stands(stands)
-        await bench.acts.cordon(bench.case)
+        await bench.acts.cordon(bench.node_state)
         assert bench.now().status.phase is phase
-        assert bench.now().status.message == bench.case.work.last_error
+        assert bench.now().status.message == bench.node_state.work.last_error
         before = bench.now().version
-        await bench.acts.cordon(bench.case)
+        await bench.acts.cordon(bench.node_state)
         assert bench.now().version == before
 
     on_bench(test)
@@ -497,15 +513,15 @@ def test_on_another_node_nothing_of_the_one_before_is_told() -> None:
         known = bench.stands(
             made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
         )
-        bench.case.own_quarantine_view().node_replaced = True
-        await bench.acts.restart(bench.case, known)
+        bench.node_state.own_quarantine_view().node_replaced = True
+        await bench.acts.restart(bench.node_state, known)
         status = bench.now().status
         assert status.phase is Phase.ADMITTED
         assert {name: getattr(status, name) for name in kept} == kept
         assert (status.cordoned_at, status.drained_at, status.pods_remaining) == (0.0, 0.0, None)
         assert isinstance(status.marks, MarksStatus)
         assert status.marks.since > 5000.0
-        assert not bench.case.quarantine_view.node_replaced
+        assert not bench.node_state.quarantine_view.node_replaced
         assert len(bench.kinds()) == 1
 
     on_bench(test)
@@ -530,13 +546,13 @@ def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
 ) -> None:
     async def test(bench: Bench) -> None:
         bench.stands(stands)
-        await bench.acts.recordon(bench.case)
+        await bench.acts.recordon(bench.node_state)
         assert bench.world.nodes["n1"].unschedulable == cordoned
         assert bench.now().status.recordons == (1 if cordoned else stands.status.recordons)
         assert len(bench.kinds()) == (1 if cordoned else 0)
         if cordoned:
-            assert bench.now().status.did == read_did(bench.world.nodes["n1"])
-            assert bench.now().status.did is not None
+            assert bench.now().status.applied == read_applied(bench.world.nodes["n1"])
+            assert bench.now().status.applied is not None
 
     on_bench(test)
 
@@ -555,7 +571,7 @@ def test_one_made_by_hand_is_entered_only_with_its_node(
         known = bench.stands(made(requester=requester))
         if not node:
             del bench.world.nodes["n1"]
-        await bench.acts.enter(bench.case, known)
+        await bench.acts.enter(bench.node_state, known)
         assert bool(bench.entered) == entered
         assert (bench.now().status.phase is Phase.INVALID) == (not entered)
         if entered:
@@ -581,31 +597,31 @@ def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has
     async def test(bench: Bench) -> None:
         known = bench.stands(made(action=Action.CORDON, intent_action=Action.CORDON))
         same = DesiredState(known.spec, Action.CORDON, Action.CORDON)
-        await bench.acts.update(bench.case, known, same)
+        await bench.acts.update(bench.node_state, known, same)
         assert bench.now() == known
-        await bench.acts.update(bench.case, known, wanted())
+        await bench.acts.update(bench.node_state, known, wanted())
         assert bench.now().spec.action is Action.DRAIN
         assert len(bench.kinds()) == 1
-        assert bench.case.node_summary.quarantine == bench.now()
+        assert bench.node_state.node_summary.quarantine == bench.now()
 
     on_bench(test)
 
 
 def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now() -> None:
     async def test(bench: Bench) -> None:
-        await bench.acts.force(bench.case)
+        await bench.acts.force(bench.node_state)
         assert bench.world.quarantines == {}, "taken back in between"
         bench.annotated({FORCE: "cordon for a test"})
-        bench.case.agent.claimed = "another"
-        await bench.acts.force(bench.case)
+        bench.node_state.agent.claimed = "another"
+        await bench.acts.force(bench.node_state)
         assert bench.world.quarantines == {}
-        bench.case.agent.claimed, bench.grants = "", False
-        await bench.acts.force(bench.case)
+        bench.node_state.agent.claimed, bench.grants = "", False
+        await bench.acts.force(bench.node_state)
         spec = bench.now().spec
         assert (spec.action, spec.requester, spec.kind) == (Action.CORDON, FORCED, "manual")
         assert spec.reason == "for a test"
         bench.annotated({FORCE: "drain now"})
-        await bench.acts.force(bench.case)
+        await bench.acts.force(bench.node_state)
         spec = bench.now().spec
         assert (spec.action, spec.intent_action, spec.reason) == (
             Action.DRAIN,
@@ -624,7 +640,7 @@ def test_a_persons_action_is_shown_and_ends_a_drain() -> None:
                 Phase.DRAINING, action=Action.CORDON, intent_action=Action.DRAIN, blockers=blockers
             )
         )
-        await bench.acts.show_override(bench.case, known)
+        await bench.acts.show_override(bench.node_state, known)
         status = bench.now().status
         assert (status.phase, status.blockers) == (Phase.CORDONED, ())
         assert "a person set cordon" in status.override
@@ -648,8 +664,8 @@ def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
     async def test(bench: Bench) -> None:
         await asyncio.sleep(20)
         known = bench.stands(made(Phase.CORDONED, **status))
-        bench.case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-        await bench.acts.show_cordon(bench.case, known, text)
+        bench.node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+        await bench.acts.show_cordon(bench.node_state, known, text)
         assert bench.now().status.uncordoned == text
         assert len(bench.kinds()) == int(told)
 
@@ -664,8 +680,8 @@ def test_an_absence_is_shown_with_its_time_and_told(
 ) -> None:
     async def test(bench: Bench) -> None:
         known = bench.stands(made(phase, requester=requester))
-        bench.case.cluster.node_gone = gone
-        await bench.acts.show_absence(bench.case, known)
+        bench.node_state.cluster.node_gone = gone
+        await bench.acts.show_absence(bench.node_state, known)
         status, told = bench.now().status, bench.notes.transitions[-1].summary
         assert (status.node_absent_since > 5000.0) == gone
         assert (status.message == cordon._NO_NODE) == (phase is Phase.INVALID)
@@ -682,30 +698,30 @@ def test_an_absence_is_shown_with_its_time_and_told(
 
 def test_a_hint_stays_where_the_node_cant_be_read() -> None:
     async def test(bench: Bench) -> None:
-        bench.case.work.suspect = True
-        await bench.acts.look_at_node(bench.case)
-        assert not bench.case.work.suspect
-        assert bench.case.cluster.node_found
+        bench.node_state.work.needs_read = True
+        await bench.acts.look_at_node(bench.node_state)
+        assert not bench.node_state.work.needs_read
+        assert bench.node_state.cluster.node_found
         fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
         bench.acts._cluster = fails
-        bench.case.work.suspect = True
+        bench.node_state.work.needs_read = True
         with pytest.raises(ClusterError):
-            await bench.acts.look_at_node(bench.case)
-        assert bench.case.work.suspect
+            await bench.acts.look_at_node(bench.node_state)
+        assert bench.node_state.work.needs_read
 
     on_bench(test)
 
 
 def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_known() -> None:
     async def test(bench: Bench) -> None:
-        assert await bench.acts.reread(bench.case) is None
-        assert bench.case.quarantine_view.vanished == ""
+        assert await bench.acts.reread(bench.node_state) is None
+        assert bench.node_state.quarantine_view.vanished == ""
         for ended, vanished in (("", "q"), ("q", "")):
-            set_fields(bench.case, quarantine=made(), ended=ended)
-            bench.case.own_quarantine_view().vanished = ""
-            assert await bench.acts.reread(bench.case) is None
-            assert bench.case.node_summary.quarantine is None
-            assert bench.case.quarantine_view.vanished == vanished
+            set_fields(bench.node_state, quarantine=made(), ended=ended)
+            bench.node_state.own_quarantine_view().vanished = ""
+            assert await bench.acts.reread(bench.node_state) is None
+            assert bench.node_state.node_summary.quarantine is None
+            assert bench.node_state.quarantine_view.vanished == vanished
 
     on_bench(test)
 
@@ -713,14 +729,14 @@ def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_know
 def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted() -> None:
     async def test(bench: Bench) -> None:
         kind = EventKind.HELD
-        bench.acts.emit_event(bench.case, kind, "x")
-        bench.case.decision.wanted = wanted()
-        bench.acts.emit_event(bench.case, kind, "x", {"a": "b"})
+        bench.acts.emit_event(bench.node_state, kind, "x")
+        bench.node_state.decision.wanted = wanted()
+        bench.acts.emit_event(bench.node_state, kind, "x", {"a": "b"})
         theirs = made()
-        bench.case.own_quarantine_view().quarantine = replace(
+        bench.node_state.own_quarantine_view().quarantine = replace(
             theirs, spec=replace(theirs.spec, incident="j")
         )
-        bench.acts.emit_event(bench.case, kind, "x")
+        bench.acts.emit_event(bench.node_state, kind, "x")
         assert [one.incident for one in bench.notes.transitions] == ["", "i", "j"]
         assert [one.details for one in bench.notes.transitions] == [{}, {"a": "b"}, {}]
 
@@ -753,7 +769,7 @@ def test_an_announcement_is_tried_a_few_times_while_nobody_answers(
         bench.acts._cluster = SimpleNamespace(announce=announce)
         loop = asyncio.get_running_loop()
         before = loop.time()
-        await bench.acts.log_action(bench.case, "u", quarantined=False, message="")
+        await bench.acts.log_action(bench.node_state, "u", quarantined=False, message="")
         assert said == [("Released", "Released")] * tries
         assert loop.time() - before == seconds
 
@@ -769,14 +785,14 @@ def test_a_newer_announcement_waits_for_the_older() -> None:
             said.append(message)
 
         bench.acts._cluster = SimpleNamespace(announce=announce)
-        await bench.acts.settle_announcement(bench.case)
-        bench.case.own_quarantine_view().condition_seen = True
-        bench.acts.announce(bench.case, "u", quarantined=True, message="first")
-        assert not bench.case.quarantine_view.condition_seen
-        bench.acts.announce(bench.case, "u", quarantined=True, message="second")
-        await bench.acts.settle_announcement(bench.case)
+        await bench.acts.settle_announcement(bench.node_state)
+        bench.node_state.own_quarantine_view().condition_seen = True
+        bench.acts.announce(bench.node_state, "u", quarantined=True, message="first")
+        assert not bench.node_state.quarantine_view.condition_seen
+        bench.acts.announce(bench.node_state, "u", quarantined=True, message="second")
+        await bench.acts.settle_announcement(bench.node_state)
         assert said == ["first", "second"]
-        assert bench.case.quarantine_view.trail.done()
-        await bench.acts.settle_announcement(bench.case)
+        assert bench.node_state.quarantine_view.trail.done()
+        await bench.acts.settle_announcement(bench.node_state)
 
     on_bench(test)

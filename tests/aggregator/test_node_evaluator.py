@@ -21,7 +21,8 @@ from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
-from tests.support.replica import POLICY, Notes, fault, hello, snapshot
+from aggregator.quarantine.state.stage_times import StageTimes
+from tests.support.replica import POLICY, Notes, all_in_mode, fault, hello, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 ITEM = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
@@ -37,7 +38,7 @@ class Bench:
         self.acted: list[str] = []
         self.fabric_hold_ends: float | None = None
         self.counted = 0
-        self.case: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
         tracker: Any = SimpleNamespace(
             receive_symptoms=lambda _: None,
             explains=lambda *_: "cause-1",
@@ -50,12 +51,13 @@ class Bench:
         queue: Any = SimpleNamespace(add_if_pending=lambda _: self.seen_to.append(loop.time()))
         self.made: Any = NodeEvaluator(
             policy=POLICY,
-            mode=mode,
+            pools=all_in_mode(mode),
             acts=acts,
             event_sink=self.notes,
             clocks=Clocks(loop.time, loop.time),
             cause_tracker=tracker,
             queue=queue,
+            stages=StageTimes(),
         )
 
     def _count(self) -> None:
@@ -76,23 +78,27 @@ def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
             return [], due.pop(0)
 
         begun = loop.time()
-        case: Any = SimpleNamespace(
-            node_summary=bench.case.node_summary,
-            cluster=bench.case.cluster,
-            decision=bench.case.decision,
-            hear_wishes=lambda _: (),
+        node_state: Any = SimpleNamespace(
+            node="n1",
+            node_summary=bench.node_state.node_summary,
+            cluster=bench.node_state.cluster,
+            decision=bench.node_state.decision,
+            show_requests=lambda _: (),
             rejudge=rejudge,
         )
-        bench.made.evaluate_node(case)
+        bench.made.evaluate_node(node_state)
         await asyncio.sleep(100)
         assert asked == [0.0, 10.0, 10.0]
-        assert case.decision.timer is None
+        assert node_state.decision.timer is None
         assert len(bench.seen_to) == 3
         cancelled: list[str] = []
-        case.decision.timer, due[:] = SimpleNamespace(cancel=lambda: cancelled.append("x")), [None]
-        bench.made.evaluate_node(case)
+        node_state.decision.timer, due[:] = (
+            SimpleNamespace(cancel=lambda: cancelled.append("x")),
+            [None],
+        )
+        bench.made.evaluate_node(node_state)
         assert cancelled == ["x"]
-        assert case.decision.timer is None
+        assert node_state.decision.timer is None
 
     play(test)
 
@@ -109,8 +115,8 @@ def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
             ({"i": OPEN}, {}, [OPEN], ["incident.closed"]),
         ):
             bench.notes.transitions.clear()
-            bench.case.decision.incidents = now
-            bench.made._tell_incidents(bench.case, before, closed)
+            bench.node_state.decision.incidents = now
+            bench.made._tell_incidents(bench.node_state, before, closed)
             assert bench.notes.kinds("n1") == kinds
             for told in bench.notes.transitions:
                 opened = kinds == ["incident.opened"]
@@ -124,17 +130,17 @@ def test_an_incident_that_waits_for_its_fabric_is_told_when_the_wait_is_over() -
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
-        bench.case.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.case, {}, [])
-        bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
+        bench.node_state.decision.incidents = {"i": OPEN}
+        bench.made._tell_incidents(bench.node_state, {}, [])
+        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == []
         watched = replace(OPEN, id="w", action="observe")
-        bench.case.decision.incidents = {"i": OPEN, "w": watched}
-        bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
+        bench.node_state.decision.incidents = {"i": OPEN, "w": watched}
+        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == ["incident.opened"], "what is only watched waits for none"
         bench.fabric_hold_ends = None
         for _ in range(2):
-            bench.made._tell_incidents(bench.case, {"i": OPEN, "w": watched}, [])
+            bench.made._tell_incidents(bench.node_state, {"i": OPEN, "w": watched}, [])
         assert bench.notes.kinds("n1") == ["incident.opened"] * 2
         assert bench.counted == 1, "the causes are counted before it is told which explains it"
 
@@ -145,10 +151,10 @@ def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_ful
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
-        bench.case.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.case, {}, [])
-        bench.case.decision.incidents = {}
-        bench.made._tell_incidents(bench.case, {"i": OPEN}, [OPEN])
+        bench.node_state.decision.incidents = {"i": OPEN}
+        bench.made._tell_incidents(bench.node_state, {}, [])
+        bench.node_state.decision.incidents = {}
+        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [OPEN])
         assert bench.notes.kinds("n1") == ["incident.opened", "incident.closed"]
 
     play(test)
@@ -160,12 +166,12 @@ def test_a_node_that_was_handed_over_while_its_incident_waited_is_not_reported_l
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
-        bench.case.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.case, {}, [])
-        bench.case.hand_over(POLICY, loop.time())
+        bench.node_state.decision.incidents = {"i": OPEN}
+        bench.made._tell_incidents(bench.node_state, {}, [])
+        bench.node_state.hand_over(POLICY, loop.time())
         bench.fabric_hold_ends = None
-        bench.case.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
+        bench.node_state.decision.incidents = {"i": OPEN}
+        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == []
 
     play(test)
@@ -174,17 +180,17 @@ def test_a_node_that_was_handed_over_while_its_incident_waited_is_not_reported_l
 def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, Action.CORDON)
-        summary = bench.case.decision
-        bench.made._tell_would(bench.case)
+        summary = bench.node_state.decision
+        bench.made._tell_would(bench.node_state)
         assert summary.would == ""
-        bench.case.decision.wanted = desired(Action.CORDON, Action.DRAIN)
-        bench.made._tell_would(bench.case)
-        bench.made._tell_would(bench.case)
+        bench.node_state.decision.wanted = desired(Action.CORDON, Action.DRAIN)
+        bench.made._tell_would(bench.node_state)
+        bench.made._tell_would(bench.node_state)
         assert summary.would == "drain: bad"
         assert len(bench.acted) == 1
         assert "mode cordon keeps us from this: drain: bad" in bench.acted[0]
-        bench.case.decision.wanted = desired(Action.DRAIN, Action.DRAIN)
-        bench.made._tell_would(bench.case)
+        bench.node_state.decision.wanted = desired(Action.DRAIN, Action.DRAIN)
+        bench.made._tell_would(bench.node_state)
         assert summary.would == ""
 
     play(test)
@@ -199,10 +205,10 @@ def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
             (desired(Action.DRAIN, Action.DRAIN, Action.OBSERVE), True),
             (desired(Action.DRAIN, Action.DRAIN), False),
         ):
-            bench.case.decision.wanted = wanted
-            bench.case.decision.hold = NodeHold("x", "1", "y", 1.0)
-            bench.made._tell_would(bench.case)
-            assert (bench.case.decision.hold is None) == ends
+            bench.node_state.decision.wanted = wanted
+            bench.node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
+            bench.made._tell_would(bench.node_state)
+            assert (bench.node_state.decision.hold is None) == ends
 
     play(test)
 
@@ -225,16 +231,18 @@ def test_what_people_ask_caps_what_is_wanted() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         await asyncio.sleep(2000)
-        bench.case.agent.health = NodeHealth(hello("n1"))
-        bench.case.agent.health.snapshot(snapshot(fault()))
-        bench.case.agent.attached = True
-        bench.made.evaluate_node(bench.case)
-        found = [bench.case.decision.wanted.spec.action]
-        bench.case.cluster.wishes = replace(NONE, exempt_until=1e9, exempt_reason="mine")
-        bench.made.evaluate_node(bench.case)
-        found.append(bench.case.decision.wanted.spec.action)
+        bench.node_state.agent.health = NodeHealth(hello("n1"))
+        bench.node_state.agent.health.snapshot(snapshot(fault()))
+        bench.node_state.agent.attached = True
+        bench.made.evaluate_node(bench.node_state)
+        found = [bench.node_state.decision.wanted.spec.action]
+        bench.node_state.cluster.operator_requests = replace(
+            NONE, exempt_until=1e9, exempt_reason="mine"
+        )
+        bench.made.evaluate_node(bench.node_state)
+        found.append(bench.node_state.decision.wanted.spec.action)
         assert found == [Action.DRAIN, Action.OBSERVE]
-        assert bench.case.decision.spared
+        assert bench.node_state.decision.spared
         assert any("exempt until" in text for text in bench.acted)
 
     play(test)

@@ -260,16 +260,16 @@ async def two_agents_go_on_pushing_each_other_out() -> None:
     replica = Replica(world, clock=Turned())
     await until(lambda: not replica.fleet.view_lost)
 
-    def told() -> int:
+    def count_conflicts() -> int:
         return replica.notes.kinds("n1").count("agent.conflict")
 
     for port in range(100):
         replica.controller.on_conflict("n1", f"two live agents: a at :{port}, and b at :{port + 1}")
-    assert told() == 1
+    assert count_conflicts() == 1
     assert replica.fleet.node_summaries["n1"].agent.conflict.endswith(":100")
     replica.controller.on_conflict("n1", "")
     replica.controller.on_conflict("n1", "two live agents: a at :1, and c at :2")
-    assert told() == 2
+    assert count_conflicts() == 2
     await replica.stop()
 
 

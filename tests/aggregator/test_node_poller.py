@@ -92,7 +92,9 @@ class Bench:
             acts=cast(Any, self),
             clocks=Clocks(self.now, self.now),
             shards=cast(Any, self),
-            queue=cast(Any, SimpleNamespace(add=lambda case: self.seen_to.append(case.node))),
+            queue=cast(
+                Any, SimpleNamespace(add=lambda node_state: self.seen_to.append(node_state.node))
+            ),
             rng=Most(),
         )
 
@@ -109,38 +111,38 @@ class Bench:
     def may_act(self, _: str) -> bool:
         return self.ours
 
-    def evaluate_node(self, case: NodeState) -> None:
-        self.judged.append(case.node)
+    def evaluate_node(self, node_state: NodeState) -> None:
+        self.judged.append(node_state.node)
 
-    def emit_event(self, case: NodeState, kind: EventKind, text: str) -> None:
+    def emit_event(self, node_state: NodeState, kind: EventKind, text: str) -> None:
         assert kind is EventKind.SILENT_FAILING
-        self.told.append((case.node, text))
+        self.told.append((node_state.node, text))
 
-    def case(self, name: str = "n1") -> Any:
-        return self.node_registry.case(name)
+    def node_state(self, name: str = "n1") -> Any:
+        return self.node_registry.node_state(name)
 
     def due(self) -> list[str]:
-        return [case.node for case in self.poller._due()]
+        return [node_state.node for node_state in self.poller._due()]
 
-    def is_due(self, case: NodeState, *, after: float, every: float) -> None:
+    def is_due(self, node_state: NodeState, *, after: float, every: float) -> None:
         """It is due so long after it was looked at, and not before."""
         for waited, due in ((every - 0.1, False), (every, True)):
-            case.work.looked_at, self.time = 5000.0, 5000.0 + after + waited
-            assert self.poller._is_due(case) == due, waited
+            node_state.work.looked_at, self.time = 5000.0, 5000.0 + after + waited
+            assert self.poller._is_due(node_state) == due, waited
 
-    async def poll(self, case: NodeState) -> None:
+    async def poll(self, node_state: NodeState) -> None:
         self.seen_to.clear()
         self.judged.clear()
-        case.work.suspect = False
-        await self.poller.poll_node(case)
+        node_state.work.needs_read = False
+        await self.poller.poll_node(node_state)
 
 
-def silent_case(bench: Bench) -> Any:
-    case = bench.case()
-    case.agent.health = NodeHealth(hello("n1"))
-    case.agent.health.snapshot(snapshot(component("disk", "/data", Status.FAILED, "dead")))
-    case.agent.silent = True
-    return case
+def silent_node(bench: Bench) -> Any:
+    node_state = bench.node_state()
+    node_state.agent.health = NodeHealth(hello("n1"))
+    node_state.agent.health.snapshot(snapshot(component("disk", "/data", Status.FAILED, "dead")))
+    node_state.agent.silent = True
+    return node_state
 
 
 def run(test: Callable[[], Any]) -> None:
@@ -155,43 +157,43 @@ def run(test: Callable[[], Any]) -> None:
 
 def test_how_often_a_node_is_looked_at_goes_by_what_it_is_in() -> None:
     bench = Bench()
-    case = bench.case()
-    assert not bench.poller._is_due(case), "nothing is known of it"
-    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-    bench.is_due(case, after=0, every=DRAINING_EVERY)
-    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
-    bench.is_due(case, after=0, every=DRAINED_EVERY)
-    case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-    bench.is_due(case, after=0, every=DRAINING_EVERY)
-    case.own_quarantine_view().uncordoned = Uncordoned.NO
+    node_state = bench.node_state()
+    assert not bench.poller._is_due(node_state), "nothing is known of it"
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    bench.is_due(node_state, after=0, every=DRAINING_EVERY)
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
+    bench.is_due(node_state, after=0, every=DRAINED_EVERY)
+    node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+    bench.is_due(node_state, after=0, every=DRAINING_EVERY)
+    node_state.own_quarantine_view().uncordoned = Uncordoned.NO
     for phase in (Phase.CORDONED, Phase.ADMITTED, Phase.RELEASING):
-        case.own_quarantine_view().quarantine = quarantine(phase)
-        case.work.looked_at = FOREVER
-        assert not bench.poller._is_due(case)
-    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
-    assert not bench.poller._is_due(case)
+        node_state.own_quarantine_view().quarantine = quarantine(phase)
+        node_state.work.looked_at = FOREVER
+        assert not bench.poller._is_due(node_state)
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
+    assert not bench.poller._is_due(node_state)
     bench.ours = False
-    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-    assert not bench.poller._is_due(case)
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+    assert not bench.poller._is_due(node_state)
 
 
 def test_the_kubelet_of_a_silent_agent_is_looked_at_once_a_minute() -> None:
     bench = Bench()
-    bench.is_due(silent_case(bench), after=0, every=SILENT_EVERY)
+    bench.is_due(silent_node(bench), after=0, every=SILENT_EVERY)
 
 
 def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
     bench = Bench()
-    case = bench.case()
-    set_fields(case, quarantine=quarantine(Phase.CORDONED), maintained="kured")
+    node_state = bench.node_state()
+    set_fields(node_state, quarantine=quarantine(Phase.CORDONED), maintained="kured")
     assert bench.due() == []
     bench.time += WAITING_FIRST - 0.1
     assert bench.due() == []
     bench.time += 0.1
     assert bench.due() == ["n1"]
-    case.cluster.maintained = "the autoscaler is removing it"
+    node_state.cluster.maintained = "the autoscaler is removing it"
     assert bench.due() == [], "another waits anew"
-    case.cluster.maintained = ""
+    node_state.cluster.maintained = ""
     assert bench.due() == []
     assert bench.poller._waits == {}
 
@@ -199,14 +201,18 @@ def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
 def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -> None:
     bench = Bench()
     for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
-        bench.case(name).work.looked_at = 100.0 - number
+        bench.node_state(name).work.looked_at = 100.0 - number
     for name in ("old", "older"):
-        bench.case(name).node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
-    waits = bench.case("waits")
+        bench.node_state(name).node_summary.own_quarantine_view().quarantine = quarantine(
+            Phase.DRAINED
+        )
+    waits = bench.node_state("waits")
     set_fields(waits, quarantine=quarantine(Phase.CORDONED), maintained="kured")
     bench.due()
     for name in ("drains", "drains-2"):
-        bench.case(name).node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+        bench.node_state(name).node_summary.own_quarantine_view().quarantine = quarantine(
+            Phase.DRAINING
+        )
     bench.time += 1000
     assert bench.due() == ["drains-2", "drains", "waits", "older", "old"]
 
@@ -214,21 +220,21 @@ def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -
 def test_a_round_has_so_many_nodes_at_most() -> None:
     bench = Bench()
     for number in range(40):
-        case = bench.case(f"n{number}")
-        set_fields(case, quarantine=quarantine(Phase.DRAINING), looked_at=0.0)
+        node_state = bench.node_state(f"n{number}")
+        set_fields(node_state, quarantine=quarantine(Phase.DRAINING), looked_at=0.0)
     assert len(bench.due()) == 25
 
 
 def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> None:
     bench = Bench()
-    case = bench.case()
-    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
+    node_state = bench.node_state()
+    node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     assert bench.due() == []
-    assert case.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
-    case.work.looked_at = 1.0
+    assert node_state.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+    node_state.work.looked_at = 1.0
     assert bench.due() == ["n1"]
-    assert case.work.looked_at == 1.0
-    other = bench.case("n2")
+    assert node_state.work.looked_at == 1.0
+    other = bench.node_state("n2")
     other.node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     assert bench.due() == ["n2", "n1"]
     assert other.work.looked_at == FOREVER
@@ -239,14 +245,14 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
         bench = Bench(loop=loop)
         for name in ("n1", "n2", "n3"):
             bench.nodes[name] = bare()
-            bench.case(name).node_summary.own_quarantine_view().quarantine = quarantine(
+            bench.node_state(name).node_summary.own_quarantine_view().quarantine = quarantine(
                 Phase.DRAINING
             )
         begun = loop.time()
         rounds = asyncio.ensure_future(bench.poller.run())
         await asyncio.sleep(0.01)
         assert len(bench.reads) == 1
-        bench.case("n2").node_summary.own_quarantine_view().quarantine = None
+        bench.node_state("n2").node_summary.own_quarantine_view().quarantine = None
         await asyncio.sleep(1 / A_SECOND)
         assert [name for name, _ in bench.reads] == ["n1", "n3"]
         await asyncio.sleep(DRAINING_EVERY - 1)
@@ -265,26 +271,26 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
 def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> None:
     async def test() -> None:
         bench = Bench()
-        case = bench.case()
+        node_state = bench.node_state()
         bench.nodes["n1"] = bare(labels=UPGRADE)
-        case.take_node(bench.nodes["n1"])
-        case.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
+        node_state.take_node(bench.nodes["n1"])
+        node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
         bench.due()
         wait = bench.poller._waits["n1"]
         assert wait.next_at == 1000.0 + WAITING_FIRST
         pauses = []
         for _ in range(4):
             bench.time = wait.next_at
-            await bench.poll(case)
+            await bench.poll(node_state)
             assert bench.seen_to == []
             pauses.append(wait.next_at - bench.time)
         assert pauses == [15.0, 30.0, WAITING_MOST, WAITING_MOST]
         assert bench.reads == [("n1", True)] * 4
         for number in range(100):
-            other = bench.case(f"m{number}")
+            other = bench.node_state(f"m{number}")
             set_fields(other, quarantine=quarantine(Phase.CORDONED), maintained="x")
         bench.due()
-        await bench.poll(case)
+        await bench.poll(node_state)
         assert wait.next_at - bench.time == 101.0, "one read a second for all that wait"
 
     run(test)
@@ -299,13 +305,13 @@ def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back
 ) -> None:
     async def test() -> None:
         bench = Bench()
-        case = bench.case()
-        case.take_node(bare(labels=UPGRADE))
-        case.decision.hold, case.cluster.node_gone = HELD, gone
+        node_state = bench.node_state()
+        node_state.take_node(bare(labels=UPGRADE))
+        node_state.decision.hold, node_state.cluster.node_gone = HELD, gone
         bench.due()
         bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
-        await bench.poll(case)
-        assert case.work.suspect == suspect
+        await bench.poll(node_state)
+        assert node_state.work.needs_read == suspect
         assert bench.seen_to == (["n1"] if suspect else [])
         assert bench.judged == [], "what people ask is read with the node"
 
@@ -315,15 +321,15 @@ def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back
 def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable() -> None:
     async def test() -> None:
         bench = Bench()
-        case = bench.case()
-        set_fields(case, quarantine=quarantine(Phase.DRAINED), looked_at=1.0)
-        await bench.poll(case)
-        assert case.work.recheck_pods
+        node_state = bench.node_state()
+        set_fields(node_state, quarantine=quarantine(Phase.DRAINED), looked_at=1.0)
+        await bench.poll(node_state)
+        assert node_state.work.recheck_pods
         assert bench.seen_to == ["n1"]
         assert bench.reads == []
-        assert case.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
-        case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-        await bench.poll(case)
+        assert node_state.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+        node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+        await bench.poll(node_state)
         assert bench.reads == [("n1", False)]
 
     run(test)
@@ -332,19 +338,19 @@ def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable
 def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
     async def test() -> None:
         bench = Bench()
-        case = bench.case()
-        case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-        case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
+        node_state = bench.node_state()
+        node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+        node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
         bench.fails = True
-        await bench.poll(case)
-        assert not case.work.suspect
+        await bench.poll(node_state)
+        assert not node_state.work.needs_read
         bench.fails, bench.nodes["n1"] = False, None
-        await bench.poll(case)
-        assert not case.work.suspect
-        assert case.work.looked_at == bench.time
+        await bench.poll(node_state)
+        assert not node_state.work.needs_read
+        assert node_state.work.looked_at == bench.time
         bench.nodes["n1"] = bare()
-        await bench.poll(case)
-        assert case.work.suspect, "the positive control"
+        await bench.poll(node_state)
+        assert node_state.work.needs_read, "the positive control"
 
     run(test)
 
@@ -352,21 +358,21 @@ def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
 def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_lost_more() -> None:
     async def test() -> None:
         bench = Bench()
-        case = bench.case()
+        node_state = bench.node_state()
         left = bare(unschedulable=False)
-        case.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
+        node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
         for uncordoned, node, lacks, suspect in (
             (Uncordoned.UNKNOWN, left, True, False),
             (Uncordoned.UNKNOWN, bare(), True, True),
             (Uncordoned.UNKNOWN, left, False, True),
             (Uncordoned.NO, bare(), False, False),
         ):
-            case.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
-            case.own_quarantine_view().missing = (
-                case.lacks(node, case.node_summary.quarantine) if lacks else ()
+            node_state.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
+            node_state.own_quarantine_view().missing = (
+                node_state.lacks(node, node_state.node_summary.quarantine) if lacks else ()
             )
-            await bench.poll(case)
-            assert case.work.suspect == suspect
+            await bench.poll(node_state)
+            assert node_state.work.needs_read == suspect
             assert bench.seen_to == (["n1"] if suspect else [])
 
     run(test)
@@ -375,19 +381,19 @@ def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_los
 def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
     async def test() -> None:
         bench = Bench()
-        case = bench.case()
-        case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
-        await bench.poll(case)
-        assert (case.work.suspect, bench.judged, bench.seen_to) == (False, [], [])
+        node_state = bench.node_state()
+        node_state.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+        await bench.poll(node_state)
+        assert (node_state.work.needs_read, bench.judged, bench.seen_to) == (False, [], [])
         bench.nodes["n1"] = bare(annotations={PIN: "x"})
-        await bench.poll(case)
-        assert (case.work.suspect, bench.judged, bench.seen_to) == (False, ["n1"], [])
-        assert case.cluster.wishes.pinned
-        await bench.poll(case)
+        await bench.poll(node_state)
+        assert (node_state.work.needs_read, bench.judged, bench.seen_to) == (False, ["n1"], [])
+        assert node_state.cluster.operator_requests.pinned
+        await bench.poll(node_state)
         assert bench.judged == []
         bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
-        await bench.poll(case)
-        assert (case.work.suspect, bench.judged, bench.seen_to) == (True, [], ["n1"])
+        await bench.poll(node_state)
+        assert (node_state.work.needs_read, bench.judged, bench.seen_to) == (True, [], ["n1"])
 
     run(test)
 
@@ -398,46 +404,46 @@ def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
 def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_ready() -> None:
     async def test() -> None:
         bench = Bench()
-        case = silent_case(bench)
+        node_state = silent_node(bench)
         for ready in (None, False):
             bench.nodes["n1"] = bare(ready=ready)
-            await bench.poll(case)
-            assert (case.agent.silent_failing, bench.told) == ("", [])
+            await bench.poll(node_state)
+            assert (node_state.agent.silent_failing, bench.told) == ("", [])
         bench.nodes["n1"] = bare(ready=True)
-        await bench.poll(case)
-        assert case.agent.silent_failing == "disk /data: dead"
-        assert case.agent.silent_failing_since == bench.time
+        await bench.poll(node_state)
+        assert node_state.agent.silent_failing == "disk /data: dead"
+        assert node_state.agent.silent_failing_since == bench.time
         assert bench.judged == ["n1"]
-        await bench.poll(case)
+        await bench.poll(node_state)
         assert len(bench.told) == 1
         assert bench.judged == []
-        case.agent.silent, case.agent.silent_failing = False, ""
-        await bench.poll(case)
-        assert case.agent.silent_failing == ""
+        node_state.agent.silent, node_state.agent.silent_failing = False, ""
+        await bench.poll(node_state)
+        assert node_state.agent.silent_failing == ""
 
     run(test)
 
 
 def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -> None:
-    case = silent_case(Bench())
-    assert failing_in_silence(case) == "disk /data: dead"
-    case.agent.attached = True
-    assert failing_in_silence(case) == ""
-    case.agent.attached, case.agent.silent = False, False
-    assert failing_in_silence(case) == ""
-    case.agent.silent, case.agent.conflict = True, "two agents"
-    assert failing_in_silence(case) == ""
-    set_fields(case, conflict="", quarantine=quarantine(Phase.CORDONED))
-    assert failing_in_silence(case) == ""
-    case.own_quarantine_view().quarantine = None
+    node_state = silent_node(Bench())
+    assert failing_in_silence(node_state) == "disk /data: dead"
+    node_state.agent.attached = True
+    assert failing_in_silence(node_state) == ""
+    node_state.agent.attached, node_state.agent.silent = False, False
+    assert failing_in_silence(node_state) == ""
+    node_state.agent.silent, node_state.agent.conflict = True, "two agents"
+    assert failing_in_silence(node_state) == ""
+    set_fields(node_state, conflict="", quarantine=quarantine(Phase.CORDONED))
+    assert failing_in_silence(node_state) == ""
+    node_state.own_quarantine_view().quarantine = None
     item = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
     drained = Incident("i", "n1", "boot-1", "gpu", "drain", "a bad GPU", 1.0, (item,), 60.0)
-    case.decision.incidents = {"i": drained}
-    assert failing_in_silence(case) == "a bad GPU"
-    case.decision.incidents = {"i": replace(drained, action="observe")}
-    assert failing_in_silence(case) == "disk /data: dead"
+    node_state.decision.incidents = {"i": drained}
+    assert failing_in_silence(node_state) == "a bad GPU"
+    node_state.decision.incidents = {"i": replace(drained, action="observe")}
+    assert failing_in_silence(node_state) == "disk /data: dead"
     over = replace(drained, evidence=(replace(item, over="cleared"),))
-    case.decision.incidents = {"i": over}
-    assert failing_in_silence(case) == "disk /data: dead"
-    case.agent.health = None
-    assert failing_in_silence(case) == ""
+    node_state.decision.incidents = {"i": over}
+    assert failing_in_silence(node_state) == "disk /data: dead"
+    node_state.agent.health = None
+    assert failing_in_silence(node_state) == ""

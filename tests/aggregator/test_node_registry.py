@@ -37,31 +37,31 @@ class Counted(RuleBasedStateMachine):
 
     @rule(name=names)
     def an_agent_gives_its_snapshot(self, name: str) -> None:
-        case = self.node_registry.case(name)
-        case.agent.health = NodeHealth(hello(name))
-        case.agent.health.snapshot(snapshot())
-        self.node_registry.count(case)
+        node_state = self.node_registry.node_state(name)
+        node_state.agent.health = NodeHealth(hello(name))
+        node_state.agent.health.snapshot(snapshot())
+        self.node_registry.count(node_state)
         self.heard.add(name)
 
     @rule(name=names)
     def an_agent_comes_and_has_said_nothing_yet(self, name: str) -> None:
-        case = self.node_registry.case(name)
-        case.agent.health = NodeHealth(hello(name))
-        self.node_registry.count(case)
+        node_state = self.node_registry.node_state(name)
+        node_state.agent.health = NodeHealth(hello(name))
+        self.node_registry.count(node_state)
         self.heard.discard(name)
 
     @rule(name=names)
     def what_an_agent_said_is_unheard(self, name: str) -> None:
-        case = self.node_registry.case(name)
-        case.agent.health = None
-        self.node_registry.count(case)
+        node_state = self.node_registry.node_state(name)
+        node_state.agent.health = None
+        self.node_registry.count(node_state)
         self.heard.discard(name)
 
     @rule(name=names)
     def a_node_is_forgotten(self, name: str) -> None:
-        case = self.node_registry.known(name)
-        if case is not None:
-            self.node_registry.forget_node(case)
+        node_state = self.node_registry.known(name)
+        if node_state is not None:
+            self.node_registry.forget_node(node_state)
         self.heard.discard(name)
 
     @rule(name=names, reported=st.booleans())

@@ -24,7 +24,7 @@ from aggregator.quarantine.decide.node_marks import (
     OFF_BALANCERS,
     cordon_change,
     foreign_hands,
-    read_did,
+    read_applied,
     read_overruled,
     stood_for,
     undo_change,
@@ -162,7 +162,7 @@ def test_a_drain_takes_the_node_off_the_balancers_with_its_taint_and_undoes_only
         labels={**node.labels, **{k: v for k, v in change.labels.items() if v is not None}},
         annotations={k: v for k, v in change.annotations.items() if v},
     )
-    assert (OFF_BALANCERS in undo_change(marked, "q", read_did(marked)).labels) is ours
+    assert (OFF_BALANCERS in undo_change(marked, "q", read_applied(marked)).labels) is ours
 
 
 # -- on the real controller ------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_what_is_told_to_have_gone_was_ours_before(
 ) -> None:
     caplog.set_level("INFO", logger="sickbay.quarantine")
 
-    def told() -> list[tuple[int, int]]:
+    def logged_moves() -> list[tuple[int, int]]:
         found = [vars(one) for one in caplog.records if one.getMessage() == "nodes moved"]
         caplog.clear()
         return sorted((one["came"], one["went"]) for one in found)
@@ -227,13 +227,13 @@ def test_what_is_told_to_have_gone_was_ours_before(
         await two.settled()
         two.become("a", "b")  # they are known by now
         await later(5)
-        assert {went for _, went in told()} == {0}
+        assert {went for _, went in logged_moves()} == {0}
         two.become("a")
         await later(5)
-        assert told() == [(2, 0)]
+        assert logged_moves() == [(2, 0)]
         two.shards["a"].become(("a", "b"))
         await later(5)
-        assert told() == [(0, 2)]
+        assert logged_moves() == [(0, 2)]
         await two.stop()
 
     virtual_time.run(main())

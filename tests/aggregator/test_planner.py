@@ -70,7 +70,7 @@ def quarantines() -> Iterator[Quarantine | None]:
 
 
 def situations(quarantine: Quarantine | None) -> Iterator[Situation]:
-    wishes = (
+    requests = (
         None,
         wanted(Action.OBSERVE),
         wanted(Action.CORDON),
@@ -78,7 +78,7 @@ def situations(quarantine: Quarantine | None) -> Iterator[Situation]:
         wanted(Action.DRAIN, Action.CORDON),
         wanted(Action.DRAIN, Action.OBSERVE),
     )
-    for wish, mode in itertools.product(wishes, Action):
+    for wish, mode in itertools.product(requests, Action):
         for values in itertools.product((False, True), repeat=len(FLAGS)):
             flags: dict[str, Any] = dict(zip(FLAGS, values, strict=True))
             if flags["recovered"] and (not flags["fresh"] or wish is not None):
@@ -381,6 +381,7 @@ def test_every_step_is_reached() -> None:
         *overridden(),
         *uncordoned(),
         *lost_marks(),
+        *(replace(one, conditions_old=True) for one in lost_marks()),
         *absences(),
     )
     reached = {next_step(now).do for now in (*plain, *others)}

@@ -18,7 +18,9 @@ from tests.support.replica import shipped_policy
 SOURCE = Path(__file__).parents[2]
 CHECKS = parse_checks((SOURCE / "aggregator/policy/checks.yaml").read_text())
 #: The agent's about itself, and the aggregator's; no checks of the registry.
-OWN_WORDS = {"kernel-log", "agent-state", "lemon", "fleet-outlier", "triangulation"}
+OWN_WORDS = {
+    *("kernel-log", "agent-state", "lemon", "fleet-outlier", "node-condition", "triangulation"),
+}
 
 
 def rule(text: str) -> str:
@@ -81,6 +83,22 @@ def odd(site: str) -> list[str]:
             "name: a, kind: gpu, action: observe, check: disk-space, classes: [nvlink]",
             "either faults or classes, or a check",
         ),
+        ("name: a, kind: node, condition: SickbayQuarantined, action: cordon", "sickbay's own"),
+        ("name: a, kind: node, condition: 'Kernel Deadlock', action: cordon", "the type of a cond"),
+        ("name: a, kind: node, condition: [X], action: cordon", "expected a text"),
+        (
+            "name: a, kind: node, condition: X, check: kubelet, action: cordon",
+            "only one of the two",
+        ),
+        (
+            "name: a, kind: node, condition: X, components: [Y], action: cordon",
+            "only one of the tw",
+        ),
+        ("name: a, kind: node, condition: X, flaps: 3, action: cordon", "does not go with a cond"),
+        ("name: a, kind: node, condition: X, unhealthy: Unknown, action: cordon", "of True, False"),
+        ("name: a, kind: node, condition: X, minCount: 3, action: cordon", "is about faults"),
+        ("name: a, kind: node, check: node-condition, action: cordon", "condition: TYPE instead"),
+        ("name: kubelet-down, unhealthy: 'True'", "expected condition: TYPE"),
         ("name: disk-full, for: 10", "10 is no duration; expected a number with its unit"),
         ("name: disk-full, for: -1s", "is no duration"),
         ("name: disk-full, healthyFor: 4000d", "is too long; expected at most ten years"),
@@ -103,6 +121,16 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
     (line,) = refused.value.lines()
     assert line.startswith("site.yaml:2: ")
     assert said in line
+
+
+def test_a_condition_has_one_meaning_in_all_rules() -> None:
+    text = rule("name: a, kind: node, condition: X, action: cordon")
+    text += "  - {name: b, kind: node, condition: X, unhealthy: False, action: observe}"
+    with pytest.raises(ConfigError) as refused:
+        shipped_policy(text)
+    (line,) = refused.value.lines()
+    assert line.startswith("site.yaml:3: rules[1].unhealthy: ")
+    assert "rule 'a' says \"True\" of the condition X" in line
 
 
 @pytest.mark.parametrize(

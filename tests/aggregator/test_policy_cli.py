@@ -103,6 +103,25 @@ def test_a_check_that_the_sites_own_rule_names_is_no_slip(
     assert "did you mean 'my-own'?" in err
 
 
+def test_a_node_condition_is_explained_by_the_rule_that_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules: [{name: npd, kind: node, condition: KernelDeadlock, reasons: [DockerHung],"
+        " for: 5m, action: cordon}]"
+    )
+    asked = ("explain", "--policy", str(file), "--condition", "KernelDeadlock")
+    code, out, err = ask(capsys, *asked, "--reason", "DockerHung")
+    assert (code, err) == (0, "")
+    assert "node-condition:DockerHung on KernelDeadlock" in out
+    assert "cordon once it has been so for 5m, by rule npd" in out
+    _, out, _ = ask(capsys, *asked)
+    assert "cordon by rule npd, if its reason is DockerHung" in out
+    _, out, _ = ask(capsys, "explain", "--condition", "ReadonlyFilesystem")
+    assert "read only where a rule names it" in out
+
+
 def test_a_sites_file_is_explained_with_the_shipped_rules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +159,7 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
     [
         (["explain", "--fault", "79"], "'79' is no code; expected one such as xid:79"),
         (["explain", "--fault", "X id"], "'X id' is no code"),
-        (["explain"], "one of the arguments --fault --check is required"),
+        (["explain"], "one of the arguments --fault --check --condition is required"),
         (["explain", "--fault", "xid:79", "--count", "0"], "expected a whole number of 1 or more"),
         (["explain", "--fault", "xid:31", "--jobs", "99999999999"], "1 or more, 32 at most"),
         (["explain", "--check", "nic-link", "--flaps", "33"], "1 or more, 32 at most"),

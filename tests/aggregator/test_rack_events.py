@@ -1,8 +1,4 @@
-"""A switch tray that fails under a rack: NVLink errors and verdicts on many nodes, in any order.
-
-On a GB200 NVL72 each node that the tray serves logs Xid 149 (NETIR_LINK_EVT, fatal) of a GPU and, a
-millisecond later, Xid 154 of the same GPU: its recovery action is now "Drain and Reset".
-"""
+"""A switch tray that fails under a rack: NVLink errors and verdicts on many nodes, in any order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -16,13 +12,14 @@ from hypothesis import strategies as st
 from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
 from aggregator.cluster.port import Phase
 from aggregator.events import EventKind
-from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Fault, Snapshot, Status
+from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
 from tests.support.memory_cluster import World, phase_of
-from tests.support.replica import SETTINGS, FakeLine, Replica, component, fault, hello
+from tests.support.rack_faults import DRIVER, PEER, link_error, verdict, xid
+from tests.support.replica import SETTINGS, FakeLine, Replica, component, hello
 from tests.support.two_replicas import Two, owned_by
 from tests.support.virtual_replica import LoopClock, soon
 from tests.support.waiting import until
@@ -34,32 +31,10 @@ SHIPPED: Settings = replace(
 )
 HOLD = SHIPPED.common.fabric_hold
 UUID = "5b4a3c2d-1e0f-4a5b-8c7d-6e5f40312233"
-DRIVER = "580.82.07"
-#: By NVIDIA's table: NETIR_LINK_DOWN of a link whose signal is bad, and of one whose peer is.
-RESET, PEER = "0x02a00011", "0x01500011"
 NODES = 40
 RACK = 8
-
-
-def link_error(gpu: str, now: float, intr_info: str = RESET) -> Fault:
-    details = {"unit": "NETIR_LINK_EVT", "intr_info": intr_info, "error_status": "0x00000000"}
-    return _xid(149, gpu, now, details)
-
-
-def verdict(gpu: str, now: float, word: str = "drain-and-reset") -> Fault:
-    return _xid(154, gpu, now, {"verdict": word})
-
-
-def _xid(code: int, gpu: str, now: float, details: dict[str, str] | None = None) -> Fault:
-    return fault(
-        f"xid:{code}",
-        gpu,
-        first_at=now,
-        last_at=now,
-        occurrences=(now,),
-        cleared_by=ClearedBy.GPU_RESET,
-        details=details or {},
-    )
+#: Three racks of nodes hang on one leaf switch.
+LEAF = "network.topology.nvidia.com/leaf"
 
 
 def recovery(gpu: str, now: float) -> Component:
@@ -73,17 +48,19 @@ class Racks:
     loop: virtual_time.VirtualTimeLoop
     settings: Settings = SHIPPED
     labelled: bool = False
+    nodes: int = NODES
     world: World = field(default_factory=World)
     shown: dict[str, tuple[Fault | Component, ...]] = field(default_factory=dict)
     told: list[tuple[EventKind, str]] = field(default_factory=list)
 
     async def begin(self) -> None:
-        for number in range(NODES):
+        for number in range(self.nodes):
             rack = f"{UUID}.{number // RACK}"
-            labels = {"nvidia.com/gpu.clique": rack} if self.labelled else {}
+            labels = {LEAF: f"leaf-{number // (3 * RACK)}"}
+            labels |= {"nvidia.com/gpu.clique": rack} if self.labelled else {}
             self.world.add_node(f"n{number}", labels=labels)
         await self.start()
-        for number in range(NODES):
+        for number in range(self.nodes):
             self.attach(number)
 
     async def start(self) -> None:
@@ -162,11 +139,31 @@ def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node()
         }
         assert held == {"fabric"}
         now = racks.loop.time()
-        racks.show(20, _xid(79, "GPU-3", now))  # elsewhere a GPU is gone: no cooldown keeps it
+        racks.show(20, xid(79, "GPU-3", now))  # elsewhere a GPU is gone: no cooldown keeps it
         await asyncio.sleep(20)
         assert racks.quarantined == {"n20"}
 
     play(test)
+
+
+def test_a_tray_is_one_incident_until_its_last_gpu_is_reset_though_a_leaf_switch_has_its_rack() -> (
+    None
+):
+    async def test(racks: Racks) -> None:
+        await _tray_fails(racks)
+        await asyncio.sleep(60)
+        for number in range(RACK):
+            codes = [(code, gpu) for code in ("xid:149", "xid:154") for gpu in ("GPU-0", "GPU-1")]
+            over = tuple(Cleared(code, gpu, "gpu-reset") for code, gpu in codes)
+            told = Delta(cleared=over)
+            racks.replica.controller.on_evidence(f"n{number}", told, racks.loop.time())
+            await asyncio.sleep(10)
+        await asyncio.sleep(90)
+        assert racks.alerts() == [EventKind.COMMON_CAUSE, EventKind.COMMON_CAUSE_OVER]
+        assert racks.quarantined == set()
+
+    common = CommonLimits(domain_labels=(LEAF,))
+    play(test, settings=replace(SHIPPED, common=common))
 
 
 def test_the_node_label_serves_where_the_agent_names_no_fabric() -> None:
@@ -202,12 +199,12 @@ def test_the_fabric_holds_no_fault_of_the_gpu_itself() -> None:
         await _tray_fails(racks)
         await asyncio.sleep(5)
         now = racks.loop.time()
-        racks.show(2, _xid(95, "GPU-1", now))
+        racks.show(2, xid(95, "GPU-1", now))
         await asyncio.sleep(5)
         assert racks.quarantined == {"n2"}
         # A row was remapped, and the driver's verdict comes with that: it is the memory's.
         now = racks.loop.time()
-        racks.show(5, _xid(63, "GPU-1", now), verdict("GPU-1", now))
+        racks.show(5, xid(63, "GPU-1", now), verdict("GPU-1", now))
         await asyncio.sleep(5)
         assert racks.quarantined == {"n2", "n5"}
 
@@ -216,7 +213,7 @@ def test_the_fabric_holds_no_fault_of_the_gpu_itself() -> None:
 
 def test_a_cordon_that_stands_becomes_no_drain_in_a_rack_event() -> None:
     async def test(racks: Racks) -> None:
-        racks.show(0, _xid(74, "GPU-3", racks.loop.time()))
+        racks.show(0, xid(74, "GPU-3", racks.loop.time()))
         await until(lambda: phase_of(racks.world, "n0") is Phase.CORDONED)
         await asyncio.sleep(3600)
         await _tray_fails(racks)
@@ -312,14 +309,14 @@ def test_no_order_of_arrival_quarantines_a_node_of_the_rack(
             await asyncio.sleep(restart)
             await racks.replica.stop()
             await racks.start()
-            for number in range(NODES):
+            for number in range(racks.nodes):
                 racks.attach(number)
         await asyncio.gather(*lives)
         await asyncio.sleep(60)
         assert racks.quarantined == set()
         assert racks.alerts() == [EventKind.COMMON_CAUSE]
 
-    play(test, labelled=labelled)
+    play(test, labelled=labelled, nodes=2 * RACK)  # more racks cost time, and change nothing
 
 
 async def test_two_replicas_with_a_part_of_the_rack_each_see_one_event() -> None:

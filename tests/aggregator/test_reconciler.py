@@ -37,7 +37,7 @@ from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
-from tests.support.replica import SETTINGS, Replica, Turned
+from tests.support.replica import SETTINGS, Replica, Turned, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
@@ -109,6 +109,7 @@ class Bench:
             drain=Recorder(self),  # type: ignore[arg-type]
             restorer=Recorder(self),  # type: ignore[arg-type]
             settings=SETTINGS,
+            pools=all_in_mode(SETTINGS.mode),
             fleet=self.fleet,
             clocks=Clocks(loop.time, loop.time),
             rng=Most(),
@@ -117,7 +118,7 @@ class Bench:
             agent_events=Recorder(self, "reject"),  # type: ignore[arg-type]
             missing_nodes=Recorder(self, "follow"),  # type: ignore[arg-type]
         )
-        self.case: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
 
         def decide(situation: Situation) -> NextStep:
             self.decided_on.append(situation)
@@ -128,9 +129,9 @@ class Bench:
     async def next(self, **fields: Any) -> tuple[bool, list[str]]:
         """What one step returns, and what it did."""
         for name, value in fields.items():
-            set_fields(self.case, **{name: value})
+            set_fields(self.node_state, **{name: value})
         self.did.clear()
-        done = await self.made._one_step(self.case)
+        done = await self.made._one_step(self.node_state)
         return done, [name for name in self.did if name not in ("wanted_now", "unhold_resumed")]
 
 
@@ -153,60 +154,60 @@ Play = Callable[[Callable[[Bench], Any]], None]
 
 def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        assert not bench.queue.has_work(bench.case)
+        assert not bench.queue.has_work(bench.node_state)
         for name, value in (
             ("wanted", WANTED),
             ("quarantine", quarantine()),
             ("hold", NodeHold("stop", "set", "x", 1.0)),
-            ("wishes", replace(NONE, force=Action.CORDON)),
-            ("suspect", True),
+            ("operator_requests", replace(NONE, force=Action.CORDON)),
+            ("needs_read", True),
             ("orphan", "uid"),
-            ("over", frozenset({WORD})),
+            ("ended_overrides", frozenset({WORD})),
             ("waiters", (bench.loop.create_future(),)),
             ("to_adopt", True),
         ):
-            before = getattr(part_with(bench.case, name), name)
-            set_fields(bench.case, **{name: value})
-            assert bench.queue.has_work(bench.case), name
-            set_fields(bench.case, **{name: before})
+            before = getattr(part_with(bench.node_state, name), name)
+            set_fields(bench.node_state, **{name: value})
+            assert bench.queue.has_work(bench.node_state), name
+            set_fields(bench.node_state, **{name: before})
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        assert bench.queue.has_work(bench.case)
-        assert bench.case.work.in_record
+        assert bench.queue.has_work(bench.node_state)
+        assert bench.node_state.work.in_record
 
     play_bench(test)
 
 
 def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        case, queue = bench.case, bench.queue
+        node_state, queue = bench.node_state, bench.queue
         queue.view = False
-        queue.add(case)
-        assert [case.work.task] == [None]
-        assert case.work.again.is_set()
+        queue.add(node_state)
+        assert [node_state.work.task] == [None]
+        assert node_state.work.again.is_set()
         queue.view, bench.may = True, False
-        queue.add(case)
-        assert [case.work.task] == [None]
+        queue.add(node_state)
+        assert [node_state.work.task] == [None]
         bench.may = True
-        queue.resume(case)
-        assert [case.work.task] == [None], "there is nothing to do for it"
-        queue.add_for_read(case)
-        first: Any = case.work.task
+        queue.resume(node_state)
+        assert [node_state.work.task] == [None], "there is nothing to do for it"
+        queue.add_for_read(node_state)
+        first: Any = node_state.work.task
         assert first is not None
-        queue.add(case)
-        assert case.work.task is first
-        bench.answers["look_at_node"] = lambda: set_fields(case, suspect=False)
+        queue.add(node_state)
+        assert node_state.work.task is first
+        bench.answers["look_at_node"] = lambda: set_fields(node_state, needs_read=False)
         await first
         assert bench.did.count("look_at_node") == 1
-        assert not case.work.again.is_set()
-        case.work.suspect = True
-        queue.resume(case)
-        assert case.work.task is first, "nothing has waited"
-        queue.add_if_pending(case)
-        assert case.work.task is not first
-        await case.work.task
-        case.work.suspect, second = False, case.work.task
-        queue.add_if_pending(case)
-        assert case.work.task is second
+        assert not node_state.work.again.is_set()
+        node_state.work.needs_read = True
+        queue.resume(node_state)
+        assert node_state.work.task is first, "nothing has waited"
+        queue.add_if_pending(node_state)
+        assert node_state.work.task is not first
+        await node_state.work.task
+        node_state.work.needs_read, second = False, node_state.work.task
+        queue.add_if_pending(node_state)
+        assert node_state.work.task is second
 
     play_bench(test)
 
@@ -214,13 +215,13 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
 def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         def act() -> None:
-            bench.may, bench.case.work.suspect = False, bench.did.count("look_at_node") < 2
+            bench.may, bench.node_state.work.needs_read = False, bench.did.count("look_at_node") < 2
 
         bench.answers["look_at_node"] = act
-        bench.queue.add_for_read(bench.case)
-        await bench.case.work.task
+        bench.queue.add_for_read(bench.node_state)
+        await bench.node_state.work.task
         assert bench.did.count("look_at_node") == 1
-        assert bench.case.work.again.is_set(), "it waits for leave"
+        assert bench.node_state.work.again.is_set(), "it waits for leave"
 
     play_bench(test)
 
@@ -232,7 +233,10 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
     play_bench: Play,
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.work.suspect, bench.case.cluster.over = True, frozenset({WORD})
+        bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
+            True,
+            frozenset({WORD}),
+        )
         assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
             True,
             ["leave_foreign"],
@@ -243,7 +247,7 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
 
 def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        set_fields(bench.case, suspect=True, orphan="uid")
+        set_fields(bench.node_state, needs_read=True, orphan="uid")
         assert await bench.next() == (False, ["look_at_node", "explain"])
 
     play_bench(test)
@@ -251,7 +255,7 @@ def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
 
 def test_pods_are_read_again_once_and_the_step_goes_on(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.work.recheck_pods = True
+        bench.node_state.work.recheck_pods = True
         assert await bench.next() == (True, ["recheck"])
         assert await bench.next() == (True, [])
 
@@ -264,36 +268,36 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
     async def test(bench: Bench) -> None:
         bench.answers["definition_is_going"] = True
         await bench.next(quarantine=quarantine())
-        assert not bench.case.quarantine_view.definition_going
+        assert not bench.node_state.quarantine_view.definition_going
         assert await bench.next(quarantine=quarantine(deleting=True)) == (
             True,
             ["definition_is_going"],
         )
-        assert bench.case.quarantine_view.definition_going
+        assert bench.node_state.quarantine_view.definition_going
         assert bench.decided_on[-1].definition_going
 
     play_bench(test)
 
 
 @pytest.mark.parametrize(
-    ("case", "stands", "expected"),
+    ("node_state", "stands", "expected"),
     [
         ({"vanished": "q"}, False, (True, [])),
         ({"vanished": "q", "orphan": "q"}, False, (True, [])),
         ({"orphan": "q", "to_adopt": True}, False, (False, ["sweep"])),
         ({"orphan": "q"}, True, (True, [])),
-        ({"to_adopt": True, "over": frozenset({WORD})}, False, (False, ["adopt"])),
+        ({"to_adopt": True, "ended_overrides": frozenset({WORD})}, False, (False, ["adopt"])),
         ({"to_adopt": True}, True, (True, [])),
         ({"to_adopt": True, "definition_going": True}, False, (True, [])),
-        ({"over": frozenset({WORD})}, False, (False, ["clear_overrides"])),
-        ({"over": frozenset({WORD})}, True, (False, ["clear_overrides"])),
+        ({"ended_overrides": frozenset({WORD})}, False, (False, ["clear_overrides"])),
+        ({"ended_overrides": frozenset({WORD})}, True, (False, ["clear_overrides"])),
     ],
 )
 def test_marks_without_an_object_come_before_words_that_are_over(
-    play_bench: Play, case: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
+    play_bench: Play, node_state: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        set_fields(bench.case, **case)
+        set_fields(bench.node_state, **node_state)
         assert await bench.next(quarantine=quarantine() if stands else None) == expected
 
     play_bench(test)
@@ -301,7 +305,7 @@ def test_marks_without_an_object_come_before_words_that_are_over(
 
 def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.cluster.over = frozenset({WORD})
+        bench.node_state.cluster.ended_overrides = frozenset({WORD})
         assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
 
     play_bench(test)
@@ -331,6 +335,7 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
         (Step.DRAIN, True, (False, ["run"])),
         (Step.RELEASE, True, (False, ["release"])),
         (Step.UNHOLD, True, (False, ["unhold"])),
+        (Step.CONDITIONS, True, (False, ["write_conditions"])),
         (Step.LET_GO, True, (False, ["drop_finalizer"])),
         (Step.REFUSE, False, (False, [])),
     ],
@@ -371,7 +376,7 @@ def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on
 def test_a_cordon_ends_where_its_node_proved_gone(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         bench.step = NextStep(Step.CORDON)
-        bench.answers["cordon"] = lambda: set_fields(bench.case, node_gone=True)
+        bench.answers["cordon"] = lambda: set_fields(bench.node_state, node_gone=True)
         assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
 
     play_bench(test)
@@ -387,14 +392,14 @@ def test_a_drain_that_waits_is_explained(play_bench: Play) -> None:
 
 def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        case = bench.case
+        node_state = bench.node_state
 
         def learn(name: str, value: object) -> list[str]:
             def act() -> Exception:
-                set_fields(case, **{name: value})
+                set_fields(node_state, **{name: value})
                 return Unreachable("no answer")
 
-            bench.answers["look_at_node"], case.work.suspect = act, True
+            bench.answers["look_at_node"], node_state.work.needs_read = act, True
             bench.did.clear()
             return []
 
@@ -402,13 +407,13 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
             ("node_gone", True, "follow"),
             ("misnamed", True, "reject"),
             ("overruled", frozenset({WORD}), "evaluate_node"),
-            ("wishes", replace(NONE, pinned=True), "evaluate_node"),
+            ("operator_requests", replace(NONE, pinned=True), "evaluate_node"),
         ):
             learn(name, value)
             with pytest.raises(Unreachable):
-                await bench.made._one_step(case)
+                await bench.made._one_step(node_state)
             assert bench.did == ["look_at_node", told]
-            case.cluster.node_gone = case.agent.misnamed = False
+            node_state.cluster.node_gone = node_state.agent.misnamed = False
 
     play_bench(test)
 
@@ -425,13 +430,13 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
         times.append(bench.loop.time())
         if waiting:
             return waiting.pop(0)
-        bench.case.work.suspect = False
+        bench.node_state.work.needs_read = False
         return None
 
-    bench.case.work.suspect = True
+    bench.node_state.work.needs_read = True
     bench.answers["look_at_node"] = act
-    bench.queue.add(bench.case)
-    await bench.case.work.task
+    bench.queue.add(bench.node_state)
+    await bench.node_state.work.task
     return [round(b - a, 3) for a, b in itertools.pairwise(times)]
 
 
@@ -439,7 +444,7 @@ def test_waits_grow_after_each_failure_up_to_the_most(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         waits = await fail(bench, *(Unreachable("no answer") for _ in range(8)))
         assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0]
-        assert bench.case.work.last_error == ""
+        assert bench.node_state.work.last_error == ""
         waits = await fail(bench, Unreachable("x"))
         assert waits == [0.2], "each success begins anew"
 
@@ -451,12 +456,12 @@ def test_a_pause_that_the_cluster_asks_for_is_kept(play_bench: Play) -> None:
         assert await fail(bench, Unreachable("x", retry_after=40.0)) == [40.0]
         bench.step = NextStep(Step.UNDO)
         bench.answers["wanted_now"] = None
-        way_out = bench.made._back_off(bench.case, 0.5, 40.0)
+        way_out = bench.made._back_off(bench.node_state, 0.5, 40.0)
         before = bench.loop.time()
         await way_out
         assert bench.loop.time() - before == 5.0, "what ends a quarantine waits less"
         before = bench.loop.time()
-        await bench.made._back_off(bench.case, 0.5, 0.1)
+        await bench.made._back_off(bench.node_state, 0.5, 0.1)
         assert bench.loop.time() - before == 0.5
 
     play_bench(test)
@@ -467,7 +472,7 @@ def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(play_ben
         errors: list[str] = []
 
         def reread() -> None:
-            errors.append(bench.case.work.last_error)
+            errors.append(bench.node_state.work.last_error)
 
         bench.answers["reread"] = reread
         waits = await fail(bench, *(Conflict("x") for _ in range(5)))
@@ -503,9 +508,9 @@ def test_an_error_is_shown_while_it_lasts(play_bench: Play) -> None:
         for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):
             going = asyncio.ensure_future(fail(bench, error))
             await asyncio.sleep(0.1)
-            seen.append(bench.case.work.last_error)
+            seen.append(bench.node_state.work.last_error)
             await going
-            assert bench.case.work.last_error == ""
+            assert bench.node_state.work.last_error == ""
         assert seen[:2] == ["no answer", "forbidden"]
         assert "a bug" in seen[2]
 
@@ -515,9 +520,9 @@ def test_an_error_is_shown_while_it_lasts(play_bench: Play) -> None:
 def test_a_second_read_that_fails_is_shown_too(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         bench.answers["reread"] = ClusterError("no answer either")
-        await bench.made._after_failure(bench.case, 0, "x", reread=True)
-        assert bench.case.work.last_error == "no answer either"
-        assert bench.case.work.again.is_set()
+        await bench.made._after_failure(bench.node_state, 0, "x", reread=True)
+        assert bench.node_state.work.last_error == "no answer either"
+        assert bench.node_state.work.again.is_set()
 
     play_bench(test)
 
@@ -527,16 +532,16 @@ def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
         changes: list[tuple[Callable[[], None], float]] = [
             (lambda: None, 100.0),
             (lambda: setattr(bench, "step", NextStep(Step.RELEASE)), 10.0),
-            (lambda: set_fields(bench.case, suspect=True), 10.0),
+            (lambda: set_fields(bench.node_state, needs_read=True), 10.0),
         ]
         for change, waited in changes:
-            bench.step, bench.case.work.suspect = NextStep(Step.NOTHING), False
-            bench.case.work.again.clear()
+            bench.step, bench.node_state.work.needs_read = NextStep(Step.NOTHING), False
+            bench.node_state.work.again.clear()
             before = bench.loop.time()
-            wait = asyncio.ensure_future(bench.made._back_off(bench.case, 100.0, 0.0))
+            wait = asyncio.ensure_future(bench.made._back_off(bench.node_state, 100.0, 0.0))
             await asyncio.sleep(10)
             change()
-            bench.case.work.again.set()
+            bench.node_state.work.again.set()
             await wait
             assert bench.loop.time() - before == waited
 
@@ -550,20 +555,23 @@ def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) 
     async def test(bench: Bench) -> None:
         bench.step = NextStep(Step.DRAIN)
         going = bench.made._still_draining
-        assert going(bench.case)
+        assert going(bench.node_state)
         bench.may = False
-        assert not going(bench.case)
-        bench.may, bench.case.work.suspect = True, True
-        assert not going(bench.case)
-        bench.case.work.suspect, bench.case.cluster.over = False, frozenset({WORD})
-        assert not going(bench.case)
-        bench.case.cluster.over, bench.step = frozenset(), NextStep(Step.UPDATE)
+        assert not going(bench.node_state)
+        bench.may, bench.node_state.work.needs_read = True, True
+        assert not going(bench.node_state)
+        bench.node_state.work.needs_read, bench.node_state.cluster.ended_overrides = (
+            False,
+            frozenset({WORD}),
+        )
+        assert not going(bench.node_state)
+        bench.node_state.cluster.ended_overrides, bench.step = frozenset(), NextStep(Step.UPDATE)
         waiter = bench.loop.create_future()
-        bench.case.work.waiters = (waiter,)
-        assert not going(bench.case)
+        bench.node_state.work.waiters = (waiter,)
+        assert not going(bench.node_state)
         assert not waiter.done()
         bench.step = NextStep(Step.DRAIN)
-        assert going(bench.case)
+        assert going(bench.node_state)
         assert waiter.done(), "nothing of what was heard is left to do"
 
     play_bench(test)
@@ -590,13 +598,13 @@ def test_what_was_heard_is_acknowledged_when_it_is_durable(
     async def test(bench: Bench) -> None:
         monkeypatch.setattr(worker, "unsaved", lambda _, wanted: wanted is not None)
         bench.answers["wanted_now"] = wanted
-        bench.case.own_quarantine_view().quarantine = found
+        bench.node_state.own_quarantine_view().quarantine = found
         gone, waits = bench.loop.create_future(), bench.loop.create_future()
         gone.cancel()
-        bench.case.work.waiters = (gone, waits)
-        bench.made._settle_waiters(bench.case)
+        bench.node_state.work.waiters = (gone, waits)
+        bench.made._settle_waiters(bench.node_state)
         assert waits.done() == settled
-        assert bench.case.work.waiters == (() if settled else (gone, waits))
+        assert bench.node_state.work.waiters == (() if settled else (gone, waits))
 
     play_bench(test)
 
@@ -609,15 +617,15 @@ def test_a_process_waits_for_an_agent_since_its_start_or_since_the_node_is_ours(
 ) -> None:
     async def test(bench: Bench) -> None:
         begun, after = bench.loop.time(), SETTINGS.limits.silent_drain_after
-        assert not bench.made._situation(bench.case).knows
+        assert not bench.made._situation(bench.node_state).knows
         await asyncio.sleep(after - 1)
-        assert not bench.made._situation(bench.case).knows
+        assert not bench.made._situation(bench.node_state).knows
         await asyncio.sleep(1)
-        assert bench.made._situation(bench.case).knows
-        bench.case.work.ours_since = begun + 10
-        assert not bench.made._situation(bench.case).knows
+        assert bench.made._situation(bench.node_state).knows
+        bench.node_state.work.ours_since = begun + 10
+        assert not bench.made._situation(bench.node_state).knows
         await asyncio.sleep(10)
-        assert bench.made._situation(bench.case).knows
+        assert bench.made._situation(bench.node_state).knows
 
     play_bench(test)
 
@@ -626,23 +634,23 @@ def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> 
     async def test(bench: Bench) -> None:
         await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
         now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
-        assert not bench.made._situation(bench.case).absent_too_long
+        assert not bench.made._situation(bench.node_state).absent_too_long
         for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
-            bench.case.own_quarantine_view().quarantine = quarantine(
+            bench.node_state.own_quarantine_view().quarantine = quarantine(
                 status={"node_absent_since": since}
             )
-            assert bench.made._situation(bench.case).absent_too_long == too_long
+            assert bench.made._situation(bench.node_state).absent_too_long == too_long
 
     play_bench(test)
 
 
 def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        found = bench.made._situation(bench.case)
+        found = bench.made._situation(bench.node_state)
         assert (found.stopped, found.in_record) == (False, False)
         bench.fleet.stop = "a drill"
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        found = bench.made._situation(bench.case)
+        found = bench.made._situation(bench.node_state)
         assert (found.stopped, found.in_record) == (True, True)
 
     play_bench(test)
@@ -656,9 +664,9 @@ def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> No
             shards=SimpleNamespace(may_act=lambda _: True),
         )
         queue.view = True
-        case = NodeState(NodeSummary("n1"), loop.time)
-        queue.add_for_read(case)
-        queue.evaluate(case)
+        node_state = NodeState(NodeSummary("n1"), loop.time)
+        queue.add_for_read(node_state)
+        queue.evaluate(node_state)
         queue.deliver_to(
             SimpleNamespace(
                 start=lambda one: started.append(f"start {one.node}"),
@@ -666,8 +674,8 @@ def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> No
             )
         )
         assert started == []
-        queue.resume(case)
-        queue.evaluate(case)
+        queue.resume(node_state)
+        queue.evaluate(node_state)
         assert started == ["start n1", "evaluate n1"]
 
     play(test)

@@ -57,7 +57,7 @@ class Office:
         record = Record().enter([entry(node) for node in nodes], "h")
         self.world.person_rolls_back_record(dump_record(record))
 
-    def tell(self) -> None:
+    def record_event(self) -> None:
         """The event of the record as it is now."""
         self.record_writer.seen(self.world.record)
 
@@ -74,7 +74,7 @@ def test_an_entry_that_another_replica_made_is_waited_for_in_the_news() -> None:
         await asyncio.sleep(0.1)
         assert not any(wait.done() for wait in waits), "no news has told of the entry"
         office.another_writes("n1")
-        office.tell()
+        office.record_event()
         assert await asyncio.gather(*waits) == [None, None]
         assert loop.time() - began == pytest.approx(0.1)
         assert office.reads == 0
@@ -215,7 +215,7 @@ def test_what_is_likely_goes_by_the_record_and_by_those_who_wait() -> None:
         await record_writer.forget_entry(await record_writer.entry("n1"))
         assert record_writer.would_admit(proposal("n3"))
         office.world.person_garbles_the_record()
-        office.tell()
+        office.record_event()
         assert "can't be read" in record_writer.problem
         assert not record_writer.would_admit(proposal("n3"))
 

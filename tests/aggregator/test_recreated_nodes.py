@@ -86,7 +86,7 @@ def test_a_recreated_node_that_may_not_be_marked_is_never_said_to_be_drained() -
         status = world.quarantines["n1"].status
         assert "created again" in status.message
         assert (status.drained_at, status.drain_started_at, status.deadline_at) == (0, 0, 0)
-        assert status.did is None
+        assert status.applied is None
         assert not is_tainted(world, "n1")
         world.person_stops("")
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
@@ -158,7 +158,7 @@ def test_the_next_replica_marks_a_node_that_came_back_while_there_was_none() -> 
         began = loop.time()
         await until(lambda: is_tainted(world, "n1"))
         assert loop.time() - began < 1.0
-        await until(lambda: another.controller._registry.case("n2").cluster.node_gone)
+        await until(lambda: another.controller._registry.node_state("n2").cluster.node_gone)
         world.add_node("n2", uid="uid-3")
         began = loop.time()
         await until(lambda: is_tainted(world, "n2"))
@@ -190,7 +190,7 @@ def test_what_its_agent_or_a_list_says_has_the_node_read_where_no_watch_tells(
         world = World()
         replica = await drained(world, loop, "n1")
         world.delete_node("n1")
-        await until(lambda: replica.controller._registry.case("n1").cluster.node_gone)
+        await until(lambda: replica.controller._registry.node_state("n1").cluster.node_gone)
         replica.cluster.deaf = True
         await asyncio.sleep(REFRESH / 4)
         world.add_node("n1", uid="uid-2")

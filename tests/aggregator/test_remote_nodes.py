@@ -93,16 +93,16 @@ def test_silence_is_counted_of_the_clusters_nodes_and_of_all_before_these_are_li
     known = RemoteNodes()
     registry = NodeRegistry(FleetState(), "", known)
     for name in ("n1", "n2", "ghost"):
-        case = registry.case(name)
-        case.agent.health = NodeHealth(hello(name))
-        case.agent.health.snapshot(snapshot())
-        case.agent.silent = name != "n1"
+        node_state = registry.node_state(name)
+        node_state.agent.health = NodeHealth(hello(name))
+        node_state.agent.health.snapshot(snapshot())
+        node_state.agent.silent = name != "n1"
     known.apply_reports("r1", replace(saying("n3"), silent=True))
     known.apply_reports("r1", replace(saying("gone"), silent=True))
     assert registry.silence() == (4, 5)
     registry.listed([NodeMeta(name, name) for name in ("n1", "n2", "n3")])
     assert registry.silence() == (2, 3)
-    registry.case("n2").agent.attached = True
+    registry.node_state("n2").agent.attached = True
     assert registry.silence() == (1, 3), "it is fresh"
     known.apply_reports("r1", saying("n2"))
     assert registry.silence() == (1, 3), "another counts it"

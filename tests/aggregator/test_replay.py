@@ -206,7 +206,7 @@ def test_a_replay_of_the_same_policy_judges_as_was_judged(
     closings: list[tuple[str, float]] = []
     again: float | None = None
 
-    def look(now: float) -> None:
+    def evaluate_at(now: float) -> None:
         nonlocal incidents, again
         judged = evaluate(SITE, health, incidents, now)
         for ident, one in judged.incidents.items():
@@ -218,24 +218,24 @@ def test_a_replay_of_the_same_policy_judges_as_was_judged(
     def wait(until: float) -> None:
         while again is not None and again <= until:
             clock.time = again
-            look(again)
+            evaluate_at(again)
         clock.time = until
 
-    def say(told: Snapshot | Delta) -> None:
+    def fold(told: Snapshot | Delta) -> None:
         if isinstance(told, Snapshot):
             health.snapshot(told)
         else:
             health.delta(told)
-        look(clock())
+        evaluate_at(clock())
         recorder.record_message("n1", told, clock())
 
-    say(node.snapshot(clock()))
+    fold(node.snapshot(clock()))
     for step, passed, _ in many:
         wait(clock() + passed)
         node.sees(step, clock())
         told = node.delta(clock())
         if told != Delta():
-            say(told)
+            fold(told)
     wait(clock() + 2 * 86400)
     episodes = [one for one in replayed(tape, clock()) if one.acts]
     assert [(one.kind, round(one.began, 2)) for one in episodes] == [

@@ -49,15 +49,19 @@ def test_in_a_stateful_set_it_is_reached_at_its_pods_name(tmp_path: Path) -> Non
 
 
 def test_it_tells_of_its_mode_and_of_whether_its_limits_are_the_others() -> None:
-    def told(**more: Any) -> Member:
+    def member_of(**more: Any) -> Member:
         shards = {"address": "localhost:1", "name": "a"}
         found = member(Config.model_validate({"shards": shards, **more}))
         assert found is not None
         return found
 
-    assert told(mode="drain").mode == "drain"
-    assert told().limits_hash == told(mode="drain").limits_hash
-    assert told().limits_hash != told(limits={"concurrent": 21}).limits_hash
+    assert member_of(mode="drain").mode == "drain"
+    assert member_of().limits_hash == member_of(mode="drain").limits_hash
+    assert member_of().limits_hash != member_of(limits={"concurrent": 21}).limits_hash
+    pools = [{"name": name, "selector": {"matchLabels": {"pool": name}}} for name in ("a", "b")]
+    hashes = {member_of(pools=some).limits_hash for some in ([], pools[:1], pools, pools[::-1])}
+    assert len(hashes) == 4, "their order decides too"
+    assert member_of(pools=[]).limits_hash == member_of().limits_hash
 
 
 def test_an_address_of_its_own_goes_before(tmp_path: Path) -> None:

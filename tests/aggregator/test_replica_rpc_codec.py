@@ -11,9 +11,9 @@ from aggregator.policy.network.verdict import Edge, Finding, NetworkVerdict
 from aggregator.quarantine.decide.admission import Held, Proposal, stopped
 from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.decide.replica_messages import (
+    AdmissionDecision,
     AdmissionRequest,
     Answer,
-    Decision,
     FleetFindings,
     KeepAlive,
     LeaderFindings,
@@ -56,6 +56,7 @@ proposals = st.builds(
     st.lists(st.frozensets(text, max_size=3), max_size=3, unique=True).map(tuple),
     text,
     st.sampled_from(EvidenceBasis),
+    text,
 )
 said = (
     st.builds(
@@ -101,7 +102,7 @@ answers = (
         st.builds(Uncertainty, text, text, text, text),
     )
     | st.builds(LeaderFindings, st.dictionaries(name, findings, max_size=3))
-    | st.builds(Decision, count, st.none() | st.builds(Held, name, text, text, text), text)
+    | st.builds(AdmissionDecision, count, st.none() | st.builds(Held, name, text, text, text), text)
     | st.just(KeepAlive())
 )
 
@@ -119,7 +120,7 @@ def test_what_the_leader_answers_arrives_as_it_was_said(one: Answer) -> None:
 def test_that_all_is_stopped_can_be_told_however_long_the_reason_is() -> None:
     """Otherwise a log that was pasted into a stop would end the replicas' streams repeatedly."""
     held = stopped("a pasted log " * 10_000)
-    told = Decision(1, held, "")
+    told = AdmissionDecision(1, held, "")
     assert decode_answer(encode_answer(told)) == told
     assert held.reason.endswith("… (130,000 characters)")
 

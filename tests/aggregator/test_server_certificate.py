@@ -182,7 +182,7 @@ alerts: {{outbox: {tmp_path}/outbox.db}}
             *program, "run", "--config", str(file), stdout=out, stderr=out
         )
     try:
-        served = re.compile(r'"the page is served", "address": "127.0.0.1:(\d+)"')
+        served = re.compile(r'"the page is served",.* "address": "127.0.0.1:(\d+)"')
         await until(lambda: served.search(log.read_text()), log.read_text)
         [port] = map(int, served.findall(log.read_text()))
         why = f"agents and other replicas turn away: {pair.certificate} expired at 20"

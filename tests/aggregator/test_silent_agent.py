@@ -50,7 +50,7 @@ class Scene:
     def falls_silent(self) -> None:
         self.replica.controller.on_disconnect("n1", self.line, "gone")
 
-    def told(self, kind: str) -> int:
+    def count_of(self, kind: str) -> int:
         return self.replica.notes.kinds("n1").count(kind)
 
 
@@ -60,8 +60,8 @@ def test_one_silent_agent_whose_node_was_well_is_counted_and_nothing_else() -> N
         scene.speaks(WELL, fault("xid:13"))  # an application's Xid accuses no node
         scene.falls_silent()
         await later(3600)
-        assert scene.told("agent.silent") == 1
-        assert scene.told("agent.silent_failing") == 0
+        assert scene.count_of("agent.silent") == 1
+        assert scene.count_of("agent.silent_failing") == 0
         assert scene.world.writes == []
         assert scene.reads == 0  # nor is its kubelet asked about
 
@@ -76,7 +76,7 @@ def test_failing_and_silent_under_a_ready_kubelet_is_told_once_for_each_time() -
             await later(10)
             scene.falls_silent()
             await later(3600)
-            assert scene.told("agent.silent_failing") == times
+            assert scene.count_of("agent.silent_failing") == times
         assert scene.reads <= 2 * 61  # one a minute
         assert scene.world.writes == []
 
@@ -92,10 +92,10 @@ def test_where_the_kubelet_is_not_ready_either_kubernetes_knows_already(
         scene.speaks(SLOW)
         scene.falls_silent()
         await later(1800)
-        assert scene.told("agent.silent_failing") == 0
+        assert scene.count_of("agent.silent_failing") == 0
         assert scene.world.writes == []
         scene.world.set_node(replace(scene.world.nodes["n1"], ready=True))
-        await soon(lambda: scene.told("agent.silent_failing") == 1)
+        await soon(lambda: scene.count_of("agent.silent_failing") == 1)
 
     virtual_time.run(main())
 
@@ -157,7 +157,7 @@ def test_it_goes_through_every_limit() -> None:
         )
         scene.speaks(SLOW)
         scene.falls_silent()
-        await soon(lambda: scene.told("quarantine.held") == 1)
+        await soon(lambda: scene.count_of("quarantine.held") == 1)
         await later(600)
         assert not scene.world.quarantines
 
@@ -190,7 +190,7 @@ def test_a_node_in_quarantine_is_not_asked_about() -> None:
         before = scene.reads
         scene.falls_silent()
         await later(3600)
-        assert scene.told("agent.silent_failing") == 0
+        assert scene.count_of("agent.silent_failing") == 0
         assert scene.reads == before
 
     virtual_time.run(main())
@@ -210,17 +210,17 @@ def test_an_agent_that_is_refused_again_and_again_is_silent_and_told_with_the_re
             await later(1)
             scene.replica.controller.on_disconnect("n1", scene.line, "snapshot.seq: 1 after 2")
             await later(20)
-        assert scene.told("agent.silent") == 1
+        assert scene.count_of("agent.silent") == 1
         [told] = [one for one in scene.replica.notes.transitions if one.kind == "agent.silent"]
         assert "not understood" in told.summary
         assert "snapshot.seq: 1 after 2" in told.summary
         node_summary = scene.replica.fleet.node_summaries["n1"]
         assert node_summary.standing() is QuarantineSummary.SILENT
         assert "snapshot.seq" in why(node_summary, QuarantineSummary.SILENT)
-        assert scene.told("agent.back") == 0
+        assert scene.count_of("agent.back") == 0
         scene.speaks(WELL)
         await later(1)
-        assert scene.told("agent.back") == 1
+        assert scene.count_of("agent.back") == 1
         assert node_summary.standing() is QuarantineSummary.OK
         await scene.replica.stop()
 
@@ -232,9 +232,9 @@ def test_an_agent_that_is_attached_and_never_sends_a_snapshot_is_silent() -> Non
         scene = Scene()
         scene.replica.controller.on_connect(hello("n1"), scene.line)
         await later(30)
-        assert scene.told("agent.silent") == 0
+        assert scene.count_of("agent.silent") == 0
         await later(60)
-        assert scene.told("agent.silent") == 1
+        assert scene.count_of("agent.silent") == 1
         await scene.replica.stop()
 
     virtual_time.run(main())
@@ -246,7 +246,7 @@ def test_an_agent_whose_hello_is_refused_is_silent() -> None:
         for _ in range(10):
             scene.replica.controller.on_refusal("n1", "hello.boot_id: empty")
             await later(20)
-        assert scene.told("agent.silent") == 1
+        assert scene.count_of("agent.silent") == 1
         node_summary = scene.replica.fleet.node_summaries["n1"]
         assert "hello.boot_id: empty" in why(node_summary, node_summary.standing())
         await scene.replica.stop()
@@ -264,9 +264,9 @@ def test_an_agent_that_comes_back_in_time_was_never_silent() -> None:
             await later(10)
             scene.falls_silent()
             await later(10)
-        assert scene.told("agent.silent") == 0
+        assert scene.count_of("agent.silent") == 0
         await later(120)
-        assert scene.told("agent.silent") == 1
+        assert scene.count_of("agent.silent") == 1
         await scene.replica.stop()
 
     virtual_time.run(main())

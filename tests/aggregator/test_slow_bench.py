@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.bench import slowplay
 from tests.bench.fleet import gates, slow_figures
 from tests.bench.slowplay import SlowOutcome, play_slow, slow_faults
@@ -14,6 +16,12 @@ def test_a_day_of_a_small_fleet_finds_its_slow_node_and_no_other() -> None:
     assert len(outcome.found) == 1
     assert outcome.right >= 1
     assert outcome.wrong == 0
+
+
+@pytest.mark.parametrize("seed", [5, 8, 18])
+def test_a_day_of_twenty_nodes_takes_no_firmware_for_a_slow_gpu(seed: int) -> None:
+    """In each of these a single node, of 10 to 16 with a load, has a lower highest clock."""
+    assert play_slow(20, seed).wrong == 0
 
 
 def test_findings_that_are_wrong_or_missing_fail_the_gates() -> None:

@@ -26,14 +26,14 @@ def _looked(board: MemoryBoard, *, renewed_every: float = 0.0) -> tuple[str, flo
             await asyncio.sleep(renewed_every)
             board.write(ONE, board.leases[ONE.name].version, leaving=False)
 
-    async def look() -> tuple[str, float]:
+    async def find_replica() -> tuple[str, float]:
         renewing = asyncio.create_task(renew())
         begun = asyncio.get_running_loop().time()
         found = await find_live_replica(Link(board, deadline=TIMES.deadline), _nobody)
         renewing.cancel()
         return found, asyncio.get_running_loop().time() - begun
 
-    return run(look())
+    return run(find_replica())
 
 
 def _nobody(name: str) -> None:
@@ -48,15 +48,15 @@ def test_where_there_are_no_leases_it_takes_no_time() -> None:
 def test_a_lease_that_is_renewed_names_who_is_at_work() -> None:
     board = MemoryBoard()
     board.write(ONE, "", leaving=False)
-    found, took = _looked(board, renewed_every=TIMES.tick)
+    found, took = _looked(board, renewed_every=TIMES.retry_period)
     assert found == ONE.name
-    assert took <= 2 * TIMES.tick
+    assert took <= 2 * TIMES.retry_period
 
 
 def test_a_lease_that_is_renewed_as_slowly_as_a_living_replica_may_is_seen_too() -> None:
     board = MemoryBoard()
     board.write(ONE, "", leaving=False)
-    found, _ = _looked(board, renewed_every=TIMES.expiry - TIMES.tick - 0.1)
+    found, _ = _looked(board, renewed_every=TIMES.lease_duration - TIMES.retry_period - 0.1)
     assert found == ONE.name
 
 
@@ -65,7 +65,7 @@ def test_the_lease_of_one_that_died_is_watched_until_it_has_expired() -> None:
     board.write(ONE, "", leaving=False)
     found, took = _looked(board)
     assert found == ""
-    assert took >= TIMES.expiry
+    assert took >= TIMES.lease_duration
 
 
 def test_one_that_left_in_order_is_waited_for_no_longer() -> None:
@@ -81,7 +81,7 @@ def test_one_that_comes_while_it_looks_is_seen() -> None:
 
     async def comes() -> str:
         another = partial(board.write, Member("another", epoch="b"), "", leaving=False)
-        asyncio.get_running_loop().call_later(TIMES.tick + 1, another)
+        asyncio.get_running_loop().call_later(TIMES.retry_period + 1, another)
         return await find_live_replica(Link(board, deadline=TIMES.deadline), _nobody)
 
     assert run(comes()) == "another"
@@ -108,13 +108,13 @@ def _waited(board: MemoryBoard, *, renewals: int = 0, outages: int = 0) -> list[
     """The messages that it gives, without repeats, until it begins."""
     said: list[str] = []
 
-    def say(what: str, why: str) -> None:
+    def note_state(what: str, why: str) -> None:
         if said[-1:] != [f"{what}: {why}"]:
             said.append(f"{what}: {why}")
 
     async def renew() -> None:
         for _ in range(renewals):
-            await asyncio.sleep(TIMES.tick)
+            await asyncio.sleep(TIMES.retry_period)
             board.write(ONE, board.leases[ONE.name].version, leaving=False)
 
     async def weather(_: str) -> None:
@@ -126,7 +126,9 @@ def _waited(board: MemoryBoard, *, renewals: int = 0, outages: int = 0) -> list[
     async def wait() -> None:
         renewing = asyncio.create_task(renew())
         link = Link(board, deadline=TIMES.deadline, before=weather)
-        await wait_until_sole_replica(link, waits=partial(say, "waits"), away=partial(say, "away"))
+        await wait_until_sole_replica(
+            link, waits=partial(note_state, "waits"), away=partial(note_state, "away")
+        )
         await renewing
 
     run(wait())
@@ -161,7 +163,7 @@ def test_where_the_board_is_away_it_says_that_and_of_no_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "waited"), [(None, TIMES.retry), (0.0, TIMES.retry), (30.0, 30.0)]
+    ("asked", "waited"), [(None, TIMES.failure_pause), (0.0, TIMES.failure_pause), (30.0, 30.0)]
 )
 def test_a_board_that_is_away_is_asked_again_after_the_time_that_it_names(
     asked: float | None, waited: float

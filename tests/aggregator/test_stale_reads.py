@@ -7,6 +7,7 @@ import pytest
 
 from aggregator.cluster.node_names import TAINT, is_marked
 from aggregator.cluster.port import Guard, Node, Phase, RecordText, Taint
+from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from tests.support import virtual_time
@@ -15,6 +16,21 @@ from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
 
 ILL = snapshot(fault())
+
+
+READS = pytest.mark.usefixtures("reads_each_node")
+
+
+@pytest.fixture
+def reads_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list tells too little of nodes, so that each is read before its quarantine."""
+    monkeypatch.setattr(ExpectedNodes, "expect", lambda _self, _node_state: None)
+
+
+@pytest.fixture(params=["read", "expected"], autouse=True)
+def both_ways(request: pytest.FixtureRequest) -> None:
+    if request.param == "read":
+        request.getfixturevalue("reads_each_node")
 
 
 class Noting(MemoryCluster):
@@ -164,6 +180,7 @@ def test_an_ill_node_that_the_cluster_does_not_have_is_held_and_told_and_written
     virtual_time.run(main())
 
 
+@READS
 @pytest.mark.parametrize(
     ("lags", "reads"), [("", [True]), ("a version", [True, False]), ("a wish", [True, False])]
 )

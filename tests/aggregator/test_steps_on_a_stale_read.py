@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, LABEL, is_marked
+from aggregator.cluster.node_names import FORMER_APPLIED, LABEL, is_marked
 from aggregator.cluster.port import (
     Action,
     MarksStatus,
@@ -43,15 +43,19 @@ async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, 
     replica = Replica(world, clock=Running())
     replica.agent("n1", ILL, line=line)
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    case = replica.controller._registry.case("n1")
-    await soon(lambda: not case.work.again.is_set() and case.node_summary.quarantine is not None)
+    node_state = replica.controller._registry.node_state("n1")
+    await soon(
+        lambda: (
+            not node_state.work.again.is_set() and node_state.node_summary.quarantine is not None
+        )
+    )
     await later(1)
-    return replica, case
+    return replica, node_state
 
 
-def standing(case: NodeState) -> Quarantine:
-    assert case.node_summary.quarantine is not None
-    return case.node_summary.quarantine
+def standing(node_state: NodeState) -> Quarantine:
+    assert node_state.node_summary.quarantine is not None
+    return node_state.node_summary.quarantine
 
 
 def entries(world: World) -> set[str]:
@@ -82,17 +86,17 @@ def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
 ) -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world, line = World(), FakeLine()
-        replica, case = await drained(world, line)
+        replica, node_state = await drained(world, line)
         release_actions = replica.controller._reconciler._release_actions
         replica.agent("n1", snapshot(cleared=CLEARED), line=line)
-        case.decision.incidents = {}  # it has been well for long enough
+        node_state.decision.incidents = {}  # it has been well for long enough
 
         def while_we_look() -> str:
             happens(replica, line)
             return ""
 
         release_actions._differing = while_we_look
-        await release_actions.release(case, standing(case), RECOVERED)
+        await release_actions.release(node_state, standing(node_state), RECOVERED)
         assert (phase_of(world, "n1") is Phase.RELEASING) == released
         await replica.stop()
 
@@ -102,9 +106,9 @@ def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
 def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
-        replica, case = await drained(world)
+        replica, node_state = await drained(world)
         release_actions, before = replica.controller._reconciler._release_actions, len(world.writes)
-        await release_actions.undo(case)
+        await release_actions.undo(node_state)
         assert world.writes[before:] == []
         assert is_marked(world.nodes["n1"])
         assert entries(world) == {"n1"}
@@ -117,16 +121,16 @@ def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
 def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_its_entry() -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
-        replica, case = await drained(world)
+        replica, node_state = await drained(world)
         release_actions = replica.controller._reconciler._release_actions
         await replica.stop()  # nobody else acts on it
         replica.cluster.crashed.clear()
-        await release_actions.void(case, standing(case))
+        await release_actions.void(node_state, standing(node_state))
         assert phase_of(world, "n1") is Phase.DRAINED
         await replica.controller._record_writer.forget_entry(
             await replica.controller._record_writer.entry("n1")
         )
-        await release_actions.void(case, standing(case))
+        await release_actions.void(node_state, standing(node_state))
         status = world.quarantines["n1"].status
         assert status.phase is Phase.RELEASING
         assert status.released_because == status.message
@@ -153,7 +157,7 @@ def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
 ) -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
-        replica, case = await drained(world)
+        replica, node_state = await drained(world)
         await replica.stop()  # nobody else acts on it
         acts = replica.controller._reconciler._acts
         known = world.quarantines["n1"]
@@ -162,9 +166,9 @@ def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
         world.quarantines["n1"] = known
         replica.cluster.crashed.clear()
         if step == "_write_spec":
-            await acts._write_spec(case, known, spec)
+            await acts._write_spec(node_state, known, spec)
         else:
-            await acts.show_override(case, known)
+            await acts.show_override(node_state, known)
         assert phase_of(world, "n1") is after
         await asyncio.sleep(0)
 
@@ -230,15 +234,15 @@ def test_a_mark_is_set_again_only_while_its_quarantine_stands_on_that_node(
 ) -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
-        replica, case = await drained(world)
+        replica, node_state = await drained(world)
         await replica.stop()
         replica.cluster.crashed.clear()
         node = world.nodes["n1"]
         labels = {key: text for key, text in node.labels.items() if key != LABEL}
         world.nodes["n1"] = replace(node, labels=labels)
-        happens(world, case)
+        happens(world, node_state)
         before = len(world.writes)
-        await replica.controller._reconciler._restorer.restore(case)
+        await replica.controller._reconciler._restorer.restore(node_state)
         assert ("patch n1" in world.writes[before:]) == restored
         assert (LABEL in world.nodes["n1"].labels if "n1" in world.nodes else False) == restored
         if restored:
@@ -275,9 +279,11 @@ def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_t
         await soon(lambda: not replica.fleet.view_lost)
         if entry is not None:
             await replica.controller._record_writer.enter(entry)
-        case = replica.controller._registry.case("n1")
-        node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
-        found = replica.controller._reconciler._adopter._spec(case, node)
+        node_state = replica.controller._registry.node_state("n1")
+        node = replace(
+            world.nodes["n1"], annotations={FORMER_APPLIED: "nonsense"}, labels={LABEL: "x"}
+        )
+        found = replica.controller._reconciler._adopter._spec(node_state, node)
         assert found is not None
         assert (found.action, found.kind, found.requester) == spec
         unreadable = "can't be read" in found.reason
@@ -300,21 +306,23 @@ def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_
         await soon(lambda: not replica.fleet.view_lost)
         world.person_stops("a drill")
         replica.agent("n1", ILL)
-        case = replica.controller._registry.case("n1")
-        await soon(lambda: case.decision.wanted is not None and case.decision.hold is not None)
+        node_state = replica.controller._registry.node_state("n1")
+        await soon(
+            lambda: node_state.decision.wanted is not None and node_state.decision.hold is not None
+        )
         await replica.stop()
         replica.cluster.crashed.clear()
-        assert case.decision.wanted is not None
+        assert node_state.decision.wanted is not None
         acts = replica.controller._reconciler._acts
         node = world.nodes.pop("n1")
-        case.cluster.node_gone = True
-        assert await acts.propose(case, case.decision.wanted) is False
-        assert case.decision.hold is not None
-        assert case.decision.hold.limit == "no-node"
+        node_state.cluster.node_gone = True
+        assert await acts.propose(node_state, node_state.decision.wanted) is False
+        assert node_state.decision.hold is not None
+        assert node_state.decision.hold.limit == "no-node"
         world.nodes["n1"] = node
-        await acts.propose(case, case.decision.wanted)
-        assert not case.cluster.node_gone
-        assert case.decision.hold.limit == "stop"
+        await acts.propose(node_state, node_state.decision.wanted)
+        assert not node_state.cluster.node_gone
+        assert node_state.decision.hold.limit == "stop"
 
     play(test)
 
@@ -345,10 +353,10 @@ def quarantine(phase: Phase, requester: str = OURS, *, deleting: bool = False) -
 def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
     found: Quarantine | None, maintained: str, *, waits: bool
 ) -> None:
-    case = NodeState(summary_of("n1", quarantine=found, maintained=maintained), lambda: 1.0)
-    assert waits_for_its_node(case) == waits
-    case.own_quarantine_view().release_held = "its GPU is missing"
-    assert not waits_for_its_node(case)
+    node_state = NodeState(summary_of("n1", quarantine=found, maintained=maintained), lambda: 1.0)
+    assert waits_for_its_node(node_state) == waits
+    node_state.own_quarantine_view().release_held = "its GPU is missing"
+    assert not waits_for_its_node(node_state)
 
 
 # -- what is forgotten ----------------------------------------------------------------------------
@@ -364,7 +372,7 @@ def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
         agent_events = replica.controller._agent_events
         assert "n1" in agent_events._hellos
         assert "n1" in agent_events._lines
-        agent_events.reject(replica.controller._registry.case("n1"))
+        agent_events.reject(replica.controller._registry.node_state("n1"))
         assert "n1" not in agent_events._hellos
         assert "n1" not in agent_events._lines
         assert "which is gone" in line.closed
@@ -377,15 +385,15 @@ def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
 def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
-        replica, case = await drained(world)
+        replica, node_state = await drained(world)
         node_registry = replica.controller._registry
         node_registry.note_absence("n1", absent=True)
         assert node_registry.absent == {"n1"}
-        uid = standing(case).uid
+        uid = standing(node_state).uid
         cluster_events: Any = replica.controller._cluster_events
-        cluster_events._quarantine_gone(case, uid, with_definition=False)
+        cluster_events._quarantine_gone(node_state, uid, with_definition=False)
         assert node_registry.absent == set()
-        assert case.node_summary.quarantine is None
+        assert node_state.node_summary.quarantine is None
         await replica.stop()
 
     play(test)

@@ -389,7 +389,7 @@ def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
         world.record = replace(world.record, text=dump_record(entered), version=world.tick())
         stop_without_news(world)
         replica = Replica(world, clock=LoopClock(loop))
-        world.tell(RecordSeen(world.record))
+        world.emit(RecordSeen(world.record))
         await until(lambda: not replica.fleet.view_lost)
         replica.agent("n1", ILL)
         await until(lambda: held_by_stop(replica, "n1"))

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import TAINT
-from aggregator.cluster.port import Action, Phase, QuarantineSpec, Taint
-from aggregator.quarantine.decide.node_marks import STILL_SCHEDULABLE
+from aggregator.cluster.port import STILL_SCHEDULABLE, Action, Phase, QuarantineSpec, Taint
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
 from aggregator.quarantine.decide.uncordon import (
     MOST_RECORDONS,

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.cluster.port import (
     Action,
-    Did,
+    AppliedChanges,
     Node,
     Quarantine,
     QuarantineSpec,
@@ -46,12 +46,12 @@ NODE = uncordoned_node()
 
 
 def quarantine(*, requester: str = OURS, **status: object) -> Quarantine:
-    known = QuarantineStatus(node_uid="uid-1", did=Did(cordoned=True, value="gpu"))
+    known = QuarantineStatus(node_uid="uid-1", applied=AppliedChanges(cordoned=True, value="gpu"))
     known = replace(known, **status)  # type: ignore[arg-type]  # a test's words
     return Quarantine("n1", "q", "1", QuarantineSpec(Action.DRAIN, "gpu", "x", requester), known)
 
 
-def told(
+def decide_on(
     known: Quarantine,
     whose: Uncordoned = Uncordoned.UNKNOWN,
     rules: UncordonRules | None = None,
@@ -100,7 +100,7 @@ def test_each_further_uncordon_waits_longer_for_its_cordon(
 def test_uncordons_are_counted_while_less_than_a_day_lies_between_them(
     recordons: int, ago: float, count: int
 ) -> None:
-    status = told(quarantine(recordons=recordons, uncordoned_at=AT - ago))
+    status = decide_on(quarantine(recordons=recordons, uncordoned_at=AT - ago))
     assert (status.recordons, status.uncordoned_at) == (count, AT)
 
 
@@ -127,21 +127,23 @@ def test_evictions_are_held_where_a_person_may_have_meant_the_uncordon(
     rules = UncordonRules(action, hold_evictions=3600.0, trust_uncordoned_by=trusts)
     node = uncordoned_node(by="somebody")
     known = quarantine(recordons=recordons, uncordoned_at=AT - 9, evictions_held_until=77.0)
-    status = told(known, whose, rules, node)
+    status = decide_on(known, whose, rules, node)
     assert status.evictions_held_until == (AT + 3600 if held else 77.0)
     assert (f"No pod is evicted before {HOUR_LATER}" in status.uncordoned) == held
 
 
 def test_the_cordon_that_is_set_again_is_remembered_as_ours_until_it_is_given_up() -> None:
-    foreign = Did(cordoned=False, value="gpu")
-    again = told(quarantine(did=foreign), Uncordoned.FOREIGN)
-    assert again.did == replace(foreign, cordoned=True)
-    fifth = quarantine(did=foreign, recordons=MOST_RECORDONS - 1, uncordoned_at=AT - 1)
-    assert told(fifth).did == replace(foreign, cordoned=True)
-    last = told(quarantine(did=foreign, recordons=MOST_RECORDONS, uncordoned_at=AT - 1))
-    assert last.did == foreign
-    other_node = told(quarantine(did=foreign, node_uid="uid-0"))
-    assert other_node.did == foreign, "what was done to another Node of that name stays as it was"
+    foreign = AppliedChanges(cordoned=False, value="gpu")
+    again = decide_on(quarantine(applied=foreign), Uncordoned.FOREIGN)
+    assert again.applied == replace(foreign, cordoned=True)
+    fifth = quarantine(applied=foreign, recordons=MOST_RECORDONS - 1, uncordoned_at=AT - 1)
+    assert decide_on(fifth).applied == replace(foreign, cordoned=True)
+    last = decide_on(quarantine(applied=foreign, recordons=MOST_RECORDONS, uncordoned_at=AT - 1))
+    assert last.applied == foreign
+    other_node = decide_on(quarantine(applied=foreign, node_uid="uid-0"))
+    assert other_node.applied == foreign, (
+        "what was done to another Node of that name stays as it was"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_the_author_is_named_where_the_admission_policy_vouches_for_it(
     node = uncordoned_node(by=user) if user else NODE
     whose = whose_uncordon(node, quarantine())
     rules = UncordonRules(trust_uncordoned_by=trusts)
-    assert told(quarantine(), whose, rules, node).uncordoned.startswith(
+    assert decide_on(quarantine(), whose, rules, node).uncordoned.startswith(
         f"uncordoned at {WHEN} {author}"
     )
 
@@ -184,7 +186,7 @@ def test_the_author_is_named_where_the_admission_policy_vouches_for_it(
     ],
 )
 def test_a_tool_is_named_by_the_marks_that_it_has_left(node: Node, author: str) -> None:
-    assert told(quarantine(), node=node).uncordoned.startswith(
+    assert decide_on(quarantine(), node=node).uncordoned.startswith(
         f"uncordoned at {WHEN} {author}, and cordoned again (1 of 5 within a day)"
     )
 
@@ -193,20 +195,20 @@ def test_an_uncordon_is_described_with_what_was_done_and_what_to_do() -> None:
     begin = f"uncordoned at {WHEN} {UNKNOWN_AUTHOR}"
     again = f"{begin}, and cordoned again (1 of 5 within a day)"
     silent = UncordonRules(OnUncordon.RECORDON)
-    assert told(quarantine(), rules=silent).uncordoned == f"{again}. {RELEASE}"
-    assert told(quarantine()).uncordoned == (
+    assert decide_on(quarantine(), rules=silent).uncordoned == f"{again}. {RELEASE}"
+    assert decide_on(quarantine()).uncordoned == (
         f"{again}. {RELEASE}. No pod is evicted before {HOUR_LATER}"
     )
-    assert told(quarantine(), Uncordoned.FOREIGN).uncordoned == (
+    assert decide_on(quarantine(), Uncordoned.FOREIGN).uncordoned == (
         f"{again}, by sickbay: the cordon before it was somebody else's"
     )
-    assert told(quarantine(requester=FORCED)).uncordoned == (
+    assert decide_on(quarantine(requester=FORCED)).uncordoned == (
         f"{again}: sickbay.dev/force stands on the node. To release it: sickbay release n1"
     )
     held_once = quarantine(evictions_held_until=AT)
-    assert told(held_once, rules=silent).uncordoned == f"{again}. {RELEASE}"
+    assert decide_on(held_once, rules=silent).uncordoned == f"{again}. {RELEASE}"
     given_up = quarantine(recordons=MOST_RECORDONS, uncordoned_at=AT - 1)
-    assert told(given_up).uncordoned == (
+    assert decide_on(given_up).uncordoned == (
         f"{begin}, 6 times within a day. It is not cordoned again before {DAY_LATER}; the taint "
         "still keeps new pods away. Find the tool or person that uncordons it"
     )
@@ -229,9 +231,9 @@ def test_whose_an_uncordon_is_goes_by_the_user_that_the_node_names(
     node = uncordoned_node(by=user) if user else NODE
     assert whose_uncordon(node, quarantine()) is whose
     assert whose_uncordon(replace(node, unschedulable=True), quarantine()) is Uncordoned.NO
-    foreign = quarantine(did=Did(cordoned=False, value="gpu"))
+    foreign = quarantine(applied=AppliedChanges(cordoned=False, value="gpu"))
     assert whose_uncordon(node, foreign) is Uncordoned.FOREIGN
-    assert whose_uncordon(node, quarantine(did=None)) is whose
+    assert whose_uncordon(node, quarantine(applied=None)) is whose
 
 
 #: Who an uncordon of our cordon may be by, and with which rules it is a release.

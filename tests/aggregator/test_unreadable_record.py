@@ -87,12 +87,16 @@ async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
     replica.agent("n1", ILL)
     await until(lambda: "record" in replica.fleet.node_summaries["n1"].work.last_error)
     # It tries again and again, and never writes over a record that it cannot read.
-    case = replica.controller._registry.case("n1")
+    node_state = replica.controller._registry.node_state("n1")
     for _ in range(3):
-        case.work.again.set()
+        node_state.work.again.set()
         replica.agent("n1", ILL)
         await until(
-            lambda: not case.work.again.is_set() or case.work.task is None or case.work.task.done()
+            lambda: (
+                not node_state.work.again.is_set()
+                or node_state.work.task is None
+                or node_state.work.task.done()
+            )
         )
     assert world.quarantines == {}
     assert world.record.text == garbled

@@ -76,7 +76,7 @@ class Bench:
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     closed: list[Incident] = field(default_factory=list)
 
-    def tell(self, told: Snapshot | Delta, now: float) -> Evaluation:
+    def fold(self, told: Snapshot | Delta, now: float) -> Evaluation:
         if isinstance(told, Snapshot):
             self.health.snapshot(told)
         else:
@@ -124,9 +124,9 @@ def test_flapping_is_changes_from_well_to_failed(
 
 def test_a_component_that_flaps_counts_as_failing_until_it_has_been_steady() -> None:
     bench = Bench()
-    bench.tell(snapshot(link(*flaps(1000, 1100))), 1200.0)
+    bench.fold(snapshot(link(*flaps(1000, 1100))), 1200.0)
     assert bench.acting == []
-    bench.tell(Delta((link(*flaps(1000, 1100, 1200)),)), 1300.0)
+    bench.fold(Delta((link(*flaps(1000, 1100, 1200)),)), 1300.0)
     (incident,) = bench.acting
     assert [item.code for item in incident.in_force] == ["nic-link:flaps"]
     assert (incident.action, incident.since) == ("cordon", 1200.0)
@@ -144,7 +144,7 @@ def test_a_component_that_flaps_counts_as_failing_until_it_has_been_steady() -> 
 @pytest.mark.parametrize("flapless", [True, False])
 def test_flapping_that_no_rule_counts_is_over_once_the_link_is_up(*, flapless: bool) -> None:
     bench = Bench()
-    bench.tell(snapshot(link(*flaps(1000, 1100, 1200))), 1300.0)
+    bench.fold(snapshot(link(*flaps(1000, 1100, 1200))), 1300.0)
     assert [item.code for item in bench.acting[0].in_force] == ["nic-link:flaps"]
     rules = [one for one in SITE.rules if one.name != "link-flapping"]
     if flapless:
@@ -152,9 +152,9 @@ def test_flapping_that_no_rule_counts_is_over_once_the_link_is_up(*, flapless: b
         rules.append(replace(was, flaps=0))
     bench.policy = replace(SITE, rules=tuple(rules))
     down = flaps(1000, 1100, 1200, 1305)[:-1]
-    bench.tell(Delta((link(*down),)), 1306.0)
+    bench.fold(Delta((link(*down),)), 1306.0)
     assert "nic-link:flaps" in {item.code for item in bench.acting[0].in_force}
-    bench.tell(Delta((link(*down, (1310.0, OK)),)), 1310.0)
+    bench.fold(Delta((link(*down, (1310.0, OK)),)), 1310.0)
     (incident,) = bench.incidents.values()
     assert incident.in_force == ()
     assert incident.recovering_since == 1310.0
@@ -163,7 +163,7 @@ def test_flapping_that_no_rule_counts_is_over_once_the_link_is_up(*, flapless: b
 def test_a_flapping_link_that_is_down_at_the_end_is_not_well() -> None:
     bench = Bench()
     down = (*flaps(1000, 1100, 1200)[:-1],)
-    bench.tell(snapshot(link(*down)), 1210.0)
+    bench.fold(snapshot(link(*down)), 1210.0)
     for now in (1000 + H, 1000 + 2 * H, 1000 + 20 * H):
         bench.at(now)
     (incident,) = bench.acting
@@ -172,12 +172,12 @@ def test_a_flapping_link_that_is_down_at_the_end_is_not_well() -> None:
 
 def test_a_failure_that_no_message_showed_begins_the_recovery_anew() -> None:
     bench = Bench()
-    bench.tell(snapshot(link((0.0, OK), (900.0, FAILED))), 1000.0)
+    bench.fold(snapshot(link((0.0, OK), (900.0, FAILED))), 1000.0)
     (opened,) = bench.acting
-    bench.tell(Delta((link((0.0, OK), (900.0, FAILED), (1010.0, OK)),)), 1010.0)
+    bench.fold(Delta((link((0.0, OK), (900.0, FAILED), (1010.0, OK)),)), 1010.0)
     # It went and came back between two messages; the ring shows it.
     told = ((0.0, OK), (900.0, FAILED), (1010.0, OK), (1250.0, FAILED), (1255.0, OK))
-    bench.tell(Delta((link(*told),)), 1256.0)
+    bench.fold(Delta((link(*told),)), 1256.0)
     bench.at(1400.0)  # five minutes after the first recovery
     assert [one.id for one in bench.acting] == [opened.id]
     bench.at(1554.0)
@@ -349,13 +349,13 @@ def test_what_comes_to_several_gpus_at_once_is_the_jobs() -> None:
 
 def test_an_application_xid_over_several_jobs_acts_where_a_site_says_so() -> None:
     bench = Bench()
-    bench.tell(snapshot(seen(100, 110, 120, 800)), 900.0)
+    bench.fold(snapshot(seen(100, 110, 120, 800)), 900.0)
     assert bench.acting == []
-    bench.tell(Delta(faults=(seen(100, 110, 120, 800, 1500),)), 1500.0)
+    bench.fold(Delta(faults=(seen(100, 110, 120, 800, 1500),)), 1500.0)
     (incident,) = bench.acting
     assert (incident.action, incident.since) == ("cordon", 1500.0)
     shipped = Bench(shipped_policy())
-    shipped.tell(snapshot(seen(100, 800, 1500)), 1600.0)
+    shipped.fold(snapshot(seen(100, 800, 1500)), 1600.0)
     assert shipped.acting == []
     assert [item.rule for one in shipped.incidents.values() for item in one.evidence] == [
         "application-xid-repeated"
@@ -365,13 +365,13 @@ def test_an_application_xid_over_several_jobs_acts_where_a_site_says_so() -> Non
 def test_the_job_of_eight_gpus_acts_on_none_of_them() -> None:
     bench = Bench()
     all_gpus = [seen(100 + n, 900 + n, 1700 + n, 2500 + n, of=f"GPU-{n}") for n in range(8)]
-    bench.tell(snapshot(*all_gpus), 3000.0)
+    bench.fold(snapshot(*all_gpus), 3000.0)
     assert bench.acting == []
 
 
 def test_an_incident_begins_when_its_evidence_had_lasted_and_not_when_we_looked() -> None:
     late = Bench()
-    late.tell(snapshot(link((0.0, OK), (1000.0, FAILED)), seen(400)), 9000.0)
+    late.fold(snapshot(link((0.0, OK), (1000.0, FAILED)), seen(400)), 9000.0)
     assert {one.action: one.since for one in late.incidents.values()} == {
         "cordon": 1030.0,
         "observe": 400.0,
@@ -483,8 +483,8 @@ class Aggregator:
         self.bench = Bench(health=NodeHealth(_hello()))
         self.quarantine: Quarantine | None = None
 
-    def tell(self, told: Snapshot | Delta, now: float) -> None:
-        self.bench.tell(told, now)
+    def fold(self, told: Snapshot | Delta, now: float) -> None:
+        self.bench.fold(told, now)
         self._keep()
 
     def at(self, now: float) -> None:
@@ -494,7 +494,7 @@ class Aggregator:
     def greet(self, told: Snapshot, now: float) -> None:
         """The agent attaches anew."""
         self.bench.health.greet(_hello())
-        self.tell(told, now)
+        self.fold(told, now)
 
     def restart(
         self, told: Snapshot, now: float, *, boot: str = "boot-1", epoch: str = "e"
@@ -502,7 +502,7 @@ class Aggregator:
         self.bench = Bench(health=NodeHealth(replace(hello("n1", boot), spool_epoch=epoch)))
         if self.quarantine is not None:
             self.bench.incidents = incidents_of(self.quarantine, SITE, now)
-        self.tell(told, now)
+        self.fold(told, now)
 
     def _keep(self) -> None:
         wanted = wanted_of(self.bench.incidents, frozenset(), Action.DRAIN, SITE.hash)
@@ -579,8 +579,8 @@ def test_restarts_of_aggregator_and_agent_change_no_judgement(
     Both hear of the same latch, which lives in one agent that is restarted too.
     """
     node, steady, shaken, now = Node(), Aggregator(), Aggregator(), 1000.0
-    steady.tell(node.snapshot(now), now)
-    shaken.tell(node.snapshot(now), now)
+    steady.fold(node.snapshot(now), now)
+    shaken.fold(node.snapshot(now), now)
     for step, passed, trouble in many:
         now += passed
         steady.at(now)
@@ -592,9 +592,9 @@ def test_restarts_of_aggregator_and_agent_change_no_judgement(
             shaken.greet(node.snapshot(now), now)
         else:
             told = node.delta(now)
-            steady.tell(told, now)
+            steady.fold(told, now)
             if "aggregator" not in trouble:
-                shaken.tell(told, now)
+                shaken.fold(told, now)
         if "aggregator" in trouble:
             shaken.restart(node.snapshot(now), now)
         node.acknowledged()
@@ -611,10 +611,10 @@ def test_restarts_of_aggregator_and_agent_change_no_judgement(
 
 def test_a_restart_does_not_move_the_start_of_what_is_still_failing() -> None:
     node, aggregator = Node(), Aggregator()
-    aggregator.tell(node.snapshot(1000.0), 1000.0)
+    aggregator.fold(node.snapshot(1000.0), 1000.0)
     for at, status in ((1100.0, "OK"), (1200.0, "FAILED")):
         node.sees(("level", "nic-link", "eth0", status, "link-down"), at)
-        aggregator.tell(node.delta(at), at)
+        aggregator.fold(node.delta(at), at)
     aggregator.at(1230.0)
     before = aggregator.starts()
     assert list(before.values()) == [1230.0]
@@ -625,7 +625,7 @@ def test_a_restart_does_not_move_the_start_of_what_is_still_failing() -> None:
 def test_a_component_that_is_gone_for_good_is_so_after_a_restart_too() -> None:
     """Such an end can't be seen twice: it is written, or the node would never be released."""
     node, aggregator = Node(), Aggregator()
-    aggregator.tell(node.snapshot(1000.0), 1000.0)
+    aggregator.fold(node.snapshot(1000.0), 1000.0)
     for at, step in (
         (1100.0, ("level", "nic-link", "eth0", "FAILED", "link-down")),
         (1200.0, ("level", "nic-link", "eth0", "OK", "")),
@@ -633,7 +633,7 @@ def test_a_component_that_is_gone_for_good_is_so_after_a_restart_too() -> None:
     ):
         aggregator.at(at)
         node.sees(step, at)
-        aggregator.tell(node.delta(at), at)
+        aggregator.fold(node.delta(at), at)
         node.acknowledged()
     aggregator.restart(node.snapshot(1310.0), 1310.0)
     (incident,) = aggregator.bench.acting

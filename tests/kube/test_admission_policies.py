@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME
+from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from tests.controlplane.api import JSON, MERGE_PATCH, STRATEGIC_PATCH, ApiClient
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.cluster
 OWN = "sickbay.dev/probe"
 ACCOUNT = ("sickbay", "sickbay-aggregator")
 POLICIES = DEPLOY / "admission-policies.yaml"
+AUTOSCALERS = replace(SETTINGS, marks=RestoreRules(keep_from_autoscalers=True))
 AUTHORS = DEPLOY.parent / "examples" / "uncordoned-by.yaml"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 PATHS = {
@@ -162,6 +165,45 @@ async def test_the_aggregator_cordons_again_under_its_policy(
         await until(lambda: bench.unschedulable(node) and bench.status(node, "uncordoned"))
 
 
+async def test_under_an_older_policy_nodes_are_cordoned_and_released_without_others_annotations(
+    control_plane: ControlPlane, aggregator: Path, cluster_space: Space, policies: None
+) -> None:
+    """The policy of before refuses the annotations of autoscalers, and their removal."""
+    earlier, later = cluster_space.create_nodes(2)
+    autoscalers = "karpenter.sh/do-not-disrupt"
+
+    def notes(node: str) -> Any:
+        return control_plane.node(node)["metadata"].get("annotations", {})
+
+    async with (
+        kube_cluster(aggregator, namespace="sickbay") as kube,
+        running_bench(kube, cluster_space, settings=AUTOSCALERS) as bench,
+    ):
+        bench.attach(earlier, snapshot(fault(boot_id=bench.boot(earlier))))
+        await bench.phase(earlier, "Drained")
+        assert notes(earlier)[autoscalers] == "true"
+
+        path = f"{REGISTRATION}/validatingadmissionpolicies/sickbay-aggregator"
+        policy = control_plane.call("GET", path)
+        [own] = (one for one in policy["spec"]["variables"] if one["name"] == "ownNotices")
+        own["expression"] = "['example.test/none']"
+        control_plane.call("PUT", path, policy)
+        account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+        probe = {"metadata": {"annotations": {autoscalers: "probe"}}}
+        dry = f"/api/v1/nodes/{later}?dryRun=All"
+        await until(lambda: patch(account, dry, probe)[0] == 422, within=20)
+
+        bench.attach(later, snapshot(fault(boot_id=bench.boot(later))))
+        await bench.phase(later, "Drained")
+        assert autoscalers not in notes(later)
+        for node in (later, earlier):
+            bench.delete(node)
+            await bench.free(node)
+            assert not bench.unschedulable(node)
+        assert notes(earlier)[autoscalers] == "true", "it stays where it may not be removed"
+        assert "sickbay.dev/kept" in notes(earlier)
+
+
 TAINT = {"key": "sickbay.dev/quarantine", "value": "gpu", "effect": "NoSchedule"}
 FORBIDDEN: dict[str, Any] = {
     "a NoExecute taint of its key": {"spec": {"taints": [{**TAINT, "effect": "NoExecute"}]}},
@@ -222,9 +264,55 @@ async def test_without_its_policy_rbac_allows_what_the_policy_denies(
         assert patch(account, where, body, STRATEGIC_PATCH)[0] == 200, what
 
 
+SECRETS = "/api/v1/namespaces/sickbay/secrets"
+
+
+def secret(name: str, kind: str = "Opaque") -> dict[str, Any]:
+    """With the annotation by which a service account's token is asked for."""
+    account = {"kubernetes.io/service-account.name": "sickbay-aggregator"}
+    return {"metadata": {"name": name, "annotations": account}, "type": kind}
+
+
+TOKEN = "kubernetes.io/service-account-token"
+
+
+async def test_the_aggregator_may_write_the_secret_of_its_authorities_alone(
+    control_plane: ControlPlane, policies: None
+) -> None:
+    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+    control_plane.request("DELETE", f"{SECRETS}/{CA_KEYS_NAME}")
+
+    def refused(body: dict[str, Any]) -> str:
+        answer = account.request("POST", SECRETS, body)
+        if answer.status == 201:
+            control_plane.call("DELETE", f"{SECRETS}/{body['metadata']['name']}")
+            return ""
+        return str(answer.body["message"])
+
+    policy = "the Secret sickbay-ca-keys of type Opaque alone"
+    await until(lambda: policy in refused(secret("other")), within=20)
+    assert policy in refused(secret(CA_KEYS_NAME, TOKEN))
+    assert refused(secret(CA_KEYS_NAME)) == ""
+
+
+async def test_without_its_policy_the_aggregator_could_make_itself_a_token(
+    control_plane: ControlPlane, aggregator: Path
+) -> None:
+    """The right that docs/security.md describes, tried."""
+    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+    where = f"{SECRETS}/{CA_KEYS_NAME}"
+    control_plane.request("DELETE", where)
+    try:
+        assert account.request("POST", SECRETS, secret(CA_KEYS_NAME, TOKEN)).status == 201
+        assert account.request("GET", where).status == 200
+    finally:
+        control_plane.request("DELETE", where)
+
+
 # -- kubelets ------------------------------------------------------------------------------------
 
 
+@pytest.mark.kubernetes_from(36)  # MutatingAdmissionPolicy v1
 async def test_a_kubelet_can_neither_lift_its_quarantine_nor_exempt_itself(
     bench: Bench, cluster_space: Space, authors: None
 ) -> None:
@@ -237,6 +325,7 @@ async def test_a_kubelet_can_neither_lift_its_quarantine_nor_exempt_itself(
         for body in (
             {"metadata": {"annotations": exemption}},
             {"metadata": {"annotations": {"sickbay.dev/did": None}}},
+            {"metadata": {"annotations": {"sickbay.dev/applied": None}}},
             {"metadata": {"annotations": {"sickbay.dev/codes": "none"}}},
             {"metadata": {"labels": {"sickbay.dev/quarantined": None}}},
             {"metadata": {"labels": {"sickbay.dev/new": "x"}}},
@@ -343,6 +432,7 @@ def authors(control_plane: ControlPlane) -> Iterator[None]:
     remove(control_plane, AUTHORS)
 
 
+@pytest.mark.kubernetes_from(36)  # MutatingAdmissionPolicy v1
 async def test_with_the_policy_that_names_authors_a_persons_uncordon_releases_and_a_tools_does_not(
     kube: KubeCluster, cluster_space: Space, authors: None
 ) -> None:

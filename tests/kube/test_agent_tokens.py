@@ -6,13 +6,18 @@ from pathlib import Path
 import grpc
 import pytest
 
+from aggregator.cluster.agent_pods import PodsListed
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Unreachable
+from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import IdentityError, Refusal
 from aggregator.ingest.jwks import JwksCache
+from aggregator.ingest.live_pod_auth import LivePodAuthenticator
 from aggregator.ingest.tokens import TokenAuthenticator
 from tests.controlplane.pytest_plugin import Space
 from tests.support.ingest import site
+from tests.support.kube_cluster import following_pods, kube_cluster
+from tests.support.waiting import until
 
 AGENT = "sickbay-agent"
 
@@ -92,7 +97,7 @@ async def test_other_audiences_and_tokens_bound_to_nothing_are_refused(
 async def test_after_a_restart_tokens_are_verified_without_the_api_server(
     cluster_space: Space, node: str, kube: KubeCluster, tmp_path: Path
 ) -> None:
-    """A deleted pod's token is good until it expires, too: the price, as docs say."""
+    """A deleted pod's token, too: while the API server is away none can be told from another."""
     plane, namespace = cluster_space.plane, cluster_space.namespace
     token = plane.token_for(namespace, AGENT, pod="agent")
     await authenticator(store(kube, tmp_path), cluster_space).verify(token)
@@ -105,3 +110,49 @@ async def test_after_a_restart_tokens_are_verified_without_the_api_server(
     offline = JwksCache(away, tmp_path / "jwks.json", now=time.monotonic)
     offline.load()
     assert (await authenticator(offline, cluster_space).verify(token)).node == node
+
+
+async def test_the_stream_and_the_token_of_a_deleted_pod_end_and_a_new_pod_attaches(
+    cluster_space: Space, node: str, tmp_path: Path, quarantine_definition: None
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [other] = cluster_space.create_nodes(1, start=1)
+    plane.create_pod(namespace, "agent-2", node=other, service_account=AGENT)
+    old = plane.token_for(namespace, AGENT, pod="agent")
+    others = plane.token_for(namespace, AGENT, pod="agent-2")
+    deleted = DeletedPods(now=time.monotonic)
+    account = f"{namespace}:{AGENT}"
+    async with (
+        kube_cluster(plane.kubeconfig, namespace=namespace, agents=account) as kube,
+        following_pods(kube, deleted) as listener,
+        site(
+            authenticator=LivePodAuthenticator(
+                authenticator(store(kube, tmp_path), cluster_space), deleted
+            ),
+            deleted_pods=deleted,
+        ) as running,
+        running.agent(node, token=old) as agent,
+        running.agent(other, token=others) as neighbour,
+    ):
+        await agent.attend()
+        await neighbour.attend()
+        await until(lambda: listener.has(PodsListed))
+        [listed] = (one for one in listener.heard if isinstance(one, PodsListed))
+        assert len(listed.uids) == 2, "the pods of agents, and no tenant's"
+        plane.call("DELETE", cluster_space.path("pods", "agent"))
+        code, text = await agent.ending()
+        assert (code, "was deleted" in text) == (grpc.StatusCode.UNAUTHENTICATED, True)
+        async with running.agent(node, token=old) as again:
+            await again.try_hello()
+            assert (await again.ending())[0] is grpc.StatusCode.UNAUTHENTICATED
+        assert running.stats.ended["pod_deleted"] == running.stats.refused["pod_deleted"] == 1
+        plane.wait_gone(cluster_space.path("pods", "agent"))
+        plane.create_pod(namespace, "agent", node=node, service_account=AGENT)
+        new = plane.token_for(namespace, AGENT, pod="agent")
+        async with running.agent(node, token=new) as successor:
+            await successor.attend()
+            await neighbour.beat(0)
+            await until(lambda: running.stats.messages["heartbeat"] == 1)
+            assert running.stats.attached == 2
+        requests = {key[:2]: n for key, n in kube.counters.answers.items() if key[1] == "pods"}
+        assert requests == {("GET", "pods"): 1, ("WATCH", "pods"): 1}

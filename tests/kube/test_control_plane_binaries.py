@@ -12,10 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.cluster.kubernetes.server_version import OLDEST
 from tests.controlplane import binaries
 from tests.controlplane.commands import Options
 from tests.controlplane.toolchain import NoControlPlane
-from tests.controlplane.versions import GO_MODULE, go_requirement, programs
+from tests.controlplane.versions import (
+    GO_MODULE,
+    GO_OLDEST,
+    go_requirement,
+    minor,
+    programs,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,10 +163,24 @@ def test_nothing_is_built_that_no_plane_starts() -> None:
     assert set(programs()) == set(whole.programs())
 
 
-def test_the_lock_names_every_staging_module_and_no_path_or_registry() -> None:
-    text = (GO_MODULE / "go.mod").read_text()
-    assert len(re.findall(r"^\tk8s\.io/\S+ => k8s\.io/\S+ v0\.", text, re.MULTILINE)) == 33
+@pytest.mark.parametrize(("lock", "modules"), [(GO_MODULE, 33), (GO_OLDEST, 30)])
+def test_the_lock_names_every_staging_module_and_no_path_or_registry(
+    lock: Path, modules: int
+) -> None:
+    text = (lock / "go.mod").read_text()
+    assert len(re.findall(r"^\tk8s\.io/\S+ => k8s\.io/\S+ v0\.", text, re.MULTILINE)) == modules
     assert not re.search(r"=> [./]|https?://", text)
+
+
+def test_the_oldest_kubernetes_is_built_from_its_own_lock_beside_the_newest_etcd() -> None:
+    newest, oldest = programs({}), programs({"SICKBAY_KUBERNETES": "oldest"})
+    assert oldest["kube-apiserver"].lock == GO_OLDEST
+    assert oldest["kube-apiserver"].release != newest["kube-apiserver"].release
+    assert oldest["etcd"] == newest["etcd"]
+    assert oldest["kwok"] == newest["kwok"]
+    assert minor(oldest["kube-apiserver"].version) == OLDEST[1]
+    with pytest.raises(ValueError, match='expected "newest" or "oldest"'):
+        programs({"SICKBAY_KUBERNETES": "1.33"})
 
 
 Pytest = Callable[..., "subprocess.CompletedProcess[str]"]

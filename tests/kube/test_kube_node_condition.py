@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.node_names import APPLIED, TAINT
+from aggregator.cluster.node_names import FORMER_APPLIED, TAINT
 from aggregator.cluster.port import Conflict, NodeChange, NotFound, Taint
 from tests.controlplane.pytest_plugin import Space
 from tests.support.waiting import until
@@ -42,7 +42,7 @@ async def announce(kube: KubeCluster, space: Space, name: str, **arguments: Any)
 async def marked(kube: KubeCluster, name: str, *, there: bool) -> str:
     """The uid of the node, which bears our taint and annotation now, or neither."""
     ours = (Taint(TAINT, "gpu", "NoSchedule"),) if there else ()
-    change = NodeChange(taints=ours, annotations={APPLIED: "{}" if there else None})
+    change = NodeChange(taints=ours, annotations={FORMER_APPLIED: "{}" if there else None})
     while True:
         node = await kube.read_node(name)
         assert node is not None

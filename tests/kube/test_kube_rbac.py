@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from aggregator.cluster.agent_pods import PodsListed
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.rbac import needed
 from aggregator.cluster.port import (
@@ -26,8 +27,10 @@ from aggregator.replicas.membership.view import Member
 from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.support.kube_cluster import DEPLOY, kube_cluster, listening
+from tests.support.kube_cluster import DEPLOY, following_pods, kube_cluster, listening
+from tests.support.waiting import until
 
+WATCH = ("WATCH", "pods", 200)
 ACCOUNT = ("sickbay", "sickbay-aggregator")
 
 
@@ -40,7 +43,7 @@ def account(control_plane: ControlPlane, quarantine_definition: None) -> Path:
 
 @pytest.fixture
 async def restricted(account: Path) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(account, shards=True) as cluster:
+    async with kube_cluster(account, shards=True, agents="sickbay:sickbay-agent") as cluster:
         yield cluster
 
 
@@ -81,6 +84,8 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
     held = {lease.member.name: lease.version for lease in await board.list()}
     lease = await board.write(Member("test", epoch="1"), held.get("test", ""))
     await board.write(lease.member, lease.version, leaving=True)
+    async with following_pods(restricted) as pods:
+        await until(lambda: pods.has(PodsListed) and restricted.counters.answers[WATCH] > 0)
     refused = {key: n for key, n in restricted.counters.answers.items() if key[2] in {401, 403}}
     assert refused == {}
 
@@ -90,6 +95,9 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
     [
         ("GET", "/api/v1/secrets", None),
         ("GET", "/api/v1/namespaces/sickbay/secrets", None),
+        ("GET", "/api/v1/namespaces/sickbay/secrets/other", None),
+        ("DELETE", "/api/v1/namespaces/sickbay/secrets/sickbay-ca-keys", None),
+        ("POST", "/api/v1/namespaces/kube-system/secrets", {"metadata": {"name": "x"}}),
         ("GET", "/api/v1/namespaces/sickbay/configmaps", None),
         ("GET", "/api/v1/namespaces/sickbay/configmaps/other", None),
         ("GET", "/api/v1/namespaces/kube-system/configmaps", None),
@@ -98,6 +106,7 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         ("DELETE", "/apis/coordination.k8s.io/v1/namespaces/sickbay/leases/sickbay-test", None),
         ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", None),
         ("GET", "/api/v1/namespaces/default/pods/x", None),
+        ("GET", "/api/v1/pods?watch=true", None),
         ("DELETE", "/api/v1/namespaces/default/pods/x", None),
         ("DELETE", "/api/v1/nodes/x", None),
         ("GET", "/api/v1/events", None),
@@ -133,7 +142,9 @@ def test_the_file_grants_what_is_asked_for_and_no_more() -> None:
                         }
     asked = {
         (right.verb, right.group, right.resource, right.namespace, right.name)
-        for right in needed("sickbay", shards=True)
+        for right in needed(
+            "sickbay", shards=True, certificates=True, agents="sickbay", access=True
+        )
     }
     assert granted == asked
 
@@ -186,7 +197,7 @@ def dry_run(plane: ControlPlane, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("file", ["crd.yaml", "aggregator-rbac.yaml"])
+@pytest.mark.parametrize("file", ["crd.yaml", "aggregator-rbac.yaml", "access.yaml"])
 def test_the_server_takes_our_files_without_a_warning(
     control_plane: ControlPlane, account: Path, file: str
 ) -> None:

@@ -81,6 +81,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -
             with pytest.raises(Unreachable, match=r"GET /x: .* no answer in 0\.3 s"):
                 await get(transport)
             assert transport.counters.answers["GET", "things", 0] == 1
+            assert transport.counters.durations["GET", "things"].count == 1
         hang.set()
 
 
@@ -127,6 +128,7 @@ async def test_a_server_that_fails_for_a_while_is_told_each_time_and_counted(
             with pytest.raises(Unreachable, match="etcd is away"):
                 await get(transport)
         assert transport.counters.answers["GET", "things", 500] == 3 * TRIES
+        assert transport.counters.durations["GET", "things"].count == 3 * TRIES
 
 
 async def test_a_read_whose_answer_is_lost_is_asked_again_and_a_write_is_not(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.node_names import APPLIED, FORMER_APPLIED
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.pytest_plugin import Space
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.cluster
 
 TAINT = "sickbay.dev/quarantine"
 LABEL = "sickbay.dev/quarantined"
-DID = "sickbay.dev/did"
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
     for node in (ours, theirs):
         bench.attach(node, snapshot(DISK))
         await bench.phase(node, "Drained")
-        bench.patch(node, {"metadata": {"annotations": {DID: None}}})
+        bench.patch(node, {"metadata": {"annotations": {FORMER_APPLIED: None}}})
         bench.says(node, WELL)
         bench.later(LONG, node)
     for node in (ours, theirs):
@@ -165,8 +165,8 @@ def remove_label(bench: Bench, node: str) -> None:
     bench.patch(node, {"metadata": {"labels": {LABEL: None}}})
 
 
-def remove_did(bench: Bench, node: str) -> None:
-    bench.patch(node, {"metadata": {"annotations": {DID: None}}})
+def remove_applied(bench: Bench, node: str) -> None:
+    bench.patch(node, {"metadata": {"annotations": {FORMER_APPLIED: None}}})
 
 
 def overwrite_condition(bench: Bench, node: str) -> None:
@@ -181,7 +181,7 @@ def overwrite_condition(bench: Bench, node: str) -> None:
         (remove_taint, "taint"),
         (change_taint, "taint"),
         (remove_label, "label"),
-        (remove_did, "did"),
+        (remove_applied, "applied"),
         (overwrite_condition, "condition"),
     ],
 )
@@ -193,8 +193,10 @@ async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_
     async with running_bench(kube, cluster_space, settings=settings) as bench:
         bench.attach(node, snapshot(DISK))
         await bench.phase(node, "Drained")
-        case = bench.controller._registry.case(node)
-        await until(lambda: condition(bench, node) == "True" and case.quarantine_view.trail is None)
+        node_state = bench.controller._registry.node_state(node)
+        await until(
+            lambda: condition(bench, node) == "True" and node_state.quarantine_view.trail is None
+        )
         change(bench, node)
         removed = time.monotonic()
         await until(lambda: missing(bench, node) == {name})
@@ -205,7 +207,8 @@ async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_
         await until(lambda: condition(bench, node) == "True")
         meta = bench.plane.node(node)["metadata"]
         assert meta["labels"][LABEL] == "disk"
-        assert '"unschedulable": true' in meta["annotations"][DID]
+        assert '"unschedulable": true' in meta["annotations"][APPLIED]
+        assert meta["annotations"][FORMER_APPLIED] == meta["annotations"][APPLIED]
         assert bench.status(node, "phase") == "Drained"
         assert bench.notes.kinds(node).count("quarantine.marks_missing") == 1
         await until(lambda: bench.notes.kinds(node).count("quarantine.marks_restored") == 1)

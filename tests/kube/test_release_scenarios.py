@@ -104,11 +104,11 @@ class Bench:
     def status(self, node: str, field: str) -> str:
         return str(((self.quarantine(node) or {}).get("status") or {}).get(field, ""))
 
-    async def phase(self, node: str, *phases: str) -> None:
-        await until(lambda: self.status(node, "phase") in phases)
+    async def phase(self, node: str, *phases: str, within: float = 60.0) -> None:
+        await until(lambda: self.status(node, "phase") in phases, within=within)
 
-    async def free(self, node: str) -> None:
-        await until(lambda: self.quarantine(node) is None)
+    async def free(self, node: str, within: float = 60.0) -> None:
+        await until(lambda: self.quarantine(node) is None, within=within)
         spec = self.plane.node(node)["spec"]
         assert not [one for one in spec.get("taints", []) if one["key"].startswith("sickbay.dev")]
 

@@ -1,6 +1,13 @@
-"""A person's edits of a Quarantine's spec on the real API server: each holds, or is rejected."""
+"""A person's edits of a Quarantine's spec on the real API server, and what others read in it.
 
+Each edit holds, or is rejected; the conditions are always about the present spec.
+"""
+
+import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +21,8 @@ from tests.support.stack import pods_of, protect, start_job
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
+
+PATH = os.environ["PATH"]
 
 
 @pytest.fixture
@@ -66,3 +75,87 @@ async def test_an_edit_that_could_not_hold_is_rejected_with_the_way_that_is_supp
     found = bench.quarantine(node)
     assert found is not None
     assert found["spec"]["reason"] == "other words, RMA 7"
+
+
+# -- conditions ----------------------------------------------------------------------------------
+
+
+async def kubectl(bench: Bench, home: Path, *arguments: str) -> str:
+    running = await asyncio.create_subprocess_exec(
+        *("kubectl", *arguments),
+        env={"KUBECONFIG": str(bench.plane.kubeconfig), "HOME": str(home), "PATH": PATH},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await running.communicate()
+    assert running.returncode == 0, output.decode()
+    return output.decode()
+
+
+def shown(bench: Bench, node: str) -> dict[str, str]:
+    """The conditions that are about the present spec, as `kubectl wait` counts them."""
+    found = bench.quarantine(node) or {}
+    return {
+        one["type"]: one["status"]
+        for one in found.get("status", {}).get("conditions", [])
+        if one["observedGeneration"] == found["metadata"]["generation"]
+    }
+
+
+def events_about(bench: Bench, node: str) -> set[tuple[str, str]]:
+    """The kind and the reason of each Event about the node or its quarantine."""
+    found = bench.plane.call("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    about = [one for one in found if one["regarding"]["name"] == node]
+    return {(one["regarding"]["kind"], one["reason"]) for one in about}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the path")
+async def test_kubectl_waits_for_a_drain_also_after_an_edit_and_finds_the_drained(
+    bench: Bench, cluster_space: Space, tmp_path: Path
+) -> None:
+    cluster_space.create_nodes(1)
+    await bench.list_nodes_anew()
+    [node] = cluster_space.create_nodes(1, start=1)  # it is drained before the next list of nodes
+    start_job(bench.plane, cluster_space.namespace, "train", node)
+    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+    await until(lambda: bench.quarantine(node) is not None)
+    wait = ("wait", "--for=condition=Drained", f"quarantine/{node}", "--timeout=60s")
+    assert "condition met" in await kubectl(bench, tmp_path, *wait)
+    assert bench.status(node, "phase") == "Drained"
+    assert shown(bench, node) == {"Tainted": "True", "Drained": "True"}
+    told = {(k, r) for k in ("Node", "Quarantine") for r in ("Draining", "Drained")}
+    await until(lambda: told <= events_about(bench, node), lambda: str(events_about(bench, node)))
+    assert edit(bench, node, reason="other words, RMA 7")[0] == 200
+    assert "condition met" in await kubectl(bench, tmp_path, *wait)
+    assert bench.status(node, "observedGeneration") == "2"
+    assert node in await kubectl(bench, tmp_path, "get", "sickbay", "-o", "name")
+
+
+async def test_a_quarantine_of_an_older_version_gets_its_conditions(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    async with running_bench(kube, cluster_space, keep=True) as first:
+        first.attach(node, snapshot(fault(boot_id=first.boot(node))))
+        await first.phase(node, "Drained")
+    path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}/status"
+    older = {"status": {"conditions": None, "observedGeneration": None}}
+    cluster_space.plane.call("PATCH", path, older, MERGE_PATCH)
+    async with running_bench(kube, cluster_space) as second:
+        assert shown(second, node) == {} or shown(second, node)["Drained"] == "True"
+        await until(lambda: shown(second, node) == {"Tainted": "True", "Drained": "True"})
+        await second.settles()
+        before = second.quarantine(node)
+        await second.settles()
+        assert second.quarantine(node) == before, "it is written once"
+
+
+@pytest.mark.kubernetes_from(31)
+async def test_quarantines_are_selected_by_their_phase(bench: Bench, cluster_space: Space) -> None:
+    [node] = cluster_space.create_nodes(1)
+    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+    await bench.phase(node, "Drained")
+    path = "/apis/sickbay.dev/v1alpha1/quarantines?fieldSelector="
+    for phase, count in (("Drained", 1), ("Draining", 0)):
+        found = bench.plane.call("GET", f"{path}status.phase%3D{phase},metadata.name%3D{node}")
+        assert len(found["items"]) == count

@@ -31,9 +31,9 @@ def steps_of(controller: Controller, node: str) -> list[str]:
     ended: list[str] = []
     real = controller._reconciler._one_step
 
-    async def counted(case: NodeState) -> bool:
-        done = await real(case)
-        if case.node == node:
+    async def counted(node_state: NodeState) -> bool:
+        done = await real(node_state)
+        if node_state.node == node:
             ended.append(node)
         return done
 

@@ -74,8 +74,11 @@ def test_an_alert_says_what_its_transition_did() -> None:
     assert alert.details == {f"k{n:02}": "v" for n in range(MAX_DETAILS)}
     assert alert.to_json() == {
         "id": alert.id,
+        "key": dedup_key(told),
         "kind": alert.kind,
         "severity": "warning",
+        "state": "firing",
+        "labels": {},
         "at": "1970-01-01T00:16:40.500Z",
         "node": "n1",
         "nodes": ["n1"],

@@ -44,14 +44,14 @@ class Node:
         self.health = NodeHealth(hello("n1"))
         self.incidents: Mapping[str, Incident] = {}
 
-    def told(self, component: Component, now: float = NOW) -> Evaluation:
+    def incidents_of(self, component: Component, now: float = NOW) -> Evaluation:
         self.health.snapshot(Snapshot((component,), ()))
         judged = evaluate(self.policy, self.health, self.incidents, now)
         self.incidents = judged.incidents
         return judged
 
     def action(self, component: Component, now: float = NOW) -> str:
-        judged = self.told(component, now)
+        judged = self.incidents_of(component, now)
         return ",".join(one.action for one in judged.incidents.values() if one.in_force)
 
 
@@ -85,9 +85,9 @@ def test_only_a_healthy_result_ends_it_and_a_moment_of_degradation_begins_recove
     assert node.action(heat((0.0, DEGRADED))) == "cordon"
     assert node.action(heat((0.0, DEGRADED), (NOW, OK)), NOW + 1) == ""
     past = ((0.0, DEGRADED), (NOW, OK), (NOW + 30, DEGRADED), (NOW + 40, OK))
-    judged = node.told(heat(*past), NOW + 70)
+    judged = node.incidents_of(heat(*past), NOW + 70)
     assert not judged.closed, "degraded between two reports, 30 s ago"
-    judged = node.told(heat(*past), NOW + 100)
+    judged = node.incidents_of(heat(*past), NOW + 100)
     assert [one.kind for one in judged.closed] == ["gpu"]
 
 
@@ -96,7 +96,7 @@ def test_an_acting_rule_about_failures_ends_where_the_check_is_degraded() -> Non
     node = Node(acts, observes)
     assert node.action(heat((0.0, FAILED))) == "cordon"
     assert node.action(heat((0.0, FAILED), (NOW, DEGRADED)), NOW + 1) == "observe"
-    judged = node.told(heat((0.0, FAILED), (NOW, DEGRADED)), NOW + 100)
+    judged = node.incidents_of(heat((0.0, FAILED), (NOW, DEGRADED)), NOW + 100)
     assert [one.action for one in judged.closed] == ["cordon"]
 
 

@@ -41,10 +41,13 @@ _KINDS = ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")
 
 
 def test_the_locked_requirements_name_every_dependency_and_no_host() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for extra in ("agent", "aggregator", "dev"):
-        asked = [*project["dependencies"], *extras[extra]]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = document["project"]["optional-dependencies"]
+    assert set(extras) == {"agent", "aggregator", "cli"}
+    extras["aggregator"].remove("sickbay[cli]")
+    extras["aggregator"] += extras["cli"]
+    groups = document["dependency-groups"]
+    for extra, asked in {**extras, **groups}.items():
         text = (ROOT / "requirements" / f"{extra}.txt").read_text()
         locked = set(re.findall(r"^([a-z0-9._-]+)==", text, re.MULTILINE))
         names = {re.split(r"[\[<>=~ ]", one)[0].lower().replace("_", "-") for one in asked}

@@ -9,13 +9,21 @@ from aggregator.replicas.membership.view import Member, MembershipView, SingleRe
 @pytest.mark.parametrize(
     ("at", "under", "said"),
     [
-        ({"certain": 12.0}, {"certain": 11.9}, "certain must be under expiry"),
-        ({"fresh": 9.0}, {"fresh": 8.9}, "fresh must be under wait"),
-        ({"tick": 4.0, "certain": 11.0}, {"tick": 3.9}, "tick + deadline must be under fresh"),
         (
-            {"deadline": 3.5, "fresh": 8.0},
-            {"deadline": 3.4, "fresh": 8.0},
-            "tick + 2 deadlines must be under certain",
+            {"renew_deadline": 12.0},
+            {"renew_deadline": 11.9},
+            "renew_deadline must be under lease_duration",
+        ),
+        ({"list_max_age": 9.0}, {"list_max_age": 8.9}, "list_max_age must be under takeover_wait"),
+        (
+            {"retry_period": 4.0, "renew_deadline": 11.0},
+            {"retry_period": 3.9},
+            "retry_period + deadline must be under list_max_age",
+        ),
+        (
+            {"deadline": 3.5, "list_max_age": 8.0},
+            {"deadline": 3.4, "list_max_age": 8.0},
+            "retry_period + 2 deadlines must be under renew_deadline",
         ),
     ],
 )
@@ -30,11 +38,14 @@ def test_times_that_meet_are_refused_and_those_just_apart_are_not(
 
 def test_all_times_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match="must be under") as refused:
-        LeaseTiming(certain=20.0, fresh=20.0)
-    assert str(refused.value) == "certain must be under expiry; fresh must be under wait"
+        LeaseTiming(renew_deadline=20.0, list_max_age=20.0)
+    assert (
+        str(refused.value)
+        == "renew_deadline must be under lease_duration; list_max_age must be under takeover_wait"
+    )
 
 
-def test_the_takeover_is_two_looks_and_an_expiry() -> None:
+def test_the_takeover_is_two_lists_and_a_lease_duration() -> None:
     assert TIMES.takeover == 24.0
     assert TIMES.scaled(0.5).takeover == 12.0
 

@@ -50,11 +50,11 @@ def test_the_times_are_those_of_the_documentation() -> None:
     ("listed", "renewed", "reason"),
     [
         (0.0, 0.0, ""),
-        (TIMES.fresh, 0.0, ""),
-        (TIMES.fresh + 0.1, 0.0, STALE),
-        (0.0, TIMES.certain - 0.1, ""),
-        (0.0, TIMES.certain, LAPSED),
-        (TIMES.fresh + 0.1, TIMES.certain, STALE),
+        (TIMES.list_max_age, 0.0, ""),
+        (TIMES.list_max_age + 0.1, 0.0, STALE),
+        (0.0, TIMES.renew_deadline - 0.1, ""),
+        (0.0, TIMES.renew_deadline, LAPSED),
+        (TIMES.list_max_age + 0.1, TIMES.renew_deadline, STALE),
     ],
 )
 def test_a_list_is_fresh_and_a_renewal_certain_for_so_long(
@@ -81,12 +81,14 @@ def test_before_it_has_joined_it_is_starting() -> None:
 def test_alone_it_is_settled_at_once_and_among_others_after_its_wait() -> None:
     assert joined().membership_view(BEGAN).settled
     among = joined(lease())
-    assert not among.membership_view(BEGAN + TIMES.wait - 0.1).settled
-    assert among.membership_view(BEGAN + TIMES.wait).settled
+    assert not among.membership_view(BEGAN + TIMES.takeover_wait - 0.1).settled
+    assert among.membership_view(BEGAN + TIMES.takeover_wait).settled
     assert members(among, BEGAN) == {"a", "b"}
 
 
-@pytest.mark.parametrize(("after", "alive"), [(TIMES.expiry - 0.1, True), (TIMES.expiry, False)])
+@pytest.mark.parametrize(
+    ("after", "alive"), [(TIMES.lease_duration - 0.1, True), (TIMES.lease_duration, False)]
+)
 def test_a_lease_that_is_not_renewed_expires_at_its_time(after: float, *, alive: bool) -> None:
     found = joined(lease())
     for passed in (3.0, 6.0, 9.0, after):
@@ -117,7 +119,7 @@ def test_while_we_cannot_write_no_lease_expires() -> None:
 
 
 def test_a_gap_in_the_lists_begins_each_time_anew() -> None:
-    for gap, alive in ((TIMES.fresh, False), (TIMES.fresh + 0.1, True)):
+    for gap, alive in ((TIMES.list_max_age, False), (TIMES.list_max_age + 0.1, True)):
         found, now = joined(lease()), BEGAN
         for passed in (gap, 3.0, 3.0):
             now += passed
@@ -127,7 +129,7 @@ def test_a_gap_in_the_lists_begins_each_time_anew() -> None:
 
 
 def test_a_renewal_that_is_late_joins_again() -> None:
-    for after, term in ((TIMES.certain - 0.1, 1), (TIMES.certain, 2)):
+    for after, term in ((TIMES.renew_deadline - 0.1, 1), (TIMES.renew_deadline, 2)):
         found = joined()
         wrote(found, BEGAN + 1.0, answered=BEGAN + after)
         assert found.membership_view(BEGAN + after).term == term

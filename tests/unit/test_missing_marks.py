@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
+from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
 from aggregator.cluster.port import (
     Action,
     Node,
@@ -24,7 +24,7 @@ QUARANTINE = Quarantine(
     QuarantineSpec(Action.CORDON, "gpu", "why"),
     QuarantineStatus(node_uid="uid"),
 )
-DID = json.dumps({"unschedulable": True, "value": "gpu"})
+TEXT = json.dumps({"unschedulable": True, "value": "gpu"})
 OURS = Taint(TAINT, "gpu", "NoSchedule")
 OTHER = Taint("other", "gpu", "NoSchedule")
 MARKED = Node(
@@ -34,7 +34,7 @@ MARKED = Node(
     unschedulable=True,
     taints=(OTHER, OURS),
     labels={LABEL: "gpu"},
-    annotations={APPLIED: DID, CODES: "xid:79"},
+    annotations={FORMER_APPLIED: TEXT, CODES: "xid:79"},
     condition="True",
 )
 
@@ -52,9 +52,9 @@ MARKED = Node(
         ({"taints": (replace(OURS, effect="NoExecute"),)}, ("taint",)),
         ({"labels": {}}, ("label",)),
         ({"labels": {LABEL: "disk"}}, ("label",)),
-        ({"annotations": {APPLIED: DID}}, ("codes",)),
-        ({"annotations": {APPLIED: DID, CODES: ""}}, ()),
-        ({"annotations": {CODES: "xid:79"}}, ("did",)),
+        ({"annotations": {FORMER_APPLIED: TEXT}}, ("codes",)),
+        ({"annotations": {FORMER_APPLIED: TEXT, CODES: ""}}, ()),
+        ({"annotations": {CODES: "xid:79"}}, ("applied",)),
         # Without a record of what was set, any value of ours will do.
         (
             {
@@ -62,9 +62,9 @@ MARKED = Node(
                 "taints": (replace(OURS, value="disk"),),
                 "labels": {LABEL: "disk"},
             },
-            ("did",),
+            ("applied",),
         ),
-        ({"annotations": {CODES: "", APPLIED: "{}"}, "labels": {}}, ("label", "did")),
+        ({"annotations": {CODES: "", FORMER_APPLIED: "{}"}, "labels": {}}, ("label", "applied")),
         ({"annotations": {}, "labels": {}, "taints": (), "condition": ""}, ALL_MARKS),
         ({"uid": "another"}, ALL_MARKS),
     ],

@@ -4,8 +4,16 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
-from aggregator.cluster.port import Action, MarksStatus, Node, Pod, Taint, Toleration
+from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.port import (
+    Action,
+    AppliedChanges,
+    MarksStatus,
+    Node,
+    Pod,
+    Taint,
+    Toleration,
+)
 from aggregator.quarantine.decide.gangs import ANNOTATIONS, LABELS, Gang, gang_of
 from aggregator.quarantine.decide.lost_marks import (
     RestoreRules,
@@ -210,6 +218,7 @@ def test_an_exemption_of_the_first_second_is_one_that_has_ended() -> None:
 # -- pods that came back ---------------------------------------------------------------------------
 
 BEGAN = 100.0
+OURS = Taint(TAINT, "gpu", "NoSchedule")
 TOLERANT = (Toleration(key=TAINT, operator="Exists", value="", effect=""),)
 TOLERATES = f"it tolerates the taint {TAINT} and came back (Job j)"
 BOUND = f"it came back although it does not tolerate the taint {TAINT} (Job j)"
@@ -240,7 +249,7 @@ def test_a_pod_is_a_return_by_its_age_its_toleration_and_its_evictions(
 ) -> None:
     found = find_returned(
         [pod(created_at=0.0, name="other"), pod(**changes)],
-        kind="gpu",
+        taint=OURS,
         began=BEGAN,
         first_seen=None if first_seen is None else [*first_seen, "uid-other"],
         evicted={"ns/Job/j": evicted},
@@ -254,7 +263,7 @@ def test_a_pod_is_a_return_by_its_age_its_toleration_and_its_evictions(
 def test_a_pod_without_an_owner_is_a_place_of_its_own() -> None:
     bare = pod(owner_kind="", owner_name="", created_at=200.0, tolerations=TOLERANT)
     assert (slot_of(bare), slot_of(pod())) == ("ns/p", "ns/Job/j")
-    found = find_returned([bare], kind="gpu", began=BEGAN, first_seen=None, evicted={})
+    found = find_returned([bare], taint=OURS, began=BEGAN, first_seen=None, evicted={})
     assert found == {"uid-p": f"it tolerates the taint {TAINT} and came back"}
 
 
@@ -300,7 +309,7 @@ def test_marks_are_set_again_ever_later_and_then_no_more(
     marks = MarksStatus(("taint", "codes"), since, restored, restored_at)
     assert restore_at(marks, RestoreRules()) == at
     assert restore_at(MarksStatus((), since, restored, restored_at), RestoreRules()) is None
-    said = describe_lost(marks, RestoreRules())
+    said = describe_lost(marks, RestoreRules(), None)
     if at is None:
         assert said.endswith(f"; not set again any more, after {restored} times")
     else:
@@ -314,7 +323,11 @@ def test_marks_are_counted_and_named() -> None:
     late = counted(MarksStatus(("taint",), 900.0 + DAY, 2, 900.0), 1100.0)
     assert late == MarksStatus(restored=1, restored_at=1100.0)
     assert counted(MarksStatus(("taint",), 0.0, 2, -DAY), 1.0).restored == 3
-    assert describe_missing(("taint", "label", "did", "codes", "condition", "new")) == (
-        f"taint {TAINT}, label {LABEL}, annotation {APPLIED}, annotation {CODES}, "
+    every = ("taint", "label", "applied", "codes", "condition", "new")
+    assert describe_missing(every, AppliedChanges(True, "gpu")) == (
+        f"taint {TAINT}, label {LABEL}, annotation {FORMER_APPLIED}, annotation {CODES}, "
         "condition SickbayQuarantined, new"
     )
+    chosen = AppliedChanges(True, "gpu", own_taint="example.com/broken=yes:NoSchedule")
+    assert describe_missing(("taint",), chosen) == "taint example.com/broken"
+    assert describe_missing(("taint",), None) == "taint"

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, CODES, LABEL, OVERRULED, RELEASED, TAINT
+from aggregator.cluster.node_names import (
+    CODES,
+    FORMER_APPLIED,
+    LABEL,
+    OVERRULED,
+    RELEASED,
+    TAINT,
+    applied_annotations,
+)
 from aggregator.cluster.port import (
     Action,
-    Did,
+    AppliedChanges,
     EvidenceItem,
     Node,
     NodeChange,
@@ -24,15 +32,15 @@ from aggregator.quarantine.decide.node_marks import (
     MOST_REASON,
     OFF_BALANCERS,
     adopt_change,
+    applied_to_undo,
     clear_overrides_change,
     cordon_change,
-    did_to_undo,
     exclude_change,
     foreign_hands,
-    known_did,
+    known_applied,
     marked_by,
     marked_for,
-    read_did,
+    read_applied,
     read_overruled,
     spec_of_marks,
     stood_for,
@@ -64,8 +72,8 @@ def quarantine(**changes: Any) -> Quarantine:
     return replace(QUARANTINE, spec=replace(SPEC, **changes))
 
 
-def applied(change: NodeChange) -> dict[str, Any]:
-    text = change.annotations[APPLIED]
+def annotation_of(change: NodeChange) -> dict[str, Any]:
+    text = change.annotations[FORMER_APPLIED]
     assert text is not None
     found = json.loads(text)
     assert isinstance(found, dict)
@@ -102,7 +110,7 @@ def test_a_cordon_sets_every_mark_and_keeps_the_taints_of_others() -> None:
     assert change.unschedulable is True
     assert change.labels == {LABEL: "gpu"}
     assert change.annotations[CODES] == "xid:79@GPU-1"
-    assert applied(cordon_change(FREE, QUARANTINE)) == {
+    assert annotation_of(cordon_change(FREE, QUARANTINE)) == {
         "quarantine": "q",
         "incident": "inc-1",
         "unschedulable": True,
@@ -136,118 +144,126 @@ def test_only_a_drain_takes_a_node_off_the_balancers_and_only_where_it_is_on_the
 ) -> None:
     change = cordon_change(node(labels=labels), quarantine(action=action), off_balancers=wanted)
     assert (change.labels.get(OFF_BALANCERS) == "") == excluded
-    assert (applied(change).get("off_balancers") is True) == excluded
+    assert (annotation_of(change).get("off_balancers") is True) == excluded
 
 
 def test_marking_again_remembers_the_state_before_the_first_marks() -> None:
     theirs = node(taints=(replace(MINE, value="t"),), labels={LABEL: "l"}, annotations={CODES: "c"})
     first = cordon_change(theirs, QUARANTINE, off_balancers=True)
-    did = Did(True, "gpu", off_balancers=True, taint="t", label="l", codes="c")
+    applied = AppliedChanges(True, "gpu", off_balancers=True, taint="t", label="l", codes="c")
     once = after(first, theirs)
-    assert read_did(once) == did
-    assert read_did(after(cordon_change(once, QUARANTINE), once)) == did
-    assert read_did(after(cordon_change(node(unschedulable=True), QUARANTINE))) == Did(False, "gpu")
+    assert read_applied(once) == applied
+    assert read_applied(after(cordon_change(once, QUARANTINE), once)) == applied
+    assert read_applied(
+        after(cordon_change(node(unschedulable=True), QUARANTINE))
+    ) == AppliedChanges(False, "gpu")
 
 
 @pytest.mark.parametrize(
     ("changes", "before"),
     [
-        ({}, Did(False, "gpu")),
-        ({"unschedulable": False}, Did(True, "gpu")),
-        ({"annotations": {}}, Did(False, "gpu", taint="gpu", label="gpu")),
-        ({"labels": {}}, Did(False, "gpu", taint="gpu", codes="c")),
-        ({"taints": ()}, Did(False, "gpu", label="gpu", codes="c")),
+        ({}, AppliedChanges(False, "gpu")),
+        ({"unschedulable": False}, AppliedChanges(True, "gpu")),
+        ({"annotations": {}}, AppliedChanges(False, "gpu", taint="gpu", label="gpu")),
+        ({"labels": {}}, AppliedChanges(False, "gpu", taint="gpu", codes="c")),
+        ({"taints": ()}, AppliedChanges(False, "gpu", label="gpu", codes="c")),
         (
             {"taints": (replace(MINE, value="disk"),), "labels": {LABEL: "disk"}},
-            Did(False, "gpu", taint="disk", label="disk", codes="c"),
+            AppliedChanges(False, "gpu", taint="disk", label="disk", codes="c"),
         ),
     ],
 )
 def test_a_full_set_of_marks_without_their_annotation_is_ours(
-    changes: dict[str, Any], before: Did
+    changes: dict[str, Any], before: AppliedChanges
 ) -> None:
     ours = node(unschedulable=True, taints=(MINE,), labels={LABEL: "gpu"}, annotations={CODES: "c"})
     unknown = replace(QUARANTINE, status=QuarantineStatus())
     found = replace(ours, **changes)
-    assert read_did(after(cordon_change(found, unknown), found)) == before
+    assert read_applied(after(cordon_change(found, unknown), found)) == before
 
 
 def test_the_annotation_names_the_installation_only_where_there_is_one() -> None:
     assert marked_for(MARKED.annotations) == ""
     named = cordon_change(FREE, quarantine(installation="east"))
-    assert applied(named)["installation"] == "east"
+    assert annotation_of(named)["installation"] == "east"
     assert marked_for(after(named).annotations) == "east"
-    assert "installation" not in applied(cordon_change(FREE, QUARANTINE))
-    assert marked_for({APPLIED: '{"installation": 3}'}) == ""
+    assert "installation" not in annotation_of(cordon_change(FREE, QUARANTINE))
+    assert marked_for({FORMER_APPLIED: '{"installation": 3}'}) == ""
 
 
 def test_adopted_marks_are_written_anew_and_the_node_is_not_changed() -> None:
-    change = adopt_change(QUARANTINE, Did(True, "gpu"))
+    change = adopt_change(QUARANTINE, AppliedChanges(True, "gpu"))
     assert (change.taints, change.unschedulable, change.labels) == (None, None, {})
-    assert change.annotations == {APPLIED: MARKED.annotations[APPLIED]}
+    assert change.annotations == applied_annotations(MARKED.annotations[FORMER_APPLIED])
     assert marked_by(after(change)) == "q"
-    unknown = applied(adopt_change(QUARANTINE, None))
+    unknown = annotation_of(adopt_change(QUARANTINE, None))
     assert unknown["value"] == "gpu"
     assert "unschedulable" not in unknown
-    assert read_did(after(adopt_change(QUARANTINE, None))) is None
+    assert read_applied(after(adopt_change(QUARANTINE, None))) is None
 
 
 # -- our changes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "did"),
+    ("text", "applied"),
     [
-        ('{"unschedulable": true}', Did(True)),
-        ('{"unschedulable": false, "value": "gpu"}', Did(False, "gpu")),
+        ('{"unschedulable": true}', AppliedChanges(True)),
+        ('{"unschedulable": false, "value": "gpu"}', AppliedChanges(False, "gpu")),
         ('{"unschedulable": 1}', None),
         ("{}", None),
         ("[]", None),
         ("", None),
         ("{", None),
-        ('{"unschedulable": true, "value": 3, "off_balancers": 1, "before": 3}', Did(True)),
-        ('{"unschedulable": true, "off_balancers": true}', Did(True, off_balancers=True)),
+        (
+            '{"unschedulable": true, "value": 3, "off_balancers": 1, "before": 3}',
+            AppliedChanges(True),
+        ),
+        (
+            '{"unschedulable": true, "off_balancers": true}',
+            AppliedChanges(True, off_balancers=True),
+        ),
         (
             '{"unschedulable": true, "before": {"taint": "", "label": 3, "codes": "c"}}',
-            Did(True, taint="", codes="c"),
+            AppliedChanges(True, taint="", codes="c"),
         ),
     ],
 )
 def test_our_changes_are_read_from_the_annotation_and_doubtful_parts_left_out(
-    text: str, did: Did | None
+    text: str, applied: AppliedChanges | None
 ) -> None:
-    assert read_did(node(annotations={APPLIED: text})) == did
+    assert read_applied(node(annotations={FORMER_APPLIED: text})) == applied
 
 
-REMEMBERED = replace(QUARANTINE, status=replace(STATUS, did=Did(True, "status")))
+REMEMBERED = replace(QUARANTINE, status=replace(STATUS, applied=AppliedChanges(True, "status")))
 
 
 @pytest.mark.parametrize(
-    ("found", "of", "did"),
+    ("found", "of", "applied"),
     [
-        (MARKED, REMEMBERED, Did(True, "gpu")),
-        (MARKED, None, Did(True, "gpu")),
-        (FREE, REMEMBERED, Did(True, "status")),
+        (MARKED, REMEMBERED, AppliedChanges(True, "gpu")),
+        (MARKED, None, AppliedChanges(True, "gpu")),
+        (FREE, REMEMBERED, AppliedChanges(True, "status")),
         (FREE, None, None),
         (FREE, QUARANTINE, None),
         (node(uid="another"), REMEMBERED, None),
         (node(annotations={RELEASED: "q@6"}), REMEMBERED, None),
-        (node(annotations={RELEASED: "qq@6"}), REMEMBERED, Did(True, "status")),
+        (node(annotations={RELEASED: "qq@6"}), REMEMBERED, AppliedChanges(True, "status")),
     ],
 )
 def test_our_changes_are_known_by_the_node_first_and_else_by_its_own_quarantine(
-    found: Node, of: Quarantine | None, did: Did | None
+    found: Node, of: Quarantine | None, applied: AppliedChanges | None
 ) -> None:
-    assert known_did(found, of) == did
+    assert known_applied(found, of) == applied
 
 
 def test_without_a_trace_of_the_node_as_it_was_the_marks_go_and_a_cordon_stays() -> None:
-    assert did_to_undo(MARKED, QUARANTINE) == Did(True, "gpu")
-    assert did_to_undo(FREE, QUARANTINE) == Did(False, "gpu")
-    assert did_to_undo(FREE, REMEMBERED) == Did(True, "status")
-    assert did_to_undo(node(uid="another"), QUARANTINE) is None
+    assert applied_to_undo(MARKED, QUARANTINE) == AppliedChanges(True, "gpu")
+    assert applied_to_undo(FREE, QUARANTINE) == AppliedChanges(False, "gpu")
+    assert applied_to_undo(FREE, REMEMBERED) == AppliedChanges(True, "status")
+    assert applied_to_undo(node(uid="another"), QUARANTINE) is None
     unmarked = replace(QUARANTINE, status=replace(STATUS, cordoned_at=0.0))
-    assert did_to_undo(FREE, unmarked) is None
+    assert applied_to_undo(FREE, unmarked) is None
 
 
 def test_another_party_is_named_where_it_cordoned_the_node_or_is_at_work_on_it() -> None:
@@ -278,7 +294,7 @@ def test_an_undo_reverses_what_we_did_and_nothing_else() -> None:
     )
     for balancers in (False, True):
         marked = after(cordon_change(theirs, QUARANTINE, off_balancers=balancers), theirs)
-        back = after(undo_change(marked, "q", did_to_undo(marked, QUARANTINE)), marked)
+        back = after(undo_change(marked, "q", applied_to_undo(marked, QUARANTINE)), marked)
         assert back.annotations == {CODES: "c", "note": "x", RELEASED: "q@7"}
         assert back.labels == theirs.labels
         assert set(back.taints) == set(theirs.taints)
@@ -286,7 +302,7 @@ def test_an_undo_reverses_what_we_did_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cordoned", "did", "uncordoned", "schedules"),
+    ("cordoned", "applied", "uncordoned", "schedules"),
     [
         (True, True, False, False),
         (True, False, False, None),
@@ -295,29 +311,35 @@ def test_an_undo_reverses_what_we_did_and_nothing_else() -> None:
     ],
 )
 def test_only_our_own_cordon_is_taken_back(
-    *, cordoned: bool, did: bool, uncordoned: bool, schedules: bool | None
+    *, cordoned: bool, applied: bool, uncordoned: bool, schedules: bool | None
 ) -> None:
-    change = undo_change(node(unschedulable=cordoned), "q", Did(did), uncordoned=uncordoned)
+    change = undo_change(
+        node(unschedulable=cordoned), "q", AppliedChanges(applied), uncordoned=uncordoned
+    )
     assert change.unschedulable is schedules
 
 
 def test_without_a_known_change_an_undo_says_only_that_it_has_been() -> None:
     change = undo_change(MARKED, "q", None, more={"sickbay.dev/release-history": "[]"})
     assert change == NodeChange(
-        annotations={APPLIED: None, RELEASED: "q@7", "sickbay.dev/release-history": "[]"}
+        annotations={
+            **applied_annotations(None),
+            RELEASED: "q@7",
+            "sickbay.dev/release-history": "[]",
+        }
     )
 
 
 def test_an_undo_keeps_the_overrides_unless_it_is_given_others() -> None:
     word = Override("xid:79", "GPU-1", "boot-1", "reboot")
-    for did in (None, Did(True, "gpu")):
-        assert OVERRULED not in undo_change(MARKED, "q", did).annotations
-        assert undo_change(MARKED, "q", did, frozenset()).annotations[OVERRULED] is None
-        text = undo_change(MARKED, "q", did, frozenset({word})).annotations[OVERRULED]
+    for applied in (None, AppliedChanges(True, "gpu")):
+        assert OVERRULED not in undo_change(MARKED, "q", applied).annotations
+        assert undo_change(MARKED, "q", applied, frozenset()).annotations[OVERRULED] is None
+        text = undo_change(MARKED, "q", applied, frozenset({word})).annotations[OVERRULED]
         assert text == write_overruled(frozenset({word}))
-    balancers = undo_change(MARKED, "q", Did(True, off_balancers=True)).labels
+    balancers = undo_change(MARKED, "q", AppliedChanges(True, off_balancers=True)).labels
     assert balancers == {LABEL: None, OFF_BALANCERS: None}
-    assert undo_change(MARKED, "q", Did(True)).labels == {LABEL: None}
+    assert undo_change(MARKED, "q", AppliedChanges(True)).labels == {LABEL: None}
 
 
 def test_a_marked_node_is_taken_off_the_balancers_once_and_that_is_remembered() -> None:
@@ -325,7 +347,7 @@ def test_a_marked_node_is_taken_off_the_balancers_once_and_that_is_remembered() 
     assert change is not None
     assert change.labels == {OFF_BALANCERS: ""}
     found = after(change, MARKED)
-    assert read_did(found) == Did(True, "gpu", off_balancers=True)
+    assert read_applied(found) == AppliedChanges(True, "gpu", off_balancers=True)
     assert marked_by(found) == "q"
     assert exclude_change(found) is None
     assert exclude_change(FREE) is None
@@ -424,7 +446,7 @@ def test_the_origin_of_evidence_is_taken_from_the_marks_where_it_is_readable(
     more: dict[str, Any], rule: str, incident: str
 ) -> None:
     text = json.dumps({"evidence": [ROW], "value": "disk", **more})
-    spec = spec_of_marks(node(annotations={APPLIED: text}))
+    spec = spec_of_marks(node(annotations={FORMER_APPLIED: text}))
     assert spec is not None
     assert spec.kind == "disk"
     assert [(item.rule, item.incident) for item in spec.evidence] == [(rule, incident)]
@@ -446,7 +468,7 @@ def test_the_kind_is_that_of_the_annotation_or_else_of_the_taint(
     value: str | None, taints: tuple[Taint, ...], kind: str
 ) -> None:
     text = json.dumps({"evidence": [ROW], "value": value})
-    spec = spec_of_marks(node(annotations={APPLIED: text}, taints=taints))
+    spec = spec_of_marks(node(annotations={FORMER_APPLIED: text}, taints=taints))
     assert spec is not None
     assert spec.kind == kind
 
@@ -464,9 +486,9 @@ def test_one_made_by_hand_comes_back_as_it_was() -> None:
 )
 def test_a_persons_reason_is_bounded_and_has_a_stand_in(reason: Any, kept: str) -> None:
     text = json.dumps({"requester": "a" * 999, "reason": reason, "action": "other"})
-    spec = spec_of_marks(node(annotations={APPLIED: text}))
+    spec = spec_of_marks(node(annotations={FORMER_APPLIED: text}))
     assert spec == QuarantineSpec(Action.CORDON, "manual", kept, "a" * MOST_REASON)
-    written = applied(
+    written = annotation_of(
         adopt_change(replace(QUARANTINE, spec=replace(BY_HAND, reason="y" * 999)), None)
     )
     assert written["reason"] == "y" * MOST_REASON

@@ -176,10 +176,10 @@ def test_only_the_named_modules_change_a_part(
 @pytest.mark.parametrize(
     "text",
     [
-        "case.agent.silent = True",
-        "agent = case.agent\nagent.silent, x = True, 1",
-        "case.agent.silent |= True",
-        "del case.agent.silent",
+        "node_state.agent.silent = True",
+        "agent = node_state.agent\nagent.silent, x = True, 1",
+        "node_state.agent.silent |= True",
+        "del node_state.agent.silent",
     ],
 )
 def test_an_assignment_elsewhere_is_found(text: str) -> None:
@@ -188,7 +188,10 @@ def test_an_assignment_elsewhere_is_found(text: str) -> None:
 
 
 def test_a_call_elsewhere_is_found() -> None:
-    module = ("aggregator/quarantine/drain/drainer.py", ast.parse("case.agent.note_silence()"))
+    module = (
+        "aggregator/quarantine/drain/drainer.py",
+        ast.parse("node_state.agent.note_silence()"),
+    )
     assert len(outside_calls(AgentView, "agent", PARTS[0][2], iter([module]))) == 1
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from aggregator.health.model import MeasuredSeries
@@ -19,7 +19,13 @@ from aggregator.policy.outliers.fleet import (
     Outlier,
 )
 from aggregator.policy.outliers.measures import MEASURES
-from aggregator.policy.outliers.spread import LEAST_NODES, Spread, weighted_median
+from aggregator.policy.outliers.spread import (
+    LEAST_DEVIATING_NODES,
+    LEAST_FOR_KINDS,
+    LEAST_NODES,
+    Spread,
+    weighted_median,
+)
 
 GPUS = 8
 MINUTE = 60.0
@@ -182,10 +188,79 @@ def test_a_node_that_is_far_worse_masks_no_outlier_among_nodes_of_a_kind_of_thei
     assert set(fleet.found) == {("node-1", "GPU-2"), *of_liar}
 
 
-def test_two_nodes_are_no_kind_of_their_own() -> None:
-    fleet = Minutes(nodes=12)
+def test_two_nodes_are_no_kind_of_their_own_where_a_kind_would_show_on_more() -> None:
+    fleet = Minutes(nodes=LEAST_FOR_KINDS, parts=2)
     fleet.run(30, lambda name, _gpu: 1740 if name in ("node-1", "node-2") else 1980)
     assert {name for name, _ in fleet.found} == {"node-1", "node-2"}
+
+
+def test_errors_of_all_parts_of_a_node_are_no_kind_of_its_own_however_small_the_pool() -> None:
+    fleet = Minutes(nodes=12, measure="nvlink-errors")
+    fleet.run(60, lambda name, _gpu: 900 if name in ("node-1", "node-2") else 0)
+    assert {name for name, _ in fleet.found} == {"node-1", "node-2"}
+
+
+@settings(deadline=None, max_examples=25, phases=[Phase.generate])  # shrinking is slow
+@given(
+    seed=st.integers(0, 10**6),
+    nodes=st.integers(LEAST_NODES, 40),
+    kind=st.sets(st.integers(0, 9), max_size=3),
+    idle=st.floats(0.0, 0.5),
+    slow=st.none() | st.tuples(st.integers(0, 9), st.integers(0, GPUS - 1)),
+)
+def test_a_small_pool_takes_no_firmware_for_a_fault_and_finds_the_gpu_that_is_slow_alone(
+    seed: int, nodes: int, kind: set[int], idle: float, slow: tuple[int, int] | None
+) -> None:
+    """Some nodes have a lower highest clock on all GPUs, and each GPU is idle now and then."""
+    rng = random.Random(seed)
+    fleet = Minutes(nodes=nodes)
+    slow_part = None if slow is None else (f"node-{slow[0]}", slow[1])
+
+    def value(name: str, gpu: int) -> int | None:
+        if rng.random() < idle:
+            return None
+        most = 1755 if int(name[5:]) in kind else 1980
+        return most - 15 * rng.randint(0, 2) - 300 * ((name, gpu) == slow_part)
+
+    fleet.run(90, value)
+    wanted = set() if slow_part is None else {(slow_part[0], f"GPU-{slow_part[1]}")}
+    assert set(fleet.found) <= wanted
+    if slow is not None and slow[0] not in kind and len(kind) + 1 < LEAST_DEVIATING_NODES:
+        assert set(fleet.found) == wanted
+
+
+@settings(deadline=None, max_examples=5, phases=[Phase.generate])
+@given(seed=st.integers(0, 10**6), kind=st.integers(0, 4))
+def test_a_pool_in_which_kinds_show_is_judged_as_if_no_pool_were_small(
+    seed: int, kind: int
+) -> None:
+    """The same values once under the rule of small pools, and once without that."""
+
+    def begun(least: int) -> list[tuple[str, str]]:
+        rng = random.Random(seed)
+        fleet = Minutes(nodes=LEAST_FOR_KINDS, parts=2)
+
+        def value(name: str, gpu: int) -> int:
+            most = 1755 if int(name[5:]) < kind else 1980
+            return most - 15 * rng.randint(0, 1) - 300 * ((name, gpu) == ("node-9", 1))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("aggregator.policy.outliers.spread.LEAST_FOR_KINDS", least)
+            fleet.run(40, value)
+        return fleet.begun
+
+    found = begun(LEAST_FOR_KINDS)
+    assert found == begun(0)
+    assert ("node-9", "GPU-1") in found
+
+
+def test_a_pool_that_shrinks_until_kinds_no_longer_show_counts_its_present_nodes() -> None:
+    fleet = Minutes(nodes=LEAST_FOR_KINDS, parts=2)
+    fleet.run(1, lambda _name, _gpu: 1980)
+    [spread] = fleet.fleet.spreads()
+    assert spread.shows_kinds
+    fleet.fleet.begin("node-5")
+    assert (spread.members, spread.shows_kinds) == (LEAST_FOR_KINDS - 1, False)
 
 
 def test_three_nodes_that_are_more_than_a_twentieth_are_a_kind_of_their_own() -> None:
@@ -456,10 +531,10 @@ def test_a_measure_that_is_not_known_is_taken_and_not_judged() -> None:
 
 
 def test_a_node_that_changes_its_pool_is_compared_there() -> None:
-    fleet = Minutes(nodes=40, pools=2)
-    fleet.run(10, lambda name, _gpu: 1980 if int(name[5:]) % 2 else 1410)
+    fleet = Minutes(nodes=40, pools=2, measure="nvlink-errors")
+    fleet.run(10, lambda name, _gpu: 0 if int(name[5:]) % 2 else 900)
     fleet.fleet.move("node-0", "pool-1")
-    fleet.run(30, lambda name, _gpu: 1980 if int(name[5:]) % 2 else 1410)
+    fleet.run(60, lambda name, _gpu: 0 if int(name[5:]) % 2 else 900)
     assert {name for name, _ in fleet.found} == {"node-0"}
 
 

@@ -300,12 +300,29 @@ def test_what_the_object_lacks_is_written_under_a_stop_too(
     assert step(now(**changes, stopped=stopped)) is do
 
 
+def test_old_conditions_are_written_last_and_a_stop_does_not_hold_that() -> None:
+    assert step(now(Phase.DRAINED, conditions_old=True)) is Step.CONDITIONS
+    assert step(now(Phase.DRAINED, conditions_old=True, stopped=True)) is Step.CONDITIONS
+    assert step(now(Phase.DRAINED, conditions_old=True, marks_untold=True)) is Step.TELL_MARKS
+    assert step(now(conditions_old=True)) is Step.DRAIN
+    assert step(now(conditions_old=True, stopped=True)) is Step.HOLD
+    assert step(now(Phase.ADMITTED, conditions_old=True)) is Step.CORDON
+
+
 def test_a_stop_holds_what_would_act_and_nothing_else() -> None:
     assert step(now(stopped=True)) is Step.HOLD
     assert step(now(Phase.ADMITTED, stopped=True)) is Step.HOLD
     assert step(now(Phase.DRAINED, stopped=True)) is Step.NOTHING
     assert step(now(restore_due=True, stopped=True)) is Step.HOLD
     assert step(now(in_record=False, stopped=True)) is Step.ENTER
+
+
+def test_evidence_is_not_admitted_by_the_entry_of_a_persons_quarantine() -> None:
+    gone = replace(now(wanted=WANTED), quarantine=None)
+    assert step(gone) is Step.CREATE
+    assert step(replace(gone, entered_by_hand=True)) is Step.FORGET
+    assert step(replace(gone, entered_by_hand=True, stopped=True)) is Step.FORGET
+    assert step(replace(gone, entered_by_hand=True, in_record=False)) is Step.PROPOSE
 
 
 @pytest.mark.parametrize(

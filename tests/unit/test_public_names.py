@@ -12,18 +12,26 @@ from google.protobuf.descriptor import FileDescriptor
 
 from aggregator.alerts import webhook
 from aggregator.cli.main import FAILED, INTERRUPTED, OK, USAGE
-from aggregator.cluster import node_names
-from aggregator.cluster.kubernetes import leases, node_condition, objects, quarantine_codec
+from aggregator.cluster import node_names, quarantine_conditions
+from aggregator.cluster.kubernetes import event_writer, leases, objects, quarantine_codec
 from aggregator.config import drain
 from aggregator.config.settings import Config
 from aggregator.daemon_cli import main as daemon
 from aggregator.daemon_cli import replay
 from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.ingest.grpc_env import ENVIRONMENT
-from aggregator.quarantine.decide import drain_plan, maintenance, node_marks
+from aggregator.quarantine.decide import (
+    drain_plan,
+    maintenance,
+    mark_rules,
+    node_events,
+    node_marks,
+)
+from aggregator.quarantine.state import gpus
 from aggregator.replicas.rpc import auth
-from aggregator.web import replica_endpoints
+from aggregator.web import action_endpoints, replica_endpoints, same_origin
 from aggregator.web.api import ENDPOINTS
+from aggregator.web.person_actions import ACTIONS
 from nodeagent import cli as agent_cli
 from nodeagent.checks import custom_plugin
 from nodeagent.config import settings as agent_settings
@@ -31,12 +39,13 @@ from nodeagent.config.settings import keys as agent_keys
 from nodeagent.evidence import store
 from nodeagent.terminal import arguments
 from sickbay.v1 import shards_pb2, sickbay_pb2
+from tests.support.log_events import log_events
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PAGE = (ROOT / "docs" / "public-names.md").read_text()
 STABILITIES = {"stable", "before 1.0", "internal"}
-LAST = "To change before the first release"
+LAST = "Former names"
 
 
 def code(*folders: str) -> str:
@@ -79,8 +88,13 @@ def grpc() -> Iterator[str]:
             yield from (f"{service.full_name}/{method.name}" for method in service.methods)
 
 
+def shipped() -> list[Path]:
+    """The manifests and examples; the templates of the chart are made from these."""
+    return sorted(file for file in DEPLOY.rglob("*.yaml") if DEPLOY / "helm" not in file.parents)
+
+
 def manifests() -> Iterator[Mapping[str, Any]]:
-    for file in sorted(DEPLOY.rglob("*.yaml")):
+    for file in shipped():
         for document in yaml.safe_load_all(file.read_text()):
             if isinstance(document, dict) and "kind" in document and "metadata" in document:
                 yield document
@@ -97,10 +111,11 @@ def fields(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
 def quarantine() -> Iterator[str]:
     definition = yaml.safe_load((DEPLOY / "kubernetes" / "crd.yaml").read_text())["spec"]
     group, kinds = definition["group"], definition["names"]
-    yield from (group, *kinds["shortNames"])
+    yield from (group, *kinds["shortNames"], *kinds["categories"])
     yield from (kinds[name] for name in ("kind", "listKind", "plural", "singular"))
     for version in definition["versions"]:
         yield f"{group}/{version['name']}"
+        yield from (field["jsonPath"] for field in version["selectableFields"])
         schema = version["schema"]["openAPIV3Schema"]["properties"]
         for part in ("spec", "status"):
             yield from fields(part, schema[part])
@@ -108,45 +123,53 @@ def quarantine() -> Iterator[str]:
 
 def keys() -> Iterator[str]:
     """Each key below sickbay.dev, wherever the code writes it as a literal, and the others' key."""
-    reporter = node_condition._REPORTER
+    reporter = event_writer.REPORTER
     yield from set(re.findall(r'"(sickbay\.dev/[a-z-]+)"', code("aggregator"))) - {reporter}
     yield from (node_names.CONDITION, node_marks.OFF_BALANCERS, quarantine_codec.FINALIZER)
+    yield from mark_rules.KEEPING
 
 
 def foreign() -> Iterator[str]:
     yield from (*maintenance._TAINTS, *drain_plan._UNWILLING, objects._MIRROR)
-    yield from (maintenance._EXCLUDED, maintenance._UPGRADE, maintenance._DO_NOT_DISRUPT)
-    yield maintenance._MIG
+    yield from (maintenance._EXCLUDED, maintenance._UPGRADE, mark_rules.DO_NOT_DISRUPT)
+    yield from (maintenance._MIG, gpus.GPU_COUNT_LABEL)
 
 
 def cluster_objects() -> Iterator[str]:
     yield from (objects.RECORD_NAME, objects.STOP_NAME, f"{leases.PREFIX}REPLICA")
+    yield from (objects.CA_NAME, objects.CA_KEYS_NAME)
     for document in manifests():
         yield document["metadata"]["name"]
-    for file in sorted(DEPLOY.rglob("*.yaml")):
+    for file in shipped():
         text = file.read_text()
         yield from re.findall(r"secretName: (\S+)", text)
         yield from re.findall(r"configMap:\n +name: (\S+)", text)
+        yield from re.findall(r"configMapGenerator:\n +- name: (\S+)", text)
 
 
 def kubernetes_events() -> Iterator[str]:
-    yield node_condition._REPORTER
+    yield event_writer.REPORTER
     for found in re.findall(
-        r'(?:reason = |"action": )"(\w+)" if quarantined else "(\w+)"', code("aggregator")
+        r'(?:reason = |action=)"(\w+)" if quarantined else "(\w+)"', code("aggregator")
     ):
         yield from found
+    yield from node_events.REASONS.values()
+    yield "Drain"
 
 
 def aggregator_metrics() -> dict[str, str]:
     """Families by name, with their type. The client library appends ``_total`` to a counter."""
-    text = (ROOT / "aggregator" / "web" / "metrics.py").read_text()
+    web = ROOT / "aggregator" / "web"
+    text = "".join(
+        (web / name).read_text() for name in ("metrics.py", "pool_metrics.py", "stage_metrics.py")
+    )
     several = re.findall(r'\("(\w+)", "[^"]+", "reason", stats\.', text)
     found = {}
-    for how, name in re.findall(r'_(gauge|counter|one|count)\(\s*f?"(sickbay_[a-z_{}]+)"', text):
-        counts = how.startswith("count")
+    for how, name in re.findall(r'(gauge|counter|histogram)\(\s*f?"(sickbay_[a-z_{}]+)"', text):
+        counts = how == "counter"
         for each in several if "{name}" in name else [""]:
             whole = name.replace("{name}", each) + ("_total" if counts else "")
-            found[whole] = "counter" if counts else "gauge"
+            found[whole] = how
     return found
 
 
@@ -169,8 +192,9 @@ def environment() -> Iterator[str]:
 
 def paths() -> Iterator[str]:
     server = (ROOT / "aggregator" / "web" / "server.py").read_text()
-    yield from re.findall(r'\bget\("(/[^"]*)"', server)
+    yield from re.findall(r'\b(?:get|post)\("(/[^"]*)"', server)
     yield from (endpoint.path for endpoint in ENDPOINTS)
+    yield from (action_endpoints.ACCESS, *(action.path for action in ACTIONS.values()))
     yield from (replica_endpoints.PART, replica_endpoints.NODE, replica_endpoints.PAST)
     yield from re.findall(r'\("(?:GET|POST)", "(/[^"]+)"\)', code("nodeagent/local"))
 
@@ -182,7 +206,11 @@ def files() -> Iterator[str]:
         *(daemon.DEFAULT_CONFIG, arguments.DEFAULT_CONFIG, arguments.POD_PROBER_SOCKET),
         *(agent.socket, agent.run_dir / store.NAME, agent.state_dir / store.NAME),
         *(config.cluster.local.database, config.alerts.outbox, config.identity.keys_cache),
-        *(config.shards.token_file, Path(config.history.database.partition("///")[2])),
+        *(
+            config.certificates.folder,
+            config.shards.token_file,
+            Path(config.history.database.partition("///")[2]),
+        ),
     ]
     yield from map(str, found)
 
@@ -195,6 +223,7 @@ def configuration() -> Iterator[str]:
 def others() -> Iterator[str]:
     yield from tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     yield from (custom_plugin.GROUP, auth.AUDIENCE)
+    yield same_origin.ACTION_HEADER
     yield from (webhook.SIGNATURE, webhook.TIMESTAMP, webhook.DELIVERY)
     yield from re.findall(r'getLogger\("(sickbay[^"]*)"\)', code())
 
@@ -202,10 +231,12 @@ def others() -> Iterator[str]:
 SECTIONS: Mapping[str, Iterable[str]] = {
     "gRPC": set(grpc()),
     "The Quarantine object": set(quarantine()),
+    "Conditions of a Quarantine": quarantine_conditions.TYPES,
     "Names on Nodes and Leases": set(keys()),
     "Names of others that are read": set(foreign()),
     "Objects in the cluster": set(cluster_objects()),
     "Event kinds": {kind.value for kind in EventKind},
+    "Log events": set(log_events("aggregator")) | set(log_events("nodeagent")),
     "Kubernetes Events": set(kubernetes_events()),
     "Metrics of the aggregator": aggregator_metrics(),
     "Metrics of the agent": agent_metrics(),
@@ -236,7 +267,9 @@ def test_each_row_has_a_stability(heading: str) -> None:
 
 
 def test_each_constant_of_the_names_on_nodes_is_listed() -> None:
-    constants = {value for name, value in vars(node_names).items() if name.isupper()}
+    constants = {
+        value for name, value in vars(node_names).items() if name[0] != "_" and name.isupper()
+    }
     assert constants <= set(SECTIONS["Names on Nodes and Leases"])
 
 
@@ -267,12 +300,12 @@ def test_exit_codes() -> None:
         assert {int(names(row[0])[0]) for row in table if row[column]} == codes
 
 
-def test_names_to_change_exist() -> None:
+def test_former_names_are_still_listed() -> None:
     every = {name for found in SECTIONS.values() for name in found}
     assert [name for name in listed(LAST) if name not in every] == []
 
 
-def test_names_to_change_are_not_called_stable() -> None:
+def test_former_names_are_not_called_stable() -> None:
     stable = {
         name
         for heading in SECTIONS

@@ -8,10 +8,10 @@ from aggregator.quarantine.state.race import while_it_stands
 
 
 async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
-    case = NodeState(NodeSummary("n1"), asyncio.get_running_loop().time)
-    case.work.again.set()
+    node_state = NodeState(NodeSummary("n1"), asyncio.get_running_loop().time)
+    node_state.work.again.set()
 
     async def act() -> str:
         return "done"
 
-    assert await while_it_stands(case, act(), lambda: False) == "done"
+    assert await while_it_stands(node_state, act(), lambda: False) == "done"

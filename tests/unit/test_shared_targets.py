@@ -8,7 +8,7 @@ from aggregator.policy.network.verdict import NetworkVerdict
 DNS = ("dns", "kube-dns")
 
 
-def told(missing: int, reaching: int) -> Targets:
+def targets_with(missing: int, reaching: int) -> Targets:
     targets = Targets()
     for number in range(missing + reaching):
         targets.count(f"n{number:02}", counts=True)
@@ -35,7 +35,7 @@ def blamed(targets: Targets) -> list[tuple[str, int, int]]:
 def test_a_target_is_blamed_by_two_and_by_more_than_fifteen_percent(
     missing: int, reaching: int, *, is_blamed: bool
 ) -> None:
-    targets = told(missing, reaching)
+    targets = targets_with(missing, reaching)
     assert targets.settle(7.0) is is_blamed
     expected = [("dns kube-dns", missing, missing + reaching)] if is_blamed else []
     assert blamed(targets) == expected
@@ -43,7 +43,7 @@ def test_a_target_is_blamed_by_two_and_by_more_than_fifteen_percent(
 
 
 def test_a_verdict_names_the_target_its_numbers_and_the_first_few_nodes() -> None:
-    targets = told(10, 10)
+    targets = targets_with(10, 10)
     targets.settle(7.0)
     (verdict,) = targets.verdicts()
     assert verdict == NetworkVerdict(
@@ -64,7 +64,7 @@ def test_a_verdict_names_the_target_its_numbers_and_the_first_few_nodes() -> Non
 def test_a_blamed_target_is_well_below_five_percent_or_two(
     size: int, still: int, *, is_blamed: bool
 ) -> None:
-    targets = told(size // 2, size - size // 2)
+    targets = targets_with(size // 2, size - size // 2)
     assert targets.settle(7.0)
     for number in range(still, size // 2):
         targets.set_report(f"n{number:02}", DNS, reached=True)
@@ -76,7 +76,7 @@ def test_a_blamed_target_is_well_below_five_percent_or_two(
 
 
 def test_an_observer_counts_while_its_word_is_evidence() -> None:
-    targets = told(2, 0)
+    targets = targets_with(2, 0)
     targets.settle(7.0)
     targets.count("n00", counts=True)  # as before
     assert targets.settle(7.5) is False
@@ -97,7 +97,7 @@ def test_an_observer_counts_while_its_word_is_evidence() -> None:
 
 
 def test_a_target_that_nobody_looks_at_any_more_is_forgotten() -> None:
-    targets = told(2, 0)
+    targets = targets_with(2, 0)
     targets.settle(7.0)
     for node in ("n00", "n01"):
         targets.set_report(node, DNS, reached=None)

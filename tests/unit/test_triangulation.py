@@ -34,7 +34,7 @@ def network(size: int = 200, seed: int = 1) -> Network:
 
 def judged(told: Network, *, labels: bool = True) -> Triangulation:
     found = Triangulation()
-    told.tell(found, labels=labels)
+    told.report_all(found, labels=labels)
     found.settle(NOW)
     return found
 
@@ -96,7 +96,7 @@ def test_a_node_that_is_reached_although_it_reaches_nobody_is_one_way() -> None:
 
 def test_echoes_that_a_node_drops_make_it_unreachable() -> None:
     told, found = network(), Triangulation()
-    told.tell(found)
+    told.report_all(found)
     for node in range(200):
         if 7 in told.peers[node]:
             found.set_edge(name(node), PEERS, address(7), Status.FAILED)
@@ -146,17 +146,17 @@ def test_more_nodes_at_once_than_chance_gives_blame_nobody_and_fewer_are_blamed(
 
 def test_nodes_that_fail_one_after_the_other_are_each_blamed() -> None:
     told, found = network(), Triangulation()
-    told.tell(found)
+    told.report_all(found)
     for number, node in enumerate([0, 40, 80, 120, 160]):
         told.down.add(node)
-        told.tell(found)
+        told.report_all(found)
         found.settle(NOW + number * (WINDOW + 1) / MOST_AT_ONCE)
     assert len(blamed(found, 200)) == 5
 
 
 def test_a_gateway_that_answers_nobody_blames_nobody() -> None:
     told, found = network(), Triangulation()
-    told.tell(found)
+    told.report_all(found)
     for node in range(200):
         found.set_edge(name(node), REACH, "gateway", Status.FAILED)
     found.settle(NOW)
@@ -192,7 +192,7 @@ def test_a_blamed_node_is_well_again_when_half_of_its_observers_reach_it() -> No
     told.down = {7}
     found = judged(told)
     told.down = set()
-    told.tell(found)
+    told.report_all(found)
     changed, _ = found.settle(NOW + 60)
     assert changed["node-7"].status is Status.OK
     assert changed["node-7"].since == NOW + 60
@@ -213,7 +213,7 @@ def test_a_blamed_node_whose_observers_fall_silent_is_neither_well_nor_blamed() 
 
 def test_an_address_that_two_nodes_come_from_accuses_neither() -> None:
     told, found = network(), Triangulation()
-    told.tell(found)
+    told.report_all(found)
     found.place("twin", address(7))
     for node in range(200):
         if 7 in told.peers[node]:
@@ -274,7 +274,7 @@ def test_a_node_that_one_speaking_observer_reaches_and_that_says_nothing_is_neve
     """No set of broken edges makes a healthy node guilty by others' word, whatever else fails."""
     told, found = network(60, seed), Triangulation()
     told.silent = silent
-    told.tell(found)
+    told.report_all(found)
     for node, which in broken:
         peer = told.peers[node][which % len(told.peers[node])]
         found.set_edge(name(node), PEERS, address(peer), Status.FAILED)
@@ -291,7 +291,7 @@ def test_a_node_that_one_speaking_observer_reaches_and_that_says_nothing_is_neve
 @given(st.sets(st.integers(0, 39)), st.sets(st.sampled_from(["a", "b", "c"]), min_size=1))
 def test_targets_never_blame_an_observer(missing: set[int], targets: set[str]) -> None:
     told, found = network(40), Triangulation()
-    told.tell(found)
+    told.report_all(found)
     for node in missing:
         for target in targets:
             found.set_edge(name(node), REACH, target, Status.FAILED)
@@ -312,7 +312,7 @@ def test_the_order_in_which_agents_speak_does_not_matter(
     told.down, told.mute, told.gateways_down = {3}, {50}, {4}
     told.missed = {TARGET}
     one, other = judged(told, labels=labels), Triangulation()
-    told.tell(other, labels=labels, order=rng.shuffle)
+    told.report_all(other, labels=labels, order=rng.shuffle)
     other.settle(NOW)
     assert reasons(one, 96) == reasons(other, 96)
     assert {v.subject for v in one.verdicts()} == {v.subject for v in other.verdicts()}
@@ -333,8 +333,8 @@ def test_judging_after_each_update_ends_where_judging_once_does(
     status = {"ok": Status.OK, "failed": Status.FAILED, "gone": None}
     told = network(48, 3)
     step, whole = Triangulation(), Triangulation()
-    told.tell(step, labels=False)
-    told.tell(whole, labels=False)
+    told.report_all(step, labels=False)
+    told.report_all(whole, labels=False)
     step.settle(NOW)
     for number, (node, which, how) in enumerate(updates):
         if which == 8:
@@ -358,7 +358,7 @@ def test_an_update_costs_the_same_in_a_large_fleet() -> None:
     looked = []
     for size in (500, 4000):
         told, found = network(size), Triangulation()
-        told.tell(found)
+        told.report_all(found)
         found.settle(NOW)
         found.set_edge(name(1), PEERS, address(told.peers[1][0]), Status.FAILED)
         looked.append(len(found._graph._dirty))

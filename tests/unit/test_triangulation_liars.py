@@ -166,7 +166,7 @@ def test_one_liar_hides_only_lost_nodes_that_it_was_assigned_and_is_named_for_it
     for liar, hides in ((stranger, False), (observers[0], True)):
         found = Triangulation()
         net.down = {lost}
-        net.tell(found)
+        net.report_all(found)
         for node in range(120):
             found.set_edge(name(liar), PEERS, address(node), Status.OK)
         found.set_edge(name(lost), REACH, "gateway", Status.OK)  # only its observers can tell of it
@@ -184,7 +184,7 @@ def test_one_agent_alone_does_not_end_the_evidence_against_a_lost_node(reaching:
     net = Network(120, random.Random(3))
     found = Triangulation()
     net.down = {7}
-    net.tell(found)
+    net.report_all(found)
     found.settle(NOW)
     assert blamed(found, 120) == {7}
     observers = net.observers(7)
@@ -205,7 +205,7 @@ def test_agents_that_the_cluster_does_not_list_accuse_nobody(unlisted: bool) -> 
     net = Network(120, random.Random(4))
     victim = 7
     found = Triangulation()
-    net.tell(found)
+    net.report_all(found)
     for observer in net.observers(victim):
         found.set_edge(name(observer), PEERS, address(victim), Status.FAILED)
         found.enlist(name(observer), listed=not unlisted)
@@ -218,7 +218,7 @@ def test_an_observer_that_misses_its_own_peers_is_not_believed_for_claims_of_oth
     net = Network(120, random.Random(6))
     victim = 7
     found = Triangulation()
-    net.tell(found)
+    net.report_all(found)
     for observer in net.observers(victim):
         for peer in net.peers[observer]:
             found.set_edge(name(observer), PEERS, address(peer), Status.FAILED)
@@ -242,7 +242,7 @@ def test_an_edge_counts_from_its_assignment_on_and_no_longer() -> None:
     victim = 7
     observers = net.observers(victim)
     found = Triangulation()
-    net.tell(found)
+    net.report_all(found)
     for observer in observers:
         found.set_edge(name(observer), PEERS, address(victim), Status.FAILED)
     found.settle(NOW)
@@ -344,7 +344,7 @@ class Bookkeeping(RuleBasedStateMachine):
                 self.found.set_edge(name(node), PEERS, address(peer), status)
 
     @rule(node=some, peer=some, status=st.sampled_from(ANY))
-    def tell(self, node: int, peer: int, status: Status | None) -> None:
+    def report_edge(self, node: int, peer: int, status: Status | None) -> None:
         self._edge(node, peer, status)
 
     @rule(victim=some, status=st.sampled_from([Status.OK, Status.FAILED]), spare=st.sets(some))

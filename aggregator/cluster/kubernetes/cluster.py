@@ -5,9 +5,21 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import TypeVar
 
-from aggregator.cluster.kubernetes import node_condition, paths, rbac
+from aggregator.cluster.agent_pods import PodSink
+from aggregator.cluster.kubernetes import (
+    condition_writer,
+    event_writer,
+    node_condition,
+    paths,
+    rbac,
+)
+from aggregator.cluster.kubernetes.access_reviews import KubeAccessReviews
+from aggregator.cluster.kubernetes.agent_pod_informer import AgentPodInformer
+from aggregator.cluster.kubernetes.authority_client import KubeAuthorities
+from aggregator.cluster.kubernetes.condition_lister import list_conditions
 from aggregator.cluster.kubernetes.crd import read_definition
 from aggregator.cluster.kubernetes.credentials import CredentialSources
 from aggregator.cluster.kubernetes.errors import Failure
@@ -20,13 +32,14 @@ from aggregator.cluster.kubernetes.evictions import (
 from aggregator.cluster.kubernetes.informer import ClusterInformer
 from aggregator.cluster.kubernetes.leases import KubeLeases
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.namespace_informer import NamespaceInformer
+from aggregator.cluster.kubernetes.node_patch import checked_patch, merge_patch
 from aggregator.cluster.kubernetes.objects import (
     NodeObject,
     PartialObjectMetadata,
     PodList,
     RawList,
     decode,
-    from_taint,
     patched,
     to_meta,
     to_node,
@@ -36,8 +49,10 @@ from aggregator.cluster.kubernetes.oidc import signing_keys
 from aggregator.cluster.kubernetes.quarantine_client import QuarantineStore
 from aggregator.cluster.kubernetes.record_client import RecordStore, record_place
 from aggregator.cluster.kubernetes.reflector import Resource, Watch
+from aggregator.cluster.kubernetes.server_version import check_version
 from aggregator.cluster.kubernetes.stop_client import StopStore
 from aggregator.cluster.kubernetes.transport import (
+    JSON_PATCH,
     MERGE_PATCH,
     METADATA,
     METADATA_LIST,
@@ -45,13 +60,19 @@ from aggregator.cluster.kubernetes.transport import (
     Transport,
     encode,
 )
+from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import (
+    AdmissionRefused,
+    ClusterEvent,
+    Conflict,
     Evicted,
     EvictionResult,
     Guard,
-    News,
     Node,
     NodeChange,
+    NodeCondition,
+    NodeEvent,
+    NodeGuard,
     NodeMeta,
     NotFound,
     Pod,
@@ -59,8 +80,13 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
     RecordText,
+    Refused,
     StopText,
+    WrittenConditions,
 )
+from aggregator.policy.node_condition import ReportedConditions
+
+T = TypeVar("T")
 
 #: Nodes decoded before the event loop runs other tasks; about a millisecond.
 _SLICE = 100
@@ -75,7 +101,10 @@ class KubeCluster:
     An empty ``kubeconfig`` means the pod's own service account, else the usual places. ``qps`` and
     ``burst`` bound our requests. ``deadline`` bounds one request; ``silence`` is how long a watch
     may stay silent. ``clock`` is monotonic, ``wall`` is the time for people. ``shards``: there may
-    be other replicas, and the rights to know of them are looked for.
+    be other replicas, and the rights to know of them are looked for. ``certificates``: the same for
+    certificates that the aggregator makes itself. ``agents``: "namespace:name" of the agents'
+    service account where their pods are to be followed; empty: they are not. ``access``: the page
+    asks who its readers are. ``actions``: people act by the page.
     """
 
     kind = "kubernetes"
@@ -92,6 +121,10 @@ class KubeCluster:
         deadline: float = 10.0,
         silence: float = 100.0,
         shards: bool = False,
+        certificates: bool = False,
+        agents: str = "",
+        access: bool = False,
+        actions: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -102,6 +135,9 @@ class KubeCluster:
         self._wall = wall
         self._silence = silence
         self._shards = shards
+        self._certificates = certificates
+        self._agents_namespace, _, self._agents_account = agents.partition(":")
+        self._access, self._actions = access, actions
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
@@ -109,7 +145,7 @@ class KubeCluster:
         self._record = RecordStore(self._transport, namespace)
         self._stop = StopStore(self._transport, namespace)
         self.record_place = record_place(namespace)
-        self._quarantines = QuarantineStore(self._transport, namespace)
+        self._quarantines = QuarantineStore(self._transport, namespace, wall)
 
     @property
     def counters(self) -> RequestCounters:
@@ -118,10 +154,19 @@ class KubeCluster:
 
     async def start(self) -> None:
         """Connect, look for our rights and the definition. Raises Refused that lists the missing
-        ones.
+        ones, or ClusterTooOld.
         """
         await self._transport.open()
-        await rbac.check(self._transport, self._namespace, shards=self._shards)
+        await check_version(self._transport)
+        await rbac.check(
+            self._transport,
+            self._namespace,
+            shards=self._shards,
+            certificates=self._certificates,
+            agents=self._agents_namespace,
+            access=self._access,
+            actions=self._actions,
+        )
 
     async def close(self) -> None:
         await self._transport.close()
@@ -134,9 +179,40 @@ class KubeCluster:
         """The store of the replicas' Leases, beside the record. ``deadline``: seconds a request."""
         return KubeLeases(self._transport, self._namespace, deadline=deadline, wall=self._wall)
 
-    async def news(self) -> AsyncIterator[News]:
+    async def follow_agent_pods(self, sink: PodSink) -> None:
+        """For ever: which pods of the agents there are, by metadata. See `AgentPodInformer`."""
+        informer = AgentPodInformer(
+            self._transport,
+            namespace=self._agents_namespace,
+            account=self._agents_account,
+            clock=self._clock,
+            rng=self._rng,
+            silence=self._silence,
+        )
+        await informer.follow(sink)
+
+    async def follow_namespaces(self, owners: NamespaceOwners) -> None:
+        """For ever: who owns each namespace's pods. See `NamespaceInformer`."""
+        informer = NamespaceInformer(
+            self._transport, clock=self._clock, rng=self._rng, silence=self._silence
+        )
+        await informer.follow(owners)
+
+    async def carry_out(self, work: Callable[[Transport], Awaitable[T]]) -> T:
+        """A write that a person asked for by the page. Raises ClusterError."""
+        return await work(self._transport)
+
+    def access_reviews(self) -> KubeAccessReviews:
+        """Who the bearers of tokens are, and what users may do."""
+        return KubeAccessReviews(self._transport)
+
+    def authorities(self) -> KubeAuthorities:
+        """The store of the certificate authorities that the aggregator makes itself."""
+        return KubeAuthorities(self._transport, self._namespace)
+
+    async def events(self) -> AsyncIterator[ClusterEvent]:
         """See the protocol. Each caller has a view of its own; closing the iterator ends it."""
-        told: asyncio.Queue[News | None] = asyncio.Queue()
+        told: asyncio.Queue[ClusterEvent | None] = asyncio.Queue()
         room = ClusterInformer(
             self._transport,
             namespace=self._namespace,
@@ -171,6 +247,9 @@ class KubeCluster:
             if len(found) % _SLICE == 0:
                 await asyncio.sleep(0)
         return found
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
+        return await list_conditions(self._transport, types)
 
     async def read_record(self) -> RecordText:
         return await self._record.read()
@@ -254,27 +333,30 @@ class KubeCluster:
         self, node: Node, change: NodeChange, *, guard: Guard | None = None
     ) -> Node:
         """The answer is metadata only: by its version the rest is as read, except this change."""
-        metadata: dict[str, object] = {"resourceVersion": node.version, "uid": node.uid}
-        if change.labels:
-            metadata["labels"] = change.labels
-        if change.annotations:
-            metadata["annotations"] = change.annotations
-        spec: dict[str, object] = {}
-        if change.unschedulable is not None:
-            spec["unschedulable"] = change.unschedulable
-        if change.taints is not None:
-            spec["taints"] = [from_taint(taint) for taint in change.taints]
-        body = await self._transport.request(
-            "PATCH",
-            paths.node(node.name),
-            kind="nodes",
-            lane=Priority.RELEASE if _releases(node, change) else Priority.TAINT,
-            body=encode({"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}),
-            content_type=MERGE_PATCH,
-            accept=METADATA,
-            guard=guard,
+        checked = node.unread is not None
+        body = encode(
+            checked_patch(node, change, node.unread)
+            if node.unread is not None
+            else merge_patch(node, change)
         )
-        return patched(node, change, decode(body, PartialObjectMetadata).metadata)
+        try:
+            answer = await self._transport.request(
+                "PATCH",
+                paths.node(node.name),
+                kind="nodes",
+                lane=Priority.RELEASE if _releases(node, change) else Priority.TAINT,
+                body=body,
+                content_type=JSON_PATCH if checked else MERGE_PATCH,
+                accept=METADATA,
+                guard=guard,
+            )
+        except AdmissionRefused:
+            raise
+        except Refused as error:
+            if checked and error.status == 422:  # a test failed: the node is not as expected
+                raise Conflict(str(error), status=422) from error
+            raise
+        return patched(node, change, decode(answer, PartialObjectMetadata).metadata)
 
     async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
         body = await self._transport.request(
@@ -344,6 +426,27 @@ class KubeCluster:
             reason=reason,
             message=message,
             wall=self._wall,
+        )
+
+    async def write_event(self, event: NodeEvent) -> None:
+        await event_writer.write_event(self._transport, event)
+
+    async def write_conditions(
+        self,
+        node: str,
+        *,
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
+    ) -> WrittenConditions:
+        return await condition_writer.write_conditions(
+            self._transport,
+            node,
+            node_uid=node_uid,
+            wanted=wanted,
+            installation=self.installation,
+            wall=self._wall,
+            guard=guard,
         )
 
 

@@ -14,12 +14,13 @@ from collections.abc import Callable
 import msgspec
 
 from aggregator.cluster.kubernetes.reflector import Watch
-from aggregator.cluster.port import ClusterError, News
+from aggregator.cluster.port import ClusterError, ClusterEvent
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.kube")
 
-#: Between two tries (seconds), spread.
-_AGAIN_S = (2.0, 5.0)
+#: Two to five seconds between two tries, however many failed.
+_BACKOFF = Backoff(first=5.0, most=5.0, spread=0.6)
 
 
 class ConfigMapInformer:
@@ -29,7 +30,7 @@ class ConfigMapInformer:
         self,
         what: str,
         watch: Watch,
-        read: Callable[[msgspec.Raw | None], News],
+        read: Callable[[msgspec.Raw | None], ClusterEvent],
         rng: random.Random,
     ) -> None:
         self._what = what
@@ -39,7 +40,7 @@ class ConfigMapInformer:
         self._listed = False
         self._trouble = ""
 
-    async def list(self, tell: Callable[[News], None]) -> None:
+    async def list(self, tell: Callable[[ClusterEvent], None]) -> None:
         """Report its present state. Raises ClusterError, except for its own errors alone."""
         self._listed = False
         try:
@@ -53,11 +54,11 @@ class ConfigMapInformer:
             self._trouble = ""
         tell(self._read(found[0] if found else None))
 
-    async def follow(self, tell: Callable[[News], None]) -> None:
+    async def follow(self, tell: Callable[[ClusterEvent], None]) -> None:
         """Report its changes, for ever. Raises as `list` does."""
         while True:
             if not self._listed:
-                await asyncio.sleep(self._rng.uniform(*_AGAIN_S))
+                await asyncio.sleep(_BACKOFF.pause(1, self._rng))
                 await self.list(tell)
                 continue
             try:

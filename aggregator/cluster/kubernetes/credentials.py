@@ -90,6 +90,11 @@ class ApiCredentials:
         self.server_hostname: str | None = configuration.tls_server_name
         self.proxy: str | None = configuration.proxy or _proxy_of_environment(self.url)
         self.tls = _tls(configuration) if self.url.startswith("https") else None
+        certificate, key = configuration.cert_file, configuration.key_file
+        #: The files of our client certificate and its key, where there is one.
+        self.client_pair: tuple[str, str] | None = (
+            (certificate, key) if certificate and key else None
+        )
 
     async def authorization(self) -> str | None:
         """The Authorization header, None where a client certificate authenticates us.
@@ -144,7 +149,7 @@ async def load(sources: CredentialSources) -> ApiCredentials:
     from kubernetes_asyncio.config import load_kube_config
 
     configuration = Configuration()
-    _LIBRARYS.addFilter(_DISCREET)
+    _LIBRARYS.addFilter(_REDACT_SECRETS)
     try:
         loader = await load_kube_config(
             config_file=sources.path,
@@ -162,7 +167,7 @@ def _words(error: object) -> str:
     return _CONTENT.sub("{...}", str(error))
 
 
-class _Discreet(logging.Filter):
+class RedactSecrets(logging.Filter):
     """The library logs a plugin's error text, secrets included, before it raises it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -170,7 +175,7 @@ class _Discreet(logging.Filter):
         return True
 
 
-_DISCREET = _Discreet()
+_REDACT_SECRETS = RedactSecrets()
 
 
 def _config_errors() -> tuple[type[Exception], ...]:

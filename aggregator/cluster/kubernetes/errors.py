@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aggregator.cluster.port import ClusterError, Conflict, NotFound, Refused, Unreachable
+from aggregator.cluster.port import (
+    AdmissionRefused,
+    ClusterError,
+    Conflict,
+    NotFound,
+    Refused,
+    Unreachable,
+)
 
 #: Cause of a 429 that is about one pod's PodDisruptionBudget, and not about overload.
 DISRUPTION_BUDGET = "DisruptionBudget"
@@ -84,7 +91,7 @@ class Failure:
         # 408 and 410 (an expired resource version) pass when asked anew.
         if self.code in {408, 410, 429} or self.code >= 500:
             return Unreachable
-        return Refused
+        return AdmissionRefused if self.of_admission else Refused
 
 
 def parse_failure(request: str, code: int, headers: Mapping[str, str], body: bytes) -> Failure:

@@ -70,22 +70,11 @@ class HttpSession:
         ``target`` is path and query, quoted.
         """
         credentials = self._credentials
-        authorization = await credentials.authorization()
-        if authorization is not None:
-            headers = {**headers, hdrs.AUTHORIZATION: authorization}
-        path, _, query = target.partition("?")
-        url = yarl.URL.build(
-            scheme=self._parts.scheme,
-            authority=self._parts.netloc,
-            path=self._parts.path + path,
-            query_string=query,
-            encoded=True,
-        )
         try:
             return await self._session.request(
                 method,
-                url,
-                headers=headers,
+                self._url_of(target),
+                headers={**headers, **await self._authorization()},
                 data=body,
                 timeout=timeout,
                 allow_redirects=False,
@@ -93,10 +82,51 @@ class HttpSession:
                 server_hostname=credentials.server_hostname,
             )
         except aiohttp.ClientHttpProxyError as error:
-            # Its own words have the proxy's whole URL, and so its password.
-            proxy = urlsplit(credentials.proxy or "").netloc.rpartition("@")[2]
-            text = f"the proxy {proxy} answered {error.status} {error.message}"
-            raise aiohttp.ClientConnectionError(text) from None
+            raise self._without_password(error) from None
+
+    async def websocket(self, target: str, protocol: str) -> aiohttp.ClientWebSocketResponse:
+        """An open websocket. Raises as aiohttp does: WSServerHandshakeError for a refusal."""
+        credentials = self._credentials
+        try:
+            return await self._session.ws_connect(
+                self._url_of(target),
+                protocols=(protocol,),
+                headers=await self._authorization(),
+                proxy=credentials.proxy,
+                server_hostname=credentials.server_hostname,
+                max_msg_size=0,  # the peer is the API server, whose answers have no bound either
+            )
+        except aiohttp.ClientHttpProxyError as error:
+            raise self._without_password(error) from None
+
+    async def authorization(self) -> str | None:
+        """The Authorization header; None where a client certificate authenticates us."""
+        return await self._credentials.authorization()
+
+    @property
+    def client_pair(self) -> tuple[str, str] | None:
+        """The files of our client certificate and its key, where there is one."""
+        return self._credentials.client_pair
+
+    async def _authorization(self) -> Mapping[str, str]:
+        value = await self._credentials.authorization()
+        return {} if value is None else {hdrs.AUTHORIZATION: value}
+
+    def _url_of(self, target: str) -> yarl.URL:
+        path, _, query = target.partition("?")
+        return yarl.URL.build(
+            scheme=self._parts.scheme,
+            authority=self._parts.netloc,
+            path=self._parts.path + path,
+            query_string=query,
+            encoded=True,
+        )
+
+    def _without_password(self, error: aiohttp.ClientHttpProxyError) -> Exception:
+        """The library's own words have the proxy's whole URL, and so its password."""
+        proxy = urlsplit(self._credentials.proxy or "").netloc.rpartition("@")[2]
+        text = f"the proxy {proxy} answered {error.status} {error.message}"
+        return aiohttp.ClientConnectionError(text)
 
     async def close(self, *, after_s: float = 0.0) -> None:
         """Close every connection, those in use too, after so long."""

@@ -39,7 +39,7 @@ from aggregator.cluster.kubernetes.reflector import Resource, Watch, WatchEvent
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import (
     ClusterError,
-    News,
+    ClusterEvent,
     NodeSeen,
     NodeUncordoned,
     Phase,
@@ -69,7 +69,7 @@ _SLICE = 100
 
 _NO_RECORD = RecordText(text="", version="", stop="")
 
-Tell = Callable[[News], None]
+Tell = Callable[[ClusterEvent], None]
 
 
 class ClusterInformer:
@@ -254,11 +254,11 @@ class ClusterInformer:
         )
 
 
-def _record_seen(raw: msgspec.Raw | None) -> News:
+def _record_seen(raw: msgspec.Raw | None) -> ClusterEvent:
     return RecordSeen(_NO_RECORD if raw is None else to_record(decode(raw, RecordObject)))
 
 
-def _stop_seen(raw: msgspec.Raw | None) -> News:
+def _stop_seen(raw: msgspec.Raw | None) -> ClusterEvent:
     return StopSeen(StopText() if raw is None else to_stop(decode(raw, StopObject)))
 
 

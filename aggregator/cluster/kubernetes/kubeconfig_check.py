@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from aggregator.configfile.regular_file import MOST, require_regular_file
-from aggregator.configfile.yaml_source import where_and_what
+from aggregator.configfile.yaml_error import where_and_what
 
 #: Each list of a kubeconfig, and the key that holds the content of its items.
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}

@@ -142,7 +142,7 @@ class KubeLeases:
             "metadata": metadata,
             "spec": {
                 "holderIdentity": member.name,
-                "leaseDurationSeconds": round(TIMES.expiry),
+                "leaseDurationSeconds": round(TIMES.lease_duration),
                 "acquireTime": _micro_time(member.since),
                 "renewTime": _micro_time(self._wall()),
             },

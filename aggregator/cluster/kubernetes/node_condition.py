@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.event_writer import event_body, post_event
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
@@ -11,10 +12,6 @@ from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, T
 from aggregator.cluster.node_names import CONDITION, is_marked
 from aggregator.cluster.port import Conflict, NotFound
 
-_REPORTER = "sickbay.dev/aggregator"
-# The API's own limits: a longer note or reason is refused.
-_NOTE_BYTES = 1024
-_REASON = 128
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
 
@@ -59,15 +56,16 @@ async def publish(
         if due is None:
             return
         if not told:
-            event = _event(node, node_uid, **said)
-            await transport.request(
-                "POST",
-                paths.EVENTS,
-                kind="events",
-                lane=Priority.EVENT,
-                body=encode(event),
-                accept=METADATA,
+            event = event_body(
+                {"generateName": f"{node[:200]}-"},
+                {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
+                reason=reason,
+                action="Quarantine" if quarantined else "Release",
+                note=message,
+                warning=quarantined,
+                now=said["now"],
             )
+            await post_event(transport, event)
             told = True
         try:
             await _write(transport, *due)
@@ -137,21 +135,3 @@ async def _write(transport: Transport, found: NodeObject, condition: dict[str, o
         content_type=STRATEGIC_PATCH,
         accept=METADATA,
     )
-
-
-def _event(
-    node: str, node_uid: str, *, quarantined: bool, reason: str, message: str, now: str | None
-) -> dict[str, object]:
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{node[:200]}-", "namespace": paths.EVENTS_NAMESPACE},
-        "eventTime": now,
-        "reason": reason[:_REASON],
-        "note": message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
-        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
-        "type": "Warning" if quarantined else "Normal",
-        "action": "Quarantine" if quarantined else "Release",
-        "reportingController": _REPORTER,
-        "reportingInstance": _REPORTER,
-    }

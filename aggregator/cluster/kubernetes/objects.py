@@ -29,6 +29,10 @@ T = TypeVar("T")
 
 RECORD_NAME = "sickbay-record"
 STOP_NAME = "sickbay-stop"
+#: The certificates that agents and replicas trust (ConfigMap), and the keys of automatic ones
+#: (Secret).
+CA_NAME = "sickbay-ca"
+CA_KEYS_NAME = "sickbay-ca-keys"
 #: The kubelet's own note on a pod that comes from a file on the node and can't be evicted.
 _MIRROR = "kubernetes.io/config.mirror"
 #: The prefix of all annotations that people or sickbay set on nodes for sickbay.
@@ -48,6 +52,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    generation: int = 0
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
@@ -273,7 +278,9 @@ def to_meta(bare: PartialObjectMetadata) -> NodeMeta:
     meta = bare.metadata
     labels = {intern_text(key): intern_text(value) for key, value in (meta.labels or {}).items()}
     ours = {key: text for key, text in (meta.annotations or {}).items() if key.startswith(_OURS)}
-    return NodeMeta(sys.intern(meta.name), meta.uid, labels, ours or EMPTY)
+    return NodeMeta(
+        sys.intern(meta.name), meta.uid, labels, ours or EMPTY, annotated=bool(meta.annotations)
+    )
 
 
 def to_node(node: NodeObject) -> Node:
@@ -303,6 +310,7 @@ def patched(before: Node, change: NodeChange, meta: Meta) -> Node:
     return dataclasses.replace(
         before,
         version=meta.resource_version,
+        unread=None,
         labels=meta.labels or {},
         annotations=meta.annotations or {},
         taints=before.taints if change.taints is None else change.taints,

@@ -2,17 +2,22 @@
 
 from urllib.parse import quote
 
-from aggregator.cluster.kubernetes.objects import RECORD_NAME, STOP_NAME
+from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME, CA_NAME, RECORD_NAME, STOP_NAME
 from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PLURAL, VERSION
 from aggregator.cluster.port import Refused
 
 NODES = "/api/v1/nodes"
+NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
 QUARANTINES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 THE_DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+SUBJECT_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 #: Nodes live in no namespace; Events about such objects live in this one.
 EVENTS_NAMESPACE = "default"
+#: All Events of the cluster, of both API groups.
+CORE_EVENTS = "/api/v1/events"
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{EVENTS_NAMESPACE}/events"
 
 
@@ -56,6 +61,22 @@ def record(namespace: str) -> str:
 
 def stop(namespace: str) -> str:
     return f"{config_maps(namespace)}/{STOP_NAME}"
+
+
+def ca(namespace: str) -> str:
+    return f"{config_maps(namespace)}/{CA_NAME}"
+
+
+def secrets(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/secrets"
+
+
+def token(namespace: str, account: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/serviceaccounts/{quoted(account)}/token"
+
+
+def ca_keys(namespace: str) -> str:
+    return f"{secrets(namespace)}/{CA_KEYS_NAME}"
 
 
 def leases(namespace: str) -> str:

@@ -1,6 +1,6 @@
 """Quarantines in the API: made, read, changed and dropped, each write with its fence."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -26,17 +26,22 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.cluster.quarantine_conditions import with_conditions
 
 #: Another client's finalizer or status may come in between, but not five times in a row.
 _TRIES = 5
 
 
 class QuarantineStore:
-    """All quarantines of one cluster, as the ``installation`` sees them."""
+    """All quarantines of one cluster, as the ``installation`` sees them.
 
-    def __init__(self, transport: Transport, installation: str) -> None:
+    ``wall`` (seconds) is the time of conditions that change.
+    """
+
+    def __init__(self, transport: Transport, installation: str, wall: Callable[[], float]) -> None:
         self._transport = transport
         self._installation = installation
+        self._wall = wall
 
     async def create(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
@@ -73,9 +78,11 @@ class QuarantineStore:
         )
 
     async def write_status(self, quarantine: Quarantine, status: QuarantineStatus) -> Quarantine:
+        """With the conditions that follow from it."""
+        written = with_conditions(quarantine, status, self._wall())
         return await self._patch(
             f"{paths.quarantine(quarantine.node)}/status",
-            {"metadata": _fence(quarantine), "status": encode_status(status)},
+            {"metadata": _fence(quarantine), "status": encode_status(written)},
             _lane(quarantine.status, status),
         )
 

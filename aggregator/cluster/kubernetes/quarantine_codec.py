@@ -12,14 +12,16 @@ import msgspec
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
 from aggregator.cluster.kubernetes.objects import Meta, decode, seconds
 from aggregator.cluster.port import (
+    FORMER_APPLIED_FIELD,
     Action,
+    AppliedChanges,
     Blocker,
-    Did,
     EvidenceItem,
     HookStatus,
     MarksStatus,
     Phase,
     Quarantine,
+    QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
 )
@@ -35,12 +37,18 @@ FINALIZER = f"{GROUP}/undo"
 FORMS: Mapping[type, ObjectForm] = {
     # A spec's `always` are the schema's defaults: fields that a hand-made one may leave out.
     QuarantineSpec: ObjectForm(always={"action": Action.CORDON, "kind": "manual", "reason": ""}),
-    QuarantineStatus: ObjectForm(always={"phase": Phase.ADMITTED}),
+    QuarantineStatus: ObjectForm(
+        always={"phase": Phase.ADMITTED}, former={"applied": FORMER_APPLIED_FIELD}
+    ),
     EvidenceItem: ObjectForm(is_item=True),
     Blocker: ObjectForm(required=frozenset({"pod"}), is_item=True),
     HookStatus: ObjectForm(required=frozenset({"state"})),
+    QuarantineCondition: ObjectForm(
+        required=frozenset({"type", "status", "reason", "message"}),
+        is_item=True,
+    ),
     MarksStatus: ObjectForm(always={"restored": 0}),
-    Did: ObjectForm(
+    AppliedChanges: ObjectForm(
         names={"taint": "taintBefore", "label": "labelBefore", "codes": "codesBefore"},
         required=frozenset({"cordoned"}),
         always={"value": ""},
@@ -81,6 +89,7 @@ def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quar
         has_finalizer=FINALIZER in (meta.finalizers or ()),
         problem="; ".join(problem for problem in (spec_problem, status_problem) if problem),
         foreign=spec.installation if installation not in ("", spec.installation) else "",
+        generation=meta.generation,
     )
 
 

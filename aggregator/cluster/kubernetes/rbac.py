@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import RECORD_NAME, STOP_NAME, Definition, Review, decode
+from aggregator.cluster.kubernetes.objects import (
+    CA_KEYS_NAME,
+    CA_NAME,
+    RECORD_NAME,
+    STOP_NAME,
+    Definition,
+    Review,
+    decode,
+)
 from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PLURAL, VERSION
 from aggregator.cluster.kubernetes.transport import Transport, encode
 from aggregator.cluster.port import Refused
 
-_DEFINITION_FILE = "deploy/kubernetes/crd.yaml"
+_BRING_DEFINITION = "apply deploy/kubernetes/crd.yaml, or `helm upgrade` with crds.enabled=true"
 _RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
 
 
@@ -43,17 +51,40 @@ class Permission:
         }
 
 
-def needed(namespace: str, *, shards: bool) -> list[Permission]:
+def needed(
+    namespace: str,
+    *,
+    shards: bool,
+    certificates: bool,
+    agents: str = "",
+    access: bool = False,
+    actions: bool = False,
+) -> list[Permission]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
-    ``shards``: with those that several replicas need to coordinate.
+    ``shards``: with those that several replicas need to coordinate. ``certificates``: with those
+    for certificates that the aggregator makes itself. ``agents``: the namespace of the agents' pods
+    where their deletion ends their tokens; empty: it does not. ``access``: with those to know the
+    readers of the page. ``actions``: with those to carry out what people ask for by the page.
     """
+    authorities = [
+        *(Permission(verb, "", "secrets", namespace, CA_KEYS_NAME) for verb in ("get", "update")),
+        Permission("create", "", "secrets", namespace),
+        *(Permission(verb, "", "configmaps", namespace, CA_NAME) for verb in ("get", "update")),
+    ]
     leases = [
         Permission(verb, "coordination.k8s.io", "leases", namespace)
         for verb in ("list", "create", "update")
     ]
+    reviews = [
+        Permission("create", "authentication.k8s.io", "tokenreviews"),
+        Permission("create", "authorization.k8s.io", "subjectaccessreviews"),
+    ]
     return [
+        *(reviews if access else ()),
+        *((Permission("patch", "", "configmaps", namespace, STOP_NAME),) if actions else ()),
         *(leases if shards else ()),
+        *(authorities if certificates else ()),
         *(
             Permission(verb, GROUP, PLURAL)
             for verb in ("get", "list", "watch", "create", "patch", "delete")
@@ -63,6 +94,7 @@ def needed(namespace: str, *, shards: bool) -> list[Permission]:
         *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
         Permission("patch", "", "nodes/status"),
         Permission("list", "", "pods"),
+        *((Permission("watch", "", "pods", agents),) if agents else ()),
         Permission("create", "", "pods/eviction"),
         *(
             Permission(verb, "", "configmaps", namespace, RECORD_NAME)
@@ -77,10 +109,27 @@ def needed(namespace: str, *, shards: bool) -> list[Permission]:
     ]
 
 
-async def check(transport: Transport, namespace: str, *, shards: bool) -> None:
-    """Raises Refused that lists all that is missing, and which file to apply."""
+async def check(
+    transport: Transport,
+    namespace: str,
+    *,
+    shards: bool,
+    certificates: bool,
+    agents: str,
+    access: bool = False,
+    actions: bool = False,
+) -> None:
+    """Raises Refused that lists all that is missing, and which file to apply. See `needed`."""
+    rights = needed(
+        namespace,
+        shards=shards,
+        certificates=certificates,
+        agents=agents,
+        access=access,
+        actions=actions,
+    )
     problems = [
-        await _missing_rights(transport, needed(namespace, shards=shards)),
+        await _missing_rights(transport, rights),
         await _missing_definition(transport),
     ]
     found = [problem for problem in problems if problem]
@@ -95,7 +144,8 @@ async def _missing_rights(transport: Transport, rights: list[Permission]) -> str
         return ""
     return (
         f"this identity lacks rights in the cluster: {', '.join(missing)}"
-        f" (apply {_RIGHTS_FILE}, or grant them to the identity that the aggregator runs as)"
+        f" (apply {_RIGHTS_FILE} or repeat the `helm upgrade`, or grant them to the identity that"
+        " the aggregator runs as)"
     )
 
 
@@ -106,9 +156,9 @@ async def _missing_definition(transport: Transport) -> str:
     if not isinstance(answer, Failure):
         if decode(answer, Definition).serves(VERSION):
             return ""
-        return f"the cluster's {DEFINITION} does not serve {VERSION} (apply {_DEFINITION_FILE})"
+        return f"the cluster's {DEFINITION} does not serve {VERSION} ({_BRING_DEFINITION})"
     if answer.code == 404:
-        return f"the cluster has no definition of quarantines (apply {_DEFINITION_FILE})"
+        return f"the cluster has no definition of quarantines ({_BRING_DEFINITION})"
     if answer.code == 403:
         return ""  # among the missing rights already
     raise answer.error()

@@ -40,6 +40,9 @@ class Resource:
     selector: Mapping[str, str] = field(default_factory=dict)
     list_accept: str = JSON
     watch_accept: str = JSON
+    #: Of the list, and the objects in one page of it.
+    lane: Priority = Priority.RECORD
+    page: int = _PAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,30 @@ class WatchEvent:
 
     type: str
     object: msgspec.Raw
+
+
+async def list_pages(transport: Transport, kind: Resource) -> AsyncGenerator[RawList]:
+    """All objects of the kind, a page at a time, from etcd and not from a cache. Raises
+    ClusterError.
+    """
+    token = ""
+    while True:
+        query = {**kind.selector, "limit": str(kind.page)}
+        if token:
+            query["continue"] = token
+        body = await transport.request(
+            "GET",
+            kind.path,
+            kind=kind.name,
+            lane=kind.lane,
+            query=query,
+            accept=kind.list_accept,
+        )
+        page = decode(body, RawList)
+        yield page
+        token = page.metadata.next
+        if not token:
+            return
 
 
 class Watch:
@@ -81,25 +108,17 @@ class Watch:
     async def read_all(self) -> list[msgspec.Raw]:
         """All of them, from etcd and not from a cache. Raises ClusterError."""
         found: list[msgspec.Raw] = []
-        token = ""
-        while True:
-            query = {**self._kind.selector, "limit": str(_PAGE)}
-            if token:
-                query["continue"] = token
-            body = await self._transport.request(
-                "GET",
-                self._kind.path,
-                kind=self._kind.name,
-                lane=Priority.RECORD,
-                query=query,
-                accept=self._kind.list_accept,
-            )
-            page = decode(body, RawList)
-            found += page.items or []
-            self._version = page.metadata.resource_version
-            token = page.metadata.next
-            if not token:
-                return found
+        async with contextlib.aclosing(self.pages()) as pages:
+            async for page in pages:
+                found += page
+        return found
+
+    async def pages(self) -> AsyncGenerator[list[msgspec.Raw]]:
+        """What `read_all` returns, a page at a time: one state of the server, in parts."""
+        async with contextlib.aclosing(list_pages(self._transport, self._kind)) as pages:
+            async for page in pages:
+                self._version = page.metadata.resource_version
+                yield page.items or []
 
     async def changes(self) -> AsyncGenerator[list[WatchEvent]]:
         """Changes after `read_all`, in batches as they arrive; for ever.

@@ -23,11 +23,13 @@ from aggregator.cluster.kubernetes.http_session import CONNECT_S, HttpSession
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.retry import retry_idempotent
 from aggregator.cluster.port import ClusterError, Guard, Refused, Unreachable
+from aggregator.runtime.histogram import REQUEST, Histogram
 
 _LOG = logging.getLogger(__name__)
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 #: Metadata without spec and status.
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -39,6 +41,8 @@ _LONGEST_PAUSE_S = 60.0
 _RELOAD_EVERY_S = 10.0
 #: Requests on the old credentials may end within this time; watches reconnect after it.
 _RETIRED_AFTER_S = 30.0
+#: For refused websockets, whose answers the library does not read.
+_NO_BODY, _NO_KUBELET = b"refused", b"refused; the kubelet of the pod's node may be out of reach"
 #: A read that failed sooner than this (seconds) is asked again.
 _QUICK_S = 2.0
 
@@ -52,6 +56,15 @@ class RequestCounters:
         #: 429 because the server is busy; and 429 of a pod's disruption budget, which is not that.
         self.throttled = 0
         self.blocked = 0
+        #: Seconds from the sending to the whole answer, by (method, kind of object). A request
+        #: without an answer counts with the time that was waited; watches do not count.
+        self.durations: dict[tuple[str, str], Histogram] = {}
+
+    def note_duration(self, method: str, kind: str, seconds: float) -> None:
+        found = self.durations.get((method, kind))
+        if found is None:
+            found = self.durations[method, kind] = Histogram(REQUEST)
+        found.observe(seconds)
 
 
 class _Ask(NamedTuple):
@@ -94,8 +107,9 @@ class Transport:
 
     async def open(self) -> None:
         """Read the credentials. Raises Refused where they can't be read."""
-        if self._wire is None:
-            self._wire = HttpSession(await credentials.load(self._sources))
+        async with self._reload:
+            if self._wire is None:
+                self._wire = HttpSession(await credentials.load(self._sources))
 
     async def close(self) -> None:
         """End every request. The transport can't be opened again."""
@@ -184,6 +198,15 @@ class Transport:
                 answer = await self._once(self._current(), ask)
             return answer
 
+    async def authorization(self) -> str | None:
+        """The Authorization header of our requests; None where a certificate proves who we are."""
+        return await self._current().authorization()
+
+    @property
+    def client_pair(self) -> tuple[str, str] | None:
+        """The files of the client certificate and its key, where there is one."""
+        return self._current().client_pair
+
     @contextlib.asynccontextmanager
     async def stream(
         self, path: str, *, kind: str, query: Mapping[str, str], accept: str
@@ -198,6 +221,24 @@ class Transport:
             yield response.content
         finally:
             response.close()  # a watch never ends in order; its connection is of no more use
+
+    async def websocket(
+        self, path: str, *, kind: str, query: Mapping[str, str], protocol: str
+    ) -> aiohttp.ClientWebSocketResponse:
+        """An open websocket, which the caller closes. Raises as `request`; the API server's own
+        words for a refusal can't be read from a websocket's handshake.
+        """
+        ask = _Ask("CONNECT", f"{path}?{urlencode(query)}", kind, {}, deadline=self._deadline)
+        wire = self._current()
+        try:
+            async with asyncio.timeout(ask.deadline):
+                return await wire.websocket(ask.target, protocol)
+        except aiohttp.WSServerHandshakeError as error:
+            body = _NO_BODY if error.status in {401, 403, 404} else _NO_KUBELET
+            failure = parse_failure(ask.name, error.status, error.headers or {}, body)
+            raise failure.error() from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise await self._no_answer(wire, ask, error) from error
 
     async def _open_stream(self, wire: HttpSession, ask: _Ask) -> aiohttp.ClientResponse:
         endless = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
@@ -221,11 +262,14 @@ class Transport:
     async def _once(self, wire: HttpSession, ask: _Ask) -> bytes | Failure:
         method, target, _, headers, body, deadline = ask
         timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
+        began = self._clock()
         try:
             async with await wire.send(method, target, headers, body, timeout) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.counters.note_duration(method, ask.kind, self._clock() - began)
             raise await self._no_answer(wire, ask, error) from error
+        self.counters.note_duration(method, ask.kind, self._clock() - began)
         self.counters.answers[method, ask.kind, response.status] += 1
         if 200 <= response.status < 300:
             return answer
@@ -244,7 +288,12 @@ class Transport:
             # Jitter, as every client that was refused got the same pause.
             pause = min(failure.retry_after, _LONGEST_PAUSE_S) * self._rng.uniform(1.0, 1.25)
             self._limiter.pause(pause)
-            _LOG.warning("the API server is busy, pausing %.1f s: %s", pause, failure.message)
+            _LOG.warning(
+                "the API server is busy, pausing %.1f s: %s",
+                pause,
+                failure.message,
+                extra={"event": "api.busy"},
+            )
         return failure
 
     async def _no_answer(self, wire: HttpSession, ask: _Ask, error: Exception) -> Unreachable:

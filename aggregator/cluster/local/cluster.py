@@ -8,7 +8,7 @@ update ...`).
 import asyncio
 import contextlib
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ParamSpec, TypeVar
@@ -17,12 +17,15 @@ from aggregator.cluster.local.commands import SiteCommandFailed, run_command
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
     ClusterError,
+    ClusterEvent,
     Evicted,
     EvictionResult,
     Guard,
-    News,
     Node,
     NodeChange,
+    NodeCondition,
+    NodeEvent,
+    NodeGuard,
     NodeMeta,
     NodeUncordoned,
     Pod,
@@ -38,9 +41,11 @@ from aggregator.cluster.port import (
     StopText,
     WatchLost,
     WatchSynced,
+    WrittenConditions,
 )
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import filled_with
+from aggregator.policy.node_condition import ReportedConditions
 from aggregator.runtime.worker_thread import WorkerThread
 
 #: How soon another process's write (a person's `sickbay --local stop`) is noticed, in seconds.
@@ -129,7 +134,7 @@ class LocalCluster:
 
     # -- events -------------------------------------------------------------------------
 
-    async def news(self) -> AsyncIterator[News]:
+    async def events(self) -> AsyncIterator[ClusterEvent]:
         lost = ""
         while True:
             try:
@@ -142,7 +147,7 @@ class LocalCluster:
                     yield WatchLost(lost)
                 await asyncio.sleep(AGAIN)
 
-    async def poll_nodes(self) -> AsyncIterator[News]:
+    async def poll_nodes(self) -> AsyncIterator[ClusterEvent]:
         """The present state, then all changes, until the file can't be read."""
         told = _Told({}, frozenset(), RecordText("", "", ""), StopText())
         seen = -1
@@ -161,8 +166,8 @@ class LocalCluster:
                 async with asyncio.timeout(POLL):
                     await self._changed.wait()
 
-    def _differences(self, told: _Told) -> list[News]:
-        news: list[News] = []
+    def _differences(self, told: _Told) -> list[ClusterEvent]:
+        news: list[ClusterEvent] = []
         stop = self._open.stop()
         if stop != told.stop:
             news.append(StopSeen(stop))
@@ -232,6 +237,9 @@ class LocalCluster:
     async def list_nodes(self) -> list[NodeMeta]:
         nodes = await self._in_thread(self._open.nodes)
         return [NodeMeta(node.name, node.uid, node.labels, node.annotations) for node in nodes]
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:  # noqa: ARG002
+        return []  # without Kubernetes there are none
 
     async def read_node(
         self,
@@ -334,6 +342,20 @@ class LocalCluster:
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
     ) -> None:
         """Without Kubernetes only the history, the page and the webhooks are told."""
+
+    async def write_event(self, event: NodeEvent) -> None:
+        """There is no `kubectl describe` of a local node: the page and the history have it."""
+
+    async def write_conditions(
+        self,
+        node: str,  # noqa: ARG002
+        *,
+        node_uid: str,  # noqa: ARG002
+        wanted: Mapping[str, NodeCondition | None],  # noqa: ARG002
+        guard: NodeGuard | None = None,  # noqa: ARG002
+    ) -> WrittenConditions:
+        """Without Kubernetes there are none, and the configuration refuses them."""
+        return WrittenConditions()
 
     async def _run(self, argv: Sequence[str], node: str, action: str) -> None:
         if not argv:

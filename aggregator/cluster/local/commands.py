@@ -75,7 +75,10 @@ async def finish_command(
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            log.warning("site command not started", extra=told | {"error": str(error)})
+            log.warning(
+                "site command not started",
+                extra={"event": "command.not_started", **(told | {"error": str(error)})},
+            )
             raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
@@ -91,7 +94,10 @@ async def finish_command(
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         text = _end_of(output)
-    log.info("site command ended", extra=told | {"rc": process.returncode, "output": text})
+    log.info(
+        "site command ended",
+        extra={"event": "command.ended", **(told | {"rc": process.returncode, "output": text})},
+    )
     return Finished(process.returncode or 0, text)
 
 

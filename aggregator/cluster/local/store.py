@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.port import (
+    FORMER_APPLIED_FIELD,
     Conflict,
     Node,
     NotFound,
@@ -190,7 +191,7 @@ class LocalStore:
                     node,
                     str(uuid.uuid4()),
                     json.dumps(asdict(spec)),
-                    json.dumps(asdict(QuarantineStatus())),
+                    _encode_status(QuarantineStatus()),
                     self._wall(),
                     finalizer,
                 ),
@@ -207,7 +208,7 @@ class LocalStore:
                 " WHERE node = ? AND uid = ? AND version = ?",
                 (
                     json.dumps(asdict(quarantine.spec)),
-                    json.dumps(asdict(quarantine.status)),
+                    _encode_status(quarantine.status),
                     quarantine.has_finalizer,
                     quarantine.node,
                     quarantine.uid,
@@ -332,7 +333,6 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 _SPEC = msgspec.json.Decoder(QuarantineSpec)
-_STATUS = msgspec.json.Decoder(QuarantineStatus)
 _COLUMNS = "node, uid, version, spec, status, created_at, deleting, finalizer"
 _NODE = "name, uid, version, unschedulable, taints, labels, annotations"
 
@@ -350,6 +350,18 @@ def _node(row: tuple[Any, ...]) -> Node:
     )
 
 
+def _encode_status(status: QuarantineStatus) -> str:
+    found = asdict(status)
+    return json.dumps({**found, FORMER_APPLIED_FIELD: found["applied"]})
+
+
+def _decode_status(text: str) -> QuarantineStatus:
+    found = json.loads(text)
+    if FORMER_APPLIED_FIELD in found:
+        found["applied"] = found[FORMER_APPLIED_FIELD]
+    return msgspec.convert(found, QuarantineStatus)
+
+
 def _quarantine(row: tuple[Any, ...]) -> Quarantine:
     node, uid, version, spec, status, created_at, deleting, finalizer = row
     return Quarantine(
@@ -357,7 +369,7 @@ def _quarantine(row: tuple[Any, ...]) -> Quarantine:
         uid,
         str(version),
         _SPEC.decode(spec),
-        _STATUS.decode(status),
+        _decode_status(status),
         created_at,
         bool(deleting),
         bool(finalizer),

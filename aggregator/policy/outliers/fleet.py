@@ -9,7 +9,7 @@ shared with all nodes of the same kind.
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -73,7 +73,7 @@ class Outlier:
     points: tuple[Point, ...]
 
 
-class Change(NamedTuple):
+class OutlierChange(NamedTuple):
     """A finding has begun (``outlier``), or ended (None)."""
 
     series: MeasuredSeries
@@ -188,6 +188,8 @@ class FleetMeasurements:
         return found
 
     def _release(self, known: _Node) -> None:
+        for member_of in {one for one in known.spreads if one is not None and _seen(known, one)}:
+            member_of.members -= 1
         for at, spread in enumerate(known.spreads):
             if spread is not None:
                 spread.refs -= 1
@@ -231,6 +233,7 @@ class FleetMeasurements:
             if before.get(at) != (spread, value):
                 spread.add(value)
             if not known.seen >> at & 1:
+                spread.members += not _seen(known, spread)
                 known.seen |= 1 << at
                 spread.parts += 1
         had = {spread for spread, _ in before.values()}
@@ -258,36 +261,41 @@ class FleetMeasurements:
 
     # -- judging ------------------------------------------------------------------------------
 
-    def judge(self, node: str, now: float) -> list[Change]:
+    def judge(self, node: str, now: float) -> list[OutlierChange]:
         """Compare the node's values with the others': the findings that begin and end by it."""
         known = self._nodes.get(node)
         if known is None or now - known.judged_at < EVERY:
             return []
         known.judged_at = now
         changes = self._end_superseded(node, known) + self._end_surplus(known)
-        for at, (spread, value) in _compared(known).items():
+        compared = _compared(known)
+        tracked: list[tuple[int, _Track]] = []
+        for at, (spread, value) in compared.items():
             if not spread.is_population:
                 continue
             spread.refresh(now)
-            away = spread.deviation(value)
-            deviates = away > spread.limit
+            deviates = spread.deviation(value) > spread.limit
             track = known.tracks.get(at)
             if track is None:
                 if not deviates:
                     continue
                 track = known.tracks[at] = _Track(now)
             _deviates(node, track, spread, deviates=deviates)
+            tracked.append((at, track))
+        for at, track in tracked:  # all parts first: a node may deviate as a whole
+            spread, value = compared[at]
             self._draw(known, track, now, value, spread)
-            if _count(track, spread, away - spread.base):
+            base = max(spread.base, _own_base(node, known, spread, compared))
+            if _count(track, spread, spread.deviation(value) - base):
                 series = _series(known, at)
                 outlier = _outlier(known, series, at, track) if track.is_finding else None
-                changes.append(Change(series, outlier))
+                changes.append(OutlierChange(series, outlier))
             if not track.score and not track.deviates:
                 self._drop_chart(track)
                 del known.tracks[at]
         return changes
 
-    def _end_superseded(self, node: str, known: _Node) -> list[Change]:
+    def _end_superseded(self, node: str, known: _Node) -> list[OutlierChange]:
         """End the tracks of parts that have a value as another model now, and none as this one."""
         if not known.tracks and not known.kept:
             return []
@@ -307,7 +315,7 @@ class FleetMeasurements:
             changes += self._end(series, known.kept.pop(series))
         return changes
 
-    def _end_surplus(self, known: _Node) -> list[Change]:
+    def _end_surplus(self, known: _Node) -> list[OutlierChange]:
         """End the oldest kept tracks, findings last: each stream may name other parts."""
         surplus = len(known.kept) - MOST_KEPT
         if surplus <= 0:
@@ -318,10 +326,10 @@ class FleetMeasurements:
             changes += self._end(series, known.kept.pop(series))
         return changes
 
-    def _end(self, series: MeasuredSeries, track: _Track) -> list[Change]:
+    def _end(self, series: MeasuredSeries, track: _Track) -> list[OutlierChange]:
         """A track that was removed: it has no chart any more, and its finding is over."""
         self._drop_chart(track)
-        return [Change(series, None)] if track.is_finding else []
+        return [OutlierChange(series, None)] if track.is_finding else []
 
     def _draw(self, known: _Node, track: _Track, now: float, value: int, spread: Spread) -> None:
         if track.points is None:
@@ -362,7 +370,9 @@ class FleetMeasurements:
             ),
         ]
 
-    def restore(self, node: str, series: Collection[tuple[str, str]], now: float) -> list[Change]:
+    def restore(
+        self, node: str, series: Collection[tuple[str, str]], now: float
+    ) -> list[OutlierChange]:
         """Findings (measure and component) that a quarantine rests on, and this process does not
         have: they stand until their values are as those of others again.
         """
@@ -380,10 +390,10 @@ class FleetMeasurements:
             track = known.tracks.setdefault(at, _Track(now))
             if not track.is_finding:
                 track.is_finding, track.score = True, spread.measure.minutes
-                changes.append(Change(one, _outlier(known, one, at, track)))
+                changes.append(OutlierChange(one, _outlier(known, one, at, track)))
         return changes
 
-    def dismiss(self, node: str, component: str) -> list[Change]:
+    def dismiss(self, node: str, component: str) -> list[OutlierChange]:
         """A person has cleared the component, or another part is in its place: its findings end."""
         known = self._nodes.get(node)
         if known is None:
@@ -447,6 +457,24 @@ def _compared(known: _Node) -> dict[int, tuple[Spread, int]]:
             ratio = _THOUSANDTHS * known.values[at] // max(1, middle)
             found[at] = (spread, min(ratio, MOST_VALUE))
     return found
+
+
+def _seen(known: _Node, spread: Spread) -> int:
+    """How many parts of the node have had a value in the distribution."""
+    return sum(one is spread and known.seen >> at & 1 for at, one in enumerate(known.spreads))
+
+
+def _own_base(
+    node: str, known: _Node, spread: Spread, compared: Mapping[int, tuple[Spread, int]]
+) -> float:
+    """How far the middle of the node's own parts is from the median, where the node deviates as a
+    whole and the pool is too small to show whether that is a kind of its own; otherwise 0.
+    """
+    if spread.shows_kinds or 2 * spread.deviating.get(node, 0) <= _seen(known, spread):
+        return 0.0
+    away = sorted(spread.deviation(value) for one, value in compared.values() if one is spread)
+    middle = away[(len(away) - 1) // 2]
+    return middle if middle > spread.limit else 0.0  # half of those with a value may be normal
 
 
 def _series(known: _Node, at: int) -> MeasuredSeries:

@@ -21,6 +21,7 @@ class Measure:
     ``siblings``: the load decides about the value, and a job has the same load on all parts of a
     node, so each value is compared as its ratio to the median of its node, in thousandths.
     ``each``: parts of different names are different things (the duration of each check).
+    ``setting``: a node's firmware or settings shift the value of all its parts, and harm none.
     """
 
     name: str
@@ -32,13 +33,14 @@ class Measure:
     minutes: int
     siblings: bool = False
     each: bool = False
+    setting: bool = False
 
 
 _RATIO = "‰ of its node's median"
 _ROWS = (
     # The clock of a GPU that works and is limited by no power cap or setting is its highest:
     # a published slow host took 10 % longer (MegaScale, NSDI 2024, section 5).
-    Measure("gpu-clock", "clock under load", "MHz", True, 60, 0.05, 30),
+    Measure("gpu-clock", "clock under load", "MHz", True, 60, 0.05, 30, setting=True),
     # GPUs at the power cap differ by some per cent for ever (Sinha et al., SC 2022).
     Measure("gpu-clock-capped", "clock at the power cap", _RATIO, True, 60, 0, 60, siblings=True),
     Measure("gpu-temperature", "temperature under load", _RATIO, False, 150, 0, 60, siblings=True),

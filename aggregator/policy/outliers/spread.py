@@ -19,6 +19,9 @@ LEAST_NODES = 10
 #: are on so many nodes, and the node with most of them counts as the second, so no node makes one.
 MOST_DEVIATING = 0.05
 LEAST_DEVIATING_NODES = 3
+#: Of fewer nodes a kind that has a twentieth of them shows on fewer than those three in more than
+#: one pool of twenty (binomial), so a node that deviates as a whole may be of such a kind.
+LEAST_FOR_KINDS = 124
 #: Seconds for which median and MAD serve all comparisons.
 REFRESH = 60.0
 
@@ -27,10 +30,11 @@ class Spread:
     """The present values of one measurement in one pool and of one model.
 
     ``refs`` is how many series belong to it, ``parts`` how many of them have had a value,
-    ``deviating`` how many of these deviated when they had one last, by node, ``nodes`` how many
-    nodes have a value in it now. ``median``, ``mad`` and ``limit`` (the largest deviation of a
-    value that is as it should be) are as of the last `refresh`, as is ``base``: how far from the
-    median, to the bad side, those are that are a kind of their own; 0 where there are none.
+    ``members`` how many nodes have such a part, ``deviating`` how many parts deviated when they had
+    a value last, by node, ``nodes`` how many nodes have a value in it now. ``median``, ``mad`` and
+    ``limit`` (the largest deviation of a value that is as it should be) are as of the last
+    `refresh`, as is ``base``: how far from the median, to the bad side, those are that are a kind
+    of their own; 0 where there are none.
     """
 
     __slots__ = (
@@ -43,6 +47,7 @@ class Spread:
         "mad",
         "measure",
         "median",
+        "members",
         "nodes",
         "parts",
         "refs",
@@ -52,7 +57,7 @@ class Spread:
     def __init__(self, key: tuple[str, ...], measure: Measure) -> None:
         self.key = key
         self.measure = measure
-        self.refs = self.parts = self.nodes = self.total = 0
+        self.refs = self.parts = self.members = self.nodes = self.total = 0
         self.deviating: dict[str, int] = {}
         self.median = self.mad = 0
         self.limit = self.base = 0.0
@@ -91,6 +96,11 @@ class Spread:
         first, second = nlargest(2, self.deviating.values())
         counted = sum(self.deviating.values()) - first + second
         return counted > MOST_DEVIATING * self.parts
+
+    @property
+    def shows_kinds(self) -> bool:
+        """Whether it has so many nodes that a kind of its own would show on several of them."""
+        return not self.measure.setting or self.members >= LEAST_FOR_KINDS
 
     def refresh(self, now: float) -> None:
         """Compute median, MAD and limit again where they are old. ``now`` is monotonic seconds."""

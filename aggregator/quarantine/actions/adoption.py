@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.node_names import FORMER_APPLIED, is_marked
 from aggregator.cluster.port import (
     Action,
     Cluster,
@@ -33,19 +33,20 @@ from aggregator.quarantine.decide.node_marks import (
     adopt_change,
     marked_by,
     marked_for,
-    read_did,
+    read_applied,
     spec_of_marks,
     stood_for,
 )
 from aggregator.quarantine.decide.operator_requests import FORCE
 from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 
 log = logging.getLogger("sickbay.quarantine")
 
 #: The requester where the marks don't name one. Only a person can end such a Quarantine.
 UNKNOWN = "unknown"
-_UNREADABLE = "sickbay had marked the node, and its annotation sickbay.dev/did can't be read"
+_UNREADABLE = f"sickbay had marked the node, and its annotation {FORMER_APPLIED} can't be read"
 _KEPT = "its node was marked, and the Quarantine was gone: made again, and the marks are kept"
 
 
@@ -61,7 +62,7 @@ class MarkAdopter:
         release_actions: ReleaseActions,
         clocks: Clocks,
         policy: Policy,
-        mode: Action,
+        pools: NodePools,
         pool_of: Callable[[str], str],
         may_act: Callable[[str], bool],
     ) -> None:
@@ -72,59 +73,60 @@ class MarkAdopter:
         self._release_actions = release_actions
         self._clocks = clocks
         self._policy = policy
-        self._mode = mode
+        self._pools = pools
         self._pool_of = pool_of
         self._may_act = may_act
 
-    async def adopt(self, case: NodeState) -> None:
+    async def adopt(self, node_state: NodeState) -> None:
         """Make the Quarantine again where the node's marks, or what is remembered, call for it.
 
         Neither a limit nor the stop switch holds this: no new action begins by it. Mode observe
         makes no Quarantine, and shows the marks.
         """
-        case.own_quarantine_view().begin_adoption()
+        node_state.own_quarantine_view().begin_adoption()
         try:
-            await self._adopt(case)
+            await self._adopt(node_state)
         except ClusterError:
-            case.own_quarantine_view().request_adoption()
+            node_state.own_quarantine_view().request_adoption()
             raise
 
-    async def _adopt(self, case: NodeState) -> None:
-        if await self._acts.reread(case) is not None:
+    async def _adopt(self, node_state: NodeState) -> None:
+        if await self._acts.reread(node_state) is not None:
             return
-        node = await self._cluster.read_node(case.node)
-        case.take_node(node)
-        spec = self._spec(case, node)
+        node = await self._cluster.read_node(node_state.node)
+        node_state.take_node(node)
+        spec = self._spec(node_state, node)
         if spec is None:
-            case.own_quarantine_view().drop_remains()
+            node_state.own_quarantine_view().drop_remains()
             return
-        if self._mode is Action.OBSERVE:
+        if self._pools.mode_of(node_state.node) is Action.OBSERVE:
             is_left = node is not None and is_marked(node)
-            case.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
+            node_state.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
             return
-        if not self._may_act(case.node):  # paused since it was read: another replica goes on
+        if not self._may_act(node_state.node):  # paused since it was read: another replica goes on
             raise Conflict("this replica's place among the others is not certain any more")
         await self._record_writer.enter(
             Entry(
-                node=case.node,
+                node=node_state.node,
                 incident=spec.incident,
-                pool=self._pool_of(case.node),
+                pool=self._pool_of(node_state.node),
                 action=spec.action.value,
                 at=self._clocks.trusted_wall(),
+                policy_pool=self._pools.name_of(node_state.node),
                 **origin_of(spec),
             )
         )
         spec = replace(spec, installation=self._cluster.installation)
-        quarantine = await self._cluster.create_quarantine(case.node, spec)
-        case.take_quarantine(quarantine, self._policy, self._clocks.now())
+        quarantine = await self._cluster.create_quarantine(node_state.node, spec)
+        node_state.take_quarantine(quarantine, self._policy, self._clocks.now())
         text = f"its Quarantine was gone, and is made again ({spec.action}): {spec.reason}"
-        self._acts.emit_event(case, EventKind.ADOPTED, text)
+        self._acts.emit_event(node_state, EventKind.ADOPTED, text)
         if node is not None and is_marked(node):
-            await self._keep_marks(case, quarantine, node)
+            await self._keep_marks(node_state, quarantine, node)
 
-    def _spec(self, case: NodeState, node: Node | None) -> QuarantineSpec | None:
+    def _spec(self, node_state: NodeState, node: Node | None) -> QuarantineSpec | None:
         """The intent to restore, or None where no marks are to be adopted."""
-        remains = case.quarantine_view.remains
+        remains = node_state.quarantine_view.remains
         marked = node is not None and is_marked(node)
         if remains is not None and (marked or remains.requester != OURS):
             return remains
@@ -132,11 +134,11 @@ class MarkAdopter:
             return None
         if marked_for(node.annotations) not in ("", self._cluster.installation):
             return None  # another installation's, which knows its state
-        return spec_of_marks(node) or self._spec_of_entry(case)
+        return spec_of_marks(node) or self._spec_of_entry(node_state)
 
-    def _spec_of_entry(self, case: NodeState) -> QuarantineSpec:
+    def _spec_of_entry(self, node_state: NodeState) -> QuarantineSpec:
         """The intent of marks that can't be read. Only a person's decision ends them."""
-        entry = self._record_writer.record.entries.get(case.node)
+        entry = self._record_writer.record.entries.get(node_state.node)
         if entry is None or entry.incident:
             return QuarantineSpec(Action.CORDON, "manual", _UNREADABLE, UNKNOWN)
         action = Action.DRAIN if entry.action == Action.DRAIN else Action.CORDON
@@ -147,19 +149,21 @@ class MarkAdopter:
             entry.requester or UNKNOWN,
         )
 
-    async def _keep_marks(self, case: NodeState, quarantine: Quarantine, node: Node) -> None:
+    async def _keep_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         """The marks are this quarantine's from now on; if they are gone by now, it is released."""
         try:
-            node = await self._cluster.patch_node(node, adopt_change(quarantine, read_did(node)))
+            node = await self._cluster.patch_node(
+                node, adopt_change(quarantine, read_applied(node))
+            )
         except Conflict:
-            now = await self._cluster.read_node(case.node)
+            now = await self._cluster.read_node(node_state.node)
             if now is not None and now.uid == node.uid and is_marked(now):
                 raise  # another client changed the marks: the usual steps mark it again
             because = "its marks were gone by the time that it was made again"
             status = replace(
                 quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
             )
-            await self._acts.write_status(case, quarantine, status)
+            await self._acts.write_status(node_state, quarantine, status)
             return
         now_at = self._clocks.wall()
         status = replace(
@@ -169,55 +173,58 @@ class MarkAdopter:
             node_uid=node.uid,
             admitted_at=now_at,
             cordoned_at=now_at,
-            did=read_did(node),
+            applied=read_applied(node),
         )
-        await self._acts.write_status(case, quarantine, status)
-        self._acts.announce(case, node.uid, quarantined=True, message=quarantine.spec.reason)
-        case.take_node(node)
+        await self._acts.write_status(node_state, quarantine, status)
+        self._acts.announce(node_state, node.uid, quarantined=True, message=quarantine.spec.reason)
+        node_state.take_node(node)
 
-    async def forget_node(self, case: NodeState, because: str) -> None:
+    async def forget_node(self, node_state: NodeState, because: str) -> None:
         """An entry without object and cause. Where the node is marked it is adopted instead."""
-        entry = await self._record_writer.entry(case.node)
-        node = await self._cluster.read_node(case.node)
+        entry = await self._record_writer.entry(node_state.node)
+        node = await self._cluster.read_node(node_state.node)
         if node is not None and is_marked(node):
-            case.own_quarantine_view().request_adoption()
+            node_state.own_quarantine_view().request_adoption()
             return
         await self._record_writer.forget_entry(entry)
-        case.decision.set_hold(None)
-        log.info("forgotten", extra={"node": case.node, "because": because})
+        node_state.decision.set_hold(None)
+        log.info(
+            "admission record entry removed",
+            extra={"event": "step.entry_removed", "node": node_state.node, "because": because},
+        )
         if entry is not None and not entry.incident:
             text = "its Quarantine, made by hand, is gone and was never carried out: forgotten"
-            self._acts.emit_event(case, EventKind.RELEASED, text)
+            self._acts.emit_event(node_state, EventKind.RELEASED, text)
 
-    async def sweep(self, case: NodeState) -> None:
+    async def sweep(self, node_state: NodeState) -> None:
         """Undo the marks of a quarantine that a person deleted past its finalizer."""
-        entry, trouble = await self._release_actions.entry(case.node)
-        if await self._unmark(case, case.quarantine_view.orphan):
+        entry, trouble = await self._release_actions.entry(node_state.node)
+        if await self._unmark(node_state, node_state.quarantine_view.orphan):
             text = "its quarantine was taken away by a person: released"
-            self._acts.emit_event(case, EventKind.OVERRULED, text)
-        if case.quarantine_view.to_adopt:
-            case.own_quarantine_view().forget_orphan()  # the marks are another's
+            self._acts.emit_event(node_state, EventKind.OVERRULED, text)
+        if node_state.quarantine_view.to_adopt:
+            node_state.own_quarantine_view().forget_orphan()  # the marks are another's
             return
         await self._release_actions.forget_entry(entry, trouble)
-        case.own_quarantine_view().forget_orphan()
+        node_state.own_quarantine_view().forget_orphan()
 
-    async def _unmark(self, case: NodeState, uid: str) -> bool:
+    async def _unmark(self, node_state: NodeState, uid: str) -> bool:
         """Undo the marks of this quarantine, which stands no more. Whether there were any."""
-        node = await self._cluster.read_node(case.node)
-        if await self._cluster.read_quarantine(case.node) is not None:
+        node = await self._cluster.read_node(node_state.node)
+        if await self._cluster.read_quarantine(node_state.node) is not None:
             raise Conflict("a quarantine stands there again")
-        case.take_node(node)
+        node_state.take_node(node)
         if node is None or not is_marked(node):
             return False
         if marked_by(node) not in ("", uid):
-            case.own_quarantine_view().request_adoption()
+            node_state.own_quarantine_view().request_adoption()
             return False
         stood = stood_for(node)
-        words = case.overrule(stood)
+        words = node_state.overrule(stood)
         # A person asked for marks without evidence, and the deletion, which is later, takes that
         # back.
         more = None if stood else {FORCE: None}
-        undo = Undo(uid, read_did(node), words, more=more)
-        case.take_node(await self._release_actions.undo_node(case, node, undo))
-        await self._acts.log_action(case, node.uid, quarantined=False, message="released")
+        undo = Undo(uid, read_applied(node), words, more=more)
+        node_state.take_node(await self._release_actions.undo_node(node_state, node, undo))
+        await self._acts.log_action(node_state, node.uid, quarantined=False, message="released")
         return True

@@ -1,8 +1,9 @@
 """The steps of a quarantine, carried out. Each is idempotent and fenced; see docs/fences.md.
 
 The fence: the node is read in full before the Quarantine is seen to stand (read again, or just
-created), and patched with the version and uid of that read. An undo always changes the node. So a
-replica that acts on an older read fails with `Conflict`, reads again, and decides again.
+created), and patched with the version and uid of that read. A quarantine that begins names what it
+expects of the node instead (expected_nodes.py). An undo always changes the node. So a replica that
+acts on an older state fails with `Conflict`, reads again, and decides again.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Protocol
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    STILL_SCHEDULABLE,
     Action,
     Cluster,
     ClusterError,
@@ -31,6 +33,8 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
+from aggregator.quarantine.actions.mark_writer import MarkWriter
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.admission import Held, Proposal, stopped
@@ -43,11 +47,11 @@ from aggregator.quarantine.decide.intent import (
     is_overridden,
 )
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS
+from aggregator.quarantine.decide.mark_rules import MarkRules
 from aggregator.quarantine.decide.node_marks import (
     MOST_REASON,
-    STILL_SCHEDULABLE,
     cordon_change,
-    read_did,
+    read_applied,
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
@@ -61,7 +65,9 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
@@ -75,7 +81,7 @@ _NO_NODE = "the cluster has no node of this name"
 class Admission(Protocol):
     """Decides whether a node may be quarantined: our own record writer, or the leader's."""
 
-    def restrained(self, proposal: Proposal) -> Held | None:
+    def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps a standing cordon from becoming a drain, or None."""
 
     def would_admit(self, proposal: Proposal) -> bool:
@@ -98,58 +104,77 @@ class NodeActions:
         clocks: Clocks,
         policy: Policy,
         pool_of: Callable[[str], str],
+        pools: NodePools,
         suspects: Callable[[NodeState], tuple[frozenset[str], ...]],
         drain_suspects: Callable[[NodeState], tuple[frozenset[str], ...]],
         unsettled: Callable[[NodeState], str],
         fabric_hold: Callable[[NodeState], Held | None],
         basis: Callable[[NodeState], EvidenceBasis],
-        off_balancers: bool,
+        off_load_balancers: bool,
+        marks: MarkRules,
         may_act: Callable[[str], bool],
         switch: StopSwitch,
         uncordon: UncordonRules,
         rng: random.Random,
+        stages: StageTimes,
     ) -> None:
-        """``may_act`` tells whether the node is ours to act for at this moment."""
+        """``may_act`` tells whether the node is ours to act for at this moment. ``pools`` has the
+        mode of each node; ``off_load_balancers``: a node that is to be drained leaves those.
+        """
         self._cluster = cluster
+        self.mark_writer = MarkWriter(cluster, clocks.now)
+        self._expected = ExpectedNodes(cluster, pool_of)
         self._record_writer = record_writer
         self._admission = admission
         self._event_sink = event_sink
         self._clocks = clocks
         self._policy = policy
         self._pool_of = pool_of
+        self._pools = pools
         self._suspects = suspects
         self._drain_suspects = drain_suspects
         self._unsettled = unsettled
         self._fabric_hold = fabric_hold
         self._basis = basis
-        self._off_balancers = off_balancers
+        self._off_load_balancers = off_load_balancers
+        self._marks = marks
         self._may_act = may_act
         self._switch = switch
         self._uncordon = uncordon
         self._rng = rng
+        self.stages = stages
 
-    def guard(self, case: NodeState, *, granted: bool = True) -> Guard:
+    def guard(self, node_state: NodeState, *, granted: bool = True) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
 
         It checks the stop switch, read anew; the node's owner; and, unless ``granted`` is False,
-        whether the record still has the node's entry, by which it acts. Requests that undo or
-        report take none.
+        whether the record still has the node's entry, by which it acts, and whether the mode of the
+        pool, by the labels as last read, still lets us act on our own. Requests that undo or report
+        take none.
         """
 
         async def check() -> None:
             await self._switch.check()
-            if granted and not self._record_writer.grants(case.node):
+            if granted and not self._record_writer.grants(node_state.node):
                 raise GuardRefused(
                     "the admission by which it was to be done does not stand any more"
                 )
-            if not self._may_act(case.node):
+            if granted and self._is_observed(node_state):
+                raise GuardRefused("the mode of the node's pool is observe now")
+            if not self._may_act(node_state.node):
                 raise GuardRefused("this replica's place among the others is not certain any more")
 
         return check
 
-    def wanted_now(self, case: NodeState) -> DesiredState | None:
+    def _is_observed(self, node_state: NodeState) -> bool:
+        """Whether its mode forbids acts of our own; a person's quarantine goes on in any mode."""
+        quarantine = node_state.node_summary.quarantine
+        ours = quarantine is None or quarantine.spec.requester == OURS
+        return ours and self._pools.mode_of(node_state.node) is Action.OBSERVE
+
+    def wanted_now(self, node_state: NodeState) -> DesiredState | None:
         """The node's desired state. A shared cause turns no standing cordon into a drain."""
-        wanted, quarantine = case.decision.wanted, case.node_summary.quarantine
+        wanted, quarantine = node_state.decision.wanted, node_state.node_summary.quarantine
         if quarantine is None or quarantine.spec.requester != OURS:
             return wanted
         if (
@@ -157,34 +182,37 @@ class NodeActions:
             or is_overridden(quarantine.spec)  # a person has decided on the action
             or wanted.spec.action.strength <= quarantine.spec.action.strength
         ):
-            self._unhold(case)
+            self._unhold(node_state)
             return wanted
-        proposal = replace(self._proposal(case, wanted), suspects=self._drain_suspects(case))
-        held = self._admission.restrained(proposal) or self._fabric_hold(case)
+        proposal = replace(
+            self._proposal(node_state, wanted), suspects=self._drain_suspects(node_state)
+        )
+        held = self._admission.escalation_hold(proposal) or self._fabric_hold(node_state)
         if held is None:
-            self._unhold(case)
+            self._unhold(node_state)
             return wanted
-        self._hold(case, held, wanted)
+        self._hold(node_state, held, wanted)
         return replace(wanted, spec=replace(wanted.spec, action=quarantine.spec.action))
 
-    async def propose(self, case: NodeState, wanted: DesiredState) -> bool:
+    async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Ask for admission and, when admitted, make the object and mark the node.
 
-        The node is read while the record is written: both come before the object is created, and
-        its creation proves that no other stands. Thousands of held nodes cause no reads.
+        The patch checks what the list of nodes tells. Else the node is read while the record is
+        written: both come before the object is created, and its creation proves that no other
+        stands. Thousands of held nodes cause no reads.
         """
-        if case.cluster.node_gone:  # first: a record written and undone would wake us again
-            case.take_node(await self._cluster.read_node(case.node))
-        if self._is_nowhere(case, wanted) or self._leave_alone(case, wanted):
+        if node_state.cluster.node_gone:  # first: a record written and undone would wake us again
+            node_state.take_node(await self._cluster.read_node(node_state.node))
+        if self._is_nowhere(node_state, wanted) or self._leave_alone(node_state, wanted):
             return False
-        wait = self._fabric_hold(case)
+        wait = self._fabric_hold(node_state)
         if wait is not None:
-            self._hold(case, wait, wanted)
+            self._hold(node_state, wait, wanted)
             return False
-        proposal = self._proposal(case, wanted)
+        proposal = self._proposal(node_state, wanted)
         reading = None
-        if self._admission.would_admit(proposal):
-            reading = asyncio.create_task(self._picture(case))
+        if self._expected.expect(node_state) is None and self._admission.would_admit(proposal):
+            reading = asyncio.create_task(self._picture(node_state))
         try:
             held = await self._admission.propose(proposal)
         except BaseException:
@@ -192,62 +220,94 @@ class NodeActions:
             raise
         if held is not None:
             await _given_up(reading)
-            self._hold(case, held, wanted)
+            self._hold(node_state, held, wanted)
             return False
-        case.decision.set_hold(None)
-        words = case.cluster.overruled
-        entry = self._record_writer.record.entries.get(case.node)
-        node = await self._taken(case, await (reading or self._picture(case)))
+        node_state.decision.set_hold(None)
+        words = node_state.cluster.overruled
+        entry = self._record_writer.record.entries.get(node_state.node)
+        node = self._expected.expect(node_state) if reading is None else None
+        if node is None:
+            node = await self._taken(node_state, await (reading or self._picture(node_state)))
         if node is None:
             await self._record_writer.withdraw(entry)
-            self._is_nowhere(case, wanted)
+            self._is_nowhere(node_state, wanted)
             return False
-        if case.agent.misnamed or case.cluster.overruled != words or self._spared(case, wanted):
+        if (
+            node_state.agent.misnamed
+            or node_state.cluster.overruled != words
+            or self._spared(node_state, wanted)
+            or self._pools.name_of(node_state.node) != proposal.policy_pool
+            or self._is_admitted_elsewhere(node_state, entry)
+        ):
             await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
             return True
         if is_marked(node):
-            case.own_quarantine_view().request_adoption()  # its marks have evidence too
+            node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
             return True
-        if self._leave_alone(case, wanted):
+        if self._leave_alone(node_state, wanted):
             await self._record_writer.withdraw(entry)  # not ours, and not counted
             return False
         self.emit_event(
-            case, EventKind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}"
+            node_state, EventKind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}"
         )
-        await self._create_and_mark(case, wanted, node)
+        await self._create_and_mark(node_state, wanted, node)
         return True
 
-    async def create(self, case: NodeState, wanted: DesiredState) -> None:
+    async def create(self, node_state: NodeState, wanted: DesiredState) -> None:
         """The record allows it already: finish what was begun."""
-        entry = self._record_writer.record.entries.get(case.node)
-        words = case.cluster.overruled
-        node = await self._taken(case, await self._picture(case))
+        entry = self._record_writer.record.entries.get(node_state.node)
+        words = node_state.cluster.overruled
+        node = self._expected.expect(node_state)
+        if node is None:
+            node = await self._taken(node_state, await self._picture(node_state))
         if node is None:
             await self._record_writer.withdraw(entry)
             return  # the next step reports it
-        if case.agent.misnamed or case.cluster.overruled != words or self._spared(case, wanted):
+        if (
+            node_state.agent.misnamed
+            or node_state.cluster.overruled != words
+            or self._spared(node_state, wanted)
+        ):
             return  # we decided on an older read: decide again
         if is_marked(node):
-            case.own_quarantine_view().request_adoption()  # its marks have evidence too
+            node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
             return
-        if self._leave_alone(case, wanted):
+        if self._is_admitted_elsewhere(node_state, entry):
+            await self._record_writer.withdraw(entry)  # its present pool has not admitted it
+            return
+        if self._leave_alone(node_state, wanted):
             await self._record_writer.withdraw(entry)
             return
-        await self._create_and_mark(case, wanted, node)
+        await self._create_and_mark(node_state, wanted, node)
 
-    async def _picture(self, case: NodeState) -> Node | None:
+    def _is_admitted_elsewhere(self, node_state: NodeState, entry: Entry | None) -> bool:
+        """Whether its entry is of another pool than the one that selects it now, by its last read.
+
+        A process that died after the admission leaves such an entry to the next one.
+        """
+        admitted_in = entry.policy_pool if entry is not None else ""
+        present = self._pools.name_of(node_state.node)
+        return bool(admitted_in and present) and admitted_in != present
+
+    async def _picture(self, node_state: NodeState) -> Node | None:
         """The node for a patch against its version: its present or a slightly older state."""
-        return await self._cluster.read_node(case.node, cached=True)
+        return await self._cluster.read_node(node_state.node, cached=True)
 
-    async def _taken(self, case: NodeState, node: Node | None) -> Node | None:
+    async def _taken(self, node_state: NodeState, node: Node | None) -> Node | None:
         """Take this read of the node. Unknown changes in it are first confirmed by a full read."""
-        if not case.bears_out(node):
-            node = await self._cluster.read_node(case.node)
-        case.take_node(node)
+        moved = node is not None and self._pools.has_moved(node)
+        if moved or not node_state.bears_out(node):
+            node = await self._cluster.read_node(node_state.node)
+        node_state.take_node(node)
+        self._expected.learn(node)
         return node
 
-    async def _create_and_mark(self, case: NodeState, wanted: DesiredState, node: Node) -> None:
-        if not self._may_act(case.node):  # paused since it was admitted: another replica goes on
+    async def _create_and_mark(
+        self, node_state: NodeState, wanted: DesiredState, node: Node
+    ) -> None:
+        if not self._may_act(
+            node_state.node
+        ):  # paused since it was admitted: another replica goes on
             raise Conflict("this replica's place among the others is not certain any more")
         spec = replace(
             wanted.spec,
@@ -255,33 +315,36 @@ class NodeActions:
             record_generation=self._record_writer.record.generation,
             installation=self._cluster.installation,
         )
-        quarantine = await self._cluster.create_quarantine(case.node, spec, guard=self.guard(case))
-        case.own_quarantine_view().note_restored(quarantine.uid)
-        case.wrote(quarantine)
-        await self._mark(case, quarantine, node)
+        quarantine = await self._cluster.create_quarantine(
+            node_state.node, spec, guard=self.guard(node_state)
+        )
+        node_state.own_quarantine_view().note_restored(quarantine.uid)
+        node_state.wrote(quarantine)
+        await self._mark(node_state, quarantine, node)
 
-    async def cordon(self, case: NodeState) -> None:
+    async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
-        node = await self._cluster.read_node(case.node)
-        quarantine = await self.reread(case)
-        case.take_node(node)
+        node = await self._cluster.read_node(node_state.node)
+        quarantine = await self.reread(node_state)
+        node_state.take_node(node)
+        self._expected.learn(node)
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
         if node is None:
-            await self._no_node(case, quarantine)
+            await self._no_node(node_state, quarantine)
             return
-        if case.cluster.maintained and quarantine.spec.requester == OURS:
+        if node_state.cluster.maintained and quarantine.spec.requester == OURS:
             return  # the next step sees it
-        if quarantine.spec.requester == OURS and case.cluster.wishes.exempt(
+        if quarantine.spec.requester == OURS and node_state.cluster.operator_requests.exempt(
             self._clocks.earliest()
         ):
             return  # the exemption came after our decision
         if not quarantine.has_finalizer:
             quarantine = await self._cluster.add_finalizer(quarantine)
-            case.wrote(quarantine)
-        await self._mark(case, quarantine, node)
+            node_state.wrote(quarantine)
+        await self._mark(node_state, quarantine, node)
 
-    async def restart(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def restart(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Begin again on a Node that was created in place of the marked one.
 
         This comes before any action there: even if a hold or a failure follows, no phase, time or
@@ -301,13 +364,24 @@ class NodeActions:
             evictions_held_until=quarantine.status.evictions_held_until,
             marks=MarksStatus(ALL_MARKS, since=self._clocks.wall()),
         )
-        await self.write_status(case, quarantine, status)
-        case.own_quarantine_view().note_restart()
-        self.emit_event(case, EventKind.MARKS_MISSING, message)
+        await self.write_status(node_state, quarantine, status)
+        node_state.own_quarantine_view().note_restart()
+        self.emit_event(node_state, EventKind.MARKS_MISSING, message)
 
-    async def _mark(self, case: NodeState, quarantine: Quarantine, node: Node) -> None:
-        change = cordon_change(node, quarantine, off_balancers=self._off_balancers)
-        patched = await self._cluster.patch_node(node, change, guard=self.guard(case))
+    async def _mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
+        off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
+        change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
+        try:
+            patched = await self.mark_writer.mark(node, change, guard=self.guard(node_state))
+        except Conflict as error:
+            if node.unread is None:
+                raise
+            self._expected.note_difference(node, error)
+            await self.cordon(node_state)  # reads the node and the Quarantine, and decides again
+            return
+        if not quarantine.status.cordoned_at:  # else it is marked again
+            self.stages.note_taint(node_state.node, self._clocks.now())
+            self.stages.note_causes(quarantine.spec)
         now = self._clocks.wall()
         status = replace(
             quarantine.status,
@@ -316,62 +390,64 @@ class NodeActions:
             node_uid=patched.uid,
             admitted_at=quarantine.status.admitted_at or now,
             cordoned_at=now,
-            did=read_did(patched),
+            applied=read_applied(patched),
             marks=None,
         )
-        case.own_quarantine_view().note_marks()
-        case.cluster.note_marks()
+        node_state.own_quarantine_view().note_marks()
+        node_state.cluster.note_marks()
         self.emit_event(
-            case, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
+            node_state, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
         )
-        self.announce(case, patched.uid, quarantined=True, message=quarantine.spec.reason)
-        case.wrote(await self._cluster.write_quarantine_status(quarantine, status))
+        self.announce(node_state, patched.uid, quarantined=True, message=quarantine.spec.reason)
+        node_state.wrote(await self._cluster.write_quarantine_status(quarantine, status))
 
-    async def recordon(self, case: NodeState) -> None:
+    async def recordon(self, node_state: NodeState) -> None:
         """Cordon the node of a standing quarantine again; after too many times, only report it.
 
         The status comes first: should we die before the patch, the next replica knows that
         evictions wait, and counts this one.
         """
-        node = await self._cluster.read_node(case.node)
-        quarantine = await self.reread(case)
-        case.take_node(node)
-        whose, wall = case.quarantine_view.uncordoned, self._clocks.earliest()
+        node = await self._cluster.read_node(node_state.node)
+        quarantine = await self.reread(node_state)
+        node_state.take_node(node)
+        whose, wall = node_state.quarantine_view.uncordoned, self._clocks.earliest()
         if quarantine is None or node is None or whose is Uncordoned.NO:
             return  # the next step sees it
         if quarantine.deleting or quarantine.status.phase not in MARKED:
             return
-        if case.is_released_by_uncordon(self._uncordon):
+        if node_state.is_released_by_uncordon(self._uncordon):
             return
         if wall < recordon_due(quarantine.status, wall):
             return
         status = after_uncordon(quarantine, node, whose, self._uncordon, self._clocks.latest())
-        quarantine = await self.write_status(case, quarantine, status)
-        self.emit_event(case, EventKind.UNCORDONED, status.uncordoned, {"whose": whose.value})
+        quarantine = await self.write_status(node_state, quarantine, status)
+        self.emit_event(node_state, EventKind.UNCORDONED, status.uncordoned, {"whose": whose.value})
         if has_given_up(status):
             return
-        change = cordon_change(node, quarantine)
+        change = cordon_change(node, quarantine, rules=self._marks)
         if UNCORDONED_BY in node.annotations:
             change = replace(change, annotations={**change.annotations, UNCORDONED_BY: None})
-        patched = await self._cluster.patch_node(node, change, guard=self.guard(case))
-        case.take_node(patched)
-        did = read_did(patched)
-        if did != quarantine.status.did:
-            await self.write_status(case, quarantine, replace(quarantine.status, did=did))
+        patched = await self.mark_writer.mark(node, change, guard=self.guard(node_state))
+        node_state.take_node(patched)
+        applied = read_applied(patched)
+        if applied != quarantine.status.applied:
+            await self.write_status(
+                node_state, quarantine, replace(quarantine.status, applied=applied)
+            )
 
-    async def enter(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def enter(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""
         spec = quarantine.spec
         if spec.requester != OURS:
-            case.take_node(await self._cluster.read_node(case.node))
-            if case.cluster.node_gone:
-                await self._no_node(case, quarantine)
+            node_state.take_node(await self._cluster.read_node(node_state.node))
+            if node_state.cluster.node_gone:
+                await self._no_node(node_state, quarantine)
                 return
         await self._record_writer.enter(
             Entry(
-                node=case.node,
+                node=node_state.node,
                 incident=spec.incident,
-                pool=self._pool_of(case.node),
+                pool=self._pool_of(node_state.node),
                 action=spec.action.value,
                 at=self._clocks.trusted_wall(),
                 **origin_of(spec),
@@ -379,28 +455,33 @@ class NodeActions:
         )
         who = "by sickbay" if spec.requester == OURS else "by hand"
         self.emit_event(
-            case, EventKind.ADMITTED, f"{spec.action} entered, made {who}: {spec.reason}"
+            node_state, EventKind.ADMITTED, f"{spec.action} entered, made {who}: {spec.reason}"
         )
 
-    async def update(self, case: NodeState, quarantine: Quarantine, wanted: DesiredState) -> None:
+    async def update(
+        self, node_state: NodeState, quarantine: Quarantine, wanted: DesiredState
+    ) -> None:
         """Make changes of the intent durable."""
         spec = changed_intent(quarantine.spec, wanted)
         if spec is None:
             return
-        await self._write_spec(case, quarantine, spec)
+        await self._write_spec(node_state, quarantine, spec)
         if spec.action is not quarantine.spec.action:
             text = f"{quarantine.spec.action} becomes {spec.action}: {wanted.spec.reason}"
-            self.emit_event(case, EventKind.INCIDENT_CHANGED, text)
+            self.emit_event(node_state, EventKind.INCIDENT_CHANGED, text)
 
-    async def force(self, case: NodeState) -> None:
+    async def force(self, node_state: NodeState) -> None:
         """A quarantine for an annotation of a person: made, or changed with it."""
-        case.take_node(await self._cluster.read_node(case.node))
-        action = case.cluster.wishes.forced(self._clocks.earliest())
-        if action is None or case.agent.misnamed:
+        node_state.take_node(await self._cluster.read_node(node_state.node))
+        action = node_state.cluster.operator_requests.forced(self._clocks.earliest())
+        if action is None or node_state.agent.misnamed:
             return  # taken back in between
-        reason, quarantine = case.cluster.wishes.force_reason, case.node_summary.quarantine
+        reason, quarantine = (
+            node_state.cluster.operator_requests.force_reason,
+            node_state.node_summary.quarantine,
+        )
         if quarantine is None:
-            if not self._may_act(case.node):  # paused since it was read: another replica acts
+            if not self._may_act(node_state.node):  # paused since it was read: another replica acts
                 raise Conflict("this replica's place among the others is not certain any more")
             spec = QuarantineSpec(
                 action,
@@ -410,239 +491,270 @@ class NodeActions:
                 intent_action=action,
                 installation=self._cluster.installation,
             )
-            guard = self.guard(case, granted=False)  # it is entered after it is made
-            case.wrote(await self._cluster.create_quarantine(case.node, spec, guard=guard))
+            guard = self.guard(node_state, granted=False)  # it is entered after it is made
+            node_state.wrote(
+                await self._cluster.create_quarantine(node_state.node, spec, guard=guard)
+            )
             return
         spec = replace(quarantine.spec, action=action, reason=reason, intent_action=action)
-        await self._write_spec(case, quarantine, spec)
+        await self._write_spec(node_state, quarantine, spec)
 
-    async def show_override(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def show_override(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write a person's action to the status; a drain that they ended is a cordon again."""
         text, status = describe_override(quarantine.spec), quarantine.status
         changed = replace(status, override=text)
         if quarantine.spec.action is not Action.DRAIN and status.phase is Phase.DRAINING:
             changed = replace(changed, phase=Phase.CORDONED, blockers=())
-        await self.write_status(case, quarantine, changed)
+        await self.write_status(node_state, quarantine, changed)
         told = text or f"spec.action is {quarantine.spec.action} again, as it was decided"
-        self.emit_event(case, EventKind.OVERRIDDEN, told)
+        self.emit_event(node_state, EventKind.OVERRIDDEN, told)
 
-    async def show_cordon(self, case: NodeState, quarantine: Quarantine, text: str) -> None:
+    async def show_cordon(self, node_state: NodeState, quarantine: Quarantine, text: str) -> None:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
         wall = self._clocks.wall()
-        await self.write_status(case, quarantine, replace(quarantine.status, uncordoned=text))
+        await self.write_status(node_state, quarantine, replace(quarantine.status, uncordoned=text))
         if text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall:
             self.emit_event(
-                case, EventKind.UNCORDONED, text, {"whose": case.quarantine_view.uncordoned.value}
+                node_state,
+                EventKind.UNCORDONED,
+                text,
+                {"whose": node_state.quarantine_view.uncordoned.value},
             )
 
-    async def show_absence(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def show_absence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status that its Node is gone, and since when, or that it is back."""
-        since = self._clocks.latest() if case.cluster.node_gone else 0.0
+        since = self._clocks.latest() if node_state.cluster.node_gone else 0.0
         ends = quarantine.spec.requester == OURS
         told = (
             f"its Node is gone: it counts for no limit, and "
             f"{'ends by itself if the Node stays away' if ends else 'stays until it is deleted'}"
-            if case.cluster.node_gone
+            if node_state.cluster.node_gone
             else "its Node is back, and is counted again"
         )
         message = told if quarantine.status.phase is not Phase.INVALID else _NO_NODE
         status = replace(quarantine.status, node_absent_since=since, message=message)
-        await self.write_status(case, quarantine, status)
-        self.emit_event(case, EventKind.NODE_ABSENT if since else EventKind.NODE_BACK, told)
+        await self.write_status(node_state, quarantine, status)
+        self.emit_event(node_state, EventKind.NODE_ABSENT if since else EventKind.NODE_BACK, told)
 
     async def _write_spec(
-        self, case: NodeState, quarantine: Quarantine, spec: QuarantineSpec
+        self, node_state: NodeState, quarantine: Quarantine, spec: QuarantineSpec
     ) -> None:
         """Write the intent; a drain that is no longer wanted is a cordon again."""
         written = await self._cluster.write_quarantine_spec(quarantine, spec)
         if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
             status = replace(written.status, phase=Phase.CORDONED, pods_remaining=None, blockers=())
             written = await self._cluster.write_quarantine_status(written, status)
-        case.wrote(written)
+        node_state.wrote(written)
 
-    async def look_at_node(self, case: NodeState) -> None:
+    async def look_at_node(self, node_state: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
-        case.work.begin_read()
+        node_state.work.begin_read()
         try:
-            case.take_node(await self._cluster.read_node(case.node))
+            node_state.take_node(await self._cluster.read_node(node_state.node))
         except ClusterError:
-            case.work.request_read()
+            node_state.work.request_read()
             raise
 
-    async def reread(self, case: NodeState) -> Quarantine | None:
+    async def reread(self, node_state: NodeState) -> Quarantine | None:
         """The object as it is now, and not as the watch last reported it."""
-        before = case.node_summary.quarantine
-        quarantine = await self._cluster.read_quarantine(case.node)
+        before = node_state.node_summary.quarantine
+        quarantine = await self._cluster.read_quarantine(node_state.node)
         if quarantine is None:
-            if case.node_summary.quarantine is not None:
-                case.own_quarantine_view().miss()
+            if node_state.node_summary.quarantine is not None:
+                node_state.own_quarantine_view().miss()
         else:
-            case.take_read(quarantine, self._policy, self._clocks.now(), before=before)
+            node_state.take_read(quarantine, self._policy, self._clocks.now(), before=before)
         return quarantine
 
     async def write_status(
-        self, case: NodeState, quarantine: Quarantine, status: QuarantineStatus
+        self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:
         written = await self._cluster.write_quarantine_status(quarantine, status)
-        case.wrote(written)
+        node_state.wrote(written)
         return written
 
-    async def refuse(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def write_conditions(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Write the status again: its conditions are made anew with each write of it."""
+        written = await self.write_status(node_state, quarantine, quarantine.status)
+        node_state.own_quarantine_view().note_conditions(written)
+
+    async def refuse(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report the error in a hand-made quarantine to its maker."""
         status = replace(quarantine.status, phase=Phase.INVALID, message=quarantine.problem)
-        await self.write_status(case, quarantine, status)
+        await self.write_status(node_state, quarantine, status)
 
-    async def _no_node(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def _no_node(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Report that the node does not exist. A hand-made quarantine is invalid until it does."""
         message = _NO_NODE
-        case.work.set_error(message)
+        node_state.work.set_error(message)
         by_hand = quarantine.spec.requester != OURS and quarantine.status.phase is Phase.ADMITTED
         phase = Phase.INVALID if by_hand else quarantine.status.phase
         if (quarantine.status.message, quarantine.status.phase) != (message, phase):
             status = replace(quarantine.status, phase=phase, message=message)
-            await self.write_status(case, quarantine, status)
+            await self.write_status(node_state, quarantine, status)
 
-    def _spared(self, case: NodeState, wanted: DesiredState) -> bool:
-        """Whether an operator has asked for less than we want, by the node as it was just read."""
-        return (
-            case.cluster.wishes.cap(self._clocks.earliest()).strength < wanted.spec.action.strength
-        )
+    def _spared(self, node_state: NodeState, wanted: DesiredState) -> bool:
+        """Whether an operator, or its pool's mode, allows less than we want, by the node as it was
+        just read.
+        """
+        asked = node_state.cluster.operator_requests.cap(self._clocks.earliest())
+        allowed = min(asked.strength, self._pools.mode_of(node_state.node).strength)
+        return allowed < wanted.spec.action.strength
 
     def emit_event(
         self,
-        case: NodeState,
+        node_state: NodeState,
         kind: EventKind,
         summary: str,
         details: Mapping[str, str] | None = None,
     ) -> None:
         """Emit an event about the node."""
-        quarantine = case.node_summary.quarantine
+        quarantine = node_state.node_summary.quarantine
         incident = quarantine.spec.incident if quarantine is not None else ""
-        if not incident and case.decision.wanted is not None:
-            incident = case.decision.wanted.spec.incident
+        if not incident and node_state.decision.wanted is not None:
+            incident = node_state.decision.wanted.spec.incident
         self._event_sink.record_event(
             Transition(
                 at=self._clocks.wall(),
                 kind=kind,
-                node=case.node,
-                summary=f"{case.node}: {summary}",
+                node=node_state.node,
+                summary=f"{node_state.node}: {summary}",
                 incident=incident,
                 details=dict(details or {}),
             )
         )
 
-    def _proposal(self, case: NodeState, wanted: DesiredState) -> Proposal:
+    def _proposal(self, node_state: NodeState, wanted: DesiredState) -> Proposal:
         spec = wanted.spec
         return Proposal(
-            case.node,
+            node_state.node,
             spec.incident,
-            self._pool_of(case.node),
+            self._pool_of(node_state.node),
             spec.action.value,
-            self._suspects(case),
-            self._unsettled(case),
-            self._basis(case),
+            self._suspects(node_state),
+            self._unsettled(node_state),
+            self._basis(node_state),
+            self._pools.name_of(node_state.node),
         )
 
-    def _is_nowhere(self, case: NodeState, wanted: DesiredState) -> bool:
+    def _is_nowhere(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
         for again, for it may come (back).
         """
-        if case.cluster.node_gone:
-            self._hold(case, Held("no-node", "not found", _NO_NODE), wanted)
-        return case.cluster.node_gone
+        if node_state.cluster.node_gone:
+            self._hold(node_state, Held("no-node", "not found", _NO_NODE), wanted)
+        return node_state.cluster.node_gone
 
-    def _leave_alone(self, case: NodeState, wanted: DesiredState) -> bool:
+    def _leave_alone(self, node_state: NodeState, wanted: DesiredState) -> bool:
         """Whether another party is at work on the node: it is held then, and checked again."""
-        if not case.cluster.maintained:
+        if not node_state.cluster.maintained:
             return False
-        self._hold(case, Held("maintenance", "others", case.cluster.maintained), wanted)
+        self._hold(node_state, Held("maintenance", "others", node_state.cluster.maintained), wanted)
         return True
 
-    def _hold(self, case: NodeState, held: Held, wanted: DesiredState) -> None:
-        before = case.decision.hold
+    def _hold(self, node_state: NodeState, held: Held, wanted: DesiredState) -> None:
+        self.stages.note_hold(node_state.node)
+        before = node_state.decision.hold
         since = before.since if before is not None else self._clocks.wall()
-        case.decision.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
+        node_state.decision.set_hold(
+            NodeHold(held.limit, held.value, held.reason, since, held.cause)
+        )
         if before is None or before.limit != held.limit:
             text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}
             if held.cause:
                 details["cause"] = held.cause
-            self.emit_event(case, EventKind.HELD, text, details)
+            self.emit_event(node_state, EventKind.HELD, text, details)
 
-    def hold_foreign(self, case: NodeState) -> None:
+    def hold_foreign(self, node_state: NodeState) -> None:
         """Another installation's quarantine stands; report that where we want one, too."""
-        quarantine, wanted = case.node_summary.quarantine, case.decision.wanted
+        quarantine, wanted = node_state.node_summary.quarantine, node_state.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
-            case.decision.set_hold(None)
+            node_state.decision.set_hold(None)
             return
         text = f"it is in quarantine by the sickbay in namespace {quarantine.foreign}"
-        self._hold(case, Held("installation", quarantine.foreign, text), wanted)
+        self._hold(node_state, Held("installation", quarantine.foreign, text), wanted)
 
-    def hold_stopped(self, case: NodeState) -> None:
+    def hold_stopped(self, node_state: NodeState) -> None:
         """The stop switch keeps a standing quarantine from going on; report that.
 
         Nodes that are marked already and only not drained get no event each: people are told of the
         stop.
         """
-        quarantine, held = case.node_summary.quarantine, stopped(self._switch.reason)
-        known = case.decision.hold
+        quarantine, held = node_state.node_summary.quarantine, stopped(self._switch.reason)
+        known = node_state.decision.hold
         if quarantine is None or (known is not None and known.limit == held.limit):
             return
         since = self._clocks.wall()
-        case.decision.set_hold(NodeHold(held.limit, held.value, held.reason, since))
+        node_state.decision.set_hold(NodeHold(held.limit, held.value, held.reason, since))
         if quarantine.status.phase not in MARKED:
             text = f"{quarantine.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}
-            self.emit_event(case, EventKind.HELD, text, details)
+            self.emit_event(node_state, EventKind.HELD, text, details)
 
-    def unhold_resumed(self, case: NodeState) -> None:
+    def unhold_resumed(self, node_state: NodeState) -> None:
         """The stop is over: it holds a quarantine that stands no more."""
-        if case.node_summary.quarantine is not None and not self._switch.reason:
-            known = case.decision.hold
+        if node_state.node_summary.quarantine is not None and not self._switch.reason:
+            known = node_state.decision.hold
             if known is not None and known.limit == "stop":
-                case.decision.set_hold(None)
+                node_state.decision.set_hold(None)
 
-    def _unhold(self, case: NodeState) -> None:
+    def _unhold(self, node_state: NodeState) -> None:
         """No limit holds the desired action any more; a stop may still keep it from being begun."""
-        known = case.decision.hold
+        known = node_state.decision.hold
         if known is not None and not (known.limit == "stop" and self._switch.reason):
-            case.decision.set_hold(None)
+            node_state.decision.set_hold(None)
 
-    def announce(self, case: NodeState, node_uid: str, *, quarantined: bool, message: str) -> None:
+    def announce(
+        self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str
+    ) -> None:
         """Runs in the background: no act waits for it. A newer one waits for the older."""
-        earlier = case.quarantine_view.trail
+        earlier = node_state.quarantine_view.trail
 
         async def trail() -> None:
             if earlier is not None and not earlier.done():
                 await asyncio.wait([earlier])
-            await self.log_action(case, node_uid, quarantined=quarantined, message=message)
+            await self.log_action(node_state, node_uid, quarantined=quarantined, message=message)
 
-        task = asyncio.create_task(trail(), name=f"announce {case.node}")
-        case.own_quarantine_view().start_trail(task)
+        task = asyncio.create_task(trail(), name=f"announce {node_state.node}")
+        node_state.own_quarantine_view().start_trail(task)
 
-    async def settle_announcement(self, case: NodeState) -> None:
-        if case.quarantine_view.trail is not None and not case.quarantine_view.trail.done():
-            await asyncio.wait([case.quarantine_view.trail])
+    async def settle_announcement(self, node_state: NodeState) -> None:
+        if (
+            node_state.quarantine_view.trail is not None
+            and not node_state.quarantine_view.trail.done()
+        ):
+            await asyncio.wait([node_state.quarantine_view.trail])
 
     async def log_action(
-        self, case: NodeState, node_uid: str, *, quarantined: bool, message: str
+        self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str
     ) -> None:
         reason = "Quarantined" if quarantined else "Released"
         for attempt in range(1, _ANNOUNCE_TRIES + 1):
             try:
                 await self._cluster.announce(
-                    case.node,
+                    node_state.node,
                     node_uid=node_uid,
                     quarantined=quarantined,
                     reason=reason,
                     message=message or reason,
                 )
             except Unreachable as error:
-                log.warning("announcement late", extra={"node": case.node, "error": str(error)})
+                log.warning(
+                    "node condition or Event not written yet",
+                    extra={"node": node_state.node, "error": str(error)},
+                )
                 pause = _ANNOUNCE_BACKOFF.pause(attempt, self._rng)
                 await asyncio.sleep(error.retry_after or pause)
             except ClusterError as error:
-                log.warning("not announced", extra={"node": case.node, "error": str(error)})
+                log.warning(
+                    "node condition or Event not written",
+                    extra={
+                        "event": "step.announcement_dropped",
+                        "node": node_state.node,
+                        "error": str(error),
+                    },
+                )
                 return
             else:
                 return

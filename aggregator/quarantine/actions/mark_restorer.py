@@ -14,7 +14,7 @@ from aggregator.quarantine.decide.lost_marks import (
     describe_lost,
     describe_missing,
 )
-from aggregator.quarantine.decide.node_marks import cordon_change, read_did
+from aggregator.quarantine.decide.node_marks import cordon_change, read_applied
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 
@@ -32,63 +32,66 @@ class MarkRestorer:
         self._clocks = clocks
         self._rules = rules
 
-    async def report(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def report(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status which marks are missing, or that all are there again."""
         before, missing = (
             quarantine.status.marks or _NONE,
-            case.quarantine_view.missing,
+            node_state.quarantine_view.missing,
         )
         since = (before.since or self._clocks.latest()) if missing else 0.0
         marks = replace(before, missing=missing, since=since)
-        text = describe_lost(marks, self._rules) if missing else ""
+        text = describe_lost(marks, self._rules, quarantine.status.applied) if missing else ""
         status = replace(quarantine.status, marks=None if marks == _NONE else marks)
         if status.phase is Phase.CORDONED:  # its message says that the node is marked
-            status = replace(status, message=text or _marked(case.node))
-        await self._acts.write_status(case, quarantine, status)
+            status = replace(status, message=text or _marked(node_state.node))
+        await self._acts.write_status(node_state, quarantine, status)
         if set(missing) - set(before.missing):
             self._acts.emit_event(
-                case, EventKind.MARKS_MISSING, text, {"missing": ", ".join(missing)}
+                node_state, EventKind.MARKS_MISSING, text, {"missing": ", ".join(missing)}
             )
         elif not missing:
-            restored = (
-                f"another tool or person has set them again: {describe_missing(before.missing)}"
-            )
-            self._acts.emit_event(case, EventKind.MARKS_RESTORED, restored)
+            marked = describe_missing(before.missing, quarantine.status.applied)
+            restored = f"another tool or person has set them again: {marked}"
+            self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, restored)
 
-    async def restore(self, case: NodeState) -> None:
+    async def restore(self, node_state: NodeState) -> None:
         """Set missing marks again: the node is read before the Quarantine is, as always."""
-        node = await self._cluster.read_node(case.node)
-        standing = await self._acts.reread(case)
-        case.take_node(node)
-        if node is None or standing is None or not self._may(case, node, standing):
+        node = await self._cluster.read_node(node_state.node)
+        standing = await self._acts.reread(node_state)
+        node_state.take_node(node)
+        if node is None or standing is None or not self._may(node_state, node, standing):
             return  # the next step sees it
-        missing = case.quarantine_view.missing
+        missing = node_state.quarantine_view.missing
         if missing != (CONDITION,):
-            change = cordon_change(node, standing)
-            node = await self._cluster.patch_node(node, change, guard=self._acts.guard(case))
-        self._acts.announce(case, node.uid, quarantined=True, message=standing.spec.reason)
-        case.take_node(node)
+            change = cordon_change(node, standing, rules=self._rules)
+            guard = self._acts.guard(node_state)
+            node = await self._acts.mark_writer.mark(node, change, guard=guard)
+        self._acts.announce(node_state, node.uid, quarantined=True, message=standing.spec.reason)
+        node_state.take_node(node)
         marks = counted(standing.status.marks or _NONE, self._clocks.latest())
-        status = replace(standing.status, marks=marks, did=read_did(node) or standing.status.did)
+        status = replace(
+            standing.status, marks=marks, applied=read_applied(node) or standing.status.applied
+        )
         if status.phase is Phase.CORDONED:
-            status = replace(status, message=_marked(case.node))
-        await self._acts.write_status(case, standing, status)
+            status = replace(status, message=_marked(node_state.node))
+        await self._acts.write_status(node_state, standing, status)
         times = self._rules.restore_times
-        text = f"set again, {marks.restored} of {times}: {describe_missing(missing)}"
-        self._acts.emit_event(case, EventKind.MARKS_RESTORED, text)
+        named = describe_missing(missing, status.applied)
+        text = f"set again, {marks.restored} of {times}: {named}"
+        self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, text)
 
-    def _may(self, case: NodeState, node: Node, quarantine: Quarantine) -> bool:
+    def _may(self, node_state: NodeState, node: Node, quarantine: Quarantine) -> bool:
         """Whether it is still to be done, now that the node was read."""
         if quarantine.deleting or quarantine.status.phase not in MARKED:
             return False
         if node.uid != quarantine.status.node_uid or not node.unschedulable:
             return False
-        if not case.quarantine_view.missing:
+        if not node_state.quarantine_view.missing:
             return False
         if quarantine.spec.requester != OURS:
             return True
-        exempt = case.cluster.wishes.exempt(self._clocks.earliest())
-        return not case.cluster.maintained and not exempt
+        exempt = node_state.cluster.operator_requests.exempt(self._clocks.earliest())
+        return not node_state.cluster.maintained and not exempt
 
 
 def _marked(node: str) -> str:

@@ -6,7 +6,7 @@ again and decide again, so no interleaving passes a limit.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.port import (
@@ -40,6 +40,7 @@ from aggregator.quarantine.decide.admission_record import (
     RecordUnreadable,
     parse_record,
 )
+from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
     Known,
     discontinuity,
@@ -91,7 +92,8 @@ class AdmissionRecordWriter:
     """Reads and writes the record.
 
     ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``doubt`` what
-    is not known of other replicas (a coordinator replaces it by `doubt_by`), ``wall`` the wall
+    is not known of other replicas (a coordinator replaces it by `doubt_by`), ``pools`` the pools of
+    the nodes in quarantine, ``wall`` the wall
     clock, which must run evenly: a jump would let it forget recent admissions. ``switch`` is the
     stop switch, which is asked once more before an admission is written. All methods raise
     `ClusterError` when the record can't be read or written; no request is half done then, for a
@@ -110,6 +112,7 @@ class AdmissionRecordWriter:
         doubt: Callable[[], Uncertainty] = lambda: NO_UNCERTAINTY,
         switch: StopSwitch | None = None,
         standing: QuarantineIndex | None = None,
+        pools: Callable[[Iterable[str]], PoolFacts] = lambda _: NO_POOLS,
     ) -> None:
         self._cluster = cluster
         self._limits = limits
@@ -120,6 +123,7 @@ class AdmissionRecordWriter:
         self._doubt = doubt
         self.switch = switch or StopSwitch(cluster, now=wall)
         self._standing = standing or QuarantineIndex()
+        self._pools = pools
         self._stored: RecordText | None = None
         self._any_version = False
         self._record = Record()
@@ -148,6 +152,18 @@ class AdmissionRecordWriter:
     def record(self) -> Record:
         """The record as last read or written here."""
         return self._record
+
+    def pool_budget(self) -> PoolBudget:
+        """The counts of each pool by the record as last seen."""
+        now, limits, unrecorded = self._wall(), self._limits, self._unrecorded(self._record)
+        return PoolBudget(
+            self._pools({*self._record.entries, *unrecorded}),
+            self._record.pruned(now, window=limits.window, cooldown=limits.cooldown),
+            unrecorded=frozenset(unrecorded),
+            absent=self._size().absent,
+            now=now,
+            window=limits.window,
+        )
 
     @property
     def trouble(self) -> str:
@@ -228,6 +244,24 @@ class AdmissionRecordWriter:
         outlook.counted = len(self._waiting)
         return outlook.sitting.hold(proposal) is None
 
+    def preview(self, proposals: Sequence[Proposal]) -> Mapping[str, Held]:
+        """The holds that these would get now from a leader that knows of all nodes, decided in this
+        order; no node is admitted.
+        """
+        unrecorded = self._unrecorded(self._record)
+        batch = AdmissionBatch(
+            self._record,
+            self._limits,
+            self._size(),
+            now=self._wall(),
+            stop=self.switch.reason,
+            causes=self._causes(),
+            unrecorded=unrecorded,
+            pools=self._pools({*self._record.entries, *unrecorded}),
+        )
+        answers = ((one.node, batch.decide(one)) for one in proposals)
+        return {node: held for node, held in answers if held is not None}
+
     def _outlook_now(self, stop: str) -> _Outlook:
         """One for all requests that wait together: each is decided once, and not per later one."""
         now, known = self._wall(), self._outlook
@@ -238,6 +272,7 @@ class AdmissionRecordWriter:
             or known.line is not self._waiting
             or not 0 <= now - known.at < _OUTLOOK_AGE
         ):
+            unrecorded = self._unrecorded(self._record)
             sitting = AdmissionBatch(
                 self._record,
                 self._limits,
@@ -246,7 +281,8 @@ class AdmissionRecordWriter:
                 stop=stop,
                 causes=self._causes(),
                 doubt=self._doubt(),
-                unrecorded=self._unrecorded(self._record),
+                unrecorded=unrecorded,
+                pools=self._pools({*self._record.entries, *unrecorded}),
             )
             known = self._outlook = _Outlook(self._record, self._waiting, now, sitting, stop)
         return known
@@ -257,7 +293,7 @@ class AdmissionRecordWriter:
             self._counted = (now, self._size())
         return self._counted[1]
 
-    def restrained(self, proposal: Proposal) -> Held | None:
+    def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps a standing cordon from becoming a drain, by the last record."""
         return escalation_hold(
             self._record,
@@ -411,7 +447,8 @@ class AdmissionRecordWriter:
         if not self._standing.whole:
             raise ClusterError(lost(self._lost).reason)
         standing = [one for one in self._standing.quarantines() if has_begun(one)]
-        entries = [entry_of(one, self._standing.pool_of(one.node)) for one in standing]
+        pool_of, policy_pool_of = self._standing.pool_of, self._standing.policy_pool_of
+        entries = [entry_of(one, pool_of(one.node), policy_pool_of(one.node)) for one in standing]
         newest, at = self._standing.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
         return rebuild(record, self._known, entries, rebuilt=rebuilt, newest=newest)
@@ -430,6 +467,7 @@ class AdmissionRecordWriter:
         self.switch.confirm_record(begun_at)
 
     def _decide(self, record: Record, asked: list[Proposal], stop: str, size: FleetSize) -> Outcome:
+        unrecorded = self._unrecorded(record)
         return admit(
             record,
             asked,
@@ -440,7 +478,8 @@ class AdmissionRecordWriter:
             stop=stop,
             causes=self._causes(),
             doubt=self._doubt(),
-            unrecorded=self._unrecorded(record),
+            unrecorded=unrecorded,
+            pools=self._pools({*record.entries, *unrecorded}),
         )
 
     def _unrecorded(self, record: Record) -> dict[str, str]:
@@ -483,13 +522,14 @@ class AdmissionRecordWriter:
         why = discontinuity(self._known, stored.uid, stored.text, self._record, newest=newest)
         if not why:
             if self._lost:
-                log.warning("the admission record is whole again")
+                log.warning("the admission record is whole again", extra={"event": "record.whole"})
             self._known = Known(stored.uid, stored.text, self._record)
             self._lost = self._doubted = ""
         elif sure:
             if why != self._lost:
                 log.error(
-                    "the admission record is not the one that was known", extra={"error": why}
+                    "the admission record is not the one that was known",
+                    extra={"event": "record.lost", "error": why},
                 )
             self._lost, self._doubted = why, ""
         elif not self._doubted:
@@ -501,10 +541,10 @@ class AdmissionRecordWriter:
         if problem and problem != self.problem:
             log.error(
                 "the admission record can't be used: no new quarantine is admitted",
-                extra={"error": problem},
+                extra={"event": "record.unusable", "error": problem},
             )
         elif self.problem and not problem:
-            log.info("the admission record can be read again")
+            log.info("the admission record can be read again", extra={"event": "record.usable"})
         self.problem = problem
 
 

@@ -106,8 +106,8 @@ class Coordinator:
         self._reported = 0
         self._asking: asyncio.Task[None] | None = None
         record_writer.doubt_by(self.doubt)
-        shards.on_change(self._council_changed)
-        self._council_changed()
+        shards.on_change(self._membership_changed)
+        self._membership_changed()
 
     # -- who leads ---------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Coordinator:
         leader = self._shards.membership_view.leader
         return None if leader is None or leader.name == self._shards.membership_view.me else leader
 
-    def _council_changed(self) -> None:
+    def _membership_changed(self) -> None:
         membership_view = self._shards.membership_view
         leader = membership_view.leader
         if leader is not None and leader.name == membership_view.me:
@@ -144,7 +144,10 @@ class Coordinator:
         self._outlook = None
         self._cause_tracker.lead()
         self._network_tracker.lead(self._network_from)
-        log.info("this replica leads", extra={"replica": self._shards.membership_view.me})
+        log.info(
+            "this replica leads",
+            extra={"event": "replica.leads", "replica": self._shards.membership_view.me},
+        )
 
     def _follow(self) -> None:
         if not self._leading:
@@ -235,9 +238,9 @@ class Coordinator:
             return f"{leader.name}, which leads, is not reached"
         return ""
 
-    def restrained(self, proposal: Proposal) -> Held | None:
+    def escalation_hold(self, proposal: Proposal) -> Held | None:
         silent = "" if self._leading else self._no_answer()
-        return _unanswered(silent) if silent else self._record_writer.restrained(proposal)
+        return _unanswered(silent) if silent else self._record_writer.escalation_hold(proposal)
 
     def would_admit(self, proposal: Proposal) -> bool:
         return (self._leading or not self._no_answer()) and self._record_writer.would_admit(
@@ -311,15 +314,17 @@ class Coordinator:
         self._fleet.incomplete = doubt.unsure or doubt.missing
         if self._leading and len(self._shards.membership_view.members) > 1:
             self._leader_role.find_causes(doubt, self._reported)
-        waits = any(case.decision.hold is not None for case in self._registry.cases())
+        waits = any(
+            node_state.decision.hold is not None for node_state in self._registry.node_states()
+        )
         if waits and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._ask_again(), name="ask again")
 
     async def _ask_again(self) -> None:
-        held = [one for one in self._registry.cases() if _held_by_shards(one)]
-        for count, case in enumerate(held, 1):
-            if _held_by_shards(case):
-                self._again(case)
+        held = [one for one in self._registry.node_states() if _held_by_shards(one)]
+        for count, node_state in enumerate(held, 1):
+            if _held_by_shards(node_state):
+                self._again(node_state)
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
 
@@ -331,8 +336,8 @@ class Coordinator:
         self._leader_role.close("the aggregator stops")
 
 
-def _held_by_shards(case: NodeState) -> bool:
-    return case.decision.hold is not None and case.decision.hold.limit == "shards"
+def _held_by_shards(node_state: NodeState) -> bool:
+    return node_state.decision.hold is not None and node_state.decision.hold.limit == "shards"
 
 
 def _unanswered(why: str) -> Held:

@@ -15,9 +15,9 @@ from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import Proposal
 from aggregator.quarantine.decide.replica_messages import (
+    AdmissionDecision,
     AdmissionRequest,
     Answer,
-    Decision,
     KeepAlive,
     NodeReport,
     ReportBatch,
@@ -79,36 +79,36 @@ class Reporter:
 
     def nodes(self) -> Iterator[str]:
         """The nodes with a report to send."""
-        for case in self.node_registry.cases():
-            if self._speaks_of(case):
-                yield case.node
+        for node_state in self.node_registry.node_states():
+            if self._speaks_of(node_state):
+                yield node_state.node
 
     def node_report(self, node: str) -> NodeReport | None:
         """The report, or None if the node is not ours or never reported; times are monotonic."""
-        case = self.node_registry.known(node)
-        if case is None or not self._speaks_of(case):
+        node_state = self.node_registry.known(node)
+        if node_state is None or not self._speaks_of(node_state):
             return None
         signs, traits, checks = self._cause_tracker.node_report(node)
         address, speaking, edges, assigned = self._network_tracker.node_report(node)
         return NodeReport(
             node,
-            reported=self._reported(case),
-            silent=is_silent(case),
+            reported=self._reported(node_state),
+            silent=is_silent(node_state),
             speaking=speaking,
             address=address,
             traits=traits,
             checks=checks,
             signs=fewest(signs),
-            sees=_short((*edges, *_other_targets(case))),
+            sees=_short((*edges, *_other_targets(node_state))),
             assigned=assigned,
         )
 
-    def _speaks_of(self, case: NodeState) -> bool:
-        return case.agent.health is not None and self.owns(case.node)
+    def _speaks_of(self, node_state: NodeState) -> bool:
+        return node_state.agent.health is not None and self.owns(node_state.node)
 
     @staticmethod
-    def _reported(case: NodeState) -> bool:
-        return case.agent.health is not None and case.agent.health.has_snapshot
+    def _reported(node_state: NodeState) -> bool:
+        return node_state.agent.health is not None and node_state.agent.health.has_snapshot
 
 
 class LeaderSession:
@@ -125,7 +125,7 @@ class LeaderSession:
         self._now = reporter.clocks.now
         self._said: dict[str, NodeReport] = {}
         self._questions: deque[_Question] = deque()
-        self._pending: dict[int, asyncio.Future[Decision]] = {}
+        self._pending: dict[int, asyncio.Future[AdmissionDecision]] = {}
         self._number = 0
         self._spoken = 0  # nodes reported in this stream
         self._stirred = asyncio.Event()
@@ -175,7 +175,7 @@ class LeaderSession:
     def receive(self, answer: Answer) -> None:
         """Take a message of the leader."""
         self._heard_at = self._now()
-        if isinstance(answer, Decision):
+        if isinstance(answer, AdmissionDecision):
             waiting = self._pending.pop(answer.number, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
@@ -196,13 +196,13 @@ class LeaderSession:
 
     # -- asking ------------------------------------------------------------------------------
 
-    async def ask(self, proposal: Proposal) -> Decision:
+    async def ask(self, proposal: Proposal) -> AdmissionDecision:
         """The leader's decision. Raises `LeaderSessionClosed`, also when none comes in time."""
         if self._lost:
             raise LeaderSessionClosed(self._lost)
         self._number += 1
         number = self._number
-        waiting: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[AdmissionDecision] = asyncio.get_running_loop().create_future()
         self._pending[number] = waiting
         after = self._spoken + len(self._reporter.dirty_nodes)
         self._questions.append(_Question(AdmissionRequest(number, proposal), after))
@@ -256,18 +256,18 @@ class LeaderSession:
     def note_silence(self) -> None:
         """Report agents that have been gone for too long, or are back: time alone changes that."""
         for node, said in self._said.items():
-            case = self._reporter.node_registry.known(node)
-            if case is not None and is_silent(case) != said.silent:
+            node_state = self._reporter.node_registry.known(node)
+            if node_state is not None and is_silent(node_state) != said.silent:
                 self._reporter.dirty_nodes.mark(node)
 
 
-def is_silent(case: NodeState) -> bool:
-    return case.agent.silent and not case.agent.is_fresh
+def is_silent(node_state: NodeState) -> bool:
+    return node_state.agent.silent and not node_state.agent.is_fresh
 
 
-def _other_targets(case: NodeState) -> Iterator[Seen]:
+def _other_targets(node_state: NodeState) -> Iterator[Seen]:
     """The results of shared targets that are no evidence of the network."""
-    health = case.agent.health
+    health = node_state.agent.health
     if health is not None:
         for check in sorted(SHARED_TARGETS - NETWORK):
             for one in health.components.of(check):

@@ -16,9 +16,9 @@ from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.replica_messages import (
+    AdmissionDecision,
     AdmissionRequest,
     Answer,
-    Decision,
     FleetFindings,
     KeepAlive,
     LeaderFindings,
@@ -154,8 +154,8 @@ class Leader:
 
     def receive_report(self, name: str, saying: NodeReport) -> bool:
         """Take a replica's report on a node; returns whether it counts."""
-        case = self._registry.known(saying.node)
-        if self._shards.owns(saying.node) and case is not None and case.agent.is_fresh:
+        node_state = self._registry.known(saying.node)
+        if self._shards.owns(saying.node) and node_state is not None and node_state.agent.is_fresh:
             return False  # its agent reports to us
         told = rebase_report_ages(saying, self._clocks.now())
         self._remote_nodes.apply_reports(name, told)
@@ -170,15 +170,15 @@ class Leader:
     def completed(self) -> None:
         self._settled()
 
-    async def decide(self, ask: AdmissionRequest) -> Decision:
+    async def decide(self, ask: AdmissionRequest) -> AdmissionDecision:
         """Ask the record. The replica that asks sees for itself whether the entry stands."""
         if not self._shards.leads():
             text = f"{self._shards.membership_view.me}, which leads, may not act now: asked again"
-            return Decision(ask.number, Held("shards", "no leader", text))
+            return AdmissionDecision(ask.number, Held("shards", "no leader", text))
         try:
-            return Decision(ask.number, await self._record_writer.propose(ask.proposal))
+            return AdmissionDecision(ask.number, await self._record_writer.propose(ask.proposal))
         except ClusterError as error:
-            return Decision(ask.number, failed=str(error) or "the record can't be used")
+            return AdmissionDecision(ask.number, failed=str(error) or "the record can't be used")
 
     def findings(self, nodes: list[str]) -> LeaderFindings:
         found = {node: self._network_tracker.finding(node) for node in nodes}
@@ -206,7 +206,7 @@ class FollowerSession:
         self._leader_role = leader_role
         self._now = clocks.now
         self._nodes: set[str] = set()
-        self._decided: deque[Decision] = deque()
+        self._decided: deque[AdmissionDecision] = deque()
         self._asked: set[asyncio.Task[None]] = set()
         self._found: dict[str, None] = {}
         self._outlook: FleetFindings | None = None

@@ -112,9 +112,9 @@ class CommonCauseTracker:
         #: be all of it (monotonic).
         self._fabric_evidence: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
 
-    def receive_symptoms(self, case: NodeState) -> None:
+    def receive_symptoms(self, node_state: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""
-        node, health = case.node, case.agent.health
+        node, health = node_state.node, node_state.agent.health
         if not self._owns(node):
             self._hear_of(node)
             return
@@ -127,12 +127,12 @@ class CommonCauseTracker:
         if not health.has_snapshot:
             return  # its last report stands
         self._remote_nodes.reclaim(node)
-        groups = self._groups(case)
+        groups = self._groups(node_state)
         self._note_versions(node, groups)
-        self._note_fabric_evidence(case, groups)
+        self._note_fabric_evidence(node_state, groups)
         self._common.set_symptoms(
             node,
-            symptoms_of(health, case.decision.incidents, self._policy, self._acting),
+            symptoms_of(health, node_state.decision.incidents, self._policy, self._acting),
             groups,
             _running(health.checks),
         )
@@ -151,10 +151,14 @@ class CommonCauseTracker:
         """Count a node as another replica reports it."""
         if not (saying.reported or saying.signs or saying.checks or saying.traits):
             return  # its agent has not reported yet
-        case = self._registry.known(saying.node)
+        node_state = self._registry.known(saying.node)
         told = dict(saying.traits)
         fabrics = told.pop(FABRIC, "")
-        groups = (*self._places(case), *told.items(), *self._fabrics(case, fabrics.split(",")))
+        groups = (
+            *self._places(node_state),
+            *told.items(),
+            *self._fabrics(node_state, fabrics.split(",")),
+        )
         self._common.set_symptoms(saying.node, saying.signs, groups, saying.checks)
 
     def drop_report(self, node: str) -> None:
@@ -192,13 +196,13 @@ class CommonCauseTracker:
             self._told_causes = {cause.id: cause for cause in causes}
             self._fleet.causes = self._told_causes
 
-    def forget_node(self, case: NodeState) -> None:
-        if case.node not in self._remote_nodes:  # else its own replica forgets it
-            self._common.gone(case.node)
-        self._versions.pop(case.node, None)
-        self._changed.pop(case.node, None)
-        self._fabric_evidence.pop(case.node, None)
-        self._dirty_nodes.mark(case.node)
+    def forget_node(self, node_state: NodeState) -> None:
+        if node_state.node not in self._remote_nodes:  # else its own replica forgets it
+            self._common.gone(node_state.node)
+        self._versions.pop(node_state.node, None)
+        self._changed.pop(node_state.node, None)
+        self._fabric_evidence.pop(node_state.node, None)
+        self._dirty_nodes.mark(node_state.node)
 
     def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
         versions = _alike(tuple(group for group in groups if group[0] in VERSIONS))
@@ -206,33 +210,35 @@ class CommonCauseTracker:
             self._changed[node] = self._clocks.now()
         self._versions[node] = versions
 
-    def unsettled(self, case: NodeState) -> str:
+    def unsettled(self, node_state: NodeState) -> str:
         """Why it is too soon to tell the node's own fault from its new version's; empty: it isn't.
 
         A version's fault shows on other nodes that got it in the same wave, a moment later.
         """
-        changed, now = self._changed.get(case.node), self._clocks.now()
+        changed, now = self._changed.get(node_state.node), self._clocks.now()
         if changed is None or now - changed >= UPGRADED:
             return ""
-        stood = max((now - item.since for item in self._evidence_against(case)), default=0.0)
+        stood = max((now - item.since for item in self._evidence_against(node_state)), default=0.0)
         if stood >= self._after_upgrade:
             return ""
-        now_runs = ", ".join(f"{name} {version}" for name, version in self._versions[case.node])
+        now_runs = ", ".join(
+            f"{name} {version}" for name, version in self._versions[node_state.node]
+        )
         return (
             f"its version has just changed (now {now_runs}); the evidence against it must have "
             f"stood for {span(self._after_upgrade)}, in which others with this version may show "
             "the same"
         )
 
-    def _note_fabric_evidence(self, case: NodeState, groups: tuple[Group, ...]) -> None:
+    def _note_fabric_evidence(self, node_state: NodeState, groups: tuple[Group, ...]) -> None:
         """Remember since when all evidence against the node may be its fabric's."""
-        node = case.node
+        node = node_state.node
         known = self._fabric_evidence.get(node)
-        incidents = case.decision.incidents
+        incidents = node_state.decision.incidents
         if known is None and not incidents:
             return  # nearly every node at nearly every message
-        found = list(self._evidence_against(case)) if self._is_in_fabric(groups) else []
-        if not may_be_of_fabric(case.agent.health, found, self._policy):
+        found = list(self._evidence_against(node_state)) if self._is_in_fabric(groups) else []
+        if not may_be_of_fabric(node_state.agent.health, found, self._policy):
             self._fabric_evidence.pop(node, None)
             return
         keys = frozenset(item.key for item in found)
@@ -242,25 +248,25 @@ class CommonCauseTracker:
     def _is_in_fabric(self, groups: tuple[Group, ...]) -> bool:
         return any(label in (FABRIC, FABRIC_BY_LABEL, self._clique_label) for label, _ in groups)
 
-    def fabric_hold_ends(self, case: NodeState) -> float | None:
+    def fabric_hold_ends(self, node_state: NodeState) -> float | None:
         """Until when the node's NVLink evidence waits for that of other nodes (monotonic).
 
         None where it waits no more: other nodes of the fabric have shown theirs, or have not.
         """
-        known = self._fabric_evidence.get(case.node)
+        known = self._fabric_evidence.get(node_state.node)
         if known is None:
             return None
         ends = known[1] + self._fabric_hold
         if self._clocks.now() >= ends:
             return None
         open_now = self._open.keys()
-        if open_now and all(found & open_now for found in self.suspects(case)):
+        if open_now and all(found & open_now for found in self.suspects(node_state)):
             return None  # the cause is known already, and holds the node
         return ends
 
-    def fabric_hold(self, case: NodeState) -> Held | None:
+    def fabric_hold(self, node_state: NodeState) -> Held | None:
         """The hold on a node whose NVLink evidence waits for that of others, or None."""
-        if self.fabric_hold_ends(case) is None:
+        if self.fabric_hold_ends(node_state) is None:
             return None
         length = span(self._fabric_hold)
         return Held(
@@ -270,78 +276,79 @@ class CommonCauseTracker:
             "the fabric may show the same, and then the fabric is the cause",
         )
 
-    def _evidence_against(self, case: NodeState) -> Iterable[Evidence]:
-        overruled = frozenset(word.key for word in case.cluster.overruled)
-        return actionable_evidence(case.decision.incidents.values(), overruled)
+    def _evidence_against(self, node_state: NodeState) -> Iterable[Evidence]:
+        overruled = frozenset(word.key for word in node_state.cluster.overruled)
+        return actionable_evidence(node_state.decision.incidents.values(), overruled)
 
-    def _gpus_with_nvlink_evidence(self, case: NodeState) -> frozenset[str]:
-        incidents = case.decision.incidents
-        return gpus_with_nvlink_evidence(case.agent.health, incidents, self._policy)
+    def _gpus_with_nvlink_evidence(self, node_state: NodeState) -> frozenset[str]:
+        incidents = node_state.decision.incidents
+        return gpus_with_nvlink_evidence(node_state.agent.health, incidents, self._policy)
 
-    def _places(self, case: NodeState | None) -> list[Group]:
-        meta = case.cluster.meta if case is not None else None
+    def _places(self, node_state: NodeState | None) -> list[Group]:
+        meta = node_state.cluster.meta if node_state is not None else None
         labels = meta.labels if meta is not None else {}
         return [(label, labels[label]) for label in self._labels if labels.get(label)]
 
-    def _fabrics(self, case: NodeState | None, named: Iterable[str]) -> list[Group]:
+    def _fabrics(self, node_state: NodeState | None, named: Iterable[str]) -> list[Group]:
         """The node's NVLink fabrics by its clique label; without one, those its agent has named."""
-        meta = case.cluster.meta if case is not None else None
+        meta = node_state.cluster.meta if node_state is not None else None
         clique = meta.labels.get(self._clique_label) if meta is not None else ""
         if clique and self._clique_label:
             return [(FABRIC_BY_LABEL, one) for one in domains(clique)]
         return [(FABRIC, one) for one in named if one]
 
-    def _groups(self, case: NodeState) -> tuple[Group, ...]:
-        health, found = case.agent.health, self._places(case)
+    def _groups(self, node_state: NodeState) -> tuple[Group, ...]:
+        health, found = node_state.agent.health, self._places(node_state)
         if health is not None:
             found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
             if health.agent_version:
                 found.append(("agent", health.agent_version))
-            found += self._fabrics(case, domains(health.traits.get(TRAIT, "")))
+            found += self._fabrics(node_state, domains(health.traits.get(TRAIT, "")))
         return _alike(tuple(found))
 
     def suspects(
-        self, case: NodeState, incidents: Iterable[Incident] | None = None
+        self, node_state: NodeState, incidents: Iterable[Incident] | None = None
     ) -> tuple[frozenset[str], ...]:
         """The causes that may explain each piece of evidence that asks for a quarantine.
 
         For these ``incidents`` of the node, or for all of them.
         """
         if incidents is None:
-            incidents = case.decision.incidents.values()
-        overruled = frozenset(word.key for word in case.cluster.overruled)
-        return self._suspects_of(case, actionable_evidence(incidents, overruled))
+            incidents = node_state.decision.incidents.values()
+        overruled = frozenset(word.key for word in node_state.cluster.overruled)
+        return self._suspects_of(node_state, actionable_evidence(incidents, overruled))
 
-    def drain_suspects(self, case: NodeState) -> tuple[frozenset[str], ...]:
+    def drain_suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
         """The same, only for the evidence that asks for a drain."""
         return self._suspects_of(
-            case, (item for item in self._evidence_against(case) if item.action == Action.DRAIN)
+            node_state,
+            (item for item in self._evidence_against(node_state) if item.action == Action.DRAIN),
         )
 
     def _suspects_of(
-        self, case: NodeState, evidence: Iterable[Evidence]
+        self, node_state: NodeState, evidence: Iterable[Evidence]
     ) -> tuple[frozenset[str], ...]:
         """A verdict without a known cause may be explained by the node's fabric too: the line with
         its cause may be lost, or on its way.
         """
-        gpus, found = self._gpus_with_nvlink_evidence(case), []
-        in_fabric = self._is_in_fabric(self._common.known(case.node)[1])
+        gpus, found = self._gpus_with_nvlink_evidence(node_state), []
+        in_fabric = self._is_in_fabric(self._common.known(node_state.node)[1])
         for item in evidence:
             suspects = self._common.suspects(
-                case.node, what_of(item, self._policy, gpus), target_of(item)
+                node_state.node, what_of(item, self._policy, gpus), target_of(item)
             )
-            if in_fabric and may_be_of_fabric(case.agent.health, [item], self._policy):
-                suspects |= self._common.suspects(case.node, NVLINK, "")
+            if in_fabric and may_be_of_fabric(node_state.agent.health, [item], self._policy):
+                suspects |= self._common.suspects(node_state.node, NVLINK, "")
             found.append(suspects)
         return tuple(found)
 
-    def basis(self, case: NodeState) -> EvidenceBasis:
+    def basis(self, node_state: NodeState) -> EvidenceBasis:
         """The kind of evidence that asks for the node's quarantine, as far as admission cares.
 
         NVLink's faults are no explicit ones: the defect may be at the other end.
         """
-        found = list(self._evidence_against(case))
-        gpus = self._gpus_with_nvlink_evidence(case)
+        found = list(self._evidence_against(node_state))
+        gpus = self._gpus_with_nvlink_evidence(node_state)
         for item in found:
             known = self._policy.catalogue.classify(item.code) != UNKNOWN
             of_fabric = what_of(item, self._policy, gpus) == NVLINK
@@ -355,11 +362,11 @@ class CommonCauseTracker:
         """The causes that are open, by our own count or by the leader's."""
         return self._common.open if self._leading else self._told_causes
 
-    def explains(self, case: NodeState, incident: Incident) -> str:
+    def explains(self, node_state: NodeState, incident: Incident) -> str:
         """The id of an open cause, where open causes explain all of this incident of the node."""
         if not self._open:
             return ""
-        hits = [found & self._open.keys() for found in self.suspects(case, [incident])]
+        hits = [found & self._open.keys() for found in self.suspects(node_state, [incident])]
         return min(hits[0]) if hits and all(hits) else ""
 
     def causes(self) -> Mapping[str, OpenCause]:

@@ -310,10 +310,10 @@ class NetworkTracker:
         if self._timer is not None:
             self._timer.cancel()
 
-    def renew(self, case: NodeState) -> None:
+    def renew(self, node_state: NodeState) -> None:
         """Add others' results about the node to its health, which may be another object now."""
-        finding = self.finding(case.node)
-        health = case.agent.health
+        finding = self.finding(node_state.node)
+        health = node_state.agent.health
         if finding is not None and health is not None and health.inferred is None:
             health.inferred = _component(finding)
 
@@ -371,9 +371,9 @@ class NetworkTracker:
 
     def _put(self, node: str, finding: Finding) -> None:
         """Make it evidence of the node."""
-        case = self._registry.known(node)
-        health = case.agent.health if case is not None else None
-        if case is None or health is None:
+        node_state = self._registry.known(node)
+        health = node_state.agent.health if node_state is not None else None
+        if node_state is None or health is None:
             return
         before = health.inferred
         if before is not None and (before.status, before.reason) == (
@@ -382,8 +382,8 @@ class NetworkTracker:
         ):
             finding = replace(finding, since=min(finding.since, before.since))  # by another replica
         health.inferred = _component(finding)
-        if finding.status is Status.FAILED or case.decision.incidents:
-            self._judge(case)
+        if finding.status is Status.FAILED or node_state.decision.incidents:
+            self._judge(node_state)
 
     def assign_targets(self) -> None:
         """Report subjects that are newly blamed, and those that are blamed no more."""

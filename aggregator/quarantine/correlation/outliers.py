@@ -8,7 +8,7 @@ they are a sample of every pool, and too small a sample has no finding (docs/dec
 from collections.abc import Callable
 
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
-from aggregator.policy.outliers.fleet import Change, Outlier
+from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -44,7 +44,7 @@ class OutlierTracker:
             return  # the node was forgotten within this stream: its next one begins anew
         pool = self._registry.pool_of(node)
         self._measured.move(node, pool)
-        changes: list[Change] = []
+        changes: list[OutlierChange] = []
         if told.series:
             self._measured.add_series(node, pool, told.series)
             changes += self._measured.restore(node, self._in_quarantine(node), at)
@@ -67,7 +67,7 @@ class OutlierTracker:
         self._measured.forget(node)
         self._findings.pop(node, None)
 
-    def _report(self, node: str, changes: list[Change], at: float) -> None:
+    def _report(self, node: str, changes: list[OutlierChange], at: float) -> None:
         findings = self._findings.get(node)
         if not changes and not findings:
             return  # nearly every node at nearly every message

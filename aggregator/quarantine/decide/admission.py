@@ -23,6 +23,14 @@ from pydantic import Field
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, LabelKey, Percent, Share
 from aggregator.quarantine.decide.admission_record import MOST_ADMISSIONS, Entry, Record
+from aggregator.quarantine.decide.pool_budget import (
+    NO_POOLS,
+    PoolBudget,
+    PoolFacts,
+    PoolHold,
+    cooldown_id,
+)
+from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.uncertainty import (
     NO_UNCERTAINTY,
     UNSURE,
@@ -99,7 +107,9 @@ class Proposal:
     ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
     would explain it. Where each piece has a cause that would explain it, an open one holds the
     node. ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
-    ``basis``: the kind of evidence that asks for it.
+    ``basis``: the kind of evidence that asks for it. ``pool`` is the value of the label
+    `Limits.pool_label`, ``policy_pool`` the pool of the section ``pools``; empty: not known, or
+    there are no pools.
     """
 
     node: str
@@ -109,6 +119,7 @@ class Proposal:
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
     basis: EvidenceBasis = EvidenceBasis.OTHER
+    policy_pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +154,6 @@ class Outcome:
     held: Mapping[str, Held]
 
 
-def allowance(total: int, percent: float) -> int:
-    """How many of ``total`` are ``percent``, such that a pool of three can lose one.
-
-    0 % is none: a person who writes that means it.
-    """
-    if total <= 0 or percent <= 0:
-        return 0
-    return max(1, int(total * percent / 100 + 1e-9))  # tolerates the float's last bit
-
-
 def admit(
     record: Record,
     proposals: Sequence[Proposal],
@@ -165,11 +166,13 @@ def admit(
     causes: Mapping[str, OpenCause] | None = None,
     doubt: Uncertainty = NO_UNCERTAINTY,
     unrecorded: Mapping[str, str] | None = None,
+    pools: PoolFacts = NO_POOLS,
 ) -> Outcome:
     """Decide on all waiting requests, in the order given, against one record.
 
     ``causes`` are the common causes that are open, by id. ``unrecorded`` are the pools, by node, of
-    Quarantines that stand and that the record has no entry of.
+    Quarantines that stand and that the record has no entry of (values of `Limits.pool_label`).
+    ``pools`` are those of the section ``pools``.
     """
     sitting = AdmissionBatch(
         record,
@@ -180,6 +183,7 @@ def admit(
         causes=causes,
         doubt=doubt,
         unrecorded=unrecorded,
+        pools=pools,
     )
     held: dict[str, Held] = {}
     admitted: set[str] = set()
@@ -210,11 +214,14 @@ class AdmissionBatch:
         causes: Mapping[str, OpenCause] | None = None,
         doubt: Uncertainty = NO_UNCERTAINTY,
         unrecorded: Mapping[str, str] | None = None,
+        pools: PoolFacts = NO_POOLS,
     ) -> None:
         self._entries = record.entries
         self._stop = stop
         self._waiting = settling(record, now) or quorum(limits, size)
-        self._board = _Budget(record, limits, size, now, causes or {}, doubt, unrecorded or {})
+        self._board = _Budget(
+            record, limits, size, now, causes or {}, doubt, unrecorded or {}, pools
+        )
         self._admitted: set[str] = set()
 
     def hold(self, proposal: Proposal) -> Held | None:
@@ -270,6 +277,7 @@ class _Budget:
         causes: Mapping[str, OpenCause],
         doubt: Uncertainty,
         unrecorded: Mapping[str, str],
+        pools: PoolFacts = NO_POOLS,
     ) -> None:
         self._before = record
         self._record = record.pruned(now, window=limits.window, cooldown=limits.cooldown)
@@ -284,6 +292,14 @@ class _Budget:
         self._standing = len(record.entries) - len(self._absent) + len(self._unrecorded)
         self._lately = len(self._record.admissions)
         self._pools: dict[str, int] = {}
+        self._policy_pools = PoolBudget(
+            pools,
+            self._record,
+            unrecorded=frozenset(self._unrecorded),
+            absent=size.absent,
+            now=now,
+            window=limits.window,
+        )
         self._tripped = False
 
     def hold(self, proposal: Proposal) -> Held | None:
@@ -291,7 +307,9 @@ class _Budget:
         return (
             self.suspicion(proposal)
             or self._full(proposal.pool)
+            or _of_pool(self._policy_pools.full(proposal.policy_pool))
             or self._unsure()
+            or self._pool_too_fast(proposal.policy_pool)  # first: it cools no other pool down
             or self._too_fast()
         )
 
@@ -309,8 +327,16 @@ class _Budget:
         self._lately += 1
         if self._limits.pool_label:  # else it is not needed, and it goes through all entries
             self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
+        self._policy_pools.take(proposal.policy_pool)
         self._entered.append(
-            Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, self._now)
+            Entry(
+                proposal.node,
+                proposal.incident,
+                proposal.pool,
+                proposal.action,
+                self._now,
+                policy_pool=proposal.policy_pool,
+            )
         )
 
     def conclude(self, policy_hash: str) -> Record:
@@ -359,16 +385,19 @@ class _Budget:
         cooling = self._record.cooldowns
         if FLEET in cooling:
             return self._cools(FLEET)
+        own = cooldown_id(proposal.policy_pool)
+        if proposal.policy_pool and own in cooling:
+            return self._cools(own, f" in pool {proposal.policy_pool}")
         hits = [suspects & cooling.keys() for suspects in proposal.suspects]
         if hits and all(hits):
             return self._cools(min(min(hit) for hit in hits))
         return None
 
-    def _cools(self, ident: str) -> Held:
+    def _cools(self, ident: str, where: str = "") -> Held:
         found, length = self._record.cooldowns[ident], self._limits.cooldown
         whose = (
-            "no new quarantine is admitted"
-            if ident == FLEET
+            f"no new quarantine is admitted{where}"
+            if ident == FLEET or where
             else "no quarantine like it is admitted"
         )
         return Held(
@@ -421,6 +450,14 @@ class _Budget:
             self._tripped = True
         return Held(name, value, reason)
 
+    def _pool_too_fast(self, pool: str) -> Held | None:
+        """Held by the pool's rate; the pool alone cools down then."""
+        found = self._policy_pools.too_fast(pool)
+        if found is not None and self._limits.cooldown > 0:
+            self._record = self._record.cool(cooldown_id(pool), self._now, found.reason)
+            self._tripped = True
+        return _of_pool(found)
+
     # -- how many stand ----------------------------------------------------------------------
 
     def _full(self, pool: str) -> Held | None:
@@ -450,6 +487,10 @@ class _Budget:
                     f"{limits.pool_percent:g} % allow {most}",
                 )
         return None
+
+
+def _of_pool(found: PoolHold | None) -> Held | None:
+    return Held(found.limit, found.value, found.reason) if found is not None else None
 
 
 def stopped(reason: str) -> Held:

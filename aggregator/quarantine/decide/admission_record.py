@@ -23,7 +23,9 @@ class Entry:
     """One admitted node. ``incident`` is empty for a quarantine that was made by hand.
 
     Of such a one ``requester``, ``reason`` and ``kind`` are kept, for it can be made again from
-    nothing else when its object was lost before its node was marked.
+    nothing else when its object was lost before its node was marked. ``pool`` is the value of
+    ``limits.pool_label``, ``policy_pool`` the pool of the section ``pools`` that the node was
+    admitted in; empty: there was none, or a version that knows no pools has written the entry.
     """
 
     node: str
@@ -34,11 +36,18 @@ class Entry:
     requester: str = ""
     reason: str = ""
     kind: str = ""
+    policy_pool: str = ""
 
 
-#: Bounds of the record: 5,000 times and 100 cooldowns are some 60 KiB of its object.
+#: The pool of the nodes that no pool of the section ``pools`` selects. It has no limits.
+DEFAULT_POOL = "default"
+#: Bounds of the record: 5,000 times and 100 cooldowns are some 60 KiB of its object, the times of
+#: 32 pools at most 120 KiB.
 MOST_ADMISSIONS = 5000
+MOST_POOL_ADMISSIONS = 200
 MOST_COOLDOWNS = 100
+#: The id of a pool's cooldown begins with it; no common cause has such an id.
+POOL_COOLDOWN = "pool/"
 _MOST_TEXT = 300
 
 
@@ -67,6 +76,7 @@ class Record:
     """All entries by node, the times of recent admissions (newest last), and what cools down.
 
     ``cooldowns`` are by the id of the common cause that tripped; an empty id is the whole fleet.
+    ``pool_admissions`` are the times of recent admissions in each pool of the section ``pools``.
     ``generation`` counts the writes: a record whose generation went back was rolled back.
     """
 
@@ -76,20 +86,33 @@ class Record:
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     generation: int = 0
     rebuilt: Rebuilt | None = None
+    pool_admissions: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
         """With these entries; one that stands already keeps its time and is no new admission."""
         standing = dict(self.entries)
         fresh = []
+        by_pool = dict(self.pool_admissions)
         for entry in entries:
             known = standing.get(entry.node)
             if known is None:
                 fresh.append(entry.at)
                 standing[entry.node] = entry
+                if entry.policy_pool not in ("", DEFAULT_POOL):
+                    times = (*by_pool.get(entry.policy_pool, ()), entry.at)
+                    by_pool[entry.policy_pool] = times[-MOST_POOL_ADMISSIONS:]
             else:
-                standing[entry.node] = replace(entry, at=known.at)
+                # A node that has moved to another pool stays counted where it was admitted.
+                pool = known.policy_pool or entry.policy_pool
+                standing[entry.node] = replace(entry, at=known.at, policy_pool=pool)
         admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
-        return replace(self, entries=standing, admissions=admissions, policy_hash=policy_hash)
+        return replace(
+            self,
+            entries=standing,
+            admissions=admissions,
+            policy_hash=policy_hash,
+            pool_admissions=by_pool,
+        )
 
     def forget_nodes(self, entries: Iterable[Entry]) -> "Record":
         """Without these entries; their admission times stay.
@@ -106,12 +129,19 @@ class Record:
 
         For nodes that were admitted and not begun: they must not use up the rate of others.
         """
-        gone = [entry for entry in entries if self._has(entry)]
+        gone = [self.entries[entry.node] for entry in entries if self._has(entry)]
         times = list(self.admissions)
+        by_pool = dict(self.pool_admissions)
         for entry in gone:
             if entry.at in times:
                 times.remove(entry.at)
-        return replace(self.forget_nodes(gone), admissions=tuple(times))
+            in_pool = list(by_pool.get(entry.policy_pool, ()))
+            if entry.at in in_pool:
+                in_pool.remove(entry.at)
+                by_pool[entry.policy_pool] = tuple(in_pool)
+        return replace(
+            self.forget_nodes(gone), admissions=tuple(times), pool_admissions=_non_empty(by_pool)
+        )
 
     def _has(self, entry: Entry) -> bool:
         """Whether it stands, and is no later one: its time says which admission it is."""
@@ -119,10 +149,16 @@ class Record:
         return known is not None and known.at == entry.at
 
     def cool(self, ident: str, at: float, because: str) -> "Record":
-        """With this cooldown, begun now; of too many the oldest is dropped, the fleet's never."""
+        """With this cooldown, begun now; of too many the oldest cause's is dropped, the fleet's and
+        the pools' never.
+        """
         cooldowns = {**self.cooldowns, ident: Cooldown(at, because[:_MOST_TEXT])}
-        while len(cooldowns) > MOST_COOLDOWNS:
-            del cooldowns[min((k for k in cooldowns if k), key=lambda k: cooldowns[k].at)]
+        causes = sorted(
+            (k for k in cooldowns if k and not k.startswith(POOL_COOLDOWN)),
+            key=lambda k: cooldowns[k].at,
+        )
+        for oldest in causes[: max(0, len(cooldowns) - MOST_COOLDOWNS)]:
+            del cooldowns[oldest]
         return replace(self, cooldowns=cooldowns)
 
     def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
@@ -135,10 +171,20 @@ class Record:
             self,
             admissions=tuple(at for at in self.admissions if abs(now - at) < window),
             cooldowns={k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown},
+            pool_admissions=_non_empty(
+                {
+                    pool: tuple(at for at in times if abs(now - at) < window)
+                    for pool, times in self.pool_admissions.items()
+                }
+            ),
         )
 
     def in_pool(self, pool: str) -> int:
         return sum(1 for entry in self.entries.values() if entry.pool == pool)
+
+
+def _non_empty(by_pool: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    return {pool: times for pool, times in by_pool.items() if times}
 
 
 def parse_record(text: str) -> Record:
@@ -157,6 +203,7 @@ def parse_record(text: str) -> Record:
                 requester=str(entry.get("requester", "")),
                 reason=str(entry.get("reason", "")),
                 kind=str(entry.get("kind", "")),
+                policy_pool=str(entry.get("policyPool", "")),
             )
             for name, entry in data["entries"].items()
         }
@@ -175,6 +222,10 @@ def parse_record(text: str) -> Record:
             Rebuilt(float(rebuilt["at"]), str(rebuilt["because"]), str(rebuilt["uid"]))
             if rebuilt
             else None,
+            {
+                str(pool): tuple(float(at) for at in times)
+                for pool, times in data.get("poolAdmissions", {}).items()
+            },
         )
     except (
         ValueError,
@@ -219,10 +270,12 @@ class RecordSerializer:
         }
         entries = ",".join(line for _, line in self._lines.values())
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
+        by_pool = {pool: list(times) for pool, times in record.pool_admissions.items() if times}
+        pools = f'"poolAdmissions":{_json(by_pool)},' if by_pool else ""
         return (
             f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
             f'"entries":{{{entries}}},"generation":{record.generation},'
-            f'"policyHash":{_json(record.policy_hash)},{rebuilt}"version":1}}'
+            f'"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}"version":1}}'
         )
 
 
@@ -238,6 +291,11 @@ def _line(entry: Entry) -> str:
         "action": entry.action,
         "at": entry.at,
     }
-    by_hand = {"requester": entry.requester, "reason": entry.reason, "kind": entry.kind}
-    value |= {key: text for key, text in by_hand.items() if text}
+    optional = {
+        "requester": entry.requester,
+        "reason": entry.reason,
+        "kind": entry.kind,
+        "policyPool": entry.policy_pool,
+    }
+    value |= {key: text for key, text in optional.items() if text}
     return _json({entry.node: value})[1:-1]

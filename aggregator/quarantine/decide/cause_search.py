@@ -110,10 +110,13 @@ class _Candidate:
     reason: str
     nodes: frozenset[str]
     total: int
+    #: Whether it is an NVLink fabric or clique. A rack or a leaf switch around the fabric has the
+    #: same nodes with NVLink evidence, and carries no NVLink.
+    fabric: bool = False
 
     @property
-    def exactness(self) -> int:
-        return ("agents", "check", "version", "place", "target").index(self.scope)
+    def exactness(self) -> tuple[int, bool]:
+        return ("agents", "check", "version", "place", "target").index(self.scope), self.fabric
 
     def cause(self, what: str) -> CommonCause:
         return CommonCause(
@@ -323,7 +326,8 @@ class CauseSearch:
                     f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one {one} "
                     f"within {span(limits.window)} are the {one}'s"
                 )
-                yield _Candidate(ident, "place", limit, at, reason, frozenset(nodes), size)
+                found = frozenset(nodes)
+                yield _Candidate(ident, "place", limit, at, reason, found, size, fabric=True)
             return
         least = LEAST if label in VERSIONS else LEAST_IN_PLACE
         most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))

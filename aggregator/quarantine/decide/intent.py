@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from aggregator.cluster.port import Action, EvidenceItem, Quarantine, QuarantineSpec
 from aggregator.health.node import GONE, boot_ends
 from aggregator.policy.incident import Evidence, Incident
-from aggregator.policy.rules import ACTIONS, HEALTHY_FOR, Policy
+from aggregator.policy.rules import ACTIONS, HEALTHY_FOR, Policy, Rule
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.overrides import clears
 
@@ -209,6 +209,21 @@ def _item(incident: Incident, evidence: Evidence) -> EvidenceItem:
     )
 
 
+def _action_of(rule: Rule | None, quarantine: Quarantine) -> str:
+    """The action that restored evidence asks for.
+
+    A rule that is about some nodes has two, and the node's labels may have changed since: it is the
+    stronger one, and no more than was decided.
+    """
+    decided = (quarantine.spec.intent_action or quarantine.spec.action).value
+    if rule is None:
+        return decided
+    if rule.nodes is None:
+        return rule.action
+    strongest = max(rule.action, rule.elsewhere or rule.action, key=ACTIONS.index)
+    return min(strongest, decided, key=ACTIONS.index)
+
+
 def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str, Incident]:
     """The incidents that a quarantine of ours was made for, as far as it remembers them.
 
@@ -230,9 +245,7 @@ def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str
                 component=item.component,
                 boot_id=item.boot_id,
                 rule=item.rule,
-                action=rules[item.rule].action
-                if item.rule in rules
-                else (quarantine.spec.intent_action or quarantine.spec.action).value,
+                action=_action_of(rules.get(item.rule), quarantine),
                 message=item.message,
                 cleared_by=clears(item.cleared_by) if item.cleared_by else None,
                 since=now,

@@ -10,20 +10,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
-from aggregator.cluster.port import MarksStatus, Node, Quarantine
-from aggregator.configfile.section import SectionDataclass
+from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL
+from aggregator.cluster.port import AppliedChanges, MarksStatus, Node, Quarantine
 from aggregator.configfile.values import Duration
-from aggregator.quarantine.decide.node_marks import known_did, read_did
+from aggregator.quarantine.decide.mark_rules import PLAIN, MarkRules, applied_taint
+from aggregator.quarantine.decide.node_marks import known_applied, read_applied
 from aggregator.rfc3339 import span
 
 #: All that a marked node carries of ours, by the names that stand in the Quarantine's status.
-ALL_MARKS = ("taint", "label", "did", "codes", "condition")
+ALL_MARKS = ("taint", "label", "applied", "codes", "condition")
 CONDITION = "condition"
 _NAMES = {
-    "taint": f"taint {TAINT}",
     "label": f"label {LABEL}",
-    "did": f"annotation {APPLIED}",
+    "applied": f"annotation {FORMER_APPLIED}",
     "codes": f"annotation {CODES}",
     CONDITION: "condition SickbayQuarantined",
 }
@@ -33,7 +32,7 @@ _FORGOTTEN_AFTER = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreRules(SectionDataclass):
+class RestoreRules(MarkRules):
     """The section ``marks``: the reaction where our marks were removed from a node whose quarantine
     stands.
 
@@ -50,17 +49,19 @@ def missing_marks(node: Node, quarantine: Quarantine) -> tuple[str, ...]:
     """Which of our marks this Node lacks, or bears changed; in the order of `ALL_MARKS`."""
     if node.uid != quarantine.status.node_uid:
         return ALL_MARKS
-    did = known_did(node, quarantine)
-    value = did.value if did is not None else ""
+    applied = known_applied(node, quarantine)
+    value = applied.value if applied is not None else ""
+    ours = applied_taint(applied) if applied is not None else PLAIN.taint.of("")
     taint = any(
-        (taint.key, taint.effect) == (TAINT, "NoSchedule") and taint.value == (value or taint.value)
+        (taint.key, taint.effect) == (ours.key, ours.effect)
+        and taint.value == (ours.value or taint.value)
         for taint in node.taints
     )
     label = node.labels.get(LABEL)
     there = {
         "taint": taint,
         "label": label is not None and label == (value or label),
-        "did": read_did(node) is not None,
+        "applied": read_applied(node) is not None,
         "codes": CODES in node.annotations,
         CONDITION: node.condition in (None, "True"),
     }
@@ -75,15 +76,19 @@ def restore_at(marks: MarksStatus, rules: RestoreRules) -> float | None:
     return marks.since + rules.restore_after * _GROWTH**restored
 
 
-def describe_missing(missing: tuple[str, ...]) -> str:
-    """The marks by name, for people."""
-    return ", ".join(_NAMES.get(name, name) for name in missing)
+def describe_missing(missing: tuple[str, ...], applied: AppliedChanges | None) -> str:
+    """The marks by name, for people. ``applied``: our changes, which have the taint; None: lost."""
+    taint = f"taint {applied_taint(applied).key}" if applied is not None else "taint"
+    names = {**_NAMES, "taint": taint}
+    return ", ".join(names.get(name, name) for name in missing)
 
 
-def describe_lost(marks: MarksStatus, rules: RestoreRules) -> str:
-    """The missing marks and the response to that, for people."""
+def describe_lost(marks: MarksStatus, rules: RestoreRules, applied: AppliedChanges | None) -> str:
+    """The missing marks and the response to that, for people; ``applied`` as for their names."""
     at, restored = restore_at(marks, rules), _restored(marks)
-    lost = f"removed or changed, and the quarantine stands: {describe_missing(marks.missing)}"
+    lost = (
+        f"removed or changed, and the quarantine stands: {describe_missing(marks.missing, applied)}"
+    )
     if at is None:
         return f"{lost}; not set again any more, after {restored} times"
     due = (

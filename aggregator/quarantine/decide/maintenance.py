@@ -1,10 +1,12 @@
 """Detects other parties at work on a node, by the marks that they set themselves. Pure.
 
 Such a node is theirs until the mark is gone: we begin no action and evict no pod meanwhile. Their
-marks are never touched, nor is `cluster-autoscaler.kubernetes.io/scale-down-disabled`.
+marks are never touched. An annotation that we have set ourselves is no mark of another party.
 """
 
+from aggregator.cluster.node_names import own_annotations
 from aggregator.cluster.port import Node
+from aggregator.quarantine.decide.mark_rules import DO_NOT_DISRUPT
 
 _TAINTS = {
     "ToBeDeletedByClusterAutoscaler": "the autoscaler is removing it",
@@ -13,7 +15,6 @@ _TAINTS = {
     "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut it down",
     "node.kubernetes.io/out-of-service": "it was declared out of service",
 }
-_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 _EXCLUDED = "remediation.medik8s.io/exclude-from-remediation"
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 #: States of that upgrade in which it does not work on the node (yet, or any more).
@@ -36,6 +37,7 @@ def maintained_by(node: Node) -> str:
         return f"its MIG configuration is being changed ({_MIG}={state})"
     if node.labels.get(_EXCLUDED) == "true":
         return f"it is excluded from remediation (label {_EXCLUDED})"
-    if node.annotations.get(_DO_NOT_DISRUPT) == "true":
-        return f"it is not to be disrupted (annotation {_DO_NOT_DISRUPT})"
+    theirs = node.annotations.get(DO_NOT_DISRUPT) == "true"
+    if theirs and DO_NOT_DISRUPT not in own_annotations(node.annotations):
+        return f"it is not to be disrupted (annotation {DO_NOT_DISRUPT})"
     return ""

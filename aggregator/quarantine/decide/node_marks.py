@@ -1,19 +1,28 @@
 """The marks that sickbay writes on a node, and their undo. Pure.
 
-We undo only our own changes: the annotation `APPLIED` records them, and the Quarantine's status
-keeps a copy, because people remove annotations. Values that others had set under our keys are kept
-there and set again by the undo. A release always changes the node, even where no mark is left to
-undo, so that a late writer with an older version fails.
+We undo only our own changes: the annotation `APPLIED` (also under its former name) records them,
+and the Quarantine's status keeps a copy, because people remove annotations. Values that others had
+set under our keys are kept there and set again by the undo. A release always changes the node, even
+where no mark is left to undo, so that a late writer with an older version fails.
 """
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from aggregator.cluster.node_names import APPLIED, CODES, LABEL, OVERRULED, RELEASED, TAINT
+from aggregator.cluster.node_names import (
+    CODES,
+    FORMER_APPLIED,
+    LABEL,
+    OVERRULED,
+    RELEASED,
+    applied_annotations,
+    applied_text,
+)
 from aggregator.cluster.port import (
     Action,
-    Did,
+    AppliedChanges,
     EvidenceItem,
     Node,
     NodeChange,
@@ -24,13 +33,18 @@ from aggregator.cluster.port import (
 from aggregator.policy.incident import incident_id
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.mark_rules import (
+    PLAIN,
+    MarkRules,
+    applied_taint,
+    notices_change,
+    taint_text,
+    undo_notices_change,
+)
 from aggregator.quarantine.decide.overrides import Override
 
 #: Kubernetes' own label: cloud load balancers send the node no more traffic.
 OFF_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
-
-#: The prefix of the status of a quarantine whose node is schedulable, and stays so for now.
-STILL_SCHEDULABLE = "schedulable: "
 
 #: A label value of Kubernetes is at most 63 characters; annotations are bounded for people's sake.
 _MOST_CODES = 16
@@ -39,59 +53,71 @@ _MOST_CODES = 16
 _MOST_WORDS = 256
 #: Of these in all, characters. A path, the longest component, may have 4,096.
 _MOST_TEXT = 48 * 1024
+#: The same for the evidence of a node's marks, which stands there twice, under two names.
+_MOST_MARKED_FOR = _MOST_TEXT // 2
 _MOST_CODE = 300
 #: Characters of a person's reason that a node and the record remember.
 MOST_REASON = 300
 _EXCLUDED = "off_balancers"
 #: Values that others had set under our keys.
 _BEFORE = "before"
-_EFFECT = "NoSchedule"
+_OWN_TAINT = "own_taint"
 _KINDS = frozenset({"gpu", "disk", "network", "node", "manual"})
 
 
-def cordon_change(node: Node, quarantine: Quarantine, *, off_balancers: bool = False) -> NodeChange:
+def cordon_change(
+    node: Node,
+    quarantine: Quarantine,
+    *,
+    off_balancers: bool = False,
+    rules: MarkRules = PLAIN,
+) -> NodeChange:
     """Taint, unschedulable, label and annotations in one patch.
 
     ``off_balancers``: a node that is to be drained is taken off the load balancers with it. Each
-    further patch would move every pod that waits for a node in the scheduler's queue.
+    further patch would move every pod that waits for a node in the scheduler's queue. ``rules``:
+    the taint of a node that is not marked yet; a marked one keeps the taint that it has.
     """
-    before = known_did(node, quarantine) or _found(node, quarantine)
+    kind = quarantine.spec.kind
+    known = known_applied(node, quarantine)
+    ours = applied_taint(known, kind) if known is not None else rules.taint.of(kind)
+    before = known or _found(node, quarantine, ours)
     exclude = (
         off_balancers
         and quarantine.spec.action is Action.DRAIN
         and OFF_BALANCERS not in node.labels
     )
-    kind = quarantine.spec.kind
-    did = Did(
+    applied = AppliedChanges(
         cordoned=not node.unschedulable or before.cordoned,
         value=kind,
         off_balancers=exclude or before.off_balancers,
         taint=before.taint,
         label=before.label,
         codes=before.codes,
+        own_taint=taint_text(ours, kind),
     )
     codes = [f"{item.code}@{item.component}".rstrip("@") for item in quarantine.spec.evidence]
-    ours = Taint(TAINT, kind, _EFFECT)
     return NodeChange(
-        taints=(*(taint for taint in node.taints if not _is_ours(taint)), ours),
+        taints=(*(taint for taint in node.taints if not _same_place(taint, ours)), ours),
         unschedulable=True,
         labels={LABEL: kind, **({OFF_BALANCERS: ""} if exclude else {})},
         annotations={
             CODES: ",".join(code[:_MOST_CODE] for code in codes[:_MOST_CODES]) or kind,
-            APPLIED: _annotation(quarantine, did),
+            **notices_change(node.annotations, rules, quarantine.spec.reason),
+            **applied_annotations(_annotation(quarantine, applied)),
         },
     )
 
 
-def adopt_change(quarantine: Quarantine, did: Did | None) -> NodeChange:
+def adopt_change(quarantine: Quarantine, applied: AppliedChanges | None) -> NodeChange:
     """Standing marks belong to the quarantine from now on; the rest of the node does not change."""
-    return NodeChange(annotations={APPLIED: _annotation(quarantine, did)})
+    return NodeChange(annotations=applied_annotations(_annotation(quarantine, applied)))
 
 
-def _annotation(quarantine: Quarantine, did: Did | None) -> str:
+def _annotation(quarantine: Quarantine, applied: AppliedChanges | None) -> str:
     """Our changes, and all that is needed to make the Quarantine again."""
     spec = quarantine.spec
-    rows = _rows(words_of(spec.evidence))
+    rows = _rows(words_of(spec.evidence), _MOST_MARKED_FOR)
     origin = {(item.code, item.component): item for item in spec.evidence}
     rules = [origin[row[0], row[1]] for row in rows]
     by_hand = {
@@ -104,7 +130,7 @@ def _annotation(quarantine: Quarantine, did: Did | None) -> str:
             "quarantine": quarantine.uid,
             **({"installation": spec.installation} if spec.installation else {}),
             "incident": spec.incident,
-            **(_written(did) if did is not None else {"value": spec.kind}),
+            **(_written(applied) if applied is not None else {"value": spec.kind}),
             "evidence": rows,
             **({"rules": [[item.rule, item.incident] for item in rules]} if rows else by_hand),
         },
@@ -112,54 +138,55 @@ def _annotation(quarantine: Quarantine, did: Did | None) -> str:
     )
 
 
-def _found(node: Node, quarantine: Quarantine) -> Did:
+def _found(node: Node, quarantine: Quarantine, ours: Taint) -> AppliedChanges:
     """The changes by others before we marked the node, where no record of our own changes is left.
 
     All of our marks with this quarantine's value are ours: we died right after we had set them, and
     our annotation was removed since. The author of the cordon is unknown then, so it stays.
     """
     kind, codes = quarantine.spec.kind, node.annotations.get(CODES)
-    taint, label = _value(node), node.labels.get(LABEL)
-    if taint == label == kind and codes is not None:
-        return Did(cordoned=False)
-    return Did(cordoned=False, taint=taint, label=label, codes=codes)
+    taint, label = _value(node, ours), node.labels.get(LABEL)
+    if taint == ours.value and label == kind and codes is not None:
+        return AppliedChanges(cordoned=False)
+    return AppliedChanges(cordoned=False, taint=taint, label=label, codes=codes)
 
 
-def _is_ours(taint: Taint) -> bool:
+def _same_place(taint: Taint, ours: Taint) -> bool:
     """Whether the taint has the place that ours takes: a node has one of each key and effect."""
-    return taint.key == TAINT and taint.effect == _EFFECT
+    return (taint.key, taint.effect) == (ours.key, ours.effect)
 
 
-def _value(node: Node) -> str | None:
+def _value(node: Node, ours: Taint) -> str | None:
     """The value of the taint in our place."""
-    return next((taint.value for taint in node.taints if _is_ours(taint)), None)
+    return next((taint.value for taint in node.taints if _same_place(taint, ours)), None)
 
 
-def read_did(node: Node) -> Did | None:
+def read_applied(node: Node) -> AppliedChanges | None:
     """Our changes by the node's annotation, or None without a valid one."""
-    data = _did(node.annotations)
+    data = _applied(node.annotations)
     cordoned = data.get("unschedulable")
     if not isinstance(cordoned, bool):
         return None
     before = data.get(_BEFORE)
     before = before if isinstance(before, dict) else {}
     value = data.get("value")
-    return Did(
+    return AppliedChanges(
         cordoned=cordoned,
         value=value if isinstance(value, str) else "",
         off_balancers=data.get(_EXCLUDED) is True,
         taint=_text(before.get("taint")),
         label=_text(before.get("label")),
         codes=_text(before.get("codes")),
+        own_taint=_text(data.get(_OWN_TAINT)) or "",
     )
 
 
-def known_did(node: Node, quarantine: Quarantine | None) -> Did | None:
+def known_applied(node: Node, quarantine: Quarantine | None) -> AppliedChanges | None:
     """Our changes to this Node, by its annotation, or as the Quarantine remembers them."""
-    found = read_did(node)
+    found = read_applied(node)
     if found is not None or quarantine is None or not _stands_on(node, quarantine):
         return found
-    return quarantine.status.did
+    return quarantine.status.applied
 
 
 def _stands_on(node: Node, quarantine: Quarantine) -> bool:
@@ -168,27 +195,33 @@ def _stands_on(node: Node, quarantine: Quarantine) -> bool:
     return quarantine.status.node_uid == node.uid and not undone
 
 
-def did_to_undo(node: Node, quarantine: Quarantine) -> Did | None:
+def applied_to_undo(
+    node: Node, quarantine: Quarantine, rules: MarkRules = PLAIN
+) -> AppliedChanges | None:
     """The changes that a release of the quarantine undoes on this Node.
 
     Where it marked the Node and no trace is left of how the Node was before, our marks are removed,
-    and a cordon stays: it may be another's.
+    with the taint of the ``rules``, and a cordon stays: it may be another's.
     """
-    found = known_did(node, quarantine)
+    found = known_applied(node, quarantine)
     if found is None and quarantine.status.cordoned_at and _stands_on(node, quarantine):
-        return Did(cordoned=False, value=quarantine.spec.kind)
+        kind = quarantine.spec.kind
+        return AppliedChanges(
+            cordoned=False, value=kind, own_taint=taint_text(rules.taint.of(kind), kind)
+        )
     return found
 
 
-def _written(did: Did) -> dict[str, Any]:
-    """The part of the annotation that `read_did` reads."""
-    before = {"taint": did.taint, "label": did.label, "codes": did.codes}
+def _written(applied: AppliedChanges) -> dict[str, Any]:
+    """The part of the annotation that `read_applied` reads."""
+    before = {"taint": applied.taint, "label": applied.label, "codes": applied.codes}
     before = {key: text for key, text in before.items() if text is not None}
     return {
-        "unschedulable": did.cordoned,
-        "value": did.value,
-        **({_EXCLUDED: True} if did.off_balancers else {}),
+        "unschedulable": applied.cordoned,
+        "value": applied.value,
+        **({_EXCLUDED: True} if applied.off_balancers else {}),
         **({_BEFORE: before} if before else {}),
+        **({_OWN_TAINT: applied.own_taint} if applied.own_taint else {}),
     }
 
 
@@ -207,17 +240,17 @@ def words_of(evidence: Iterable[EvidenceItem]) -> frozenset[Override]:
 
 def stood_for(node: Node) -> frozenset[Override]:
     """The evidence that the node was marked for, as the marks themselves remember it."""
-    return _words(_did(node.annotations).get("evidence"))
+    return _words(_applied(node.annotations).get("evidence"))
 
 
 def marked_for(annotations: Mapping[str, str]) -> str:
     """The installation that has marked the node; empty where the marks name none."""
-    return _text(_did(annotations).get("installation")) or ""
+    return _text(_applied(annotations).get("installation")) or ""
 
 
 def marked_by(node: Node) -> str:
     """The uid of the Quarantine that the node was marked for; empty where that can't be read."""
-    return _text(_did(node.annotations).get("quarantine")) or ""
+    return _text(_applied(node.annotations).get("quarantine")) or ""
 
 
 def spec_of_marks(node: Node) -> QuarantineSpec | None:
@@ -226,7 +259,7 @@ def spec_of_marks(node: Node) -> QuarantineSpec | None:
     One of ours comes back as a cordon: a drain is what its agent's evidence asks for, through the
     limits. One made by hand comes back as it was.
     """
-    data, kind = _did(node.annotations), _kind(node)
+    data, kind = _applied(node.annotations), _kind(node)
     rows = sorted(stood_for(node))
     if rows:
         origins = data.get("rules")
@@ -258,7 +291,7 @@ def spec_of_marks(node: Node) -> QuarantineSpec | None:
 
 
 def _kind(node: Node) -> str:
-    value = _text(_did(node.annotations).get("value")) or _value(node) or ""
+    value = _text(_applied(node.annotations).get("value")) or _value(node, PLAIN.taint.of("")) or ""
     return value if value in _KINDS else "manual"
 
 
@@ -274,11 +307,11 @@ def foreign_hands(node: Node, quarantine: Quarantine | None = None) -> str:
     maintained = maintained_by(node)
     if maintained:
         return maintained
-    did = known_did(node, quarantine)
-    if node.unschedulable and (did is None or not did.cordoned):
-        if did is None and quarantine is not None and _stands_on(node, quarantine):
+    applied = known_applied(node, quarantine)
+    if node.unschedulable and (applied is None or not applied.cordoned):
+        if applied is None and quarantine is not None and _stands_on(node, quarantine):
             return (
-                f"its annotation {APPLIED} is gone, so that it is not known whether it was "
+                f"its annotation {FORMER_APPLIED} is gone, so that it is not known whether it was "
                 "cordoned before; it stays cordoned when sickbay lets go"
             )
         return "it was cordoned before, and stays so when sickbay lets go"
@@ -290,23 +323,23 @@ def exclude_change(node: Node) -> NodeChange | None:
 
     For a cordon that becomes a drain: `cordon_change` does it where a drain is wanted at once.
     """
-    did = _did(node.annotations)
-    if OFF_BALANCERS in node.labels or not did:
+    applied = _applied(node.annotations)
+    if OFF_BALANCERS in node.labels or not applied:
         return None
-    text = json.dumps({**did, _EXCLUDED: True}, sort_keys=True)
-    return NodeChange(labels={OFF_BALANCERS: ""}, annotations={APPLIED: text})
+    text = json.dumps({**applied, _EXCLUDED: True}, sort_keys=True)
+    return NodeChange(labels={OFF_BALANCERS: ""}, annotations=applied_annotations(text))
 
 
 def undo_change(
     node: Node,
     quarantine_uid: str,
-    did: Did | None,
+    applied: AppliedChanges | None,
     overruled: frozenset[Override] | None = None,
     *,
     uncordoned: bool = False,
     more: Mapping[str, str | None] | None = None,
 ) -> NodeChange:
-    """Undo exactly what we ``did``; with None no change of ours is known.
+    """Undo exactly the changes that we ``applied``; with None no change of ours is known.
 
     ``overruled`` is all that the node is to remember; with None its memory stays. ``more``:
     annotations that change in the same patch.
@@ -314,27 +347,29 @@ def undo_change(
     ``uncordoned``: our cordon was undone by a person; if there is one now it is theirs.
     """
     annotations: dict[str, str | None] = {
-        APPLIED: None,
+        **applied_annotations(None),
         RELEASED: f"{quarantine_uid}@{node.version}",
+        **undo_notices_change(node.annotations),
         **(more or {}),
     }
     if overruled is not None:
         annotations |= clear_overrides_change(overruled).annotations
-    if did is None:
+    if applied is None:
         return NodeChange(annotations=annotations)
-    annotations.setdefault(CODES, did.codes)
+    annotations.setdefault(CODES, applied.codes)
     return NodeChange(
-        taints=_undone(node.taints, did),
-        unschedulable=False if node.unschedulable and did.cordoned and not uncordoned else None,
-        labels={LABEL: did.label, **({OFF_BALANCERS: None} if did.off_balancers else {})},
+        taints=_undone(node.taints, applied),
+        unschedulable=False if node.unschedulable and applied.cordoned and not uncordoned else None,
+        labels={LABEL: applied.label, **({OFF_BALANCERS: None} if applied.off_balancers else {})},
         annotations=annotations,
     )
 
 
-def _undone(taints: Iterable[Taint], did: Did) -> tuple[Taint, ...]:
+def _undone(taints: Iterable[Taint], applied: AppliedChanges) -> tuple[Taint, ...]:
     """The taints without ours, and with the one whose place ours had taken."""
-    theirs = tuple(taint for taint in taints if not _is_ours(taint))
-    return theirs if did.taint is None else (*theirs, Taint(TAINT, did.taint, _EFFECT))
+    ours = applied_taint(applied)
+    theirs = tuple(taint for taint in taints if not _same_place(taint, ours))
+    return theirs if applied.taint is None else (*theirs, replace(ours, value=applied.taint))
 
 
 def clear_overrides_change(overruled: frozenset[Override]) -> NodeChange:
@@ -350,11 +385,11 @@ def read_overruled(annotations: Mapping[str, str]) -> frozenset[Override]:
 
 def write_overruled(overruled: frozenset[Override]) -> str:
     """The annotation that `read_overruled` reads; bounded."""
-    return json.dumps({"evidence": _rows(overruled)})
+    return json.dumps({"evidence": _rows(overruled, _MOST_TEXT)})
 
 
-def _did(annotations: Mapping[str, str]) -> dict[str, Any]:
-    return _object(annotations.get(APPLIED, ""))
+def _applied(annotations: Mapping[str, str]) -> dict[str, Any]:
+    return _object(applied_text(annotations) or "")
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -366,9 +401,9 @@ def _object(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _rows(words: Iterable[Override]) -> list[list[str]]:
-    """As many of the overrides as an annotation may hold."""
-    rows, left = [], _MOST_TEXT
+def _rows(words: Iterable[Override], most: int) -> list[list[str]]:
+    """As many of the overrides as fit into ``most`` characters of an annotation."""
+    rows, left = [], most
     for word in sorted(words)[:_MOST_WORDS]:
         row = [word.code, word.component, word.boot_id, word.cleared_by]
         size = len(json.dumps(row)) + 2

@@ -53,6 +53,7 @@ class Step(enum.StrEnum):
     DRAIN = "drain"
     HOLD = "hold"  # the stop switch keeps it from going on: say so
     RELEASE = "release"  # change the phase, unless a check holds it; then UNDO
+    CONDITIONS = "conditions"  # write the conditions anew: the spec has changed since, say
     UNHOLD = "unhold"  # the node to release is unhealthy again: its release is not held any more
     UNDO = "undo"
     FORGET = "forget"  # an entry without object and without cause
@@ -85,7 +86,9 @@ class Situation:
     annotation asks for; ``unforced``: it is gone. ``exempt``: people want the node left alone.
     ``unclaimed``: our marks stand without an object, and the mode keeps us from making it.
     ``marks_untold``: the object does not say which of our marks the node lacks; ``restore_due``: it
-    is time to set them again. ``node_gone`` and ``node_found`` are the result of the last read of
+    is time to set them again. ``conditions_old``: the object's conditions are not those of its spec
+    and status. ``entered_by_hand``: the entry in the record is of a person's quarantine.
+    ``node_gone`` and ``node_found`` are the result of the last read of
     the node; ``absent_too_long``: it has been gone for longer than one of our quarantines stands
     for it.
     """
@@ -119,6 +122,8 @@ class Situation:
     unclaimed: bool = False
     marks_untold: bool = False
     restore_due: bool = False
+    conditions_old: bool = False
+    entered_by_hand: bool = False
 
 
 def next_step(now: Situation) -> NextStep:
@@ -155,6 +160,8 @@ def next_step(now: Situation) -> NextStep:
     if untold:
         return NextStep(Step.TELL_CORDON, untold)
     step = _forth(now, quarantine)
+    if now.conditions_old and step.do is Step.NOTHING:
+        return NextStep(Step.CONDITIONS)  # last: no other step waits for it
     return NextStep(Step.HOLD) if now.stopped and step.do is not Step.NOTHING else step
 
 
@@ -191,6 +198,9 @@ def _without_object(now: Situation) -> NextStep:
         and now.wanted.spec.action is not Action.OBSERVE
         and now.wanted.in_force is not Action.OBSERVE
     ):
+        if now.in_record and now.entered_by_hand:
+            # A person's entry was refused by no limit: evidence needs an admission of its own.
+            return NextStep(Step.FORGET, "a person's quarantine is gone before it was acted on")
         # Admitted before a stop, and not begun: admission holds it, and says so.
         return NextStep(Step.CREATE if now.in_record and not now.stopped else Step.PROPOSE)
     if now.in_record and (now.fresh or now.node_gone):

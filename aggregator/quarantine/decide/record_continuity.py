@@ -62,6 +62,11 @@ def rebuild(
     old = {**before.entries, **record.entries}
     entries = {entry.node: old.get(entry.node) or entry for entry in standing}
     times = Counter(before.admissions) | Counter(record.admissions)
+    by_pool = {
+        pool: Counter(before.pool_admissions.get(pool, ()))
+        | Counter(record.pool_admissions.get(pool, ()))
+        for pool in {*before.pool_admissions, *record.pool_admissions}
+    }
     new = [entry.at for node, entry in entries.items() if node not in old]
     cooldowns = {**before.cooldowns}
     for ident, one in record.cooldowns.items():
@@ -74,14 +79,17 @@ def rebuild(
         cooldowns=cooldowns,
         generation=max(record.generation, before.generation, newest),
         rebuilt=rebuilt,
+        pool_admissions={pool: tuple(sorted(of.elements())) for pool, of in by_pool.items()},
     )
 
 
-def entry_of(quarantine: Quarantine, pool: str) -> Entry:
-    """The entry of a Quarantine that stands."""
+def entry_of(quarantine: Quarantine, pool: str, policy_pool: str = "") -> Entry:
+    """The entry of a Quarantine that stands, of a node in these pools."""
     spec, status = quarantine.spec, quarantine.status
     at = status.admitted_at or quarantine.created_at
-    return Entry(quarantine.node, spec.incident, pool, spec.action.value, at)
+    return Entry(
+        quarantine.node, spec.incident, pool, spec.action.value, at, policy_pool=policy_pool
+    )
 
 
 def takes_a_place(quarantine: Quarantine) -> bool:

@@ -95,7 +95,7 @@ class LeaderFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AdmissionDecision:
     """The answer to an `AdmissionRequest`. Without ``held`` and ``failed`` the node is admitted.
 
     ``failed``: the record could not be read or written.
@@ -106,7 +106,7 @@ class Decision:
     failed: str = ""
 
 
-Answer = FleetFindings | LeaderFindings | Decision | KeepAlive
+Answer = FleetFindings | LeaderFindings | AdmissionDecision | KeepAlive
 
 # -- ages and times ------------------------------------------------------------------------------
 

@@ -6,13 +6,12 @@ the node as often as it is evicted. It is evicted once, as kubectl drain does, a
 
 from collections.abc import Collection, Mapping, Sequence
 
-from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Pod, Taint
 
 #: Of pods that do not tolerate the taint: a scheduler with an old picture may place one of them.
 _FREE_EVICTIONS = 2
-_TOLERATES = f"it tolerates the taint {TAINT} and came back"
-_BOUND = f"it came back although it does not tolerate the taint {TAINT}"
+_TOLERATES = "it tolerates the taint "
+_BOUND = "it came back although it does not tolerate the taint "
 
 
 def slot_of(pod: Pod) -> str:
@@ -30,7 +29,7 @@ def is_return(reason: str) -> bool:
 def find_returned(
     pods: Sequence[Pod],
     *,
-    kind: str,
+    taint: Taint,
     began: float,
     first_seen: Collection[str] | None,
     evicted: Mapping[str, int],
@@ -38,13 +37,12 @@ def find_returned(
 ) -> dict[str, str]:
     """By uid, the pods that came back, and why each did.
 
-    ``kind`` is the taint's value, ``began`` when the drain began (wall clock seconds).
+    ``taint`` is the one that we set, ``began`` when the drain began (wall clock seconds).
     ``first_seen`` are the uids of this process's first list of the drain, None before it.
     ``evicted`` counts its accepted evictions by `slot_of`. ``standing`` are the keys of pods that
     the Quarantine names as such already. A pod's time of creation makes this known after a restart;
     the other two hold where clocks differ.
     """
-    taint = Taint(TAINT, kind, "NoSchedule")
     found: dict[str, str] = {}
     for pod in pods:
         is_new = pod.created_at > began or (first_seen is not None and pod.uid not in first_seen)
@@ -52,7 +50,7 @@ def find_returned(
             continue
         who = f" ({pod.owner_kind} {pod.owner_name})" if pod.owner_kind else ""
         if pod.tolerates(taint):
-            found[pod.uid] = _TOLERATES + who
+            found[pod.uid] = f"{_TOLERATES}{taint.key} and came back{who}"
         elif evicted.get(slot_of(pod), 0) >= _FREE_EVICTIONS or pod.key in standing:
-            found[pod.uid] = _BOUND + who
+            found[pod.uid] = f"{_BOUND}{taint.key}{who}"
     return found

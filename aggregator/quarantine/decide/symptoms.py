@@ -49,7 +49,7 @@ class Symptom(NamedTuple):
 
 def acting_checks(policy: Policy) -> frozenset[str]:
     """The checks on whose results some rule acts."""
-    return frozenset(rule.check for rule in policy.rules if rule.check and rule.action != "observe")
+    return frozenset(rule.check for rule in policy.rules if rule.check and rule.acts)
 
 
 def symptoms_of(

@@ -13,12 +13,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from aggregator.cluster.port import Node, Quarantine, QuarantineStatus
+from aggregator.cluster.port import STILL_SCHEDULABLE, Node, Quarantine, QuarantineStatus
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.maintenance import maintained_by
-from aggregator.quarantine.decide.node_marks import STILL_SCHEDULABLE, known_did
+from aggregator.quarantine.decide.node_marks import known_applied
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.rfc3339 import write_time
 
@@ -83,8 +83,8 @@ def whose_uncordon(node: Node, quarantine: Quarantine) -> Uncordoned:
     """The author of a marked node's uncordon. `UNCORDONED_BY` counts only where rules trust it."""
     if node.unschedulable:
         return Uncordoned.NO
-    did = known_did(node, quarantine)
-    if did is not None and not did.cordoned:
+    applied = known_applied(node, quarantine)
+    if applied is not None and not applied.cordoned:
         return Uncordoned.FOREIGN
     user = node.annotations.get(UNCORDONED_BY, "")
     if not user:
@@ -152,15 +152,15 @@ def after_uncordon(
         and count <= MOST_RECORDONS
     )
     held_until = wall + rules.hold_evictions if asks else status.evictions_held_until
-    did = known_did(node, quarantine)
-    if did is not None and count <= MOST_RECORDONS:
-        did = replace(did, cordoned=True)  # the next cordon is ours, whoever set the first
+    applied = known_applied(node, quarantine)
+    if applied is not None and count <= MOST_RECORDONS:
+        applied = replace(applied, cordoned=True)  # the next cordon is ours, whoever set the first
     told = replace(
         status,
         recordons=count,
         uncordoned_at=wall,
         evictions_held_until=held_until,
-        did=did or status.did,
+        applied=applied or status.applied,
     )
     return replace(told, uncordoned=_describe(quarantine, node, whose, told, rules))
 

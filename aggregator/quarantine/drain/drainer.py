@@ -16,12 +16,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Blocker, Cluster, ClusterError, Phase, Pod, QuarantineStatus
+from aggregator.cluster.port import (
+    Blocker,
+    Cluster,
+    ClusterError,
+    Phase,
+    Pod,
+    Quarantine,
+    QuarantineStatus,
+    Taint,
+)
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.node_marks import exclude_change, read_did
+from aggregator.quarantine.decide.mark_rules import PLAIN, applied_taint
+from aggregator.quarantine.decide.node_marks import exclude_change, read_applied
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return
 from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor
 from aggregator.quarantine.drain.hooks import HookRunner
@@ -92,24 +102,24 @@ class Drainer:
         self._memories: dict[str, DrainMemory] = {}
         self._landing: set[asyncio.Task[bool]] = set()
 
-    async def run(self, case: NodeState, still: Callable[[], bool]) -> None:
+    async def run(self, node_state: NodeState, still: Callable[[], bool]) -> None:
         """Drain until no pod remains or ``still`` says no. Raises `ClusterError`; run it again."""
         self._running += 1
         node_at = self._clocks.now()  # the hook may take hours
         try:
-            if await self._begin(case, still) and await self._hook_runner.before_evictions(
-                case, still
+            if await self._begin(node_state, still) and await self._hook_runner.before_evictions(
+                node_state, still
             ):
-                evictions = self._evictions(case, still)
-                rounds = self._until_empty(case, evictions, node_at)
-                read = await while_it_stands(case, rounds, still)
+                evictions = self._evictions(node_state, still)
+                rounds = self._until_empty(node_state, evictions, node_at)
+                read = await while_it_stands(node_state, rounds, still)
                 if read is not None and still():
-                    await self._finish(case, read, evictions)
+                    await self._finish(node_state, read, evictions)
         finally:
             self._running -= 1
-        await self.explain(case)
+        await self.explain(node_state)
 
-    def _evictions(self, case: NodeState, still: Callable[[], bool]) -> Evictor:
+    def _evictions(self, node_state: NodeState, still: Callable[[], bool]) -> Evictor:
         return Evictor(
             cluster=self._cluster,
             acts=self._acts,
@@ -117,26 +127,30 @@ class Drainer:
             rules=self._rules,
             lanes=self._lanes,
             rng=self._rng,
-            case=case,
+            node_state=node_state,
             still=still,
-            memory=self._memory(case),
+            memory=self._memory(node_state),
             drains=lambda: self._running,
             landing=self._landing,
         )
 
-    def _memory(self, case: NodeState) -> DrainMemory:
+    def _memory(self, node_state: NodeState) -> DrainMemory:
         """The memory of this drain, also where it is taken up again after an error."""
-        uid = case.node_summary.quarantine.uid if case.node_summary.quarantine is not None else ""
-        known = self._memories.get(case.node)
+        uid = (
+            node_state.node_summary.quarantine.uid
+            if node_state.node_summary.quarantine is not None
+            else ""
+        )
+        known = self._memories.get(node_state.node)
         if known is None or known.uid != uid:
-            known = self._memories[case.node] = DrainMemory(uid)
+            known = self._memories[node_state.node] = DrainMemory(uid)
         known.found_empty = False
         return known
 
     # -- its rounds --------------------------------------------------------------------
 
     async def _until_empty(
-        self, case: NodeState, evictions: Evictor, node_at: float
+        self, node_state: NodeState, evictions: Evictor, node_at: float
     ) -> _Read | None:
         """The read that found the node empty for the second time, or None if the drain is over.
 
@@ -145,8 +159,10 @@ class Drainer:
         memory, still = evictions.memory, evictions.still
         look, before = _LOOK_FIRST, frozenset[tuple[str, bool]]()
         while still():
-            pods = await self._cluster.pods_on(case.node, background=memory.first_seen is not None)
-            read = self._read(case, pods, memory)
+            pods = await self._cluster.pods_on(
+                node_state.node, background=memory.first_seen is not None
+            )
+            read = self._read(node_state, pods, memory)
             if read is None or not still():
                 return None
             if read.plan.remaining == 0 and memory.found_empty:
@@ -155,10 +171,12 @@ class Drainer:
             now = self._clocks.now()
             if evictions.next_due(read.plan) <= now and now - node_at >= NODE_EVERY:
                 node_at = now
-                case.take_node(await self._cluster.read_node(case.node, background=True))
+                node_state.take_node(
+                    await self._cluster.read_node(node_state.node, background=True)
+                )
                 if not still():
                     return None
-            moved = await self._ask(case, read, evictions)
+            moved = await self._ask(node_state, read, evictions)
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
             if moved or pods_now != before:
                 quick = moved or read.plan.leaving
@@ -166,23 +184,25 @@ class Drainer:
             else:
                 look = self._longer(look)
             before = pods_now
-            await self._rest(case, read, evictions, look)
+            await self._rest(node_state, read, evictions, look)
         return None
 
-    async def _ask(self, case: NodeState, read: _Read, evictions: Evictor) -> bool:
+    async def _ask(self, node_state: NodeState, read: _Read, evictions: Evictor) -> bool:
         """Send the evictions that are due, and write the progress: also where sending failed."""
         try:
             moved = await evictions.ask(read.plan)
         except ClusterError:
             if evictions.still():
                 with contextlib.suppress(ClusterError):
-                    await self._progress(case, read, evictions)
+                    await self._progress(node_state, read, evictions)
             raise
         if evictions.still():
-            await self._progress(case, read, evictions)
+            await self._progress(node_state, read, evictions)
         return moved
 
-    async def _rest(self, case: NodeState, read: _Read, evictions: Evictor, look: float) -> None:
+    async def _rest(
+        self, node_state: NodeState, read: _Read, evictions: Evictor, look: float
+    ) -> None:
         """Until the pods are read again: for a request that is due, a second empty read, or so."""
         memory, now = evictions.memory, self._clocks.now()
         until = now + look
@@ -194,7 +214,7 @@ class Drainer:
         written = memory.written_at + STATUS_EVERY
         if now < written < until:
             await asyncio.sleep(written - now)
-            await self._progress(case, read, evictions)
+            await self._progress(node_state, read, evictions)
             now = written
         await asyncio.sleep(until - now)
 
@@ -203,14 +223,14 @@ class Drainer:
         most = max(_LOOK_MOST, self._running / LOOKS_A_SECOND)
         return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
 
-    def _read(self, case: NodeState, pods: list[Pod], memory: DrainMemory) -> _Read | None:
-        quarantine = case.node_summary.quarantine
+    def _read(self, node_state: NodeState, pods: list[Pod], memory: DrainMemory) -> _Read | None:
+        quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             return None
         moment = self._moment(quarantine.status)
         came_back = find_returned(
             pods,
-            kind=quarantine.spec.kind,
+            taint=_taint(quarantine),
             began=moment.began,
             first_seen=memory.first_seen,
             evicted=memory.evicted,
@@ -228,22 +248,23 @@ class Drainer:
 
     # -- begin and end -----------------------------------------------------------------
 
-    async def _begin(self, case: NodeState, still: Callable[[], bool]) -> bool:
+    async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> bool:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
 
         The node is read in full before the Quarantine is seen to stand: the fence of every patch.
         """
-        node = await self._cluster.read_node(case.node, background=True)
-        quarantine = await self._acts.reread(case)
-        case.take_node(node)
+        node = await self._cluster.read_node(node_state.node, background=True)
+        quarantine = await self._acts.reread(node_state)
+        node_state.take_node(node)
         if node is None or quarantine is None or not still():
             return False
-        if quarantine.status.phase not in MARKED:
+        self.report_phase(node_state)
+        if quarantine.status.phase not in MARKED or quarantine.status.phase is Phase.DRAINED:
             return False
         change = exclude_change(node) if self._off_balancers else None
         if change is not None:
-            node = await self._cluster.patch_node(node, change, guard=self._acts.guard(case))
-            case.take_node(node)
+            node = await self._cluster.patch_node(node, change, guard=self._acts.guard(node_state))
+            node_state.take_node(node)
         if quarantine.status.phase is Phase.DRAINING:
             return True
         began = quarantine.status.drain_started_at or self._clocks.latest()
@@ -253,14 +274,13 @@ class Drainer:
             message=_EVICTING,
             drain_started_at=began,
             deadline_at=quarantine.status.deadline_at or began + self._deadline,
-            did=read_did(node) or quarantine.status.did,
+            applied=read_applied(node) or quarantine.status.applied,
         )
-        await self._acts.write_status(case, quarantine, status)
-        self._acts.emit_event(case, EventKind.DRAINING, "draining")
+        await self._enter_phase(node_state, quarantine, status, EventKind.DRAINING, "draining")
         return True
 
-    async def _finish(self, case: NodeState, read: _Read, evictions: Evictor) -> None:
-        quarantine, plan = case.node_summary.quarantine, read.plan
+    async def _finish(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
+        quarantine, plan = node_state.node_summary.quarantine, read.plan
         if quarantine is None:
             return
         message = "no pods are left that would go"
@@ -275,17 +295,43 @@ class Drainer:
             pods_read_at=read.at,
             blockers=evictions.blockers(plan),
         )
-        await self._acts.write_status(case, quarantine, status)
-        self._acts.emit_event(
-            case, EventKind.DRAINED, "drained" if not plan.stuck else f"drained: {message}"
-        )
-        self._memories.pop(case.node, None)
+        text = "drained" if not plan.stuck else f"drained: {message}"
+        await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
+
+    async def _enter_phase(
+        self,
+        node_state: NodeState,
+        quarantine: Quarantine,
+        status: QuarantineStatus,
+        kind: EventKind,
+        text: str,
+    ) -> None:
+        """Write a phase and emit its event, also where the answer to the write is lost."""
+        self._memory(node_state).unreported_phase = status.phase, kind, text
+        await self._acts.write_status(node_state, quarantine, status)
+        self.report_phase(node_state)
+
+    def report_phase(self, node_state: NodeState) -> None:
+        """Emit the event of a phase that we wrote, once the Quarantine shows that phase."""
+        quarantine = node_state.node_summary.quarantine
+        memory = self._memories.get(node_state.node)
+        if memory is None or memory.unreported_phase is None or quarantine is None:
+            return
+        phase, kind, text = memory.unreported_phase
+        if quarantine.uid != memory.uid or quarantine.status.phase is not phase:
+            return
+        memory.unreported_phase = None
+        self._acts.emit_event(node_state, kind, text)
+        if phase is Phase.DRAINED:
+            status = quarantine.status
+            self._acts.stages.note_drained(status.cordoned_at, status.drained_at)
+            self._memories.pop(node_state.node, None)
 
     # -- progress ------------------------------------------------------------
 
-    async def _progress(self, case: NodeState, read: _Read, evictions: Evictor) -> None:
+    async def _progress(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
         """Write its progress, if that has changed, at most once in `STATUS_EVERY`."""
-        quarantine, plan, moment = case.node_summary.quarantine, read.plan, read.moment
+        quarantine, plan, moment = node_state.node_summary.quarantine, read.plan, read.moment
         memory = evictions.memory
         if quarantine is None or self._clocks.now() - memory.written_at < STATUS_EVERY:
             return
@@ -303,43 +349,45 @@ class Drainer:
         if not _is_news(status, quarantine.status):
             return
         newly = late and not quarantine.status.overdue_at
-        await self._acts.write_status(case, quarantine, status)
+        await self._acts.write_status(node_state, quarantine, status)
         memory.written_at = self._clocks.now()
         if newly:
             named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
             text = f"{status.message}. In the way: {named or 'no pod by name'}"
-            self._acts.emit_event(case, EventKind.OVERDUE, text, {"pods": str(plan.remaining)})
+            self._acts.emit_event(
+                node_state, EventKind.OVERDUE, text, {"pods": str(plan.remaining)}
+            )
 
-    async def explain(self, case: NodeState) -> None:
+    async def explain(self, node_state: NodeState) -> None:
         """Write why a drain does not go on now, where its object would not show that."""
-        quarantine = case.node_summary.quarantine
+        quarantine = node_state.node_summary.quarantine
         if quarantine is None or quarantine.status.phase not in _UNDER_WAY:
             return
         status = quarantine.status
-        if case.cluster.node_gone and status.node_uid:  # else it was never there
+        if node_state.cluster.node_gone and status.node_uid:  # else it was never there
             message = "the node is gone: no pods are left to drain"
             status = replace(status, message=message, pods_remaining=0, blockers=())
-        elif quarantine.spec.requester == OURS and (why := self._left_alone(case)):
+        elif quarantine.spec.requester == OURS and (why := self._left_alone(node_state)):
             status = replace(status, message=f"left alone, no pod is evicted: {why}"[:1000])
         if status != quarantine.status:
-            await self._acts.write_status(case, quarantine, status)
+            await self._acts.write_status(node_state, quarantine, status)
 
-    def _left_alone(self, case: NodeState) -> str:
-        if case.cluster.maintained:
-            return f"another tool or person is at work: {case.cluster.maintained}"
-        return case.cluster.wishes.why_capped(self._clocks.earliest())
+    def _left_alone(self, node_state: NodeState) -> str:
+        if node_state.cluster.maintained:
+            return f"another tool or person is at work: {node_state.cluster.maintained}"
+        return node_state.cluster.operator_requests.why_capped(self._clocks.earliest())
 
-    async def recheck(self, case: NodeState) -> None:
+    async def recheck(self, node_state: NodeState) -> None:
         """Read the pods of a node that was drained, and report where some are there again.
 
         No pod is evicted any more: a person who repairs the node may have put them there.
         """
-        quarantine = case.node_summary.quarantine
+        quarantine = node_state.node_summary.quarantine
         if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
             return
-        pods = await self._cluster.pods_on(case.node, background=True)
-        read = self._read(case, pods, DrainMemory(quarantine.uid))
-        if read is None or quarantine is not case.node_summary.quarantine:
+        pods = await self._cluster.pods_on(node_state.node, background=True)
+        read = self._read(node_state, pods, DrainMemory(quarantine.uid))
+        if read is None or quarantine is not node_state.node_summary.quarantine:
             return
         before = quarantine.status
         status = replace(
@@ -351,10 +399,10 @@ class Drainer:
         )
         if not _is_news(status, before):
             return
-        await self._acts.write_status(case, quarantine, status)
+        await self._acts.write_status(node_state, quarantine, status)
         if status.pods_remaining and not before.pods_remaining:
             self._acts.emit_event(
-                case, EventKind.BLOCKED, status.message, {"pod": status.blockers[0].pod}
+                node_state, EventKind.BLOCKED, status.message, {"pod": status.blockers[0].pod}
             )
 
 
@@ -377,6 +425,12 @@ def _found_again(read: _Read, before: QuarantineStatus) -> tuple[Blocker, ...]:
     reasons |= read.plan.named
     found = [Blocker(key, why, since.get(key, read.at)) for key, why in reasons.items()]
     return tuple(sorted(found, key=lambda one: (one.since, one.pod))[:MOST_BLOCKERS])
+
+
+def _taint(quarantine: Quarantine) -> Taint:
+    """The one that we set on its node."""
+    applied, kind = quarantine.status.applied, quarantine.spec.kind
+    return applied_taint(applied, kind) if applied is not None else PLAIN.taint.of(kind)
 
 
 def _is_news(now: QuarantineStatus, before: QuarantineStatus) -> bool:

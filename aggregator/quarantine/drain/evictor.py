@@ -88,7 +88,7 @@ class Evictor:
     rules: DrainRules
     lanes: EvictionLanes
     rng: random.Random
-    case: NodeState
+    node_state: NodeState
     still: Callable[[], bool]
     memory: DrainMemory
     drains: Callable[[], int]
@@ -201,24 +201,26 @@ class Evictor:
 
     async def _guard(self) -> None:
         """Check for changes while a request was in its queue."""
-        await self.acts.guard(self.case)()
+        await self.acts.guard(self.node_state)()
         self._refuse_if_over()
 
     def _refuse_if_over(self) -> None:
         if not self.still():
-            raise GuardRefused(f"the drain of {self.case.node} no longer stands")
+            raise GuardRefused(f"the drain of {self.node_state.node} no longer stands")
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
         self.landing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.info("an eviction that was in flight", extra={"error": str(error)})
+            log.info("eviction that was in flight failed", extra={"error": str(error)})
 
     async def _evict(self, pod: Pod, guard: Guard, *, background: bool) -> EvictionResult:
         result = await self.cluster.evict(pod, background=background, guard=guard)
         if result.outcome is Evicted.ACCEPTED:
             self.memory.evicted[slot_of(pod)] += 1
+            quarantine = self.node_state.node_summary.quarantine
+            why = f": {quarantine.spec.reason}" if quarantine is not None else ""
             self.acts.emit_event(
-                self.case, EventKind.EVICTED, f"evicted {pod.key}", {"pod": pod.key}
+                self.node_state, EventKind.EVICTED, f"evicted {pod.key}{why}", {"pod": pod.key}
             )
         return result
 
@@ -233,7 +235,7 @@ class Evictor:
                 f'as drain.namespaces "{rule.match}" allows'
             )
             self.acts.emit_event(
-                self.case, EventKind.FORCED, text, {"pod": pod.key, "uid": pod.uid}
+                self.node_state, EventKind.FORCED, text, {"pod": pod.key, "uid": pod.uid}
             )
         return result
 
@@ -314,7 +316,7 @@ class Evictor:
 
         Only those of before the drain: a pod that is made anew on a healthy node is left alone.
         """
-        quarantine = self.case.node_summary.quarantine
+        quarantine = self.node_state.node_summary.quarantine
         if self.rules.gangs is not Gangs.WHOLE or not gang.label or quarantine is None:
             return []
         found = [
@@ -325,7 +327,7 @@ class Evictor:
                 gang.name,
                 background=any(pod.uid in self.memory.blocked for pod in here),
             )
-            if pod.node not in ("", self.case.node)
+            if pod.node not in ("", self.node_state.node)
             and not pod.deleting
             and pod.phase not in FINISHED
             and not stays_by_nature(pod)
@@ -334,7 +336,11 @@ class Evictor:
         if len(found) + len(here) > self.rules.gang_pods:
             log.warning(
                 "a gang is too large to be evicted whole",
-                extra={"node": self.case.node, "gang": str(gang), "pods": len(found) + len(here)},
+                extra={
+                    "node": self.node_state.node,
+                    "gang": str(gang),
+                    "pods": len(found) + len(here),
+                },
             )
             return []
         return found
@@ -379,14 +385,14 @@ class Evictor:
         known = {one.partition("/")[0] for one, why in self._reasons().items() if why == reason}
         if place not in self.memory.told and pod.namespace not in known:
             text = f"{pod.key} is not evicted again at once: {reason}"
-            self.acts.emit_event(self.case, EventKind.BLOCKED, text, {"pod": pod.key})
+            self.acts.emit_event(self.node_state, EventKind.BLOCKED, text, {"pod": pod.key})
         self.memory.told.add(place)
 
     def emit_evictions(self, key: str, reason: str) -> None:
         """Report once for each pod, however often the drain is taken up again."""
         if key not in self.memory.told and key not in self._reasons():
             text = f"{key} is not evicted: {reason}"
-            self.acts.emit_event(self.case, EventKind.BLOCKED, text, {"pod": key})
+            self.acts.emit_event(self.node_state, EventKind.BLOCKED, text, {"pod": key})
         self.memory.told.add(key)
 
     def _since(self, key: str) -> float:
@@ -398,7 +404,7 @@ class Evictor:
         return {one.pod: one.reason for one in self._standing()}
 
     def _standing(self) -> tuple[Blocker, ...]:
-        quarantine = self.case.node_summary.quarantine
+        quarantine = self.node_state.node_summary.quarantine
         return quarantine.status.blockers if quarantine else ()
 
 

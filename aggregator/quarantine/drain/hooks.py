@@ -77,9 +77,9 @@ class HookRunner:
         self._rng = rng
         self._lane = asyncio.Semaphore(rules.at_once)
 
-    async def before_evictions(self, case: NodeState, still: Callable[[], bool]) -> bool:
+    async def before_evictions(self, node_state: NodeState, still: Callable[[], bool]) -> bool:
         """See the hook through. False where the drain no longer stands."""
-        hook, quarantine = self._rules.pre_evict, case.node_summary.quarantine
+        hook, quarantine = self._rules.pre_evict, node_state.node_summary.quarantine
         if hook is None or quarantine is None:
             return quarantine is not None
         known = quarantine.status.pre_evict
@@ -87,29 +87,31 @@ class HookRunner:
             return True
         if known is None:
             known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
-            await self._write(case, known, "drain.pre_evict is asked; no pod is evicted before")
-        return await self._until_done(case, hook, known, still)
+            await self._write(
+                node_state, known, "drain.pre_evict is asked; no pod is evicted before"
+            )
+        return await self._until_done(node_state, hook, known, still)
 
     async def _until_done(
-        self, case: NodeState, hook: Hook, known: HookStatus, still: Callable[[], bool]
+        self, node_state: NodeState, hook: Hook, known: HookStatus, still: Callable[[], bool]
     ) -> bool:
         asked, written_at = 0, self._clocks.now()
         limit = self._rules.pre_evict_timeout
         while still():
             left = max(0.0, known.asked_at + limit - self._clocks.earliest())
-            answer = await self._asked(case, hook, left, still)
+            answer = await self._asked(node_state, hook, left, still)
             if answer is None:
                 return False
             if answer.said is HookResult.DONE:
-                await self._end(case, HookState.DONE, known, answer.text, "evicting pods")
-                self._note(case, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
+                await self._end(node_state, HookState.DONE, known, answer.text, "evicting pods")
+                self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
             text = f"{answer.said.value}: {answer.text}".rstrip(": ")
             late = self._clocks.earliest() >= known.asked_at + limit
             if late and self._rules.go_on:
-                await self._end(case, HookState.GIVEN_UP, known, text, "evicting pods")
+                await self._end(node_state, HookState.GIVEN_UP, known, text, "evicting pods")
                 said = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
-                self._note(case, EventKind.HOOK_FAILED, "pre_evict", said)
+                self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
                 return True
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
             if newly or self._clocks.now() - written_at >= _STATUS_EVERY:
@@ -117,22 +119,22 @@ class HookRunner:
                 said = f"drain.pre_evict{over or ' is waited for'}: {text}"
                 ended_at = known.ended_at or (round(self._clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)
-                await self._write(case, known, said)
+                await self._write(node_state, known, said)
                 written_at = self._clocks.now()
                 if newly:
-                    self._note(case, EventKind.HOOK_FAILED, "pre_evict", said)
+                    self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
             asked += 1
             pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
             if late or not self._rules.go_on:
                 left = pause
-            await while_it_stands(case, asyncio.sleep(min(pause, max(left, 0.1))), still)
+            await while_it_stands(node_state, asyncio.sleep(min(pause, max(left, 0.1))), still)
         return False
 
     async def _asked(
-        self, case: NodeState, hook: Hook, left: float, still: Callable[[], bool]
+        self, node_state: NodeState, hook: Hook, left: float, still: Callable[[], bool]
     ) -> HookAnswer | None:
         """One answer, or None where the drain no longer stands, and the hook was ended."""
-        quarantine = case.node_summary.quarantine
+        quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             return None
         limit = self._rules.pre_evict_timeout
@@ -145,9 +147,9 @@ class HookRunner:
                     return HookAnswer(HookResult.LATER)
                 return await hook.ask(_values("pre_evict", quarantine), limit=limit)
 
-        return await while_it_stands(case, ask(), still)
+        return await while_it_stands(node_state, ask(), still)
 
-    async def after_release(self, case: NodeState, quarantine: Quarantine) -> None:
+    async def after_release(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The node is released: run the site's hook. After its time this is given up, and reported.
 
         Only where the drain had begun; it holds up only its own node's next quarantine.
@@ -162,12 +164,12 @@ class HookRunner:
             left = max(1.0, ends_at - self._clocks.now())
             answer = await self._in_time(hook, quarantine, left)
             if answer.said is HookResult.DONE:
-                self._note(case, EventKind.HOOK, "post_release", "drain.post_release is done")
+                self._note(node_state, EventKind.HOOK, "post_release", "drain.post_release is done")
                 return
             asked += 1
             if self._clocks.now() + _BACKOFF.longest(asked) >= ends_at:
                 said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
-                self._note(case, EventKind.HOOK_FAILED, "post_release", said)
+                self._note(node_state, EventKind.HOOK_FAILED, "post_release", said)
                 return
             pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
             await asyncio.sleep(min(pause, ends_at - self._clocks.now()))
@@ -182,20 +184,20 @@ class HookRunner:
             return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 
     async def _end(
-        self, case: NodeState, state: HookState, known: HookStatus, text: str, message: str
+        self, node_state: NodeState, state: HookState, known: HookStatus, text: str, message: str
     ) -> None:
         ended = replace(known, state=state, ended_at=self._clocks.wall(), message=text[:_MOST_TEXT])
-        await self._write(case, ended, message)
+        await self._write(node_state, ended, message)
 
-    async def _write(self, case: NodeState, hook: HookStatus, message: str) -> None:
-        quarantine = case.node_summary.quarantine
+    async def _write(self, node_state: NodeState, hook: HookStatus, message: str) -> None:
+        quarantine = node_state.node_summary.quarantine
         if quarantine is None or quarantine.status.pre_evict == hook:
             return
         status = replace(quarantine.status, pre_evict=hook, message=message[:1000])
-        await self._acts.write_status(case, quarantine, status)
+        await self._acts.write_status(node_state, quarantine, status)
 
-    def _note(self, case: NodeState, kind: EventKind, hook: str, text: str) -> None:
-        self._acts.emit_event(case, kind, text, {"hook": hook})
+    def _note(self, node_state: NodeState, kind: EventKind, hook: str, text: str) -> None:
+        self._acts.emit_event(node_state, kind, text, {"hook": hook})
 
 
 def _values(hook: str, quarantine: Quarantine) -> dict[str, str]:

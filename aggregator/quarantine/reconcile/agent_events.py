@@ -65,7 +65,7 @@ class AgentEventHandler:
         self._lines: dict[str, AgentLine] = {}
         self._hellos: dict[str, Hello] = {}
         #: Nodes that two agents claim, or did: their evidence since then was not recorded.
-        self._untaken: set[str] = set()
+        self._unrecorded: set[str] = set()
 
     def owner_address(self, node: str) -> str:
         """Where the node's agent belongs, "host:port"; empty: here, or it can't be told now."""
@@ -75,7 +75,7 @@ class AgentEventHandler:
         """An authenticated stream was refused at its Hello: its node is as good as silent."""
         if self.owner_address(node):
             return  # its own replica reports it
-        agent = self._registry.case(node).agent
+        agent = self._registry.node_state(node).agent
         agent.refuse(reason)
         agent.note_attempt(self._clocks.now())
 
@@ -84,86 +84,93 @@ class AgentEventHandler:
 
         Until that is accepted the node has not reported, however often its agent reconnects.
         """
-        case = self._registry.case(hello.node)
-        agent, is_new = case.agent, case.agent.health is None
+        node_state = self._registry.node_state(hello.node)
+        agent, is_new = node_state.agent, node_state.agent.health is None
         agent.connect(hello, self._clocks.now())
         if is_new:
-            self._network_tracker.renew(case)
-        self._registry.count(case)
+            self._network_tracker.renew(node_state)
+        self._registry.count(node_state)
         self._outliers.on_connect(hello.node)
-        meta = case.cluster.meta
+        meta = node_state.cluster.meta
         listed = meta is None or hello.node_uid in ("", meta.uid)
-        if not listed or _may_be_back(case, hello.node_uid):
-            self._queue.add_for_read(case)  # the list may be old: a read decides
+        if not listed or _may_be_back(node_state, hello.node_uid):
+            self._queue.add_for_read(node_state)  # the list may be old: a read decides
         self._lines[hello.node], self._hellos[hello.node] = line, hello
         if agent.conflict:
-            self._untaken.add(hello.node)
-        if hello.node not in self._untaken:
+            self._unrecorded.add(hello.node)
+        if hello.node not in self._unrecorded:
             self._evidence_recording.record_hello(hello)
 
     def on_evidence(
         self, node: str, evidence: Snapshot | Delta, at: float
     ) -> Awaitable[None] | None:
         """Fold the evidence and evaluate. A positive sign is acknowledged when durable."""
-        case = self._registry.case(node)
-        health = case.agent.health
+        node_state = self._registry.node_state(node)
+        health = node_state.agent.health
         if health is None or node not in self._lines:
             return _never()  # rejected, and its stream has not ended yet
-        case.agent.note_message(at)
+        node_state.agent.note_message(at)
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
-            self._registry.count(case)
-            self._note_back(case)
+            self._registry.count(node_state)
+            self._note_back(node_state)
             signs = bool(evidence.cleared or evidence.gone)
         else:
             health.delta(evidence)
+            self._acts.stages.note_faults(evidence.faults, at)
             signs = bool(evidence.cleared or evidence.gone)
-        unread = case.cluster.unread or case.work.ours is False  # (it has just become ours, say)
-        node_read = self._queue.view and case.cluster.meta is not None and not unread
+        unread = (
+            node_state.cluster.unread or node_state.work.ours is False
+        )  # (it has just become ours, say)
+        node_read = self._queue.view and node_state.cluster.meta is not None and not unread
         if signs and unread:
-            case.work.request_read()  # another replica may have written the overrides: read
-        case.cluster.take_signs(evidence.cleared, node_read=node_read)
-        if evidence.faults and _may_be_back(case, case.agent.claimed):
-            case.work.request_read()
+            node_state.work.request_read()  # another replica may have written the overrides: read
+        node_state.cluster.take_signs(evidence.cleared, node_read=node_read)
+        if evidence.faults and _may_be_back(node_state, node_state.agent.claimed):
+            node_state.work.request_read()
         for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
             text = f"evidence lost ({lost.source}): {lost.message}"
-            self._acts.emit_event(case, EventKind.EVIDENCE_LOST, text, {"source": lost.source})
+            self._acts.emit_event(
+                node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
+            )
         self._network_tracker.on_evidence(node, evidence)
         if evidence.cleared:
             self._outliers.on_cleared(node, evidence.cleared, at)
-        self._evaluator.evaluate_node(case)
-        self._take_down(case, evidence, at)
-        needless = node_read and not self._queue.has_work(case)
+        self._evaluator.evaluate_node(node_state, at if isinstance(evidence, Delta) else None)
+        self._record_evidence(node_state, evidence, at)
+        needless = node_read and not self._queue.has_work(node_state)
         if not signs or (needless and self._shards.may_act(node)):
             return None  # (else the overrides may be unknown here: the next owner does it)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        case.work.add_waiter(durable)
-        self._queue.add(case)
+        node_state.work.add_waiter(durable)
+        self._queue.add(node_state)
         return durable
 
-    def _note_back(self, case: NodeState) -> None:
+    def _note_back(self, node_state: NodeState) -> None:
         """Its agent's snapshot was accepted."""
-        if case.agent.accept_snapshot():
-            self._acts.emit_event(case, EventKind.AGENT_BACK, "its agent is back")
+        if node_state.agent.accept_snapshot():
+            self._acts.emit_event(node_state, EventKind.AGENT_BACK, "its agent is back")
 
-    def _take_down(self, case: NodeState, evidence: Snapshot | Delta, at: float) -> None:
+    def _record_evidence(
+        self, node_state: NodeState, evidence: Snapshot | Delta, at: float
+    ) -> None:
         """Record for history, except while two agents alternate: each swap would write rows.
 
         The evidence is still evaluated; once there is one agent again recording goes on from a new
         base.
         """
-        if case.agent.conflict:
-            self._untaken.add(case.node)
-        elif case.node in self._untaken:
-            self._take_down_anew(case, at)
+        if node_state.agent.conflict:
+            self._unrecorded.add(node_state.node)
+        elif node_state.node in self._unrecorded:
+            self._record_base(node_state, at)
         else:
-            self._evidence_recording.record_message(case.node, evidence, at)
+            self._evidence_recording.record_message(node_state.node, evidence, at)
 
-    def _take_down_anew(self, case: NodeState, at: float) -> None:
-        hello, health = self._hellos.get(case.node), case.agent.health
+    def _record_base(self, node_state: NodeState, at: float) -> None:
+        hello, health = self._hellos.get(node_state.node), node_state.agent.health
         if hello is None or health is None or not health.has_snapshot:
             return  # its next snapshot is the base: an unnamed component was healthy
-        self._untaken.discard(case.node)
+        self._unrecorded.discard(node_state.node)
         told = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
         self._evidence_recording.restart_node(hello, told, at)
 
@@ -173,86 +180,96 @@ class AgentEventHandler:
             self._outliers.on_measurements(node, told, at)
 
     def digest(self, node: str) -> int | None:
-        case = self._registry.known(node)
-        health = case.agent.health if case is not None else None
+        node_state = self._registry.known(node)
+        health = node_state.agent.health if node_state is not None else None
         return health.digest() if health is not None else None
 
     def on_heartbeat(self, node: str, at: float) -> None:
-        self._registry.case(node).agent.note_message(at)
+        self._registry.node_state(node).agent.note_message(at)
 
     def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
         log.info(
-            "answer to a command",
-            extra={"node": node, "command": command_id, "ok": ok, "text": message},
+            "command answered by an agent",
+            extra={
+                "event": "agent.command_answered",
+                "node": node,
+                "command": command_id,
+                "ok": ok,
+                "text": message,
+            },
         )
 
     def on_disconnect(self, node: str, line: AgentLine, reason: str) -> None:
         if self._lines.get(node) is not line:
             return
         del self._lines[node], self._hellos[node]
-        case = self._registry.case(node)
-        case.agent.disconnect()
-        if case.agent.was_heard:
-            case.agent.note_message(self._clocks.now())
+        node_state = self._registry.node_state(node)
+        node_state.agent.disconnect()
+        if node_state.agent.was_heard:
+            node_state.agent.note_message(self._clocks.now())
         else:  # no report now: an agent that is refused at each attempt falls silent
-            case.agent.refuse(f"no snapshot of it was accepted: {reason}")
-        case.work.refuse_waiters()
+            node_state.agent.refuse(f"no snapshot of it was accepted: {reason}")
+        node_state.work.refuse_waiters()
         self._network_tracker.silent(node)
         self._outliers.silent(node)
-        if node not in self._untaken:
+        if node not in self._unrecorded:
             self._evidence_recording.record_disconnect(node)
         if not self._shards.owns(node):
-            self.hand_over(case)
+            self.hand_over(node_state)
         # Two agents that push each other out do so every few seconds: ingest logs them.
-        level = logging.DEBUG if case.agent.conflict else logging.INFO
-        log.log(level, "agent detached", extra={"node": node, "reason": reason})
+        level = logging.DEBUG if node_state.agent.conflict else logging.INFO
+        log.log(
+            level,
+            "agent detached",
+            extra={"event": "agent.detached", "node": node, "reason": reason},
+        )
 
-    def send_home(self, case: NodeState, reason: str) -> None:
+    def send_home(self, node_state: NodeState, reason: str) -> None:
         """Another replica owns the node: its agent is told which, and its reports are rejected."""
-        line, home = self._lines.get(case.node), self.owner_address(case.node)
+        line, home = self._lines.get(node_state.node), self.owner_address(node_state.node)
         if line is not None and home:
             line.redirect(home, reason)
 
-    def start_over(self, case: NodeState) -> None:
+    def start_over(self, node_state: NodeState) -> None:
         """Discard all evidence on a node of ours, which another replica may have had meanwhile.
 
         An agent that is still connected is to send all of it again: `ask_again`.
         """
-        line, hello = self._lines.get(case.node), self._hellos.get(case.node)
-        self.hand_over(case)
+        line, hello = self._lines.get(node_state.node), self._hellos.get(node_state.node)
+        self.hand_over(node_state)
         if line is not None and hello is not None:
-            case.agent.restart(hello, self._clocks.now())
-            self._registry.count(case)
+            node_state.agent.restart(hello, self._clocks.now())
+            self._registry.count(node_state)
 
-    def ask_again(self, case: NodeState) -> None:
+    def ask_again(self, node_state: NodeState) -> None:
         """Have an agent whose evidence was discarded send all of it again."""
-        line = self._lines.get(case.node)
-        if line is not None and not case.agent.was_heard:
+        line = self._lines.get(node_state.node)
+        if line is not None and not node_state.agent.was_heard:
             line.resync("this replica may have been taken for dead meanwhile")
 
-    def hand_over(self, case: NodeState) -> None:
+    def hand_over(self, node_state: NodeState) -> None:
         """Discard the evidence of the agent of a node that is another replica's now."""
-        case.work.refuse_waiters()
-        case.hand_over(self._policy, self._clocks.now())
-        self._registry.count(case)
-        self._network_tracker.silent(case.node)
-        self._network_tracker.drop_finding(case.node)
-        if not self._shards.owns(case.node):
-            self._outliers.forget_node(case.node)
-        self._evaluator.evaluate_node(case)
+        node_state.work.refuse_waiters()
+        node_state.hand_over(self._policy, self._clocks.now())
+        self._registry.count(node_state)
+        self._network_tracker.silent(node_state.node)
+        self._network_tracker.drop_finding(node_state.node)
+        if not self._shards.owns(node_state.node):
+            self._outliers.forget_node(node_state.node)
+        self._evaluator.evaluate_node(node_state)
 
-    def reject(self, case: NodeState) -> None:
+    def reject(self, node_state: NodeState) -> None:
         """The node is another Node than its agent's: end the stream, and discard its evidence."""
-        whose = f" with UID {case.agent.claimed}" if case.agent.claimed else ""
+        whose = f" with UID {node_state.agent.claimed}" if node_state.agent.claimed else ""
         text = f"its agent spoke for another Node of this name{whose}, which is gone"
-        case.drop_ownership(self._policy, self._clocks.now())
-        self._registry.count(case)
-        case.work.refuse_waiters()
-        self._network_tracker.silent(case.node)
-        self._outliers.forget_node(case.node)
-        self._acts.emit_event(case, EventKind.AGENT_CONFLICT, f"{text}: not heard")
-        line = self._lines.pop(case.node, None)
-        self._hellos.pop(case.node, None)
+        node_state.drop_ownership(self._policy, self._clocks.now())
+        self._registry.count(node_state)
+        node_state.work.refuse_waiters()
+        self._network_tracker.silent(node_state.node)
+        self._outliers.forget_node(node_state.node)
+        self._acts.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: not heard")
+        line = self._lines.pop(node_state.node, None)
+        self._hellos.pop(node_state.node, None)
         if line is not None:
             line.close(text)
 
@@ -262,23 +279,23 @@ class AgentEventHandler:
         Reported once: the two push each other out every few seconds, each time from another port.
         """
         if not detail and self._registry.known(node) is None:
-            self._untaken.discard(node)
+            self._unrecorded.discard(node)
             return  # it was forgotten meanwhile
-        case = self._registry.case(node)
-        if detail and not case.agent.conflict:
-            self._acts.emit_event(case, EventKind.AGENT_CONFLICT, detail)
-        case.agent.set_conflict(detail)
-        if not detail and node in self._untaken:
+        node_state = self._registry.node_state(node)
+        if detail and not node_state.agent.conflict:
+            self._acts.emit_event(node_state, EventKind.AGENT_CONFLICT, detail)
+        node_state.agent.set_conflict(detail)
+        if not detail and node in self._unrecorded:
             if node in self._lines:
-                self._take_down_anew(case, self._clocks.now())
+                self._record_base(node_state, self._clocks.now())
             else:
-                self._untaken.discard(node)
+                self._unrecorded.discard(node)
                 self._evidence_recording.forget_node(node)  # its next Hello begins anew
-        self._queue.add(case)
+        self._queue.add(node_state)
 
-    def note_silence(self, case: NodeState, now: float) -> None:
+    def note_silence(self, node_state: NodeState, now: float) -> None:
         """Report, once, that an agent has been gone for too long, or that it is not understood."""
-        agent = case.agent
+        agent = node_state.agent
         if agent.is_fresh or agent.last_heard is None or agent.silent:
             return
         if now - agent.last_heard >= self._silent_after:
@@ -289,18 +306,18 @@ class AgentEventHandler:
             elif agent.attached:
                 text = "its agent is attached, but has sent no snapshot"
             self._acts.emit_event(
-                case, EventKind.AGENT_SILENT, f"{text}; its last failing checks stay in force"
+                node_state, EventKind.AGENT_SILENT, f"{text}; its last failing checks stay in force"
             )
 
 
-def _may_be_back(case: NodeState, node_uid: str) -> bool:
+def _may_be_back(node_state: NodeState, node_uid: str) -> bool:
     """Whether an agent with this Node UID (empty: it proves none) tells of a quarantined node
     that was gone, or that is another Node than the one that was marked.
     """
-    quarantine = case.node_summary.quarantine
+    quarantine = node_state.node_summary.quarantine
     if quarantine is None:
         return False
-    return case.cluster.node_gone or (
+    return node_state.cluster.node_gone or (
         bool(quarantine.status.node_uid) and (node_uid not in ("", quarantine.status.node_uid))
     )
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 
 from aggregator.clock import Clocks
-from aggregator.cluster.node_names import APPLIED, LABEL
+from aggregator.cluster.node_names import LABEL, is_marked
 from aggregator.cluster.port import (
     Cluster,
     ClusterError,
-    News,
+    ClusterEvent,
     Node,
     NodeMeta,
     NodeSeen,
@@ -38,6 +39,7 @@ from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -53,12 +55,16 @@ _SLICE = 100
 _BETWEEN_LOOKS = 2.0
 
 
-def _has_lost(case: NodeState, meta: NodeMeta) -> bool:
+def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
     """Whether the list shows that marks are gone which are not known to be."""
-    quarantine = case.node_summary.quarantine
-    if quarantine is None or quarantine.status.phase not in MARKED or case.quarantine_view.missing:
+    quarantine = node_state.node_summary.quarantine
+    if (
+        quarantine is None
+        or quarantine.status.phase not in MARKED
+        or node_state.quarantine_view.missing
+    ):
         return False
-    return LABEL not in meta.labels or APPLIED not in meta.annotations
+    return LABEL not in meta.labels or not is_marked(meta)
 
 
 class ClusterEventHandler:
@@ -82,6 +88,7 @@ class ClusterEventHandler:
         shards: Ownership,
         switch: StopSwitch,
         standing: QuarantineIndex,
+        pools: NodePools,
         look_at_held: Callable[[], None],
     ) -> None:
         """``look_at_held`` enqueues some held nodes: there may be room for them now."""
@@ -101,6 +108,7 @@ class ClusterEventHandler:
         self._switch = switch
         switch.on_change(self.stop_changed)
         self._standing = standing
+        self._pools = pools
         self._look_at_held = look_at_held
         #: The record's entries, and why it can't be used, by the last event.
         self._entries: Mapping[str, Entry] = {}
@@ -120,21 +128,21 @@ class ClusterEventHandler:
 
     async def follow(self) -> None:
         """For ever."""
-        async for news in self._cluster.news():
-            await self._hear_news(news)
+        async for event in self._cluster.events():
+            await self._take_event(event)
 
-    async def _hear_news(self, news: News) -> None:
-        match news:
+    async def _take_event(self, event: ClusterEvent) -> None:
+        match event:
             case QuarantineSeen(seen):
                 self._standing.seen(seen)
-                self._quarantine_seen(self._registry.case(seen.node), seen)
+                self._quarantine_seen(self._registry.node_state(seen.node), seen)
             case QuarantineGone(node, uid, with_definition):
                 self._standing.gone(node, uid)
                 bereft = self._registry.known(node)
                 if bereft is not None:
                     self._quarantine_gone(bereft, uid, with_definition=with_definition)
             case NodeUncordoned(node):
-                subject = self._registry.case(node)
+                subject = self._registry.node_state(node)
                 quarantine = subject.node_summary.quarantine
                 marked = quarantine is not None and quarantine.status.phase in MARKED
                 if marked or subject.cluster.foreign:
@@ -153,7 +161,10 @@ class ClusterEventHandler:
                 self._listing = True
                 self._record_writer.forget_version()
                 self._fleet.view_lost = reason
-                log.warning("the cluster's news stopped", extra={"reason": reason})
+                log.warning(
+                    "watches of the cluster lost",
+                    extra={"event": "cluster.watches_lost", "reason": reason},
+                )
             case WatchSynced(unschedulable):
                 self._listing = False
                 await self._view_restored(unschedulable)
@@ -164,32 +175,36 @@ class ClusterEventHandler:
         A node that differs from its known state is read at once, or a little later where the same
         node was read a moment ago.
         """
-        case = self._registry.known(node.name)
-        quarantine = case.node_summary.quarantine if case is not None else None
-        if case is None or quarantine is None or quarantine.status.phase not in MARKED:
+        node_state = self._registry.known(node.name)
+        quarantine = node_state.node_summary.quarantine if node_state is not None else None
+        if node_state is None or quarantine is None or quarantine.status.phase not in MARKED:
             return
-        if case.lacks(node, quarantine) == case.quarantine_view.missing == marks_told(quarantine):
+        if (
+            node_state.lacks(node, quarantine)
+            == node_state.quarantine_view.missing
+            == marks_told(quarantine)
+        ) and not self._pools.has_moved(node):
             return
         now = self._clocks.now()
-        if now - case.work.looked_at < _BETWEEN_LOOKS:
+        if now - node_state.work.looked_at < _BETWEEN_LOOKS:
             self._changed.add(node.name)
             if self._timer is None:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(_BETWEEN_LOOKS, self._look_at_changed)
             return
-        case.work.note_poll(now)
-        self._queue.add_for_read(case)
+        node_state.work.note_poll(now)
+        self._queue.add_for_read(node_state)
 
     def _look_at_changed(self) -> None:
         """Read those nodes whose marks have changed too soon after their last read."""
         changed, self._changed, self._timer = self._changed, set(), None
         for name in changed:
-            case = self._registry.known(name)
-            if case is not None:
-                case.work.note_poll(self._clocks.now())
-                self._queue.add_for_read(case)
+            node_state = self._registry.known(name)
+            if node_state is not None:
+                node_state.work.note_poll(self._clocks.now())
+                self._queue.add_for_read(node_state)
 
-    def _quarantine_seen(self, case: NodeState, seen: Quarantine) -> None:
+    def _quarantine_seen(self, node_state: NodeState, seen: Quarantine) -> None:
         """Events of our own writes are skipped: in a storm most events are those.
 
         A fresh list always counts: after etcd was restored its versions are lower than ours.
@@ -197,13 +212,13 @@ class ClusterEventHandler:
         now = self._clocks.now()
         self._take_absence(seen)
         if self._listing:
-            case.take_read(seen, self._policy, now, before=case.node_summary.quarantine)
-        elif not case.is_news(seen):
+            node_state.take_read(seen, self._policy, now, before=node_state.node_summary.quarantine)
+        elif not node_state.is_news(seen):
             return
         else:
-            case.take_quarantine(seen, self._policy, now)
-        self._evaluator.evaluate_node(case)
-        self._queue.add(case)
+            node_state.take_quarantine(seen, self._policy, now)
+        self._evaluator.evaluate_node(node_state)
+        self._queue.add(node_state)
 
     def _take_absence(self, seen: Quarantine) -> None:
         """Whether its Node is gone decides whether the limits count it, for all replicas' nodes."""
@@ -226,7 +241,7 @@ class ClusterEventHandler:
             self._kick_all()
             return
         for node in before.keys() ^ self._entries.keys():
-            self._queue.add_if_pending(self._registry.case(node))
+            self._queue.add_if_pending(self._registry.node_state(node))
         if before.keys() - self._entries.keys():
             self._look_at_held()
 
@@ -243,8 +258,8 @@ class ClusterEventHandler:
         self._kick_all()
 
     def _kick_all(self) -> None:
-        for case in self._registry.cases():
-            self._queue.add_if_pending(case)
+        for node_state in self._registry.node_states():
+            self._queue.add_if_pending(node_state)
 
     def tell_stop(self) -> None:
         """Report the stop switch to people, if we lead. Called in each round, too."""
@@ -265,57 +280,60 @@ class ClusterEventHandler:
             text = trouble or "the admission record is whole again: admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
 
-    def _quarantine_gone(self, case: NodeState, uid: str, *, with_definition: bool) -> None:
-        self._registry.note_absence(case.node, absent=False)
-        known = case.node_summary.quarantine
-        if (known is None or known.uid != uid) and case.quarantine_view.vanished != uid:
+    def _quarantine_gone(self, node_state: NodeState, uid: str, *, with_definition: bool) -> None:
+        self._registry.note_absence(node_state.node, absent=False)
+        known = node_state.node_summary.quarantine
+        if (known is None or known.uid != uid) and node_state.quarantine_view.vanished != uid:
             return
-        if not case.agent.was_heard:  # its incidents came from that object alone
-            case.decision.forget_evidence()
+        if not node_state.agent.was_heard:  # its incidents came from that object alone
+            node_state.decision.forget_evidence()
         if known is not None and known.foreign:
-            case.work.request_read()  # a person may have ended it: the node remembers the override
-        case.own_quarantine_view().end(uid, with_definition=with_definition)
-        self._queue.add(case)
-        if case.work.task is not None and case.agent.last_heard is None:
+            node_state.work.request_read()  # a person may have ended it
+        node_state.own_quarantine_view().end(uid, with_definition=with_definition)
+        self._queue.add(node_state)
+        if node_state.work.task is not None and node_state.agent.last_heard is None:
             # A node known from that object alone is forgotten with it, not at the next list.
-            case.work.task.add_done_callback(lambda _: self._was_made_up(case))
+            node_state.work.task.add_done_callback(lambda _: self._was_made_up(node_state))
 
-    def _was_made_up(self, case: NodeState) -> None:
+    def _was_made_up(self, node_state: NodeState) -> None:
         """Forget a node that only a Quarantine ever named: the cluster has none of this name."""
-        known = self._registry.known(case.node) is case
-        if known and case.cluster.node_gone and self._is_no_more(case):
-            self._forget(case)
+        known = self._registry.known(node_state.node) is node_state
+        if known and node_state.cluster.node_gone and self._is_no_more(node_state):
+            self._forget(node_state)
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
         self._standing.whole = True
         try:
             await self._record_writer.read()
         except ClusterError as error:
-            log.warning("the record can't be read", extra={"error": str(error)})
+            log.warning(
+                "the record can't be read",
+                extra={"event": "cluster.record_unread", "error": str(error)},
+            )
         self._entries = self._record_writer.record.entries
         self._take_record()
         await self.refresh_nodes()
         self._queue.view = True
         self._fleet.view_lost = ""
-        for count, case in enumerate(self._registry.cases(), 1):
+        for count, node_state in enumerate(self._registry.node_states(), 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
-            if self._registry.known(case.node) is not case:
+            if self._registry.known(node_state.node) is not node_state:
                 continue  # forgotten in between
-            if case.quarantine_view.definition_going:
-                case.own_quarantine_view().set_definition_going(going=False)
-            if case.quarantine_view.vanished:
-                case.own_quarantine_view().adopt_vanished()
-            quarantine = case.node_summary.quarantine
+            if node_state.quarantine_view.definition_going:
+                node_state.own_quarantine_view().set_definition_going(going=False)
+            if node_state.quarantine_view.vanished:
+                node_state.own_quarantine_view().adopt_vanished()
+            quarantine = node_state.node_summary.quarantine
             if (
                 quarantine is not None
                 and quarantine.status.phase in MARKED
-                and case.node not in unschedulable
+                and node_state.node not in unschedulable
             ):
-                case.work.request_read()
-            if not case.work.suspect:
-                case.cluster.drop_signs()
-            self._evaluator.evaluate_node(case)
+                node_state.work.request_read()
+            if not node_state.work.needs_read:
+                node_state.cluster.drop_signs()
+            self._evaluator.evaluate_node(node_state)
 
     async def refresh_nodes(self) -> bool:
         """List the cluster's nodes anew: their number, their pools, our marks on them.
@@ -323,60 +341,70 @@ class ClusterEventHandler:
         Returns whether they could be listed. The list may be a little old: where it differs from
         what is known, the node is read.
         """
+        asked_at = self._clocks.now()
         try:
             nodes = await self._cluster.list_nodes()
         except ClusterError as error:
-            log.warning("the nodes can't be listed", extra={"error": str(error)})
+            log.warning(
+                "the nodes can't be listed",
+                extra={"event": "cluster.nodes_unlisted", "error": str(error)},
+            )
             return False
         self._registry.listed(nodes)
         self._network_tracker.listed(nodes)
         for count, meta in enumerate(nodes, 1):
-            self._node_listed(self._registry.case(meta.name), meta)
+            self._node_listed(self._registry.node_state(meta.name), meta, asked_at)
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
         for name in self._record_writer.record.entries:
-            self._entry_stands(self._registry.case(name))
-        for case in self._registry.cases():
-            if self._is_no_more(case):
-                self._forget(case)
-            elif self._is_unlisted(case):
-                self._queue.add_for_read(case)
+            self._entry_stands(self._registry.node_state(name))
+        for node_state in self._registry.node_states():
+            if self._is_no_more(node_state):
+                self._forget(node_state)
+            elif self._is_unlisted(node_state):
+                self._queue.add_for_read(node_state)
         return True
 
-    def _is_unlisted(self, case: NodeState) -> bool:
+    def _is_unlisted(self, node_state: NodeState) -> bool:
         """Whether a Node that was marked may be gone, and that is not known yet."""
-        quarantine = case.node_summary.quarantine
+        quarantine = node_state.node_summary.quarantine
         marked = quarantine is not None and bool(quarantine.status.node_uid)
-        return marked and not case.cluster.node_gone and not self._registry.is_listed(case.node)
+        return (
+            marked
+            and not node_state.cluster.node_gone
+            and not self._registry.is_listed(node_state.node)
+        )
 
-    def _forget(self, case: NodeState) -> None:
-        self._registry.forget_node(case)
-        self._cause_tracker.forget_node(case)
-        self._network_tracker.forget_node(case.node)
-        self._outliers.forget_node(case.node)
+    def _forget(self, node_state: NodeState) -> None:
+        self._registry.forget_node(node_state)
+        self._cause_tracker.forget_node(node_state)
+        self._network_tracker.forget_node(node_state.node)
+        self._outliers.forget_node(node_state.node)
 
-    def _entry_stands(self, case: NodeState) -> None:
+    def _entry_stands(self, node_state: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
-        if case.node_summary.quarantine is None and not self._registry.is_listed(case.node):
-            case.work.request_read()
-            self._queue.add(case)
+        if node_state.node_summary.quarantine is None and not self._registry.is_listed(
+            node_state.node
+        ):
+            node_state.work.request_read()
+            self._queue.add(node_state)
 
-    def _is_no_more(self, case: NodeState) -> bool:
+    def _is_no_more(self, node_state: NodeState) -> bool:
         """Whether the node was taken away long ago: fleets that grow and shrink name many."""
-        node_summary = case.node_summary
+        node_summary = node_state.node_summary
         if (
-            self._registry.is_listed(case.node)
+            self._registry.is_listed(node_state.node)
             or node_summary.agent.attached
             or node_summary.quarantine is not None
         ):
             return False
-        if case.work.task is not None and not case.work.task.done():
+        if node_state.work.task is not None and not node_state.work.task.done():
             return False
         if (
-            self._queue.in_record(case)
-            or case.quarantine_view.orphan
-            or case.work.waiters
-            or case.quarantine_view.to_adopt
+            self._queue.in_record(node_state)
+            or node_state.quarantine_view.orphan
+            or node_state.work.waiters
+            or node_state.quarantine_view.to_adopt
         ):
             return False
         if node_summary.agent.last_heard is None:
@@ -385,36 +413,60 @@ class ClusterEventHandler:
         known = node_summary.cluster.meta is not None or self._cluster.lists_all
         return known and self._clocks.now() - node_summary.agent.last_heard >= FORGOTTEN_AFTER
 
-    def _node_listed(self, case: NodeState, meta: NodeMeta) -> None:
-        before = case.cluster.meta
-        case.cluster.take_listed(meta, self._clocks.now(), marked=APPLIED in meta.annotations)
-        if case.cluster.maintained and before is not None and before.labels != meta.labels:
-            case.work.request_read()  # another party's label may be gone
-        self._cause_tracker.receive_symptoms(case)  # its labels may have changed
-        quarantine = case.node_summary.quarantine
+    def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
+        view = node_state.cluster
+        moved = self._pools.is_other_place(view.labels, meta.labels)
+        is_older = view.read_at is not None and view.read_at > asked_at
+        view.take_listed(
+            meta, self._clocks.now(), marked=is_marked(meta), keeps_labels=moved and is_older
+        )
+        if moved and is_older:
+            node_state.work.request_read()  # the pool that it has left must not decide again
+        elif moved:
+            self._evaluator.evaluate_node(node_state)  # its mode may be another
+
+    def _node_listed(
+        self, node_state: NodeState, meta: NodeMeta, asked_at: float = math.inf
+    ) -> None:
+        """``asked_at``: when the list was asked for (monotonic seconds); later reads are newer."""
+        before = node_state.cluster.meta
+        self._take_listed(node_state, meta, asked_at)
+        if node_state.cluster.maintained and before is not None and before.labels != meta.labels:
+            node_state.work.request_read()  # another party's label may be gone
+        self._cause_tracker.receive_symptoms(node_state)  # its labels may have changed
+        quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
-            if APPLIED not in meta.annotations or theirs:
-                if case.quarantine_view.unclaimed:
-                    case.own_quarantine_view().set_unclaimed("")
-            elif not case.quarantine_view.orphan and not case.quarantine_view.unclaimed:
-                case.own_quarantine_view().request_adoption()
-        elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(case, meta):
-            case.work.request_read()
-        if case.agent.claimed not in ("", meta.uid):
-            case.work.request_read()
+            if not is_marked(meta) or theirs:
+                if node_state.quarantine_view.unclaimed:
+                    node_state.own_quarantine_view().set_unclaimed("")
+            elif not node_state.quarantine_view.orphan and not node_state.quarantine_view.unclaimed:
+                node_state.own_quarantine_view().request_adoption()
+        elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(node_state, meta):
+            node_state.work.request_read()
+        if node_state.agent.claimed not in ("", meta.uid):
+            node_state.work.request_read()
         if (
-            case.cluster.node_gone
-            or read_operator_requests(meta.annotations) != case.cluster.wishes
+            node_state.cluster.node_gone
+            or read_operator_requests(meta.annotations) != node_state.cluster.operator_requests
         ):
-            case.work.request_read()
+            node_state.work.request_read()
         else:
-            case.cluster.confirm_requests()
+            node_state.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
-        if self._shards.may_act(case.node):
-            case.cluster.set_unread(unread=False)
-        foreign = case.cluster.foreign and not waits_for_its_node(case)  # `NodePoller` reads those
-        if remembered != case.cluster.overruled | case.cluster.over or foreign:
-            case.work.request_read()
-        if case.work.suspect or case.quarantine_view.orphan or case.quarantine_view.to_adopt:
-            self._queue.add(case)
+        if self._shards.may_act(node_state.node):
+            node_state.cluster.set_unread(unread=False)
+        foreign = node_state.cluster.foreign and not waits_for_its_node(
+            node_state
+        )  # `NodePoller` reads those
+        if (
+            remembered != node_state.cluster.overruled | node_state.cluster.ended_overrides
+            or foreign
+        ):
+            node_state.work.request_read()
+        if (
+            node_state.work.needs_read
+            or node_state.quarantine_view.orphan
+            or node_state.quarantine_view.to_adopt
+        ):
+            self._queue.add(node_state)

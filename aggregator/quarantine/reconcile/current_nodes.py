@@ -53,8 +53,8 @@ class CurrentNodes:
         """
         if not self._view():
             return None
-        case = self._registry.known(node)
-        meta = case.cluster.meta if case is not None else None
+        node_state = self._registry.known(node)
+        meta = node_state.cluster.meta if node_state is not None else None
         if meta is not None and meta.uid == node_uid:
             return True
         key = (node, node_uid)

@@ -12,7 +12,9 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.stage_times import StageTimes
 
 
 class NodeEvaluator:
@@ -20,76 +22,103 @@ class NodeEvaluator:
         self,
         *,
         policy: Policy,
-        mode: Action,
+        pools: NodePools,
         acts: NodeActions,
         event_sink: EventSink,
         clocks: Clocks,
         cause_tracker: CommonCauseTracker,
         queue: WorkQueue,
+        stages: StageTimes,
         silent_action: str = "observe",
     ) -> None:
         """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
         self._policy = policy
-        self._mode = mode
+        self._pools = pools
         self._acts = acts
         self._event_sink = event_sink
         self._clocks = clocks
         self._cause_tracker = cause_tracker
         self._queue = queue
+        self._stages = stages
         self._silent_action = silent_action
 
-    def evaluate_node(self, case: NodeState) -> None:
-        """Fold the node's state into its incidents; evaluate again when time requires it."""
-        before = case.decision.incidents
+    def evaluate_node(self, node_state: NodeState, arrived: float | None = None) -> None:
+        """Fold the node's state into its incidents; evaluate again when time requires it.
+
+        ``arrived``: when the delta that changed the state arrived, monotonic seconds.
+        """
+        before = node_state.decision.incidents
         now = self._clocks.now()
         wall = self._clocks.earliest()
-        for said in case.hear_wishes(wall):
-            self._acts.emit_event(case, EventKind.REQUESTED, said)
-        mode = min(self._mode, case.cluster.wishes.cap(wall), key=lambda action: action.strength)
-        closed, again = case.rejudge(self._policy, mode, now, silent_action=self._silent_action)
-        self._cause_tracker.receive_symptoms(case)
-        self._tell_incidents(case, before, closed)
-        self._tell_would(case)
-        fabric_hold_ends = self._cause_tracker.fabric_hold_ends(case)
+        for said in node_state.show_requests(wall):
+            self._acts.emit_event(node_state, EventKind.REQUESTED, said)
+        mode = min(
+            self._pools.mode_of(node_state.node),
+            node_state.cluster.operator_requests.cap(wall),
+            key=lambda action: action.strength,
+        )
+        policy = self._pools.policy_of(node_state.node, self._policy)
+        closed, again = node_state.rejudge(policy, mode, now, silent_action=self._silent_action)
+        wanted = node_state.decision.wanted
+        self._stages.note_decision(
+            node_state.node,
+            self._clocks.now(),
+            acts=wanted is not None and wanted.in_force is not Action.OBSERVE,
+            arrived=arrived,
+        )
+        self._cause_tracker.receive_symptoms(node_state)
+        self._tell_incidents(node_state, before, closed)
+        self._tell_would(node_state)
+        fabric_hold_ends = self._cause_tracker.fabric_hold_ends(node_state)
         if fabric_hold_ends is not None:
             again = min(again or fabric_hold_ends, fabric_hold_ends)
         timer = None
         if again is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, case)
-        case.decision.set_timer(timer)
-        self._queue.add_if_pending(case)
+            timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, node_state)
+        node_state.decision.set_timer(timer)
+        if self._waits_for_labels(node_state) and node_state.decision.wanted is not None:
+            self._queue.add_for_read(node_state)  # the next list may be three minutes away
+        self._queue.add_if_pending(node_state)
+
+    def _waits_for_labels(self, node_state: NodeState) -> bool:
+        """Whether its mode is not known yet: it has just joined, or this process has just begun."""
+        return not (self._pools.knows(node_state.node) or node_state.cluster.node_gone)
 
     def _tell_incidents(
-        self, case: NodeState, before: Mapping[str, Incident], closed: list[Incident]
+        self, node_state: NodeState, before: Mapping[str, Incident], closed: list[Incident]
     ) -> None:
-        for ident, incident in case.decision.incidents.items():
+        for ident, incident in node_state.decision.incidents.items():
             known = before.get(ident)
-            if known is None or ident in case.decision.unreported:
-                self._report_opened(case, incident)
+            if known is None or ident in node_state.decision.unreported:
+                self._report_opened(node_state, incident)
             elif known.summary != incident.summary or known.action != incident.action:
-                self._note_incident(case, EventKind.INCIDENT_CHANGED, incident, incident.summary)
+                self._note_incident(
+                    node_state, EventKind.INCIDENT_CHANGED, incident, incident.summary
+                )
         for incident in closed:
-            if case.decision.take_deferred(incident.id):
-                self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
+            if node_state.decision.take_deferred(incident.id):
+                self._note_incident(
+                    node_state, EventKind.INCIDENT_OPENED, incident, incident.summary
+                )
             text = f"{incident.summary}: well again"
-            self._note_incident(case, EventKind.INCIDENT_CLOSED, incident, text)
+            self._note_incident(node_state, EventKind.INCIDENT_CLOSED, incident, text)
 
-    def _report_opened(self, case: NodeState, incident: Incident) -> None:
+    def _report_opened(self, node_state: NodeState, incident: Incident) -> None:
         """Report it now, or once it is known whether the node's fabric is its cause."""
-        waits = self._cause_tracker.fabric_hold_ends(case) is not None
+        waits = self._cause_tracker.fabric_hold_ends(node_state) is not None
         if waits and incident.action != "observe":
-            case.decision.defer_report(incident.id)
+            node_state.decision.defer_report(incident.id)
             return
-        if case.decision.take_deferred(incident.id):
+        if node_state.decision.take_deferred(incident.id):
             self._cause_tracker.find_causes()
-        self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
+        self._note_incident(node_state, EventKind.INCIDENT_OPENED, incident, incident.summary)
 
     def _note_incident(
-        self, case: NodeState, kind: EventKind, incident: Incident, text: str
+        self, node_state: NodeState, kind: EventKind, incident: Incident, text: str
     ) -> None:
         cause = (
-            self._cause_tracker.explains(case, incident)
+            self._cause_tracker.explains(node_state, incident)
             if kind is EventKind.INCIDENT_OPENED
             else ""
         )
@@ -97,8 +126,8 @@ class NodeEvaluator:
             Transition(
                 at=self._clocks.wall(),
                 kind=kind,
-                node=case.node,
-                summary=f"{case.node}: {text}",
+                node=node_state.node,
+                summary=f"{node_state.node}: {text}",
                 incident=incident.id,
                 details={
                     "kind": incident.kind,
@@ -112,23 +141,24 @@ class NodeEvaluator:
             )
         )
 
-    def _tell_would(self, case: NodeState) -> None:
-        wanted = case.decision.wanted
+    def _tell_would(self, node_state: NodeState) -> None:
+        wanted = node_state.decision.wanted
         would = ""
         if (
             wanted is not None
             and wanted.spec.action is not wanted.uncapped
-            and not _is_done(case.node_summary.quarantine, wanted.uncapped)
+            and not _is_done(node_state.node_summary.quarantine, wanted.uncapped)
+            and not self._waits_for_labels(node_state)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
-        spared = case.cluster.wishes.why_capped(self._clocks.earliest())
-        why = spared or f"mode {self._mode}"
-        if would and would != case.decision.would:
+        spared = node_state.cluster.operator_requests.why_capped(self._clocks.earliest())
+        why = spared or self._pools.describe_mode(node_state.node)
+        if would and would != node_state.decision.would:
             text = f"{why} keeps us from this: {would}"
-            self._acts.emit_event(case, EventKind.SUPPRESSED, text)
-        case.decision.set_prevented(would, spared)
+            self._acts.emit_event(node_state, EventKind.SUPPRESSED, text)
+        node_state.decision.set_prevented(would, spared)
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
-            case.decision.set_hold(None)
+            node_state.decision.set_hold(None)
 
 
 def _is_done(quarantine: Quarantine | None, action: Action) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from aggregator.cluster.port import Cluster, ClusterError
 from aggregator.quarantine.state.node import NodeState
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -19,14 +20,14 @@ log = logging.getLogger("sickbay.quarantine")
 FOLLOWED = 64
 #: Of the names beyond these, so many are asked for in a second, in turn.
 POLLS_A_SECOND = 5.0
-#: A watch that failed is tried again after so long (seconds), spread.
-_BACKOFF = (1.0, 3.0)
+#: A watch that failed is tried again after 1 to 3 s, however often it failed.
+_BACKOFF = Backoff(first=3.0, most=3.0, spread=2 / 3)
 #: Between two checks of which names are still to be followed (seconds).
 _ROUND = 1.0
 
 
 class MissingNodes:
-    """``returned`` is called for a case whose Node may be back; a consistent read decides.
+    """``returned`` is called for a node whose Node may be back; a consistent read decides.
 
     ``may_act`` tells whether a node is this replica's to act for now: only its owner follows it.
     """
@@ -46,68 +47,69 @@ class MissingNodes:
         self._watches: dict[str, tuple[NodeState, asyncio.Task[None]]] = {}
         self._polled: dict[str, NodeState] = {}
 
-    def follow(self, case: NodeState) -> None:
+    def follow(self, node_state: NodeState) -> None:
         """Follow the node's name if its Node is gone; asked after each read of it."""
-        name = case.node
-        if name in self._watches or not self._is_missing(case):
+        name = node_state.node
+        if name in self._watches or not self._is_missing(node_state):
             return
         if len(self._watches) >= FOLLOWED:
-            self._polled[name] = case
+            self._polled[name] = node_state
             return
         self._polled.pop(name, None)
-        task = asyncio.create_task(self._wait(case), name=f"missing node {name}")
-        self._watches[name] = (case, task)
+        task = asyncio.create_task(self._wait(node_state), name=f"missing node {name}")
+        self._watches[name] = (node_state, task)
 
     async def run(self) -> None:
         """For ever: poll, and stop following what is there again or another replica's."""
         try:
             while True:
                 self._drop()
-                case = next(iter(self._polled.values()), None)
-                if case is not None:
-                    await self._poll(case)
-                await asyncio.sleep(_ROUND if case is None else 1 / POLLS_A_SECOND)
+                node_state = next(iter(self._polled.values()), None)
+                if node_state is not None:
+                    await self._poll(node_state)
+                await asyncio.sleep(_ROUND if node_state is None else 1 / POLLS_A_SECOND)
         finally:
             for _, task in self._watches.values():
                 task.cancel()
 
-    def _is_missing(self, case: NodeState) -> bool:
-        stands = case.node_summary.quarantine is not None
-        return case.cluster.node_gone and stands and self._may_act(case.node)
+    def _is_missing(self, node_state: NodeState) -> bool:
+        stands = node_state.node_summary.quarantine is not None
+        return node_state.cluster.node_gone and stands and self._may_act(node_state.node)
 
     def _drop(self) -> None:
-        for case, task in list(self._watches.values()):
-            if not self._is_missing(case):
+        for node_state, task in list(self._watches.values()):
+            if not self._is_missing(node_state):
                 task.cancel()
-        for name, case in list(self._polled.items()):
-            if not self._is_missing(case):
+        for name, node_state in list(self._polled.items()):
+            if not self._is_missing(node_state):
                 del self._polled[name]
 
-    async def _wait(self, case: NodeState) -> None:
+    async def _wait(self, node_state: NodeState) -> None:
         try:
-            await self._cluster.wait_for_node(case.node)
+            await self._cluster.wait_for_node(node_state.node)
         except ClusterError as error:
             log.info(
-                "a missing node can't be watched", extra={"node": case.node, "error": str(error)}
+                "a missing node can't be watched",
+                extra={"node": node_state.node, "error": str(error)},
             )
-            await asyncio.sleep(self._rng.uniform(*_BACKOFF))
+            await asyncio.sleep(_BACKOFF.pause(1, self._rng))
         finally:
-            del self._watches[case.node]
-        self._returned(case)
+            del self._watches[node_state.node]
+        self._returned(node_state)
 
     @staticmethod
-    def _complain(what: str, case: NodeState, error: ClusterError) -> None:
-        log.info(what, extra={"node": case.node, "error": str(error)})
+    def _complain(what: str, node_state: NodeState, error: ClusterError) -> None:
+        log.info(what, extra={"node": node_state.node, "error": str(error)})
 
-    async def _poll(self, case: NodeState) -> None:
-        del self._polled[case.node]
-        self._polled[case.node] = case  # the others come before it again
+    async def _poll(self, node_state: NodeState) -> None:
+        del self._polled[node_state.node]
+        self._polled[node_state.node] = node_state  # the others come before it again
         try:
-            found = await self._cluster.read_node(case.node, cached=True)
+            found = await self._cluster.read_node(node_state.node, cached=True)
         except ClusterError as error:
-            self._complain("a missing node can't be read", case, error)
+            self._complain("a missing node can't be read", node_state, error)
             return
         if found is not None:
-            self._returned(case)
+            self._returned(node_state)
         else:
-            self.follow(case)  # a watch may be free by now
+            self.follow(node_state)  # a watch may be free by now

@@ -24,7 +24,7 @@ log = logging.getLogger("sickbay.quarantine")
 SLICE, PAUSE = 50, 0.1
 #: A replica that leaves waits for so long (seconds), until its successors have listed the Leases:
 #: an agent that comes sooner is sent back.
-HEIRS_LOOK = TIMES.tick + 0.5
+HEIRS_LOOK = TIMES.retry_period + 0.5
 
 
 class OwnershipHandler:
@@ -62,24 +62,29 @@ class OwnershipHandler:
         """Go once through all nodes. A change meanwhile begins it anew afterwards."""
         came, went, given = [], [], 0
         joined_anew = self._has_joined_anew()
-        for count, case in enumerate(self._registry.cases(), 1):
-            if self._shards.owns(case.node):
-                if joined_anew and case.work.ours is not False:  # a new node's is None
-                    self._agent_events.start_over(case)
-                if joined_anew or case.work.ours is not True:
-                    case.work.gain(self._clocks.now())
-                    came.append(case)
-            elif case.work.ours is not False:
-                given += case.work.ours is True  # its agent may be here even if it never was ours
-                case.work.lose()
-                went.append(case)
+        for count, node_state in enumerate(self._registry.node_states(), 1):
+            if self._shards.owns(node_state.node):
+                if joined_anew and node_state.work.ours is not False:  # a new node's is None
+                    self._agent_events.start_over(node_state)
+                if joined_anew or node_state.work.ours is not True:
+                    node_state.work.gain(self._clocks.now())
+                    came.append(node_state)
+            elif node_state.work.ours is not False:
+                given += (
+                    node_state.work.ours is True
+                )  # its agent may be here even if it never was ours
+                node_state.work.lose()
+                went.append(node_state)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
         if came or given:
-            log.info("nodes moved", extra={"came": len(came), "went": given})
+            log.info(
+                "nodes moved",
+                extra={"event": "replica.nodes_moved", "came": len(came), "went": given},
+            )
         self._take_over(came)
-        for case in self._registry.cases():
-            self._queue.resume(case)
+        for node_state in self._registry.node_states():
+            self._queue.resume(node_state)
         if came and self._queue.view:
             await self._list_nodes()
         if joined_anew:
@@ -98,20 +103,20 @@ class OwnershipHandler:
         return before not in (0, membership_view.term) and self._had_company
 
     def _take_over(self, came: list[NodeState]) -> None:
-        for case in came:
-            case.cluster.set_unread(unread=True)
-            if self._queue.has_work(case):
-                case.work.request_read()  # its last owner may have left work half done: read it
-                self._queue.add(case)
+        for node_state in came:
+            node_state.cluster.set_unread(unread=True)
+            if self._queue.has_work(node_state):
+                node_state.work.request_read()  # its last owner may have left work half done
+                self._queue.add(node_state)
 
     async def _ask_again(self, came: list[NodeState]) -> None:
         """Ask for whole snapshots of all our nodes: not all at once, which would block all other
         work, even the renewal of our Lease in time.
         """
         asked = 0
-        for case in came:
-            if case.agent.attached and not case.agent.was_heard:
-                self._agent_events.ask_again(case)
+        for node_state in came:
+            if node_state.agent.attached and not node_state.agent.was_heard:
+                self._agent_events.ask_again(node_state)
                 asked += 1
                 if asked % SLICE == 0:
                     await asyncio.sleep(PAUSE)
@@ -120,14 +125,16 @@ class OwnershipHandler:
         sent, membership_view = 0, self._shards.membership_view
         if went and membership_view.me not in membership_view.members:
             await asyncio.sleep(HEIRS_LOOK)
-        for case in went:
-            if self._shards.owns(case.node):  # ours again, and another replica may have had it
-                self._agent_events.start_over(case)
-                self._agent_events.ask_again(case)
-            elif case.agent.attached:
-                self._agent_events.send_home(case, "the node belongs to another replica now")
+        for node_state in went:
+            if self._shards.owns(
+                node_state.node
+            ):  # ours again, and another replica may have had it
+                self._agent_events.start_over(node_state)
+                self._agent_events.ask_again(node_state)
+            elif node_state.agent.attached:
+                self._agent_events.send_home(node_state, "the node belongs to another replica now")
             else:
-                self._agent_events.hand_over(case)
+                self._agent_events.hand_over(node_state)
                 continue
             sent += 1
             if sent % SLICE == 0:

@@ -95,9 +95,9 @@ class NodePoller:
     async def run(self) -> None:
         """For ever."""
         while True:
-            for case in self._due():
-                if self._is_due(case):
-                    await self.poll_node(case)
+            for node_state in self._due():
+                if self._is_due(node_state):
+                    await self.poll_node(node_state)
                     await asyncio.sleep(1 / A_SECOND)
             await asyncio.sleep(_ROUND)
 
@@ -106,112 +106,119 @@ class NodePoller:
         now = self._clocks.now()
         waits = self._waits
         self._waits = {
-            case.node: self._wait(case, waits.get(case.node), now)
-            for case in self._registry.cases()
-            if waits_for_its_node(case)
+            node_state.node: self._wait(node_state, waits.get(node_state.node), now)
+            for node_state in self._registry.node_states()
+            if waits_for_its_node(node_state)
         }
-        for case in self._registry.cases():
-            if _is_drained(case) and case.work.looked_at == float("-inf"):  # since a restart
-                self._put_off(case, now)
-        due = [case for case in self._registry.cases() if self._is_due(case)]
-        due.sort(key=lambda case: (_rank(case), case.work.looked_at))
+        for node_state in self._registry.node_states():
+            if _is_drained(node_state) and node_state.work.looked_at == float(
+                "-inf"
+            ):  # since a restart
+                self._put_off(node_state, now)
+        due = [
+            node_state for node_state in self._registry.node_states() if self._is_due(node_state)
+        ]
+        due.sort(key=lambda node_state: (_rank(node_state), node_state.work.looked_at))
         return due[: int(A_SECOND * _ROUND)]
 
-    def _wait(self, case: NodeState, known: _Wait | None, now: float) -> _Wait:
-        why = case.cluster.maintained
+    def _wait(self, node_state: NodeState, known: _Wait | None, now: float) -> _Wait:
+        why = node_state.cluster.maintained
         if known is None or known.why != why:  # their work has changed: it may end soon
             return _Wait(why, now + self._backoff().pause(1, self._rng))
         return known
 
-    def _put_off(self, case: NodeState, now: float) -> None:
+    def _put_off(self, node_state: NodeState, now: float) -> None:
         """The pods of a drained node are read next in about `DRAINED_EVERY`."""
-        case.work.note_poll(now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER))
+        node_state.work.note_poll(now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER))
 
     def _backoff(self) -> Backoff:
         most = max(WAITING_MOST, len(self._waits) / WAITING_A_SECOND)
         return Backoff(first=WAITING_FIRST, most=most, spread=_JITTER)
 
-    def _is_due(self, case: NodeState) -> bool:
+    def _is_due(self, node_state: NodeState) -> bool:
         now = self._clocks.now()
-        waited = now - case.work.looked_at
-        if not self._shards.may_act(case.node):
+        waited = now - node_state.work.looked_at
+        if not self._shards.may_act(node_state.node):
             return False
-        wait = self._waits.get(case.node)
+        wait = self._waits.get(node_state.node)
         if wait is not None:
             return now >= wait.next_at
-        if _is_draining(case) or _is_left_schedulable(case):
+        if _is_draining(node_state) or _is_left_schedulable(node_state):
             return waited >= DRAINING_EVERY
-        if _is_drained(case):
+        if _is_drained(node_state):
             return waited >= DRAINED_EVERY
-        return waited >= SILENT_EVERY and bool(failing_in_silence(case))
+        return waited >= SILENT_EVERY and bool(failing_in_silence(node_state))
 
-    async def poll_node(self, case: NodeState) -> None:
+    async def poll_node(self, node_state: NodeState) -> None:
         now = self._clocks.now()
-        case.work.note_poll(now)
-        wait = self._waits.get(case.node)
+        node_state.work.note_poll(now)
+        wait = self._waits.get(node_state.node)
         if wait is not None:
             wait.reads += 1
             wait.next_at = now + self._backoff().pause(wait.reads, self._rng)
-        elif _is_drained(case):
-            self._put_off(case, now)
-            case.work.request_pods()
-            self._queue.add(case)
-            if not _is_left_schedulable(case):
+        elif _is_drained(node_state):
+            self._put_off(node_state, now)
+            node_state.work.request_pods()
+            self._queue.add(node_state)
+            if not _is_left_schedulable(node_state):
                 return
         try:
             # A cached read is enough for a hint: a decision reads the node anew.
             node = await self._cluster.read_node(
-                case.node, cached=wait is not None, background=True
+                node_state.node, cached=wait is not None, background=True
             )
         except ClusterError as error:
-            log.info("not looked at", extra={"node": case.node, "error": str(error)})
+            log.info("poll of a node failed", extra={"node": node_state.node, "error": str(error)})
             return
         if node is None:
             return
-        self._look_at_cordon(case, node)
+        self._look_at_cordon(node_state, node)
         if wait is not None:
-            self._look_at_others(case, node)
+            self._look_at_others(node_state, node)
             return
-        if _is_draining(case):
-            self._look_at_wishes(case, node)
-        self._look_at_silence(case, node)
+        if _is_draining(node_state):
+            self._check_requests(node_state, node)
+        self._look_at_silence(node_state, node)
 
-    def _look_at_others(self, case: NodeState, node: Node) -> None:
+    def _look_at_others(self, node_state: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
-        if case.cluster.node_gone or maintained_by(node) != case.cluster.maintained:
-            case.work.request_read()
-            self._queue.add(case)
+        if node_state.cluster.node_gone or maintained_by(node) != node_state.cluster.maintained:
+            node_state.work.request_read()
+            self._queue.add(node_state)
 
-    def _look_at_cordon(self, case: NodeState, node: Node) -> None:
+    def _look_at_cordon(self, node_state: NodeState, node: Node) -> None:
         """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
-        quarantine = case.node_summary.quarantine
-        if quarantine is None or not _is_left_schedulable(case):
+        quarantine = node_state.node_summary.quarantine
+        if quarantine is None or not _is_left_schedulable(node_state):
             return
-        if node.unschedulable or case.lacks(node, quarantine) != case.quarantine_view.missing:
-            case.work.request_read()
-            self._queue.add(case)
+        if (
+            node.unschedulable
+            or node_state.lacks(node, quarantine) != node_state.quarantine_view.missing
+        ):
+            node_state.work.request_read()
+            self._queue.add(node_state)
 
-    def _look_at_wishes(self, case: NodeState, node: Node) -> None:
-        if maintained_by(node) != case.cluster.maintained:
-            case.work.request_read()
-            self._queue.add(case)
-        wishes = read_operator_requests(node.annotations)
-        if wishes != case.cluster.wishes:
-            case.cluster.take_requests(wishes)
-            self._evaluator.evaluate_node(case)
+    def _check_requests(self, node_state: NodeState, node: Node) -> None:
+        if maintained_by(node) != node_state.cluster.maintained:
+            node_state.work.request_read()
+            self._queue.add(node_state)
+        requests = read_operator_requests(node.annotations)
+        if requests != node_state.cluster.operator_requests:
+            node_state.cluster.take_requests(requests)
+            self._evaluator.evaluate_node(node_state)
 
-    def _look_at_silence(self, case: NodeState, node: Node) -> None:
-        last = failing_in_silence(case)
-        if not last or case.agent.silent_failing or node.ready is not True:
+    def _look_at_silence(self, node_state: NodeState, node: Node) -> None:
+        last = failing_in_silence(node_state)
+        if not last or node_state.agent.silent_failing or node.ready is not True:
             return
-        case.agent.note_failing(last, self._clocks.now())
+        node_state.agent.note_failing(last, self._clocks.now())
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
-        self._acts.emit_event(case, EventKind.SILENT_FAILING, text)
-        self._evaluator.evaluate_node(case)
+        self._acts.emit_event(node_state, EventKind.SILENT_FAILING, text)
+        self._evaluator.evaluate_node(node_state)
 
 
-def _is_draining(case: NodeState) -> bool:
-    quarantine = case.node_summary.quarantine
+def _is_draining(node_state: NodeState) -> bool:
+    quarantine = node_state.node_summary.quarantine
     return (
         quarantine is not None
         and not quarantine.foreign
@@ -219,45 +226,49 @@ def _is_draining(case: NodeState) -> bool:
     )
 
 
-def _is_left_schedulable(case: NodeState) -> bool:
+def _is_left_schedulable(node_state: NodeState) -> bool:
     """Whether the node of a quarantine was read, and is schedulable."""
     return (
-        case.node_summary.quarantine is not None
-        and case.quarantine_view.uncordoned is not Uncordoned.NO
+        node_state.node_summary.quarantine is not None
+        and node_state.quarantine_view.uncordoned is not Uncordoned.NO
     )
 
 
-def _is_drained(case: NodeState) -> bool:
-    quarantine = case.node_summary.quarantine
+def _is_drained(node_state: NodeState) -> bool:
+    quarantine = node_state.node_summary.quarantine
     return quarantine is not None and quarantine.status.phase is Phase.DRAINED
 
 
-def _rank(case: NodeState) -> int:
+def _rank(node_state: NodeState) -> int:
     """The order of reads where not all due nodes can be read."""
-    if _is_draining(case):
+    if _is_draining(node_state):
         return 0
-    return 1 if waits_for_its_node(case) else 2
+    return 1 if waits_for_its_node(node_state) else 2
 
 
-def waits_for_its_node(case: NodeState) -> bool:
+def waits_for_its_node(node_state: NodeState) -> bool:
     """Whether only another party's work on its node, or the lack of a Node, holds it."""
-    node_summary, quarantine = case.node_summary, case.node_summary.quarantine
+    node_summary, quarantine = node_state.node_summary, node_state.node_summary.quarantine
     if quarantine is None:
         return node_summary.decision.hold is not None and (
-            bool(node_summary.cluster.maintained) or case.cluster.node_gone
+            bool(node_summary.cluster.maintained) or node_state.cluster.node_gone
         )
-    if quarantine.deleting or quarantine.spec.requester != OURS or case.release_held:
+    if quarantine.deleting or quarantine.spec.requester != OURS or node_state.release_held:
         return False
     return bool(node_summary.cluster.maintained) and quarantine.status.phase in _HELD_UP
 
 
-def failing_in_silence(case: NodeState) -> str:
+def failing_in_silence(node_state: NodeState) -> str:
     """The failing evidence from when the agent fell silent; empty for nodes that need no check.
 
     A node in quarantine needs no check: its agent's silence has no effect there.
     """
-    node_summary = case.node_summary
-    if not case.agent.silent or case.agent.is_fresh or node_summary.agent.health is None:
+    node_summary = node_state.node_summary
+    if (
+        not node_state.agent.silent
+        or node_state.agent.is_fresh
+        or node_summary.agent.health is None
+    ):
         return ""
     if node_summary.quarantine is not None or node_summary.agent.conflict:
         return ""

@@ -15,10 +15,10 @@ from aggregator.replicas.membership.view import Ownership
 class Worker(Protocol):
     """Both return at once."""
 
-    def start(self, case: NodeState) -> None:
+    def start(self, node_state: NodeState) -> None:
         """Reconcile the node, unless a task does so already."""
 
-    def evaluate(self, case: NodeState) -> None:
+    def evaluate(self, node_state: NodeState) -> None:
         """Evaluate the node's evidence anew."""
 
 
@@ -37,59 +37,64 @@ class WorkQueue:
         """The worker takes the nodes from now on; earlier ones wait for `resume`."""
         self._worker = worker
 
-    def add(self, case: NodeState) -> None:
+    def add(self, node_state: NodeState) -> None:
         """Reconcile the node now, or once more when its task is at work already.
 
         A step that is not allowed now, as the node is another replica's or our membership is not
         certain, waits for `resume`.
         """
-        case.work.again.set()
-        if self._worker is not None and self.may_act(case):
-            self._worker.start(case)
+        node_state.work.again.set()
+        if self._worker is not None and self.may_act(node_state):
+            self._worker.start(node_state)
 
-    def add_if_pending(self, case: NodeState) -> None:
+    def add_if_pending(self, node_state: NodeState) -> None:
         """Add the node where it may need a step."""
-        if self.has_work(case):
-            self.add(case)
+        if self.has_work(node_state):
+            self.add(node_state)
 
-    def add_for_read(self, case: NodeState) -> None:
+    def add_for_read(self, node_state: NodeState) -> None:
         """Read the node in full, and reconcile it."""
-        case.work.request_read()
-        self.add(case)
+        node_state.work.request_read()
+        self.add(node_state)
 
-    def resume(self, case: NodeState) -> None:
+    def resume(self, node_state: NodeState) -> None:
         """Reconcile the node where a step has waited until we may act."""
-        if case.work.is_queued and self.has_work(case):
-            self.add(case)
+        if node_state.work.is_queued and self.has_work(node_state):
+            self.add(node_state)
 
-    def evaluate(self, case: NodeState) -> None:
+    def evaluate(self, node_state: NodeState) -> None:
         """Have the node's evidence evaluated anew; a step follows where one is needed."""
         if self._worker is not None:
-            self._worker.evaluate(case)
+            self._worker.evaluate(node_state)
 
-    def may_act(self, case: NodeState) -> bool:
+    def may_act(self, node_state: NodeState) -> bool:
         """Whether a step on the node may begin."""
-        return self.view and self._shards.may_act(case.node)
+        return self.view and self._shards.may_act(node_state.node)
 
-    def has_work(self, case: NodeState) -> bool:
+    def has_work(self, node_state: NodeState) -> bool:
         """Whether the node may need a step."""
         return (
-            case.decision.wanted is not None
-            or case.node_summary.quarantine is not None
-            or case.decision.hold is not None
-            or case.cluster.wishes.force is not None
-            or case.work.suspect
+            node_state.decision.wanted is not None
+            or node_state.node_summary.quarantine is not None
+            or node_state.decision.hold is not None
+            or node_state.cluster.operator_requests.force is not None
+            or node_state.work.needs_read
             or bool(
-                case.quarantine_view.orphan
-                or case.cluster.over
-                or case.work.waiters
-                or case.quarantine_view.to_adopt
+                node_state.quarantine_view.orphan
+                or node_state.cluster.ended_overrides
+                or node_state.work.waiters
+                or node_state.quarantine_view.to_adopt
             )
-            or self.in_record(case)
+            or self.in_record(node_state)
         )
 
-    def in_record(self, case: NodeState) -> bool:
+    def in_record(self, node_state: NodeState) -> bool:
         """Whether the record, as last seen, has an entry of the node."""
-        found = case.node in self._record_writer.record.entries
-        case.work.set_in_record(in_record=found)
+        found = node_state.node in self._record_writer.record.entries
+        node_state.work.set_in_record(in_record=found)
         return found
+
+    def is_entered_by_hand(self, node_state: NodeState) -> bool:
+        """Whether the node's entry, as last seen, is of a person's quarantine."""
+        entry = self._record_writer.record.entries.get(node_state.node)
+        return entry is not None and not entry.incident

@@ -32,6 +32,7 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.runtime.backoff import Backoff
 
@@ -59,6 +60,7 @@ class Reconciler:
         drain: Drainer,
         restorer: MarkRestorer,
         settings: Settings,
+        pools: NodePools,
         fleet: FleetState,
         clocks: Clocks,
         rng: random.Random,
@@ -74,6 +76,7 @@ class Reconciler:
         self._drain = drain
         self._restorer = restorer
         self._settings = settings
+        self._pools = pools
         self._fleet = fleet
         self._clocks = clocks
         self._rng = rng
@@ -84,58 +87,73 @@ class Reconciler:
         self._started_at = clocks.now()
         queue.deliver_to(self)
 
-    def start(self, case: NodeState) -> None:
+    def start(self, node_state: NodeState) -> None:
         """Reconcile the node, unless a task does so already."""
-        if case.work.task is None or case.work.task.done():
-            task = asyncio.create_task(self.reconcile(case), name=f"attend {case.node}")
-            case.work.start(task)
+        if node_state.work.task is None or node_state.work.task.done():
+            task = asyncio.create_task(self.reconcile(node_state), name=f"attend {node_state.node}")
+            node_state.work.start(task)
 
-    def evaluate(self, case: NodeState) -> None:
+    def evaluate(self, node_state: NodeState) -> None:
         """Evaluate the node's evidence anew."""
-        self._evaluator.evaluate_node(case)
+        self._evaluator.evaluate_node(node_state)
 
-    async def reconcile(self, case: NodeState) -> None:
+    async def reconcile(self, node_state: NodeState) -> None:
         failures, said = 0, ""
-        while self._queue.may_act(case) and case.work.is_queued:
-            case.work.again.clear()
+        while self._queue.may_act(node_state) and node_state.work.is_queued:
+            node_state.work.again.clear()
             try:
-                done = await self._one_step(case)
+                done = await self._one_step(node_state)
             except Conflict:
                 failures = await self._after_failure(
-                    case, failures, "changed in between", reread=True
+                    node_state, failures, "changed in between", reread=True
                 )
             except (NotFound, GuardRefused) as error:
                 # A guard's inputs are known here: only NotFound needs a read.
                 missing = isinstance(error, NotFound)
-                failures = await self._after_failure(case, failures, str(error), reread=missing)
+                failures = await self._after_failure(
+                    node_state, failures, str(error), reread=missing
+                )
             except Refused as error:
                 # Retried for as long as it takes, and logged once.
-                if str(error) != case.work.last_error:
-                    log.warning("refused", extra={"node": case.node, "error": str(error)})
-                failures = await self._after_failure(case, failures + 5, str(error))
+                if str(error) != node_state.work.last_error:
+                    log.warning(
+                        "step of a node refused by the cluster",
+                        extra={
+                            "event": "step.refused",
+                            "node": node_state.node,
+                            "error": str(error),
+                        },
+                    )
+                failures = await self._after_failure(node_state, failures + 5, str(error))
             except ClusterError as error:
                 if failures >= _SAID_FROM and str(error) != said:
                     said = str(error)
-                    log.warning("not done yet", extra={"node": case.node, "error": said})
+                    log.warning(
+                        "step of a node failed",
+                        extra={"event": "step.failed", "node": node_state.node, "error": said},
+                    )
                 failures = await self._after_failure(
-                    case, failures, str(error), at_least=error.retry_after
+                    node_state, failures, str(error), at_least=error.retry_after
                 )
             except Exception as error:  # the task's edge: a bug must leave no node stuck
                 text = f"unexpected, and tried again: {error!r}"
-                if text != case.work.last_error:
-                    log.exception("unexpected", extra={"node": case.node})
-                failures = await self._after_failure(case, failures + 5, text)
+                if text != node_state.work.last_error:
+                    log.exception(
+                        "step of a node raised an unexpected error",
+                        extra={"event": "step.error", "node": node_state.node},
+                    )
+                failures = await self._after_failure(node_state, failures + 5, text)
             else:
                 failures = 0
-                case.work.set_error("")
+                node_state.work.set_error("")
                 if done:
-                    self._settle_waiters(case)
+                    self._settle_waiters(node_state)
                 else:
-                    case.work.again.set()
+                    node_state.work.again.set()
 
     async def _after_failure(
         self,
-        case: NodeState,
+        node_state: NodeState,
         failures: int,
         error: str,
         *,
@@ -144,198 +162,218 @@ class Reconciler:
     ) -> int:
         """Wait with full jitter, then read the present state."""
         if not reread or failures > 2:
-            case.work.set_error(error)
+            node_state.work.set_error(error)
         pause = _BACKOFF.pause(failures + 1, self._rng) if not reread or failures else 0.0
-        await self._back_off(case, pause, at_least or 0.0)
+        await self._back_off(node_state, pause, at_least or 0.0)
         if reread:
             try:
-                await self._acts.reread(case)
+                await self._acts.reread(node_state)
             except ClusterError as again:
-                case.work.set_error(str(again))
-        case.work.again.set()
+                node_state.work.set_error(str(again))
+        node_state.work.again.set()
         return failures + 1
 
-    async def _back_off(self, case: NodeState, pause: float, at_least: float) -> None:
+    async def _back_off(self, node_state: NodeState, pause: float, at_least: float) -> None:
         """Wait; a release that is requested meanwhile ends the wait. A release's retry is soon."""
-        if self._is_way_out(case):
+        if self._is_way_out(node_state):
             await asyncio.sleep(max(pause, min(at_least, _RELEASE_WAIT)))
             return
-        suspect = case.work.suspect
+        needs_read = node_state.work.needs_read
 
         def still() -> bool:
-            return not self._is_way_out(case) and case.work.suspect == suspect
+            return not self._is_way_out(node_state) and node_state.work.needs_read == needs_read
 
-        await while_it_stands(case, asyncio.sleep(max(pause, at_least)), still)
+        await while_it_stands(node_state, asyncio.sleep(max(pause, at_least)), still)
 
-    def _is_way_out(self, case: NodeState) -> bool:
-        return next_step(self._situation(case)).do in _WAYS_OUT
+    def _is_way_out(self, node_state: NodeState) -> bool:
+        return next_step(self._situation(node_state)).do in _WAYS_OUT
 
-    async def _one_step(self, case: NodeState) -> bool:
+    async def _one_step(self, node_state: NodeState) -> bool:
         """Decide and act. Returns True when no step was left now."""
-        words, wishes = case.cluster.overruled, case.cluster.wishes
+        words, requests = node_state.cluster.overruled, node_state.cluster.operator_requests
+        place = self._pools.place_of(node_state.node)
         try:
-            return await self._next(case)
+            return await self._next(node_state)
         finally:  # a step's reads count also where it failed in the end
-            if case.cluster.node_gone:
-                self._missing_nodes.follow(case)
-            if case.agent.misnamed:
-                self._agent_events.reject(case)
-            if case.cluster.overruled != words or case.cluster.wishes != wishes:
-                self._evaluator.evaluate_node(case)  # operators' requests are other than we knew
+            if node_state.cluster.node_gone:
+                self._missing_nodes.follow(node_state)
+            if node_state.agent.misnamed:
+                self._agent_events.reject(node_state)
+            if (
+                node_state.cluster.overruled != words
+                or node_state.cluster.operator_requests != requests
+                or self._pools.place_of(node_state.node) != place
+            ):
+                self._evaluator.evaluate_node(
+                    node_state
+                )  # operators' requests, or the pool, are other than we knew
 
-    async def _next(self, case: NodeState) -> bool:
-        if case.node_summary.quarantine is not None and case.node_summary.quarantine.foreign:
-            await self._release_actions.leave_foreign(case)
+    async def _next(self, node_state: NodeState) -> bool:
+        if (
+            node_state.node_summary.quarantine is not None
+            and node_state.node_summary.quarantine.foreign
+        ):
+            await self._release_actions.leave_foreign(node_state)
             return True
-        if case.work.suspect:
-            await self._acts.look_at_node(case)
-            await self._drain.explain(case)
+        self._drain.report_phase(node_state)
+        if node_state.work.needs_read:
+            await self._acts.look_at_node(node_state)
+            await self._drain.explain(node_state)
             return False
-        if case.work.begin_pods():
-            await self._drain.recheck(case)
-        quarantine = case.node_summary.quarantine
+        if node_state.work.begin_pods():
+            await self._drain.recheck(node_state)
+        quarantine = node_state.node_summary.quarantine
         if quarantine is not None and quarantine.deleting:
             going = await self._cluster.definition_is_going()
-            case.own_quarantine_view().set_definition_going(going=going)
-        if quarantine is None and case.quarantine_view.vanished:
+            node_state.own_quarantine_view().set_definition_going(going=going)
+        if quarantine is None and node_state.quarantine_view.vanished:
             return True  # the watch tells who took it away
-        if quarantine is None and case.quarantine_view.orphan:
-            await self._adopter.sweep(case)
+        if quarantine is None and node_state.quarantine_view.orphan:
+            await self._adopter.sweep(node_state)
             return False
         if (
             quarantine is None
-            and case.quarantine_view.to_adopt
-            and not case.quarantine_view.definition_going
+            and node_state.quarantine_view.to_adopt
+            and not node_state.quarantine_view.definition_going
         ):
-            await self._adopter.adopt(case)
+            await self._adopter.adopt(node_state)
             return False
-        if case.cluster.over and (
+        if node_state.cluster.ended_overrides and (
             quarantine is None or quarantine.status.phase is not Phase.RELEASING
         ):
-            await self._release_actions.clear_overrides(case)
+            await self._release_actions.clear_overrides(node_state)
             return False
-        self._acts.unhold_resumed(case)
-        return await self._do(case, next_step(self._situation(case)))
+        self._acts.unhold_resumed(node_state)
+        return await self._do(node_state, next_step(self._situation(node_state)))
 
-    async def _do(self, case: NodeState, step: NextStep) -> bool:
-        quarantine, wanted = case.node_summary.quarantine, self._acts.wanted_now(case)
+    async def _do(self, node_state: NodeState, step: NextStep) -> bool:
+        quarantine, wanted = node_state.node_summary.quarantine, self._acts.wanted_now(node_state)
         match step.do:
             case Step.NOTHING:
                 if quarantine is not None and quarantine.status.phase is Phase.DRAINING:
-                    await self._drain.explain(case)
+                    await self._drain.explain(node_state)
                 return True
             case Step.HOLD:
-                self._acts.hold_stopped(case)
+                self._acts.hold_stopped(node_state)
                 return True
             case Step.PROPOSE if wanted is not None:
-                admitted = await self._acts.propose(case, wanted)
+                admitted = await self._acts.propose(node_state, wanted)
                 if admitted:
-                    self._evaluator.evaluate_node(case)
+                    self._evaluator.evaluate_node(node_state)
                 return not admitted
             case Step.CREATE if wanted is not None:
-                await self._acts.create(case, wanted)
+                await self._acts.create(node_state, wanted)
             case Step.FORCE:
-                await self._acts.force(case)
+                await self._acts.force(node_state)
             case Step.FORGET:
-                await self._adopter.forget_node(case, step.because)
+                await self._adopter.forget_node(node_state, step.because)
             case Step.UNDO:
-                await self._release_actions.undo(case)
-                self._evaluator.evaluate_node(case)
+                await self._release_actions.undo(node_state)
+                self._evaluator.evaluate_node(node_state)
             case Step.CORDON:
-                await self._acts.cordon(case)
-                return case.cluster.node_gone
+                await self._acts.cordon(node_state)
+                return node_state.cluster.node_gone
             case _ if quarantine is not None:
-                await self._do_with(case, step)
+                await self._do_with(node_state, step)
         return False
 
-    async def _do_with(self, case: NodeState, step: NextStep) -> None:
+    async def _do_with(self, node_state: NodeState, step: NextStep) -> None:
         """The steps that need the quarantine to be there."""
-        quarantine, wanted = case.node_summary.quarantine, self._acts.wanted_now(case)
+        quarantine, wanted = node_state.node_summary.quarantine, self._acts.wanted_now(node_state)
         assert quarantine is not None
         match step.do:
             case Step.ENTER:
-                await self._acts.enter(case, quarantine)
+                await self._acts.enter(node_state, quarantine)
             case Step.VOID:
-                await self._release_actions.void(case, quarantine)
+                await self._release_actions.void(node_state, quarantine)
             case Step.REFUSE:
-                await self._acts.refuse(case, quarantine)
+                await self._acts.refuse(node_state, quarantine)
             case Step.UPDATE if wanted is not None:
-                await self._acts.update(case, quarantine, wanted)
+                await self._acts.update(node_state, quarantine, wanted)
             case Step.RECORDON:
-                await self._acts.recordon(case)
+                await self._acts.recordon(node_state)
+            case Step.CONDITIONS:
+                await self._acts.write_conditions(node_state, quarantine)
             case Step.ABSENCE | Step.OVERRIDE | Step.TELL_CORDON:
-                await self._show(case, quarantine, step)
+                await self._show(node_state, quarantine, step)
             case Step.RESTART | Step.TELL_MARKS | Step.RESTORE:
-                await self._do_about_marks(case, quarantine, step.do)
+                await self._do_about_marks(node_state, quarantine, step.do)
             case Step.DRAIN:
-                self._settle_waiters(case)
-                await self._drain.run(case, lambda: self._still_draining(case))
+                self._settle_waiters(node_state)
+                await self._drain.run(node_state, lambda: self._still_draining(node_state))
             case Step.RELEASE:
-                await self._release_actions.release(case, quarantine, step)
+                await self._release_actions.release(node_state, quarantine, step)
             case Step.UNHOLD:
-                await self._release_actions.unhold(case, quarantine)
+                await self._release_actions.unhold(node_state, quarantine)
             case Step.LET_GO:
-                await self._release_actions.drop_finalizer(case, quarantine)
+                await self._release_actions.drop_finalizer(node_state, quarantine)
 
-    async def _do_about_marks(self, case: NodeState, quarantine: Quarantine, do: Step) -> None:
+    async def _do_about_marks(
+        self, node_state: NodeState, quarantine: Quarantine, do: Step
+    ) -> None:
         """The steps for a node that has lost our marks."""
         if do is Step.RESTART:
-            await self._acts.restart(case, quarantine)
+            await self._acts.restart(node_state, quarantine)
         elif do is Step.TELL_MARKS:
-            await self._restorer.report(case, quarantine)
+            await self._restorer.report(node_state, quarantine)
         else:
-            await self._restorer.restore(case)
+            await self._restorer.restore(node_state)
 
-    async def _show(self, case: NodeState, quarantine: Quarantine, step: NextStep) -> None:
+    async def _show(self, node_state: NodeState, quarantine: Quarantine, step: NextStep) -> None:
         """The steps that only write to the status."""
         if step.do is Step.ABSENCE:
-            await self._acts.show_absence(case, quarantine)
+            await self._acts.show_absence(node_state, quarantine)
         elif step.do is Step.OVERRIDE:
-            await self._acts.show_override(case, quarantine)
+            await self._acts.show_override(node_state, quarantine)
         else:
-            await self._acts.show_cordon(case, quarantine, step.because)
+            await self._acts.show_cordon(node_state, quarantine, step.because)
 
-    def _still_draining(self, case: NodeState) -> bool:
+    def _still_draining(self, node_state: NodeState) -> bool:
         """Called again and again while a drain, which may last for days, is this node's step."""
-        if not self._queue.may_act(case) or case.work.suspect or case.cluster.over:
+        if (
+            not self._queue.may_act(node_state)
+            or node_state.work.needs_read
+            or node_state.cluster.ended_overrides
+        ):
             return False
-        if next_step(self._situation(case)).do is not Step.DRAIN:
+        if next_step(self._situation(node_state)).do is not Step.DRAIN:
             return False
-        self._settle_waiters(case)  # evidence since then calls for no other step
+        self._settle_waiters(node_state)  # evidence since then calls for no other step
         return True
 
-    def _situation(self, case: NodeState) -> Situation:
-        since = max(self._started_at, case.work.ours_since)
+    def _situation(self, node_state: NodeState) -> Situation:
+        since = max(self._started_at, node_state.work.ours_since)
         waited = self._clocks.now() - since >= self._settings.limits.silent_drain_after
-        return case.situation(
-            mode=self._settings.mode,
-            wanted=self._acts.wanted_now(case),
-            in_record=self._queue.in_record(case),
+        return node_state.situation(
+            mode=self._pools.mode_of(node_state.node),
+            wanted=self._acts.wanted_now(node_state),
+            in_record=self._queue.in_record(node_state),
+            entered_by_hand=self._queue.is_entered_by_hand(node_state),
             stopped=bool(self._fleet.stop),
             patient_enough=waited,
-            absent_too_long=self._is_absent_too_long(case),
+            absent_too_long=self._is_absent_too_long(node_state),
             uncordon=self._settings.uncordon,
             marks=self._settings.marks,
             now=self._clocks.now(),
             wall=self._clocks.earliest(),
         )
 
-    def _is_absent_too_long(self, case: NodeState) -> bool:
-        quarantine = case.node_summary.quarantine
+    def _is_absent_too_long(self, node_state: NodeState) -> bool:
+        quarantine = node_state.node_summary.quarantine
         since = quarantine.status.node_absent_since if quarantine is not None else 0.0
         return (
             since > 0 and self._clocks.earliest() - since >= self._settings.limits.absent_node_after
         )
 
-    def _settle_waiters(self, case: NodeState) -> None:
+    def _settle_waiters(self, node_state: NodeState) -> None:
         """Acknowledge evidence, unless it could not be made durable yet (a conflict, say)."""
-        if not case.work.waiters:
+        if not node_state.work.waiters:
             return
-        quarantine = case.node_summary.quarantine
+        quarantine = node_state.node_summary.quarantine
         if (
             quarantine is not None
             and not quarantine.foreign
-            and unsaved(quarantine, self._acts.wanted_now(case))
+            and unsaved(quarantine, self._acts.wanted_now(node_state))
         ):
             return
-        case.work.acknowledge()
+        node_state.work.acknowledge()

@@ -1,5 +1,6 @@
 """A node as the cluster has it: its Node object, and the requests and overrides on that."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aggregator.cluster.node_names import is_marked
@@ -20,20 +21,22 @@ from aggregator.quarantine.decide.overrides import Override, ended_by
 class ClusterView:
     """Changed by lists, reads and our own writes of the Node, and by signs that end an override.
 
-    ``meta``: the Node as last listed.
+    ``meta``: the Node as last listed. ``labels``: as it was last read or listed, also after it is
+    gone; None before the first time.
     ``marked``: our marks are on the node, as it was last read or listed; ``read_at``: when that was
     (monotonic seconds), None before the first time.
     ``node_gone``, ``node_found``: the last read of the node found none, or found it.
     ``unread``: the node's overrides may have changed while another replica owned it.
     ``foreign``: cordoned by another party, being maintained: shown, left alone.
     ``maintained``: another party is at work on the node; no step begins meanwhile.
-    ``wishes``: operators' requests in its annotations, as last read in full, or listed.
+    ``operator_requests``: operators' requests in its annotations, as last read in full, or listed.
     ``overruled``: evidence that a person has overruled.
-    ``over``: overrides that have ended, and that the node still remembers.
+    ``ended_overrides``: overrides that have ended, and that the node still remembers.
     ``signs``: signs that came before the overrides in the node's annotation were read.
     """
 
     meta: NodeMeta | None = None
+    labels: Mapping[str, str] | None = None
     marked: bool = False
     read_at: float | None = None
     node_gone: bool = False
@@ -41,19 +44,23 @@ class ClusterView:
     unread: bool = False
     foreign: str = ""
     maintained: str = ""
-    wishes: OperatorRequests = NONE
-    wishes_known: bool = False
+    operator_requests: OperatorRequests = NONE
+    operator_requests_known: bool = False
     overruled: frozenset[Override] = frozenset()
-    over: frozenset[Override] = frozenset()
+    ended_overrides: frozenset[Override] = frozenset()
     signs: tuple[Cleared, ...] = ()
 
-    def take_listed(self, meta: NodeMeta, now: float, *, marked: bool) -> None:
-        """The Node as just listed, which may be a little old."""
+    def take_listed(
+        self, meta: NodeMeta, now: float, *, marked: bool, keeps_labels: bool = False
+    ) -> None:
+        """The Node as just listed, which may be a little old: ``keeps_labels`` of a newer read."""
         self.meta, self.marked, self.read_at = meta, marked, now
+        if not keeps_labels:
+            self.labels = meta.labels
 
     def confirm_requests(self) -> None:
         """The list has the same requests as are known."""
-        self.wishes_known = True
+        self.operator_requests_known = True
 
     def take_node(self, node: Node | None, quarantine: Quarantine | None, now: float) -> None:
         """The Node as just read, None for no Node. ``quarantine``: the one that stands."""
@@ -62,16 +69,20 @@ class ClusterView:
         self.unread = False
         if node is None:
             self.foreign = self.maintained = ""
-            self.wishes, self.wishes_known = NONE, False  # they stood on it
+            self.operator_requests, self.operator_requests_known = NONE, False  # they stood on it
             return
+        self.labels = node.labels
         self.foreign = foreign_hands(node, quarantine)
         self.maintained = maintained_by(node)
-        self.wishes, self.wishes_known = read_operator_requests(node.annotations), True
+        self.operator_requests, self.operator_requests_known = (
+            read_operator_requests(node.annotations),
+            True,
+        )
         self.take_overruled(read_overruled(node.annotations))
 
     def take_requests(self, requests: OperatorRequests) -> None:
         """The operators' requests alone, of a read that may be old."""
-        self.wishes = requests
+        self.operator_requests = requests
 
     def note_marks(self) -> None:
         """Our marks were just written."""
@@ -82,8 +93,8 @@ class ClusterView:
 
     def take_overruled(self, remembered: frozenset[Override]) -> None:
         """The overrides as the node remembers them: read from it, or just written."""
-        self.over &= remembered
-        self.overruled = remembered - self.over
+        self.ended_overrides &= remembered
+        self.overruled = remembered - self.ended_overrides
         if self.signs:
             self._end_by(self.signs)
             self.signs = ()
@@ -105,16 +116,16 @@ class ClusterView:
         """The evidence of these overrides is over; the node still remembers them."""
         if not ended:
             return  # on nearly every message; a new empty set would be 216 bytes
-        self.over |= ended
+        self.ended_overrides |= ended
         self.overruled -= ended
 
     def note_ended(self, words: frozenset[Override]) -> None:
         """These overrides ended while they were being written to the node."""
-        self.over |= words
+        self.ended_overrides |= words
 
     def note_removed(self, words: frozenset[Override]) -> None:
         """These ended overrides were removed from the node's annotation."""
-        self.over -= words
+        self.ended_overrides -= words
 
     def hand_over(self) -> None:
         """The node is another replica's now. The overrides in its annotation stay known.
@@ -122,7 +133,7 @@ class ClusterView:
         Its next owner finds out which are over, and by the time that the node is ours again, the
         same overrides may have been made anew.
         """
-        self.overruled, self.over = self.overruled | self.over, frozenset()
+        self.overruled, self.ended_overrides = self.overruled | self.ended_overrides, frozenset()
         self.signs = ()
 
     def _end_by(self, signs: tuple[Cleared, ...]) -> None:

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aggregator.cluster.port import Pod
+from aggregator.cluster.port import Phase, Pod
+from aggregator.events import EventKind
 from aggregator.runtime.backoff import Backoff
 
 #: A blocked pod is asked again after so long (seconds), twice as long each time, up to the most.
@@ -63,7 +64,8 @@ class DrainMemory:
 
     ``first_seen``: the uids of the first list of pods. ``evicted``: accepted evictions by slot, and
     ``returns`` the backoff of returned pods, by slot (`decide.returned_pods`). ``found_empty``: the
-    last read found no pod that would go. ``written_at`` is monotonic.
+    last read found no pod that would go. ``written_at`` is monotonic. ``unreported_phase``: the
+    phase that was sent to the API server, and the event to emit once the Quarantine shows it.
     """
 
     uid: str
@@ -75,6 +77,7 @@ class DrainMemory:
     returns: dict[str, ReturnRetry] = field(default_factory=dict)
     found_empty: bool = False
     written_at: float = float("-inf")
+    unreported_phase: tuple[Phase, EventKind, str] | None = None
 
     def keep_only(self, present: dict[str, str], now: float, rng: random.Random) -> None:
         """Forget the blocked pods that are gone; retry soon those that changed.

@@ -12,10 +12,12 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
+from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.quarantine.state.work import Work
 
 #: Why a node without a Quarantine is nevertheless in quarantine.
@@ -77,6 +79,17 @@ class NodeSummary:
         return QuarantineSummary.UNKNOWN if health.only_unknown() else QuarantineSummary.OK
 
 
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """A pool in the admission record: its nodes in quarantine, those admitted within the window,
+    and until when it cools down, and why (empty: it does not).
+    """
+
+    standing: int
+    lately: int
+    cooling: str = ""
+
+
 @dataclass(slots=True)
 class FleetState:
     """All node summaries by node name, and the state of the whole fleet."""
@@ -84,6 +97,7 @@ class FleetState:
     node_summaries: dict[str, NodeSummary] = field(default_factory=dict)
     mode: str = "observe"
     how: str = ""  # flags that a command of `sickbay` needs to act here; begins with a space
+    documentation_url: str = ""  # where sections of the documentation are; empty: no address
     stop: str = ""  # the stop switch's reason; empty: not stopped
     clock_doubt: str = ""  # why the wall clock is not believed now; empty: it is
     view_lost: str = ""  # why the watches are lost; empty: they are not
@@ -91,6 +105,7 @@ class FleetState:
     record_entries: int = 0
     absent_entries: int = 0  # of these, whose Node is gone: they count for no limit
     limits: Mapping[str, str] = field(default_factory=dict)
+    group_labels: tuple[str, ...] = ()  # node labels that name a pool or a place, for the page
     waiting_for_quorum: str = ""
     incomplete: str = ""  # the leader's missing reports, or that it is not reached
     lemons: tuple[Lemon, ...] = ()  # repeat offenders of the last weeks, worst first
@@ -100,6 +115,17 @@ class FleetState:
     admitted_lately: int = 0  # within the limits' window
     measurements: FleetMeasurements = field(default_factory=FleetMeasurements)
     network: Mapping[str, NetworkVerdict] = field(default_factory=dict)  # blamed now, by subject
+    stages: StageTimes = field(default_factory=StageTimes)
+    pools: Pools = field(default_factory=Pools)
+    pool_use: Mapping[str, PoolUse] = field(default_factory=dict)  # by the pool's name
+
+    def pool_of(self, summary: NodeSummary | None) -> str:
+        """The node's pool; empty: there are none, or its labels are not known."""
+        return self.pools.name_of(summary.cluster.labels) if summary is not None else ""
+
+    def mode_of(self, summary: NodeSummary) -> str:
+        """The mode that caps what is done to the node."""
+        return self.pools.mode_of(self.pool_of(summary)).value if self.pools else self.mode
 
     def doubt_clock(self, why: str) -> None:
         self.clock_doubt = why

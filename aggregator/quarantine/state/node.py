@@ -7,6 +7,7 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, Quarantine, is_older
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
 from aggregator.quarantine.decide.intent import (
@@ -157,8 +158,8 @@ class NodeState:
             and node_summary.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and maintained_by(node) == node_summary.cluster.maintained == ""
-            and read_operator_requests(node.annotations) == self.cluster.wishes
-            and read_overruled(node.annotations) - self.cluster.over
+            and read_operator_requests(node.annotations) == self.cluster.operator_requests
+            and read_overruled(node.annotations) - self.cluster.ended_overrides
             == node_summary.cluster.overruled
         )
 
@@ -209,10 +210,10 @@ class NodeState:
         if self.quarantine_view is not NO_QUARANTINE:
             self.own_quarantine_view().hand_over()
 
-    def hear_wishes(self, wall: float) -> tuple[str, ...]:
+    def show_requests(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""
-        before, wishes = self.decision.requests, self.cluster.wishes
-        self.decision.take_requests(describe(wishes, wall), exempt=wishes.exempt(wall))
+        before, requests = self.decision.requests, self.cluster.operator_requests
+        self.decision.take_requests(describe(requests, wall), exempt=requests.exempt(wall))
         new = tuple(one for one in self.decision.requests if one not in before)
         return new or (
             ("no label or annotation asks anything special of it any more",)
@@ -260,10 +261,13 @@ class NodeState:
         if self.agent.silent_failing:
             since = self.agent.silent_failing_since
             more.append(silent_match(health, self.agent.silent_failing, since, silent_action))
+        quarantine = self.node_summary.quarantine
+        has_begun = quarantine is not None and quarantine.spec.requester == OURS
+        before = self.decision.incidents
         judgement = evaluate(
             policy,
             health,
-            self.decision.incidents,
+            before if has_begun else reweighed(before, policy),
             now,
             speaking=self.agent.is_fresh,
             more=more,
@@ -323,6 +327,7 @@ class NodeState:
         stopped: bool,
         patient_enough: bool,
         absent_too_long: bool = False,
+        entered_by_hand: bool = False,
         uncordon: UncordonRules,
         marks: RestoreRules,
         now: float,
@@ -333,10 +338,13 @@ class NodeState:
         """
         quarantine = self.node_summary.quarantine
         if quarantine is None or quarantine.spec.requester == OURS:
-            mode = min(mode, self.cluster.wishes.cap(wall), key=lambda action: action.strength)
+            mode = min(
+                mode, self.cluster.operator_requests.cap(wall), key=lambda action: action.strength
+            )
         return Situation(
             quarantine=self.node_summary.quarantine,
             in_record=in_record,
+            entered_by_hand=entered_by_hand,
             wanted=wanted,
             mode=mode,
             knows=self.agent.was_heard or patient_enough,
@@ -358,12 +366,16 @@ class NodeState:
             definition_going=self.quarantine_view.definition_going,
             marks_untold=self._marks_untold(),
             restore_due=self._restore_due(marks, wall),
+            conditions_old=self.quarantine_view.are_conditions_old(),
             release_held=bool(self.release_held),
             look_later=now < self.quarantine_view.release_look,
-            forced=self.cluster.wishes.forced(wall),
+            forced=self.cluster.operator_requests.forced(wall),
             unforced=self.cluster.node_gone
-            or (self.cluster.wishes_known and not self.cluster.wishes.force_asked),
-            exempt=self.cluster.wishes.exempt(wall),
+            or (
+                self.cluster.operator_requests_known
+                and not self.cluster.operator_requests.force_asked
+            ),
+            exempt=self.cluster.operator_requests.exempt(wall),
             unclaimed=bool(self.node_summary.quarantine_view.unclaimed),
         )
 

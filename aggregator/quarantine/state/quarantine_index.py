@@ -9,10 +9,18 @@ from aggregator.cluster.port import Quarantine
 
 
 class QuarantineIndex:
-    """``pool_of`` tells a node's pool. ``whole``: all of them are known, and none that is gone."""
+    """``pool_of`` tells the value of a node's `Limits.pool_label`, ``policy_pool_of`` its pool.
 
-    def __init__(self, pool_of: Callable[[str], str] = lambda _: "") -> None:
+    ``whole``: all of them are known, and none that is gone.
+    """
+
+    def __init__(
+        self,
+        pool_of: Callable[[str], str] = lambda _: "",
+        policy_pool_of: Callable[[str], str] = lambda _: "",
+    ) -> None:
         self.pool_of = pool_of
+        self.policy_pool_of = policy_pool_of
         self._quarantines: dict[str, Quarantine] = {}
         self.whole = False
 

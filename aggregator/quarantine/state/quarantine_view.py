@@ -5,12 +5,15 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineSpec
+from aggregator.cluster.quarantine_conditions import are_conditions_current
 from aggregator.quarantine.decide.intent import ended_by_birth
 from aggregator.quarantine.decide.lost_marks import CONDITION, missing_marks
 from aggregator.quarantine.decide.uncordon import Uncordoned, whose_uncordon
 
 #: From here on the node carries our marks.
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
+#: No other write of the object is to be expected in these.
+_AT_REST = (Phase.CORDONED, Phase.DRAINED)
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class QuarantineView:
     ``missing``: our marks that it lacks although its quarantine stands.
     ``release_held``: its cause is over, and this holds its release; ``release_look``: when to check
     that again (monotonic).
+    ``most_pods``: the most pods that were left in its drain since this replica knows of it.
+    ``conditions_of``: the version whose conditions were written last for their own sake.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
     """
@@ -51,6 +56,8 @@ class QuarantineView:
     missing: tuple[str, ...] = ()
     release_held: str = ""
     release_look: float = 0.0
+    most_pods: int = 0
+    conditions_of: str = ""
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
     condition_seen: bool = False
@@ -68,7 +75,9 @@ class QuarantineView:
             self.unhold_release()  # that was the other's
         if is_other or elsewhere:
             self.missing = marks_told(quarantine)
-        self.quarantine = quarantine
+        if is_other:
+            self.most_pods = 0
+        self._keep(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
         self.to_adopt, self.remains = False, None
         if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
@@ -78,7 +87,12 @@ class QuarantineView:
 
     def write(self, quarantine: Quarantine) -> None:
         """The object as we have just written it."""
+        self._keep(quarantine)
+
+    def _keep(self, quarantine: Quarantine) -> None:
         self.quarantine = quarantine
+        if quarantine.status.phase is Phase.DRAINING:
+            self.most_pods = max(self.most_pods, quarantine.status.pods_remaining or 0)
 
     def note_restored(self, uid: str) -> None:
         """The evidence of this object is in memory: it was made from there."""
@@ -201,6 +215,19 @@ class QuarantineView:
     def note_marks(self) -> None:
         """Our marks were just written."""
         self.node_replaced, self.missing = False, ()
+
+    def note_conditions(self, written: Quarantine) -> None:
+        """The object after a write for its conditions alone. A definition of before the upgrade
+        drops them without an error: such an object is not written again as it is.
+        """
+        self.conditions_of = written.version
+
+    def are_conditions_old(self) -> bool:
+        """Whether the object's conditions are to be written anew."""
+        found = self.quarantine
+        if found is None or not found.generation or found.version == self.conditions_of:
+            return False
+        return found.status.phase in _AT_REST and not are_conditions_current(found)
 
     def start_trail(self, trail: asyncio.Task[None]) -> None:
         self.trail, self.condition_seen = trail, False

@@ -10,22 +10,22 @@ T = TypeVar("T")
 
 
 async def while_it_stands(
-    case: NodeState, what: Coroutine[Any, Any, T], still: Callable[[], bool]
+    node_state: NodeState, what: Coroutine[Any, Any, T], still: Callable[[], bool]
 ) -> T | None:
     """Return the coroutine's result; cancel it and return None as soon as ``still`` says no.
 
     ``still`` is called at each change of the node.
     """
     task = asyncio.ensure_future(what)
-    news = asyncio.ensure_future(case.work.again.wait())
+    news = asyncio.ensure_future(node_state.work.again.wait())
     try:
         while not task.done():
             await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
             if news.done() and not task.done():
                 if not still():
                     return None  # the change is left to the next step
-                case.work.again.clear()
-                news = asyncio.ensure_future(case.work.again.wait())
+                node_state.work.again.clear()
+                news = asyncio.ensure_future(node_state.work.again.wait())
         return task.result()
     finally:
         for one in (task, news):

@@ -40,8 +40,8 @@ class NodeRegistry:
         #: Nodes in quarantine that are gone: their quarantines count for no limit.
         self.absent: set[str] = set()
 
-    def case(self, node: str) -> NodeState:
-        """The node's case, made when there is none yet."""
+    def node_state(self, node: str) -> NodeState:
+        """The node's state, made when there is none yet."""
         found = self._cases.get(node)
         if found is None:
             found = self._cases[node] = NodeState(self._fleet.node_summary(node), self._now)
@@ -50,21 +50,50 @@ class NodeRegistry:
     def known(self, node: str) -> NodeState | None:
         return self._cases.get(node)
 
-    def cases(self) -> list[NodeState]:
-        """A copy, as the caller's work may add cases."""
+    def node_states(self) -> list[NodeState]:
+        """A copy, as the caller's work may add nodes."""
         return list(self._cases.values())
 
-    def forget_node(self, case: NodeState) -> None:
+    def forget_node(self, node_state: NodeState) -> None:
         """The node is gone, and no step is left for it."""
-        if case.decision.timer is not None:
-            case.decision.timer.cancel()
-        self._counted -= case.work.counted
-        del self._cases[case.node]
-        self._fleet.node_summaries.pop(case.node, None)
+        if node_state.decision.timer is not None:
+            node_state.decision.timer.cancel()
+        self._counted -= node_state.work.counted
+        del self._cases[node_state.node]
+        self._fleet.node_summaries.pop(node_state.node, None)
 
     def is_listed(self, node: str) -> bool:
         """Whether the latest list had the node."""
         return node in self._metas
+
+    def meta(self, node: str) -> NodeMeta | None:
+        """The Node as last listed."""
+        return self._metas.get(node)
+
+    @property
+    def metas(self) -> Mapping[str, NodeMeta]:
+        """The Nodes as last listed, by name; another mapping after each list."""
+        return self._metas
+
+    def labels_of(self, node: str) -> Mapping[str, str] | None:
+        """The node's labels, as it was last read or listed; None: they are not known."""
+        node_state = self._cases.get(node)
+        if node_state is not None and node_state.cluster.labels is not None:
+            return node_state.cluster.labels
+        meta = self._metas.get(node)
+        return meta.labels if meta is not None else None
+
+    def uid_of(self, node: str) -> str:
+        """The uid of the Node as last listed, else as its agent's token proves it, else empty."""
+        meta = self._metas.get(node)
+        if meta is not None:
+            return meta.uid
+        node_state = self._cases.get(node)
+        return node_state.agent.claimed if node_state is not None else ""
+
+    def annotated(self, key: str) -> set[str]:
+        """The nodes that had this annotation when they were last listed."""
+        return {name for name, meta in self._metas.items() if key in meta.annotations}
 
     def in_cluster(self, node: str) -> bool:
         """Whether the node is known to be the cluster's: False until the nodes were listed.
@@ -81,8 +110,8 @@ class NodeRegistry:
         for meta in nodes:
             pool = meta.labels.get(self._pool_label, "")
             self._pools[pool] = self._pools.get(pool, 0) + 1
-        for case in self._cases.values():
-            self.count(case)
+        for node_state in self._cases.values():
+            self.count(node_state)
 
     def note_absence(self, node: str, *, absent: bool) -> None:
         """Take the absence of a Node from its Quarantine's status; an ended one shows none."""
@@ -102,9 +131,9 @@ class NodeRegistry:
         """
         wanted = frozenset(components)
         seen: Counter[str] = Counter()
-        for case in self._cases.values():
-            health = case.agent.health
-            if health is not None and case.node not in self._remote_nodes:
+        for node_state in self._cases.values():
+            health = node_state.agent.health
+            if health is not None and node_state.node not in self._remote_nodes:
                 seen.update(wanted.intersection(health.components.names_of(check)))
         for saying in self._remote_nodes.sayings():
             seen.update(wanted.intersection(one[1] for one in saying.sees if one[0] == check))
@@ -113,29 +142,31 @@ class NodeRegistry:
     def silence(self) -> tuple[int, int]:
         """How many agents have been gone for too long, of how many that have reported."""
         heard = [
-            case
-            for case in self._cases.values()
-            if case.agent.health is not None
-            and (not self._listed or case.node in self._metas)
-            and case.node not in self._remote_nodes
+            node_state
+            for node_state in self._cases.values()
+            if node_state.agent.health is not None
+            and (not self._listed or node_state.node in self._metas)
+            and node_state.node not in self._remote_nodes
         ]
         theirs = [
             saying
             for saying in self._remote_nodes.sayings()
             if not self._listed or saying.node in self._metas
         ]
-        silent = sum(1 for case in heard if case.agent.silent and not case.agent.is_fresh)
+        silent = sum(
+            1 for node_state in heard if node_state.agent.silent and not node_state.agent.is_fresh
+        )
         silent += sum(1 for saying in theirs if saying.silent)
         return silent, len(heard) + len(theirs)
 
-    def count(self, case: NodeState) -> None:
+    def count(self, node_state: NodeState) -> None:
         """The agent's snapshot came, or its evidence was discarded: `size` is kept up to date.
 
         `size` is needed at each admission; a count over 10,000 nodes takes as long as all the rest.
         """
-        counts = case.agent.was_heard and self._may_count(case.node)
-        self._counted += counts - case.work.counted
-        case.work.set_counted(counted=counts)
+        counts = node_state.agent.was_heard and self._may_count(node_state.node)
+        self._counted += counts - node_state.work.counted
+        node_state.work.set_counted(counted=counts)
 
     def _may_count(self, node: str) -> bool:
         """Whether it may be one of those that make the quorum.
@@ -150,8 +181,8 @@ class NodeRegistry:
         reported = self._counted
         for saying in self._remote_nodes.sayings():
             if self._may_count(saying.node):
-                case = self._cases.get(saying.node)
-                reported += saying.reported - (case is not None and case.work.counted)
+                node_state = self._cases.get(saying.node)
+                reported += saying.reported - (node_state is not None and node_state.work.counted)
         reported = max(reported, self._remote_nodes.reported)
         return FleetSize(
             max(len(self._metas), reported),

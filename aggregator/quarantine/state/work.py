@@ -12,7 +12,7 @@ class Work:
 
     ``task`` reconciles the node; ``again_event`` is set while it is to be reconciled once more.
     ``waiters``: messages that are acknowledged when their evidence is durable.
-    ``suspect``: an event hints that the node may be schedulable again, or gone; a read decides.
+    ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
     ``looked_at``: when the node was last polled (monotonic).
     ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
@@ -25,7 +25,7 @@ class Work:
     task: asyncio.Task[None] | None = None
     again_event: LazyEvent | None = None
     waiters: tuple[asyncio.Future[None], ...] = ()
-    suspect: bool = False
+    needs_read: bool = False
     recheck_pods: bool = False
     looked_at: float = float("-inf")
     ours: bool | None = None
@@ -51,11 +51,11 @@ class Work:
 
     def request_read(self) -> None:
         """The node is to be read in full; see `WorkQueue.add_for_read`."""
-        self.suspect = True
+        self.needs_read = True
 
     def begin_read(self) -> None:
         """The node is about to be read: a hint that comes meanwhile is a new one."""
-        self.suspect = False
+        self.needs_read = False
 
     def request_pods(self) -> None:
         self.recheck_pods = True

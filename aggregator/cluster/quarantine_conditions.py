@@ -1,0 +1,114 @@
+"""The conditions of a Quarantine, as `kubectl wait` and other controllers read them. Pure.
+
+They follow from the spec and the rest of the status, and are written with it: no request is made
+for them alone, unless another client has changed the object since, or it is of an older version.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from aggregator.cluster.port import (
+    Action,
+    Phase,
+    Quarantine,
+    QuarantineCondition,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+
+TAINTED, DRAINED, BLOCKED = "Tainted", "Drained", "Blocked"
+RELEASE_HELD, RELEASING = "ReleaseHeld", "Releasing"
+TYPES = (TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING)
+#: These are always there; each other one from the first time that it is true.
+ALWAYS = frozenset({TAINTED, DRAINED})
+
+_MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
+#: Characters. The API's convention allows 32,768.
+_MOST_MESSAGE = 1024
+_MOST_NAMED = 3
+
+
+def with_conditions(
+    quarantine: Quarantine, status: QuarantineStatus, now: float
+) -> QuarantineStatus:
+    """The ``status`` that is about to be written to the quarantine, with its conditions.
+
+    ``now`` (wall clock seconds) is the time of those whose status changes.
+    """
+    before = {one.type: one for one in quarantine.status.conditions}
+    conditions = []
+    for one in _conditions(quarantine.node, quarantine.spec, status):
+        known = before.get(one.type)
+        if known is None and one.type not in ALWAYS and one.status == "False":
+            continue
+        kept = known is not None and known.status == one.status
+        since = known.last_transition_time if known is not None and kept else now
+        conditions.append(
+            replace(one, observed_generation=quarantine.generation, last_transition_time=since)
+        )
+    return replace(status, observed_generation=quarantine.generation, conditions=tuple(conditions))
+
+
+def are_conditions_current(quarantine: Quarantine) -> bool:
+    """Whether the object's conditions are those of its present spec and status.
+
+    They are not after a write of the spec, after a write of an older version, and in an object that
+    was made before there were conditions.
+    """
+    status = quarantine.status
+    if status.observed_generation != quarantine.generation:
+        return False
+    return with_conditions(quarantine, status, 0.0).conditions == status.conditions
+
+
+def _conditions(
+    node: str, spec: QuarantineSpec, status: QuarantineStatus
+) -> Iterator[QuarantineCondition]:
+    yield _condition(TAINTED, _tainted(node, spec, status))
+    yield _condition(DRAINED, _drained(spec, status))
+    blocked = status.phase is Phase.DRAINING and bool(status.blockers)
+    named = "; ".join(f"{one.pod}: {one.reason}" for one in status.blockers[:_MOST_NAMED])
+    yield _condition(BLOCKED, (blocked, "PodsBlocked" if blocked else "NoPodBlocked", named))
+    held = status.release_held
+    yield _condition(RELEASE_HELD, (bool(held), "ChecksHold" if held else "NotHeld", held))
+    going = status.phase is Phase.RELEASING
+    reason = ("Overruled" if status.overruled else "CauseOver") if going else "Standing"
+    yield _condition(RELEASING, (going, reason, status.released_because if going else ""))
+
+
+def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str, str]:
+    phase = status.phase
+    missing = status.marks.missing if status.marks is not None else ()
+    if phase is Phase.INVALID:
+        return False, "Invalid", status.message
+    if phase is Phase.RELEASING:
+        return False, "Releasing", status.released_because
+    if status.node_absent_since:
+        return False, "NodeAbsent", f"the cluster has no node {node}"
+    if phase not in _MARKED:
+        return False, "Pending", f"node {node} is not marked yet"
+    if "taint" in missing:
+        return False, "TaintRemoved", f"the taint was removed from node {node}"
+    value = status.applied.value if status.applied is not None else ""
+    return True, "Marked", f"node {node} is tainted for {value or spec.kind}"
+
+
+def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str, str]:
+    phase, left = status.phase, status.pods_remaining
+    if phase is Phase.DRAINED:
+        return True, "PodsReturned" if left else "NoPodsLeft", status.message
+    if phase in (Phase.INVALID, Phase.RELEASING):
+        return False, str(phase.value), status.message
+    if spec.action is not Action.DRAIN:
+        return False, "NotRequested", "spec.action is cordon"
+    if phase is not Phase.DRAINING:
+        return False, "Pending", "no pod is evicted yet"
+    if status.overdue_at:
+        return False, "Overdue", status.message
+    count = "" if left is None else f"{left} pods have to leave"
+    return False, "Blocked" if status.blockers else "Draining", count
+
+
+def _condition(kind: str, found: tuple[bool, str, str]) -> QuarantineCondition:
+    stands, reason, message = found
+    return QuarantineCondition(kind, "True" if stands else "False", reason, message[:_MOST_MESSAGE])

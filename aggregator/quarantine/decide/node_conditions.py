@@ -1,0 +1,151 @@
+"""The conditions that a site has chosen for other tools, and what each is to say. Pure.
+
+A tool that reads one may replace or repair the node by it, outside of sickbay's limits. So without
+another word of the site a condition stands on a quarantine, which the limits have let through.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from aggregator.cluster.node_names import CONDITION
+from aggregator.cluster.port import NodeCondition, Phase, Quarantine
+from aggregator.configfile.section import SectionDataclass, Strings
+from aggregator.configfile.values import refuse, shaped
+from aggregator.policy.incident import Incident
+
+#: The kubelet, the cloud's controller and sickbay itself write these.
+_TAKEN = frozenset(
+    {"Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", CONDITION}
+)
+_STANDING = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
+_MOST_MESSAGE = 1024
+_MOST_REASON = 128
+
+
+def _free_type(value: str) -> str:
+    if value in _TAKEN:
+        raise refuse(f'"{value}" is written by another', "a type that is not in use")
+    return value
+
+
+ConditionType = Annotated[
+    str,
+    AfterValidator(_free_type),
+    shaped(
+        r"(?=.{1,316}\Z)([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?",
+        'the type of a condition, such as "AcceleratedHardwareReady"',
+    ),
+]
+ConditionReason = Annotated[
+    str,
+    shaped(
+        r"([A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?)?",
+        'one word in camel case, such as "BadHardware", or "" for the code of the evidence',
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConditionRule(SectionDataclass):
+    """One entry of the section ``conditions``.
+
+    ``rules``: names of rules, or patterns; a pattern takes no rule that only observes.
+    ``unhealthy``: the status that stands for unhealthy; the other one stands for healthy.
+    ``basis``: "quarantine": unhealthy while a quarantine stands for evidence of these rules.
+    "evidence": while an incident with such evidence is open, whatever the mode and the limits are.
+    ``reason``: a fixed reason; empty: the code of the evidence.
+    """
+
+    type: ConditionType
+    rules: Annotated[Strings, Field(min_length=1)]
+    unhealthy: Literal["True", "False"]
+    basis: Literal["quarantine", "evidence"] = "quarantine"
+    reason: ConditionReason = ""
+
+    @property
+    def healthy(self) -> str:
+        """The status that stands for healthy."""
+        return "False" if self.unhealthy == "True" else "True"
+
+    def concerns(self, rule: str, *, acts: bool) -> bool:
+        """Whether evidence of the rule counts; ``acts``: the rule asks for more than observing."""
+        if rule in self.rules:
+            return True
+        return acts and any(fnmatchcase(rule, pattern) for pattern in self.rules)
+
+    def unmatched(self, known: Iterable[str]) -> tuple[str, ...]:
+        """Those of its rules and patterns that fit no known rule."""
+        names = tuple(known)
+        return tuple(one for one in self.rules if not any(fnmatchcase(name, one) for name in names))
+
+
+class _Item(NamedTuple):
+    """A piece of evidence that counts."""
+
+    code: str
+    component: str
+    message: str
+
+
+def condition_of(
+    rule: NodeConditionRule,
+    *,
+    quarantine: Quarantine | None,
+    incidents: Mapping[str, Incident],
+    settled: bool,
+    reported: bool,
+) -> NodeCondition | None:
+    """The condition's state now, or None while that is not known: it then stays as it is.
+
+    ``settled``: no quarantine, and no mark of one, is on its way or left behind. ``reported``: the
+    agent is attached, and has sent all its evidence.
+    """
+    if rule.basis == "quarantine":
+        standing = quarantine is not None and quarantine.status.phase in _STANDING
+        known = settled or (standing and quarantine is not None and not quarantine.foreign)
+        items = _of_quarantine(rule, quarantine) if standing and quarantine is not None else []
+    else:
+        items, known = _of_incidents(rule, incidents), reported
+    if items:
+        return _unhealthy(rule, items)
+    if not known:
+        return None
+    message = f"nothing stands against it by the rules {', '.join(rule.rules)}"
+    return NodeCondition(rule.healthy, "Recovered", message[:_MOST_MESSAGE], unhealthy=False)
+
+
+def _of_quarantine(rule: NodeConditionRule, quarantine: Quarantine) -> list[_Item]:
+    return [
+        _Item(item.code, item.component, item.message)
+        for item in quarantine.spec.evidence
+        if not quarantine.foreign and rule.concerns(item.rule, acts=True)
+    ]
+
+
+def _of_incidents(rule: NodeConditionRule, incidents: Mapping[str, Incident]) -> list[_Item]:
+    return [
+        _Item(item.code, item.component, item.message)
+        for incident in incidents.values()
+        for item in incident.evidence
+        if rule.concerns(item.rule, acts=item.action != "observe")
+    ]
+
+
+def _unhealthy(rule: NodeConditionRule, items: list[_Item]) -> NodeCondition:
+    first, more = items[0], len(items) - 1
+    where = f" on {first.component}" if first.component else ""
+    text = f"{first.code}{where}: {first.message}".rstrip(": ")
+    message = f"{text} (and {more} more)" if more else text
+    reason = rule.reason or _camel(first.code)
+    return NodeCondition(rule.unhealthy, reason, message[:_MOST_MESSAGE], unhealthy=True)
+
+
+def _camel(code: str) -> str:
+    """Xid79 of xid:79, DiskSpaceFull of disk-space:full."""
+    words = "".join(one if one.isascii() and one.isalnum() else " " for one in code).split()
+    text = "".join(word[0].upper() + word[1:] for word in words)
+    return (text if text[:1].isalpha() else f"Code{text}")[:_MOST_REASON]

@@ -1,0 +1,169 @@
+"""How many nodes of each pool are in quarantine, and the hold of a pool's own limits. Pure.
+
+A node counts in the pool that it was admitted in for as long as its entry stands, and in the pool
+that selects it now: a change of labels lifts no limit. A node whose pool is not known counts in
+every pool.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aggregator.quarantine.decide.admission_record import DEFAULT_POOL, POOL_COOLDOWN, Entry, Record
+from aggregator.quarantine.decide.pools import PoolLimits
+from aggregator.quarantine.decide.shares import allowance
+from aggregator.rfc3339 import time_of_day
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """The pools as they are at one decision.
+
+    ``limits`` by the pool's name; empty where there are no pools. ``sizes``: nodes in each pool.
+    ``present``: by node, the pool that selects each node in quarantine now.
+    """
+
+    limits: Mapping[str, PoolLimits] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    present: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_POOLS = PoolFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHold:
+    """A limit of a pool that holds a node: its key, its value and a sentence.
+
+    ``is_rate``: the pool cools down by it.
+    """
+
+    limit: str
+    value: str
+    reason: str
+    is_rate: bool = False
+
+
+def cooldown_id(pool: str) -> str:
+    """The id of the pool's cooldown in the record."""
+    return f"{POOL_COOLDOWN}{pool}"
+
+
+class PoolBudget:
+    """The counts of each pool, against one record and what is admitted after it.
+
+    ``record`` has no times outside of the ``window`` (seconds) before ``now``. ``unrecorded`` are
+    nodes in quarantine without an entry, ``absent`` those whose Node is gone.
+    """
+
+    def __init__(
+        self,
+        facts: PoolFacts,
+        record: Record,
+        *,
+        unrecorded: frozenset[str] = frozenset(),
+        absent: frozenset[str] = frozenset(),
+        now: float = 0.0,
+        window: float = 0.0,
+    ) -> None:
+        self._facts = facts
+        self._record = record
+        self._nodes = (record.entries.keys() | unrecorded) - absent if facts.limits else frozenset()
+        self._now, self._window = now, window
+        self._standing: dict[str, int] = {}
+        self._lately: dict[str, int] = {}
+
+    def cooling(self, pool: str, cooldown: float) -> str:
+        """Until when the pool cools down, and why; empty: it does not."""
+        found = self._record.cooldowns.get(cooldown_id(pool))
+        if found is None:
+            return ""
+        return f"no new quarantine until {time_of_day(found.at + cooldown)}: {found.because}"
+
+    def full(self, pool: str) -> PoolHold | None:
+        """The hold of a proposal by the number of the pool's nodes in quarantine."""
+        if not self._facts.limits or pool == DEFAULT_POOL:
+            return None
+        if not pool:
+            text = "the node's labels are not known yet, and so its pool: it is looked for again"
+            return PoolHold("pools", "unknown", text)
+        limits = self._facts.limits.get(pool)
+        if limits is None:  # of another replica's configuration, which holds it there as well
+            return PoolHold(
+                "pools", pool, f"this replica has no pool {pool}: see its configuration"
+            )
+        standing, total = self.standing(pool), self._facts.sizes.get(pool, 0)
+        if limits.concurrent is not None and standing >= limits.concurrent:
+            return PoolHold(
+                "pools.limits.concurrent",
+                str(limits.concurrent),
+                f"{standing} nodes of pool {pool} are in quarantine; "
+                f"its limit is {limits.concurrent}",
+            )
+        if limits.concurrent_percent is not None:
+            most = allowance(total, limits.concurrent_percent)
+            if standing >= most:
+                return PoolHold(
+                    "pools.limits.concurrent_percent",
+                    f"{limits.concurrent_percent:g}%",
+                    f"{standing} of {total} nodes of pool {pool} are in quarantine; "
+                    f"{limits.concurrent_percent:g} % allow {most}",
+                )
+        return None
+
+    def too_fast(self, pool: str) -> PoolHold | None:
+        """The hold of a proposal by the pool's rate."""
+        limits = self._facts.limits.get(pool)
+        if limits is None or limits.new_per_window is None:
+            return None
+        lately = self.lately(pool)
+        if lately < limits.new_per_window:
+            return None
+        return PoolHold(
+            "pools.limits.new_per_window",
+            str(limits.new_per_window),
+            f"{lately} nodes of pool {pool} were admitted within limits.window; "
+            f"its limit is {limits.new_per_window}",
+            is_rate=True,
+        )
+
+    def take(self, pool: str) -> None:
+        """Count a node that was just admitted in the pool."""
+        if self._facts.limits:
+            self._standing[pool] = self.standing(pool) + 1
+            self._lately[pool] = self.lately(pool) + 1
+
+    def standing(self, pool: str) -> int:
+        """How many nodes of the pool are in quarantine."""
+        if pool not in self._standing:
+            self._standing[pool] = sum(map(self._is_in, self._nodes, [pool] * len(self._nodes)))
+        return self._standing[pool]
+
+    def lately(self, pool: str) -> int:
+        """How many nodes were admitted in the pool within the window.
+
+        A version that knows no pools keeps no times of theirs; then the entries that stand count.
+        """
+        if pool not in self._lately:
+            times = Counter(self._record.pool_admissions.get(pool, ()))
+            entries = Counter(
+                one.at
+                for one in self._record.entries.values()
+                if abs(self._now - one.at) < self._window and self._admitted_in(one) == pool
+            )
+            self._lately[pool] = (times | entries).total()
+        return self._lately[pool]
+
+    def _is_in(self, node: str, pool: str) -> bool:
+        entry = self._record.entries.get(node)
+        recorded = entry.policy_pool if entry is not None else ""
+        present = self._facts.present.get(node, "")
+        return pool in (recorded, present) or not (recorded or present)
+
+    def _admitted_in(self, entry: Entry) -> str:
+        """The pool whose rate the entry counts for: of a pool that is gone, its node's present one.
+
+        So a pool that gets another name in the configuration keeps the rate that it has used.
+        """
+        known = entry.policy_pool in self._facts.limits or entry.policy_pool == DEFAULT_POOL
+        return entry.policy_pool if known else self._facts.present.get(entry.node, "")

@@ -1,0 +1,177 @@
+"""Reads the node conditions that rules name, and gives each node its evidence.
+
+The evidence is level evidence in the aggregator's own name, which the agent's own evidence stands
+beside: a node without an agent is not judged. What was read ages by its own heartbeat, so that a
+list that fails, or a writer that has died, ends in "unknown" and in no action.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Cluster, ClusterError
+from aggregator.health.model import Component, Status
+from aggregator.policy.node_condition import (
+    ReportedCondition,
+    ReportedConditions,
+    as_evidence,
+    unhealthy_statuses,
+)
+from aggregator.policy.rules import CONDITION_CHECK, Policy
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: Seconds between two lists of all nodes. Writers renew a condition every 5 minutes.
+READ_EVERY = 180.0
+#: What was read is given again so often (seconds): an agent may attach between two lists.
+SAY_EVERY = 5.0
+#: Nodes handled before the event loop runs other tasks.
+_SLICE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    node: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What the last list says of a condition, and the UID of the Node that it is of."""
+
+    condition: ReportedCondition | None = None
+    uid: str = ""
+
+
+class NodeConditionReader:
+    """``say`` gives a node evidence in our own name; False: its agent has not reported.
+
+    ``view`` tells whether the picture of the cluster is whole.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        policy: Policy,
+        node_registry: NodeRegistry,
+        say: Callable[[str, Component], bool],
+        view: Callable[[], bool],
+        clocks: Clocks,
+    ) -> None:
+        self._cluster = cluster
+        self._unhealthy = unhealthy_statuses(policy.rules)
+        self._registry = node_registry
+        self._say = say
+        self._view = view
+        self._clocks = clocks
+        #: Conditions that are unhealthy, and those that were, until their end was said.
+        self._open: dict[_Key, _Reading] = {}
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """For ever; without a rule about a condition nothing is ever asked for."""
+        if not self._unhealthy:
+            await asyncio.Event().wait()
+        due = float("-inf")
+        while True:
+            if self._view() and self._clocks.now() >= due:
+                due = self._clocks.now() + READ_EVERY
+                await self.read()
+            self.report()
+            await asyncio.sleep(SAY_EVERY)
+
+    async def read(self) -> None:
+        """List the conditions of all nodes, once."""
+        try:
+            found = await self._cluster.list_conditions(frozenset(self._unhealthy))
+        except ClusterError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                text = "node conditions can't be read: no new one counts, and those known age"
+                log.warning(text, extra={"error": self._trouble})
+            return
+        if self._trouble:
+            log.info("node conditions can be read again")
+            self._trouble = ""
+        for count, one in enumerate(found, 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            self._take(one)
+        there = {one.node for one in found}
+        self._open = {
+            key: reading if key.node in there else _Reading() for key, reading in self._open.items()
+        }
+
+    def _take(self, found: ReportedConditions) -> None:
+        meta = self._registry.meta(found.node)
+        if meta is not None and meta.uid != found.uid:
+            return  # another Node of this name: the list of nodes has to show it first
+        for kind, unhealthy in self._unhealthy.items():
+            key, condition = _Key(found.node, kind), found.conditions.get(kind)
+            is_bad = condition is not None and condition.status == unhealthy
+            if is_bad or key in self._open or self._stands(key):
+                self._open[key] = _Reading(self._dated(condition, key), found.uid)
+
+    def _dated(self, condition: ReportedCondition | None, key: _Key) -> ReportedCondition | None:
+        """The condition; one without a time of its change has been so since it was first read."""
+        if condition is None or condition.since:
+            return condition
+        before = self._open.get(key, _Reading()).condition
+        if before is not None and before.status == condition.status:
+            return replace(condition, since=before.since)
+        return replace(condition, since=self._clocks.earliest())
+
+    def report(self) -> None:
+        """Give what was read to the nodes whose agents report here."""
+        now = self._clocks.now()
+        earliest, latest = self._clocks.earliest(), self._clocks.latest()
+        for key, reading in list(self._open.items()):
+            evidence = as_evidence(
+                key.type,
+                reading.condition if self._is_present(key.node, reading.uid) else None,
+                self._unhealthy[key.type],
+                now=now,
+                earliest=earliest,
+                latest=latest,
+            )
+            said = self._say(key.node, evidence)
+            is_over = evidence.status is Status.OK and said
+            is_unknown = evidence.status is not Status.FAILED
+            if is_over or (is_unknown and self._registry.known(key.node) is None):
+                del self._open[key]
+
+    def _is_present(self, node: str, uid: str) -> bool:
+        """Whether the Node of this name still is the one of this UID, as far as that is known: by
+        the list of nodes, and by the token of its agent, which may be of a newer Node.
+        """
+        meta, node_state = self._registry.meta(node), self._registry.known(node)
+        claimed = node_state.agent.claimed if node_state is not None else ""
+        return (meta is None or meta.uid == uid) and claimed in {"", uid}
+
+    def _stands(self, key: _Key) -> bool:
+        """Whether evidence of the condition stands, perhaps from before this process."""
+        node_state = self._registry.known(key.node)
+        return node_state is not None and key.type in _standing(node_state)
+
+
+def _standing(node_state: NodeState) -> Mapping[str, None]:
+    """The types of conditions on which the node's incidents or its quarantine rest."""
+    quarantine = node_state.node_summary.quarantine
+    codes = [
+        (item.code, item.component)
+        for incident in node_state.decision.incidents.values()
+        for item in incident.evidence
+    ]
+    codes += [
+        (item.code, item.component) for item in (quarantine.spec.evidence if quarantine else ())
+    ]
+    return {
+        component: None
+        for code, component in codes
+        if code.partition(":")[0] == CONDITION_CHECK and component
+    }

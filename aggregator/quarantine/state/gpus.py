@@ -1,0 +1,130 @@
+"""How many GPUs a node has, and how many of them are well, by the evidence of its agent."""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from aggregator.health.components import Components
+from aggregator.health.model import Status
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.stage_times import StageTimes
+
+#: The check with a component for each GPU of the node, and the prefix of all that judge a GPU.
+_INVENTORY, _GPU_CHECKS = "gpu-inventory", "gpu-"
+#: The label of GPU Feature Discovery, for nodes whose agent has not reported since the start.
+GPU_COUNT_LABEL = "nvidia.com/gpu.count"
+_MOST_GPUS = 1024
+
+
+class GpuCounts(NamedTuple):
+    """GPUs by their worst status. ``unknown``: the agent can't tell, or has not reported."""
+
+    ok: int = 0
+    degraded: int = 0
+    failed: int = 0
+    unknown: int = 0
+
+
+_NONE = GpuCounts()
+
+
+def gpu_counts(summary: NodeSummary) -> GpuCounts:
+    """The node's GPUs. One that evidence accuses counts as failed, whatever its checks say: an
+    incident that asks for a cordon or a drain names it.
+    """
+    health = summary.agent.health
+    counts = health.components.memo(_counted) if health is not None else _NONE
+    if health is None or not sum(counts):
+        return GpuCounts(unknown=_labelled(summary))
+    accused = {
+        item.component
+        for incident in summary.decision.incidents.values()
+        if incident.action != "observe"
+        for item in incident.in_force
+        if item.action != "observe"
+    }
+    return _count(health.components, accused) if accused else counts
+
+
+class OutOfService:
+    """Counts the GPUs of our nodes in quarantine, times seconds, from one round to the next.
+
+    A node counts from the first round after its taint to the last one before its release, so its
+    time is right to one round.
+    """
+
+    def __init__(
+        self,
+        node_states: Callable[[], Iterable[NodeState]],
+        owns: Callable[[str], bool],
+        stages: StageTimes,
+    ) -> None:
+        self._node_states = node_states
+        self._owns = owns
+        self._stages = stages
+        self._counted_at: float | None = None
+
+    def go_round(self, now: float) -> None:
+        """``now`` is monotonic seconds."""
+        before, self._counted_at = self._counted_at, now
+        if before is None:
+            return
+        gpus = sum(
+            sum(gpu_counts(node_state.node_summary))
+            for node_state in self._node_states()
+            if _is_out_of_service(node_state.node_summary) and self._owns(node_state.node)
+        )
+        self._stages.note_out_of_service(gpus, now - before)
+
+
+def _is_out_of_service(summary: NodeSummary) -> bool:
+    """Whether its quarantine has marked the node."""
+    quarantine = summary.quarantine
+    return quarantine is not None and quarantine.status.cordoned_at > 0
+
+
+def _counted(components: Components) -> GpuCounts:
+    return _count(components, set())
+
+
+def _count(components: Components, accused: set[str]) -> GpuCounts:
+    gpus = {name: Status.OK for name in components.names_of(_INVENTORY) if name}
+    if not gpus:
+        return _NONE
+    for check, name, status, _ in components.findings():
+        if name in gpus and check.startswith(_GPU_CHECKS):
+            gpus[name] = _worse(gpus[name], status, own=check == _INVENTORY)
+    for name in accused & gpus.keys():
+        gpus[name] = Status.FAILED
+    found = list(gpus.values())
+    return _interned(
+        found.count(Status.OK),
+        found.count(Status.DEGRADED),
+        found.count(Status.FAILED),
+        found.count(Status.UNKNOWN),
+    )
+
+
+_RANK = {Status.OK: 0, Status.UNKNOWN: 1, Status.DEGRADED: 2, Status.FAILED: 3}
+
+
+def _worse(known: Status, status: Status, *, own: bool) -> Status:
+    """Of a check that can't tell, the inventory alone makes the GPU unknown: each feature that the
+    GPU lacks has a check that can't tell.
+    """
+    if status is Status.UNKNOWN and not own:
+        return known
+    return max(known, status, key=_RANK.__getitem__)
+
+
+@lru_cache(maxsize=1024)
+def _interned(ok: int, degraded: int, failed: int, unknown: int) -> GpuCounts:
+    """One tuple for all nodes alike."""
+    return GpuCounts(ok, degraded, failed, unknown)
+
+
+def _labelled(summary: NodeSummary) -> int:
+    meta = summary.cluster.meta
+    text = meta.labels.get(GPU_COUNT_LABEL, "") if meta is not None else ""
+    return min(int(text), _MOST_GPUS) if text.isascii() and text.isdecimal() else 0

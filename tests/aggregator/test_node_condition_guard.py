@@ -1,0 +1,116 @@
+"""What is checked before a node condition for other tools becomes unhealthy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    GuardRefused,
+    NodeCondition,
+    NodeGuard,
+    NodeMeta,
+    WrittenConditions,
+)
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.decide.node_conditions import NodeConditionRule
+from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
+from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.registry import NodeRegistry
+from tests.support.memory_cluster import MemoryCluster, World
+
+RULE = NodeConditionRule("example.com/Bad", ("disk-*",), "True", "evidence")
+EVIDENCE = Evidence("disk-space:full", "/", "b", "disk-full", "cordon", "", None, 0.0, "")
+INCIDENT = Incident("i", "n", "b", "disk", "cordon", "s", 0.0, (EVIDENCE,), 0.0)
+
+
+class Recorder(MemoryCluster):
+    """Keeps what would be written; ``annotations`` are the Node's at that moment."""
+
+    def __init__(self, annotations: Mapping[str, str]) -> None:
+        super().__init__(World())
+        self.annotations = annotations
+        self.written: list[str] = []
+
+    async def write_conditions(
+        self,
+        node: str,
+        *,
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
+    ) -> WrittenConditions:
+        assert guard is not None
+        assert all(one is not None and one.unhealthy for one in wanted.values())
+        await guard(self.annotations)
+        self.written.append(node)
+        return WrittenConditions()
+
+
+@dataclass
+class Doubts:
+    """What is so by the time that the request is sent."""
+
+    stopped: bool = False
+    lost: bool = False
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+def made(doubts: Doubts) -> tuple[NodeConditionPublisher, Recorder, NodeRegistry]:
+    """The publisher over one node with an incident."""
+    cluster, fleet, asked = Recorder(doubts.annotations), FleetState(), list[str]()
+    registry = NodeRegistry(fleet, "")
+    registry.listed([NodeMeta("n", "u")])
+    registry.node_state("n").decision.take_incidents({"i": INCIDENT})
+
+    async def check_stop() -> None:
+        if doubts.stopped:
+            raise GuardRefused("the stop switch is set")
+
+    def may_act(node: str) -> bool:
+        asked.append(node)
+        return not doubts.lost or len(asked) == 1
+
+    publisher = NodeConditionPublisher(
+        cluster=cluster,
+        rules=[RULE],
+        node_registry=registry,
+        fleet=fleet,
+        may_act=may_act,
+        view=lambda: True,
+        clocks=Clocks(lambda: 50.0, lambda: 1000.0),
+        check_stop=check_stop,
+    )
+    return publisher, cluster, registry
+
+
+@pytest.mark.parametrize(
+    ("doubts", "written"),
+    [
+        (Doubts(), ["n"]),
+        (Doubts(annotations={EXEMPT: exemption(2000.0, "benchmark")}), []),
+        (Doubts(annotations={EXEMPT: exemption(900.0, "benchmark")}), ["n"]),
+        (Doubts(stopped=True), []),
+        (Doubts(lost=True), []),
+    ],
+)
+async def test_no_condition_becomes_unhealthy_on_a_picture_that_is_too_old(
+    doubts: Doubts, written: list[str]
+) -> None:
+    publisher, cluster, _ = made(doubts)
+    await publisher.sweep()
+    assert cluster.written == written
+
+
+@pytest.mark.parametrize("doubts", [Doubts(), Doubts(stopped=True)])
+async def test_a_node_that_has_left_the_cluster_is_forgotten(doubts: Doubts) -> None:
+    publisher, _, registry = made(doubts)
+    await publisher.sweep()
+    assert [*publisher._written, *publisher._waits] == ["n"]
+    registry.listed([])
+    registry.forget_node(registry.node_state("n"))
+    await publisher.sweep()
+    assert not publisher._written
+    assert not publisher._waits

@@ -1,0 +1,175 @@
+"""Other tools' marks on nodes of a real API server: sickbay's stand beside them.
+
+An uncordon by kured and others is in test_uncordon, the conditions of node-problem-detector and
+others in test_node_conditions.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Action
+from aggregator.quarantine.decide.drain_plan import DrainRules
+from aggregator.quarantine.decide.gangs import Gangs
+from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.mark_rules import (
+    DO_NOT_DISRUPT,
+    KEEPING,
+    SCALE_DOWN_DISABLED,
+    TaintRule,
+)
+from aggregator.quarantine.settings import Settings
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_release_scenarios import Bench, running_bench
+from tests.support.replica import SETTINGS, fault, snapshot
+from tests.support.stack import pods_of, start_job
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+SLINKY = "nodeset.slinky.slurm.net/node-cordon-reason"
+UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+CORDONS = replace(SETTINGS, mode=Action.CORDON)
+
+
+def annotations(space: Space, node: str) -> dict[str, str]:
+    found: dict[str, str] = space.plane.node(node)["metadata"].get("annotations") or {}
+    return found
+
+
+def taints(space: Space, node: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = space.plane.node(node)["spec"].get("taints") or []
+    return found
+
+
+def break_gpu(bench: Bench, *nodes: str) -> None:
+    for node in nodes:
+        bench.attach(node, snapshot(fault("xid:79", boot_id=bench.boot(node))))
+
+
+def with_marks(settings: Settings, **changes: Any) -> Settings:
+    return replace(settings, marks=RestoreRules(**changes))
+
+
+async def test_autoscalers_and_slinky_are_told_and_a_release_takes_back_what_is_ours(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    plane = cluster_space.plane
+    plain, asked = cluster_space.create_nodes(2)
+    theirs = {"metadata": {"annotations": {SCALE_DOWN_DISABLED: "false", SLINKY: "rack move"}}}
+    plane.call("PATCH", f"/api/v1/nodes/{asked}", theirs, MERGE_PATCH)
+    start_job(plane, cluster_space.namespace, "job", plain)
+    settings = with_marks(SETTINGS, reason_annotation=SLINKY)
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        break_gpu(bench, plain, asked)
+        # Karpenter's annotation, which stops every disruption, must not stop our own drain.
+        for node in (plain, asked):
+            await bench.phase(node, "Drained")
+        assert pods_of(plane, cluster_space.namespace, plain) == []
+        found = annotations(cluster_space, plain)
+        assert [found[key] for key in KEEPING] == ["true", "true"]
+        assert found[SLINKY].startswith("sickbay: xid:79")
+        found = annotations(cluster_space, asked)
+        assert (found[SCALE_DOWN_DISABLED], found[SLINKY]) == ("false", "rack move")
+        assert found[DO_NOT_DISRUPT] == "true"
+        for node in (plain, asked):
+            bench.delete(node)
+            await bench.free(node)
+    assert not {*KEEPING, SLINKY} & annotations(cluster_space, plain).keys()
+    left = annotations(cluster_space, asked)
+    assert (left.get(SCALE_DOWN_DISABLED), left.get(SLINKY)) == ("false", "rack move")
+    assert DO_NOT_DISRUPT not in left
+
+
+@pytest.mark.parametrize(
+    ("mark", "gone"),
+    [
+        (
+            {"metadata": {"labels": {UPGRADE: "pod-restart-required"}}},
+            {"metadata": {"labels": {UPGRADE: "upgrade-done"}}},
+        ),
+        (
+            {"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}},
+            {"spec": {"taints": None}},
+        ),
+        (
+            {"metadata": {"annotations": {DO_NOT_DISRUPT: "true"}}},
+            {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}},
+        ),
+    ],
+    ids=["gpu-operator", "karpenter", "do-not-disrupt"],
+)
+async def test_a_node_on_which_another_tool_is_at_work_is_left_to_it_until_it_is_done(
+    kube: KubeCluster, cluster_space: Space, mark: dict[str, Any], gone: dict[str, Any]
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", mark, MERGE_PATCH)
+    async with running_bench(kube, cluster_space, settings=CORDONS) as bench:
+        break_gpu(bench, node)
+
+        def hold() -> str:
+            found = bench.fleet.node_summaries[node].decision.hold
+            return found.limit if found is not None else ""
+
+        await until(lambda: hold() == "maintenance")
+        assert not bench.unschedulable(node)
+        bench.patch(node, gone)
+        bench.controller._registry.node_state(node).work.request_read()
+        bench.says(node)
+        await bench.list_nodes_anew()
+        await bench.phase(node, "Cordoned")
+
+
+async def test_gangs_of_kueue_and_jobset_leave_as_a_whole_and_volcanos_on_the_node(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    sick, well = cluster_space.create_nodes(2)
+    gangs: dict[str, dict[str, Any]] = {
+        "kueue": {"labels": {"kueue.x-k8s.io/pod-group-name": "a"}},
+        "jobset": {"labels": {"jobset.sigs.k8s.io/jobset-name": "b"}},
+        "volcano": {"annotations": {"scheduling.k8s.io/group-name": "c"}},
+    }
+    for name, marks in gangs.items():
+        for number, node in enumerate((sick, well)):
+            plane.create_pod(namespace, f"{name}-{number}", node=node, **marks)
+            plane.wait_pod_running(namespace, f"{name}-{number}")
+    plane.create_pod(namespace, "alone", node=well)
+    plane.wait_pod_running(namespace, "alone")
+    rules = DrainRules(evict_unmanaged=True, gangs=Gangs.WHOLE)
+    settings = replace(SETTINGS, drain=rules)
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        break_gpu(bench, sick)
+        await bench.phase(sick, "Drained")
+        left = [pod["metadata"]["name"] for pod in pods_of(plane, namespace, well)]
+        # No pod can be found by its annotation: of Volcano's gang only those on the node go.
+        assert sorted(left) == ["alone", "volcano-1"]
+
+
+async def test_a_change_of_the_taints_key_between_two_starts_leaves_no_taint_behind(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """The descheduler and a site's own tolerations may need another key or effect."""
+    first, second = cluster_space.create_nodes(2)
+    foreign = {"key": "example.com/broken", "value": "theirs", "effect": "NoExecute"}
+    body = {"spec": {"taints": [foreign]}}
+    cluster_space.plane.call("PATCH", f"/api/v1/nodes/{first}", body, MERGE_PATCH)
+    chosen = with_marks(CORDONS, taint=TaintRule("example.com/broken", "yes", "PreferNoSchedule"))
+    async with running_bench(kube, cluster_space, settings=chosen, keep=True) as bench:
+        break_gpu(bench, first)
+        await bench.phase(first, "Cordoned")
+        ours = {"key": "example.com/broken", "value": "yes", "effect": "PreferNoSchedule"}
+        assert [{**one} for one in taints(cluster_space, first) if one["value"] == "yes"] == [ours]
+    async with running_bench(kube, cluster_space, settings=CORDONS) as bench:
+        break_gpu(bench, first, second)
+        await bench.phase(second, "Cordoned")
+        [new] = [one for one in taints(cluster_space, second) if "sickbay" in one["key"]]
+        assert (new["key"], new["value"]) == ("sickbay.dev/quarantine", "gpu")
+        for node in (first, second):
+            bench.delete(node)
+            await bench.free(node)
+    kept = [(one["key"], one["value"], one["effect"]) for one in taints(cluster_space, first)]
+    assert kept == [tuple(foreign.values())]

@@ -1,0 +1,195 @@
+"""Which transitions are told as Kubernetes Events, once each, and what follows a failure."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.port import (
+    Action,
+    NodeEvent,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Refused,
+    Unreachable,
+)
+from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.node_events import event_of
+from aggregator.quarantine.reconcile import node_events
+from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
+from tests.support.waiting import until
+
+STATUS = QuarantineStatus(Phase.DRAINING, drain_started_at=50.0)
+QUARANTINE = Quarantine("n1", "q", "1", QuarantineSpec(Action.DRAIN, "gpu", "why"), STATUS)
+DOCUMENTATION = "https://docs.test/0.1.0"
+HELD = Transition(7.0, EventKind.HELD, "n1", "n1: held", "incident", {"limit": "concurrent"})
+
+
+def make_transition(kind: EventKind, **changes: Any) -> Transition:
+    return replace(Transition(7.0, kind, "n1", f"n1: {kind}", "incident"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "warning"),
+    [
+        (EventKind.DRAINING, "Draining", False),
+        (EventKind.BLOCKED, "DrainBlocked", True),
+        (EventKind.OVERDUE, "DrainOverdue", True),
+    ],
+)
+def test_a_drain_is_told_about_the_node_and_the_quarantine(
+    kind: EventKind, reason: str, *, warning: bool
+) -> None:
+    event = event_of(make_transition(kind), "uid", QUARANTINE)
+    assert event is not None
+    assert (event.reason, event.warning, event.action) == (reason, warning, "Drain")
+    assert (event.node_uid, event.quarantine_uid) == ("uid", "q")
+    assert event_of(make_transition(kind), "uid", None) is None
+    assert event_of(make_transition(kind), "", QUARANTINE) is None, "an Event needs the node's uid"
+
+
+def test_a_node_that_no_list_has_yet_is_named_by_the_uid_in_its_quarantine() -> None:
+    known = replace(QUARANTINE, status=replace(STATUS, node_uid="joined"))
+    event = event_of(make_transition(EventKind.DRAINING), "", known)
+    assert event is not None
+    assert event.node_uid == "joined"
+    assert event_of(HELD, "", replace(known, foreign="another installation")) is None
+
+
+def test_one_drain_has_one_event_of_a_reason_and_the_next_drain_another() -> None:
+    first = event_of(make_transition(EventKind.BLOCKED), "uid", QUARANTINE)
+    again = event_of(
+        make_transition(EventKind.BLOCKED, summary="another pod", at=9.0), "uid", QUARANTINE
+    )
+    later = replace(QUARANTINE, status=replace(STATUS, drain_started_at=60.0))
+    next_one = event_of(make_transition(EventKind.BLOCKED), "uid", later)
+    assert first is not None
+    assert again is not None
+    assert next_one is not None
+    assert first.name == again.name != next_one.name
+
+
+def test_a_hold_is_told_once_for_each_incident_and_limit() -> None:
+    event = event_of(HELD, "uid", None)
+    assert event is not None
+    assert (event.reason, event.quarantine_uid, event.action) == ("Held", "", "Quarantine")
+    names = {
+        found.name
+        for found in (
+            event_of(HELD, "uid", None),
+            event_of(replace(HELD, summary="other words"), "uid", None),
+            event_of(replace(HELD, details={"limit": "stop"}), "uid", None),
+            event_of(replace(HELD, incident="another"), "uid", None),
+            event_of(HELD, "uid of another Node", None),
+        )
+        if found is not None
+    }
+    assert len(names) == 4
+    held_drain = event_of(HELD, "uid", QUARANTINE)
+    assert held_drain is not None
+    assert held_drain.quarantine_uid == "q"
+
+
+def test_pods_that_come_after_the_drain_and_other_transitions_have_no_event() -> None:
+    drained = replace(QUARANTINE, status=replace(STATUS, phase=Phase.DRAINED))
+    assert event_of(make_transition(EventKind.BLOCKED), "uid", drained) is None
+    assert event_of(make_transition(EventKind.CORDONED), "uid", QUARANTINE) is None
+    found = event_of(make_transition(EventKind.DRAINED), "uid", drained)
+    assert found is not None
+    assert found.reason == "Drained"
+
+
+class Bench:
+    """The publisher over a cluster that answers as told."""
+
+    def __init__(self, answers: Sequence[Exception | None] = (), *, enabled: bool = True) -> None:
+        self.passed_on: list[Transition] = []
+        self.written: list[NodeEvent] = []
+        self.answers = list(answers)
+        summary = SimpleNamespace(quarantine=QUARANTINE)
+        fleet = SimpleNamespace(node_summaries={"n1": summary}, documentation_url=DOCUMENTATION)
+        self.publisher = NodeEventPublisher(
+            SimpleNamespace(record_event=self.passed_on.append),
+            cluster=self,  # type: ignore[arg-type]
+            fleet=fleet,  # type: ignore[arg-type]
+            uid_of=lambda _: "uid",
+            enabled=lambda _: enabled,
+        )
+
+    async def write_event(self, event: NodeEvent) -> None:
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+        self.written.append(event)
+
+
+async def test_events_are_written_in_the_background_and_once_each() -> None:
+    bench = Bench()
+    for transition in (
+        make_transition(EventKind.DRAINING),
+        make_transition(EventKind.DRAINING),
+        HELD,
+    ):
+        bench.publisher.record_event(transition)
+    assert bench.written == []
+    assert len(bench.passed_on) == 3
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: len(bench.written) == 2)
+    assert [event.reason for event in bench.written] == ["Draining", "Held"]
+    running.cancel()
+
+
+async def test_a_held_node_has_the_section_of_its_hold_however_long_the_reason_is() -> None:
+    bench = Bench()
+    limits = {"limit": "limits.concurrent"}
+    bench.publisher.record_event(replace(HELD, summary="n1: " + "x" * 5_000, details=limits))
+    bench.publisher.record_event(replace(HELD, incident="other", details=limits))
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: len(bench.written) == 2)
+    section = f"({DOCUMENTATION}/docs/holds.md#limitsconcurrent)"
+    assert bench.written[1].note == f"n1: held {section}"
+    assert bench.written[0].note.endswith(section)
+    assert len(bench.written[0].note.encode()) < 1024
+    running.cancel()
+
+
+async def test_mode_observe_writes_no_event() -> None:
+    bench = Bench(enabled=False)
+    bench.publisher.record_event(HELD)
+    assert bench.passed_on == [HELD]
+    assert not bench.publisher._waiting
+
+
+async def test_a_failure_is_tried_again_and_a_refusal_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_events, "_PAUSE", 0.0)
+    bench = Bench([Unreachable("away"), None, Refused("no right")])
+    bench.publisher.record_event(make_transition(EventKind.DRAINING))
+    bench.publisher.record_event(make_transition(EventKind.OVERDUE))
+    bench.publisher.record_event(HELD)
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: len(bench.written) == 2)
+    assert [event.reason for event in bench.written] == ["Draining", "Held"]
+    running.cancel()
+
+
+async def test_no_more_than_a_bounded_number_of_events_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_events, "MOST_WAITING", 3)
+    bench = Bench()
+    for number in range(5):
+        bench.publisher.record_event(replace(HELD, incident=str(number)))
+    assert (len(bench.publisher._waiting), bench.publisher.dropped) == (3, 2)
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: not bench.publisher.dropped)
+    assert len(bench.written) == 3
+    bench.publisher.record_event(replace(HELD, incident="later"))
+    await until(lambda: len(bench.written) == 4)
+    running.cancel()

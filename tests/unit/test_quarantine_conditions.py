@@ -1,0 +1,189 @@
+"""The conditions of a Quarantine, as its spec and the rest of its status call for them."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine, encode_status
+from aggregator.cluster.port import (
+    Action,
+    AppliedChanges,
+    Blocker,
+    MarksStatus,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.cluster.quarantine_conditions import (
+    ALWAYS,
+    are_conditions_current,
+    with_conditions,
+)
+from aggregator.quarantine.state.quarantine_view import QuarantineView
+
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "why")
+OURS = AppliedChanges(cordoned=True, value="gpu")
+NEW = Quarantine("n1", "uid", "1", SPEC, QuarantineStatus(), generation=1)
+BLOCKER = Blocker("jobs/rank-0", "the budget of jobs needs it", 5.0)
+
+
+def status(phase: Phase, **changes: Any) -> QuarantineStatus:
+    return replace(QuarantineStatus(phase=phase), **changes)
+
+
+def written(before: Quarantine, now: QuarantineStatus, at: float) -> Quarantine:
+    return replace(before, status=with_conditions(before, now, at))
+
+
+def shown(quarantine: Quarantine) -> dict[str, tuple[str, str]]:
+    return {one.type: (one.status, one.reason) for one in quarantine.status.conditions}
+
+
+@pytest.mark.parametrize(
+    ("now", "tainted", "drained"),
+    [
+        (status(Phase.ADMITTED), ("False", "Pending"), ("False", "Pending")),
+        (status(Phase.INVALID), ("False", "Invalid"), ("False", "Invalid")),
+        (status(Phase.CORDONED), ("True", "Marked"), ("False", "Pending")),
+        (
+            status(Phase.CORDONED, marks=MarksStatus(("taint", "label"), 5.0)),
+            ("False", "TaintRemoved"),
+            ("False", "Pending"),
+        ),
+        (
+            status(Phase.CORDONED, marks=MarksStatus(("label",), 5.0)),
+            ("True", "Marked"),
+            ("False", "Pending"),
+        ),
+        (
+            status(Phase.CORDONED, node_absent_since=5.0),
+            ("False", "NodeAbsent"),
+            ("False", "Pending"),
+        ),
+        (status(Phase.DRAINING), ("True", "Marked"), ("False", "Draining")),
+        (status(Phase.DRAINING, overdue_at=9.0), ("True", "Marked"), ("False", "Overdue")),
+        (status(Phase.DRAINED), ("True", "Marked"), ("True", "NoPodsLeft")),
+        (status(Phase.DRAINED, pods_remaining=2), ("True", "Marked"), ("True", "PodsReturned")),
+        (status(Phase.RELEASING), ("False", "Releasing"), ("False", "Releasing")),
+    ],
+)
+def test_each_phase_says_whether_the_node_is_tainted_and_drained(
+    now: QuarantineStatus, tainted: tuple[str, str], drained: tuple[str, str]
+) -> None:
+    found = shown(written(NEW, now, 7.0))
+    assert (found["Tainted"], found["Drained"]) == (tainted, drained)
+
+
+def test_a_cordon_is_not_drained_and_says_that_none_was_asked_for() -> None:
+    cordon = replace(NEW, spec=replace(SPEC, action=Action.CORDON))
+    found = written(cordon, status(Phase.CORDONED, applied=OURS), 7.0)
+    assert shown(found)["Drained"] == ("False", "NotRequested")
+    assert found.status.conditions[0].message == "node n1 is tainted for gpu"
+
+
+def test_a_condition_keeps_the_time_of_its_last_change_and_tells_the_spec_it_is_about() -> None:
+    marked = written(NEW, status(Phase.CORDONED), 7.0)
+    draining = written(replace(marked, generation=2), status(Phase.DRAINING), 8.0)
+    draining = replace(draining, status=replace(draining.status, pods_remaining=3))
+    drained = written(draining, status(Phase.DRAINED), 9.0)
+    times = {one.type: one.last_transition_time for one in drained.status.conditions}
+    assert times == {"Tainted": 7.0, "Drained": 9.0}
+    assert {one.observed_generation for one in drained.status.conditions} == {2}
+    assert drained.status.observed_generation == 2
+
+
+def test_blocked_held_and_releasing_are_shown_from_their_first_time_on() -> None:
+    marked = written(NEW, status(Phase.CORDONED), 7.0)
+    assert shown(marked).keys() == ALWAYS
+    blocked = written(marked, status(Phase.DRAINING, blockers=(BLOCKER,)), 8.0)
+    assert shown(blocked)["Blocked"] == ("True", "PodsBlocked")
+    assert shown(blocked)["Drained"] == ("False", "Blocked")
+    assert blocked.status.conditions[2].message == "jobs/rank-0: the budget of jobs needs it"
+    drained = written(blocked, status(Phase.DRAINED, release_held="its kubelet is down"), 9.0)
+    assert shown(drained)["Blocked"] == ("False", "NoPodBlocked")
+    assert shown(drained)["ReleaseHeld"] == ("True", "ChecksHold")
+    going = written(drained, status(Phase.RELEASING, released_because="recovered"), 10.0)
+    assert shown(going)["Releasing"] == ("True", "CauseOver")
+    assert shown(going)["ReleaseHeld"] == ("False", "NotHeld")
+    overruled = written(drained, status(Phase.RELEASING, overruled=True), 10.0)
+    assert shown(overruled)["Releasing"] == ("True", "Overruled")
+
+
+def test_conditions_are_old_after_an_edit_of_the_spec_or_a_write_of_an_older_version() -> None:
+    marked = written(NEW, status(Phase.CORDONED), 7.0)
+    assert are_conditions_current(marked)
+    assert not are_conditions_current(replace(marked, generation=2))
+    by_older = replace(marked, status=replace(marked.status, phase=Phase.DRAINED))
+    assert not are_conditions_current(by_older)
+    before_there_were_any = replace(marked, status=status(Phase.CORDONED))
+    assert not are_conditions_current(before_there_were_any)
+
+
+def test_old_conditions_are_written_once_where_the_definition_drops_them() -> None:
+    view = QuarantineView(quarantine=replace(NEW, status=status(Phase.DRAINED)))
+    assert view.are_conditions_old()
+    dropped = replace(NEW, status=status(Phase.DRAINED))  # a write without a change: same version
+    view.write(dropped)
+    view.note_conditions(dropped)
+    assert not view.are_conditions_old()
+    view.write(replace(dropped, version="2"))
+    assert view.are_conditions_old(), "the definition may have been upgraded since"
+
+
+@pytest.mark.parametrize("phase", [Phase.ADMITTED, Phase.DRAINING, Phase.RELEASING])
+def test_no_write_is_made_for_conditions_where_another_is_to_come(phase: Phase) -> None:
+    assert not QuarantineView(quarantine=replace(NEW, status=status(phase))).are_conditions_old()
+
+
+def test_a_cluster_that_counts_no_generations_needs_no_conditions() -> None:
+    local = replace(NEW, status=status(Phase.DRAINED), generation=0)
+    assert not QuarantineView(quarantine=local).are_conditions_old()
+
+
+TEXT = st.text(max_size=2000)
+STATUS = st.builds(
+    QuarantineStatus,
+    phase=st.sampled_from(Phase),
+    message=TEXT,
+    overdue_at=st.sampled_from((0.0, 5.0)),
+    node_absent_since=st.sampled_from((0.0, 5.0)),
+    released_because=TEXT,
+    overruled=st.booleans(),
+    release_held=TEXT,
+    pods_remaining=st.one_of(st.none(), st.integers(0, 9)),
+    blockers=st.lists(st.builds(Blocker, TEXT, TEXT, st.just(5.0)), max_size=5).map(tuple),
+    marks=st.sampled_from((None, MarksStatus(("taint",), 5.0))),
+)
+
+
+@given(steps=st.lists(STATUS, min_size=1, max_size=4), action=st.sampled_from(Action))
+def test_any_sequence_of_writes_leaves_conditions_that_the_conventions_allow(
+    steps: list[QuarantineStatus], action: Action
+) -> None:
+    found = replace(NEW, spec=replace(SPEC, action=action))
+    for at, step in enumerate(steps, 1):
+        found = written(found, replace(step, conditions=found.status.conditions), float(at))
+        assert are_conditions_current(found)
+        again = written(found, found.status, 99.0)
+        assert again.status == found.status, "a write without a change changes no condition"
+    types = [one.type for one in found.status.conditions]
+    assert len(types) == len(set(types))
+    for one in found.status.conditions:
+        assert one.status in ("True", "False")
+        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", one.reason)
+        assert len(one.message) <= 1024
+        assert 1.0 <= one.last_transition_time <= len(steps)
+    body = {"metadata": {"name": "n1", "generation": 1}, "spec": {"reason": "why"}}
+    sent = json.dumps(body).encode()[:-1] + b',"status":' + encoded(found.status) + b"}"
+    assert decode_quarantine(sent).status == found.status
+
+
+def encoded(found: QuarantineStatus) -> bytes:
+    return msgspec.json.encode(encode_status(found))

@@ -1,0 +1,164 @@
+"""docs/reference is what the code gives, and its schemas agree with the loaders."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from aggregator.config.schema import config_schema, duration, properties
+from aggregator.config.settings import load
+from aggregator.daemon_cli.main import main
+from nodeagent.config.settings import keys
+from release.reference.__main__ import FOLDER, files
+from tests.aggregator.test_config import keys_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, str]:
+    return dict(files())
+
+
+def read(name: str) -> Any:
+    return json.loads((FOLDER / name).read_text("utf-8"))
+
+
+def test_every_file_is_as_the_code_writes_it(written: dict[str, str]) -> None:
+    found = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
+    assert found.keys() == written.keys()
+    stale = [name for name, text in written.items() if found[name] != text]
+    assert stale == [], "run make docs-reference"
+
+
+# -- the aggregator's file --------------------------------------------------------
+
+
+def test_the_schema_has_every_key_with_its_meaning() -> None:
+    from aggregator.config.settings import Config
+
+    found = properties(read("aggregator.schema.json"))
+    assert found.keys() == set(keys_of(Config))
+    unexplained = {key for key, one in found.items() if not one.get("description")}
+    # Two keys of the reference are explained by the row above, or by that of their route.
+    assert len(unexplained) < 20, sorted(unexplained)
+
+
+def valid(text: str) -> bool:
+    schema = jsonschema.Draft7Validator(read("aggregator.schema.json"))
+    return schema.is_valid(yaml.safe_load(text))
+
+
+def test_the_shipped_files_are_valid() -> None:
+    assert valid((ROOT / "deploy" / "aggregator.yaml").read_text())
+    jsonschema.Draft7Validator.check_schema(read("aggregator.schema.json"))
+    for path in (ROOT / "deploy").rglob("*.yaml"):
+        if "helm" in path.parts:
+            continue
+        for document in yaml.safe_load_all(path.read_text()):
+            if isinstance(document, dict) and document.get("kind") == "ConfigMap":
+                for name, text in document.get("data", {}).items():
+                    assert name != "aggregator.yaml" or valid(text), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mode: dran",
+        "limits: {concurent: 5}",
+        "limits: {pool_percent: 5}",
+        "limits: {concurrent: 0}",
+        "agents: {heartbeat: 10}",
+        "agents: {heartbeat: 10 s}",
+        "alerts: {receivers: [{name: UPPER}]}",
+        "documentation_url: docs.example.com",
+    ],
+)
+def test_mistakes_of_one_key_are_marked(text: str) -> None:
+    assert not valid(text)
+
+
+def defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """As a file would have them, without sections that need keys which have no default."""
+    found: dict[str, Any] = {}
+    for name, one in schema["properties"].items():
+        if one.get("type") == "object" and "properties" in one and not one.get("required"):
+            found[name] = defaults(one)
+        elif one.get("default", "") != "":
+            found[name] = one["default"]
+    return found
+
+
+def test_the_defaults_of_the_schema_are_the_defaults(tmp_path: Path) -> None:
+    chosen = defaults(config_schema())
+    del chosen["drain"]["pre_evict"], chosen["drain"]["post_release"]  # a hook needs a program
+    chosen["listen"] |= {"insecure_plaintext": True}  # its defaults need TLS
+    file, plain = tmp_path / "all.yaml", tmp_path / "plain.yaml"
+    file.write_text(yaml.safe_dump(chosen))
+    plain.write_text("listen: {insecure_plaintext: true}\n")
+    assert load(file, environ={}) == load(plain, environ={})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0s"),
+        (0.25, "250ms"),
+        (90.0, "90s"),
+        (3600.0, "1h"),
+        (604800.0, "7d"),
+        (1.5, "1500ms"),
+    ],
+)
+def test_a_duration_is_written_in_the_largest_whole_unit(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "schema"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out) == config_schema()
+
+
+# -- the agent's file ---------------------------------------------------------------
+
+
+def test_the_agents_schema_has_every_key_but_those_that_are_refused() -> None:
+    found = properties(read("agent.schema.json"))
+    missing = {key for key in keys() if key not in found}
+    tables = {key for key in missing if any(one.startswith(f"{key}.") for one in keys())}
+    refused = {key for key in missing - tables if key.endswith((".interval", ".deadline"))}
+    assert missing == tables | refused
+    assert found.keys() - set(keys()) == set()
+
+
+def agent_is_valid(text: str) -> bool:
+    return jsonschema.Draft7Validator(read("agent.schema.json")).is_valid(tomllib.loads(text))
+
+
+def test_the_agents_shipped_file_is_valid() -> None:
+    jsonschema.Draft7Validator.check_schema(read("agent.schema.json"))
+    assert agent_is_valid((ROOT / "deploy" / "agent.toml").read_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'log_level = "loud"',
+        '[expect]\ngpus = "8"',
+        "[nvml]\ndeadline = 10",
+        '[checks.disk-space]\ninterval = "30"',
+        "[checks.nothing]\non = true",
+    ],
+)
+def test_mistakes_in_the_agents_file_are_marked(text: str) -> None:
+    assert not agent_is_valid(text)
+
+
+def test_the_agents_file_may_have_checks_of_its_own() -> None:
+    assert agent_is_valid('[checks.disk-space]\ninterval = "1m30s"\n[own.mine]\ncommand = ["true"]')
