@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -15,11 +16,17 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
+from sqlalchemy.engine import make_url
+
+from aggregator.access_control import build_access, build_actions, replica_token
+from aggregator.alerts.fleet_context import FleetContext
 from aggregator.alerts.notifier import Notifier
+from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
 from aggregator.clock import Clocks, watch
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
-from aggregator.cluster.port import ClusterError
+from aggregator.cluster.namespace_owners import NamespaceOwners
+from aggregator.cluster.port import ClusterError, ClusterTooOld
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
 from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
@@ -38,6 +45,7 @@ from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.serving_certificates import ServingCertificates, prepare_certificates
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
 from aggregator.web.stats_interface import Stats
@@ -95,7 +103,8 @@ class EventBus:
     def _lose(self) -> None:
         if not self.lost:
             log.error(
-                "too many transitions wait to be told; transitions that agents cause are left out"
+                "too many transitions wait to be told; transitions that agents cause are left out",
+                extra={"event": "transitions.dropped"},
             )
         self.lost += 1
 
@@ -123,7 +132,12 @@ class EventBus:
     def notify_sinks(self, transition: Transition) -> None:
         log.info(
             transition.summary,
-            extra={"kind": transition.kind.value, "incident": transition.incident},
+            extra={
+                "event": transition.kind.value,
+                "node": transition.node,
+                "kind": transition.kind.value,
+                "incident": transition.incident,
+            },
         )
         for sink in self._ledgers:
             sink.record_event(transition)
@@ -132,6 +146,7 @@ class EventBus:
 def _settings(config: Config) -> Settings:
     return Settings(
         mode=config.mode,
+        pools=config.pools,
         limits=config.limits,
         common=config.limits,
         drain=config.drain,
@@ -139,6 +154,8 @@ def _settings(config: Config) -> Settings:
         hooks=hook_rules(config.drain, wall=time.time),
         uncordon=config.release,
         marks=config.marks,
+        conditions=config.conditions,
+        events=config.events,
     )
 
 
@@ -151,6 +168,10 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
             qps=where.requests_per_second,
             burst=where.burst,
             shards=config.shards.on,
+            certificates=config.makes_certificates,
+            agents=config.identity.service_account if config.identity.kind == "token" else "",
+            access=config.access.on,
+            actions=config.access.actions,
         )
     return LocalCluster(
         where.local.database,
@@ -173,33 +194,71 @@ def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -
     )
 
 
+def _alerts(
+    config: Config,
+    fleet: FleetState,
+    owners: NamespaceOwners,
+    clocks: Clocks,
+    rng: random.Random,
+    replica: str,
+) -> Notifier:
+    return Notifier(
+        _outbox_store(config, replica),
+        config.alert_settings,
+        clocks=clocks,
+        rng=rng,
+        context=FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels),
+        owners=owners.owner_of,
+        # A process that has restarted does not go on with the claims of the one before.
+        replica=f"{replica} {rng.getrandbits(32):08x}",
+    )
+
+
+def _outbox_store(config: Config, replica: str) -> OutboxStore:
+    where = config.history
+    if where.is_file or not config.alerts.shared:
+        return FileStore(config.alerts.outbox)
+    # The import takes half a second, which the user of a file need not spend.
+    from aggregator.history.postgres import Postgres
+
+    engine = Postgres(make_url(where.database), where, f"sickbay {replica} alerts".strip())
+    return SharedStore(engine, former=config.alerts.outbox)
+
+
 async def _connect(
     cluster: KubeCluster | LocalCluster, fleet: FleetState, rng: random.Random
 ) -> None:
-    """Try until the cluster lets us in, and report each of its answers meanwhile."""
+    """Try until the cluster lets us in, and report each of its answers meanwhile.
+
+    Raises ClusterTooOld.
+    """
     failures = 0
     while True:
         try:
             await cluster.start()
+        except ClusterTooOld:
+            raise
         except ClusterError as error:
-            _not_yet(fleet, _UNUSABLE, str(error))
+            _report_not_ready(fleet, _UNUSABLE, str(error))
             failures += 1
             await asyncio.sleep(max(_CONNECT_BACKOFF.pause(failures, rng), error.retry_after or 0))
         else:
             return
 
 
-async def _until_alone(replica_runtime: ReplicaRuntime, fleet: FleetState) -> None:
+async def _wait_until_sole(replica_runtime: ReplicaRuntime, fleet: FleetState) -> None:
     """Without configured peers: wait until no other replica is at work, and report that."""
-    await replica_runtime.until_alone(
-        waits=lambda why: _not_yet(fleet, "it does not begin yet", why, in_company=True),
-        away=lambda why: _not_yet(fleet, _UNUSABLE, why),
+    await replica_runtime.wait_until_sole(
+        waits=lambda why: _report_not_ready(fleet, "it does not begin yet", why, in_company=True),
+        away=lambda why: _report_not_ready(fleet, _UNUSABLE, why),
     )
     if fleet.in_company:
         fleet.in_company, fleet.view_lost = False, NO_NEWS_YET
 
 
-def _not_yet(fleet: FleetState, what: str, error: str, *, in_company: bool = False) -> None:
+def _report_not_ready(
+    fleet: FleetState, what: str, error: str, *, in_company: bool = False
+) -> None:
     """Reported once, however often the same problem is found."""
     if fleet.view_lost != error:
         log.warning(what, extra={"error": error})
@@ -209,25 +268,32 @@ def _not_yet(fleet: FleetState, what: str, error: str, *, in_company: bool = Fal
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
-    Raises the error that keeps it from starting: `ConfigError` (the policy),
+    Raises the error that keeps it from starting: `AccessSetupError`, `ConfigError` (the policy),
     `ReplicaIdentityError`, `DataDirError`, `ListenError`, `TlsError`, `TrustError`,
-    `WebListenError`.
+    `WebListenError`, `ClusterTooOld`.
     """
     policy = read_policy(config.policy.file)
     for problem in lint_file(config.policy.file, policy) if config.policy.file is not None else ():
         where = f"{config.policy.file}:{problem.line}"
-        log.warning("a rule is odd", extra={"at": where, "reason": problem.text})
+        log.warning(
+            "a rule is odd", extra={"event": "policy.rule_odd", "at": where, "reason": problem.text}
+        )
     create_data_dirs(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
-    fleet = FleetState(how=config.cluster.how)
+    fleet = FleetState(how=config.cluster.how, documentation_url=config.documentation_url)
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
+    certificates = prepare_certificates(
+        config, cluster, hostname=socket.gethostname(), clocks=clocks, rng=rng
+    )
+    config = certificates.config
     replica_runtime = ReplicaRuntime(
         config, cluster, policy_hash=policy.hash, version=version("sickbay")
     )
     feed = EventBroker(epoch=rng.getrandbits(32))
     history = _history(config, clocks, rng, replica_runtime.name)
-    alerts = Notifier(config.alerts.outbox, config.alerts.webhooks, clocks=clocks, rng=rng)
+    owners = NamespaceOwners(config.alerts.owner_label)
+    alerts = _alerts(config, fleet, owners, clocks, rng, replica_runtime.name)
     event_sink = EventBus([feed, history, alerts])
     controller = Controller(
         cluster=cluster,
@@ -264,15 +330,21 @@ async def run(config: Config) -> None:
             api=cluster.counters if isinstance(cluster, KubeCluster) else None,
             outbox=alerts.depth,
             alert_trouble=lambda: alerts.problem,
+            alerts=alerts.overview,
             history=history,
+            certificates=ingest.certificate_expiries,
         ),
         clocks=clocks,
         version=version("sickbay"),
-        ready=lambda: _not_ready(fleet, controller, ingest),
+        ready=lambda: _not_ready(fleet, controller, certificates, ingest),
         shards=replica_runtime.shards,
         ca_file=config.shards.ca_file,
         history_shared=not config.history.is_file,
         hosts=config.listen.hosts,
+        access=build_access(config, cluster, keys, now=clocks.now, wall=clocks.wall),
+        replica_token=replica_token(config),
+        actions=build_actions(config, cluster, event_sink.record_event, wall=clocks.wall),
+        preview=controller.mode_preview.holds,
     )
 
     lemons = LemonDetector(
@@ -288,35 +360,48 @@ async def run(config: Config) -> None:
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
-        await _until_alone(replica_runtime, fleet)
-        log.info("connected to the cluster", extra={"cluster": cluster.kind})
+        await _wait_until_sole(replica_runtime, fleet)
+        log.info(
+            "connected to the cluster",
+            extra={"event": "cluster.connected", "cluster": cluster.kind},
+        )
         await run_until_first_exit(
-            controller=controller.run(), replica_runtime=replica_runtime.run()
+            controller=controller.run(),
+            replica_runtime=replica_runtime.run(),
+            agent_pods=_follow_agent_pods(config, cluster, ingest),
+            namespaces=_follow_namespaces(config, cluster, owners),
         )
 
     async with AsyncExitStack() as ending:
         ending.push_async_callback(cluster.close)
-        _until_the_end(watch(clocks.doubt, fleet.doubt_clock), "clock", ending)
+        _spawn(watch(clocks.doubt, fleet.doubt_clock), "clock", ending)
         history.start()
         ending.push_async_callback(history.close)
         alerts.start()
         ending.push_async_callback(alerts.close)
         ending.callback(event_sink.flush)
+        _spawn(certificates.run(), "certificates", ending)
+        await certificates.first()
         await _serve_page(config, web, ending)
         await ingest.start()
         ending.push_async_callback(ingest.stop)
         log.info(
             "aggregator started",
-            extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
+            extra={
+                "event": "aggregator.started",
+                "version": version("sickbay"),
+                "mode": config.mode.value,
+                "policy": policy.hash,
+            },
         )
-        _until_the_end(lemons.run(), "lemons", ending)
-        _until_the_end(gc_tuning.collect_when_idle(), "garbage", ending)
-        working = _until_the_end(work(), "controller", ending)
-        await asyncio.wait({working, _told_to_stop()}, return_when=asyncio.FIRST_COMPLETED)
+        _spawn(lemons.run(), "lemons", ending)
+        _spawn(gc_tuning.collect_when_idle(), "garbage", ending)
+        working = _spawn(work(), "controller", ending)
+        await asyncio.wait({working, _stop_signal()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
-        await replica_runtime.leave(lambda: ingest.stats.attached)
-    log.info("aggregator stopped")
+        await replica_runtime.drain_and_leave(lambda: ingest.stats.attached)
+    log.info("aggregator stopped", extra={"event": "aggregator.stopped"})
 
 
 def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | None:
@@ -329,20 +414,46 @@ def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | No
     return open_keys(config, cluster.signing_keys, now=time.monotonic)
 
 
+async def _follow_agent_pods(
+    config: Config, cluster: KubeCluster | LocalCluster, ingest: IngestServer
+) -> None:
+    """For ever: tokens of deleted pods are refused, where agents have tokens of pods."""
+    if config.identity.kind == "token" and isinstance(cluster, KubeCluster):
+        await cluster.follow_agent_pods(ingest.deleted_pods)
+    await asyncio.Event().wait()
+
+
+async def _follow_namespaces(
+    config: Config, cluster: KubeCluster | LocalCluster, owners: NamespaceOwners
+) -> None:
+    """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
+    if config.alerts.settings.wants_owners and isinstance(cluster, KubeCluster):
+        await cluster.follow_namespaces(owners)
+    await asyncio.Event().wait()
+
+
 async def _serve_page(config: Config, web: Web, ending: AsyncExitStack) -> None:
     certificate = None
     if config.listen.tls is not None:
         tls = config.listen.tls
-        certificate = Certificate(tls.cert_file, tls.key_file, wall=time.time)
-        _until_the_end(certificate.follow(), "page certificate", ending)
+        certificate = Certificate(
+            tls.cert_file,
+            tls.key_file,
+            wall=time.time,
+            client_authorities=config.access.client_authorities,
+        )
+        _spawn(certificate.follow(), "page certificate", ending)
     address = await web.start(
         config.listen.web, certificate.context if certificate is not None else None
     )
     ending.push_async_callback(web.close)
-    log.info("the page is served", extra={"address": address, "tls": certificate is not None})
+    log.info(
+        "the page is served",
+        extra={"event": "page.served", "address": address, "tls": certificate is not None},
+    )
 
 
-def _until_the_end(
+def _spawn(
     work: Coroutine[Any, Any, None], name: str, ending: AsyncExitStack
 ) -> "asyncio.Task[None]":
     task = asyncio.create_task(work, name=name)
@@ -355,14 +466,19 @@ def _until_the_end(
     return task
 
 
-def _not_ready(fleet: FleetState, controller: Controller, ingest: IngestServer) -> list[str]:
+def _not_ready(
+    fleet: FleetState,
+    controller: Controller,
+    certificates: ServingCertificates,
+    ingest: IngestServer,
+) -> list[str]:
     """Why this process can't do its work now, in words."""
-    trouble = ingest.certificate_trouble()
+    trouble = certificates.trouble or ingest.certificate_trouble()
     alone = f"agents and other replicas turn away: {trouble}" if trouble else ""
     return [reason for reason in (fleet.view_lost, controller.record_problem, alone) if reason]
 
 
-def _told_to_stop() -> asyncio.Task[bool]:
+def _stop_signal() -> asyncio.Task[bool]:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -97,9 +97,11 @@ async def watch(
     while True:
         found = doubt()
         if found and found != said:
-            log.warning("the wall clock is doubted", extra={"reason": found})
+            log.warning(
+                "the wall clock is doubted", extra={"event": "clock.doubted", "reason": found}
+            )
         elif said and not found:
-            log.info("the wall clock is believed again")
+            log.info("the wall clock is believed again", extra={"event": "clock.trusted"})
         said = found
         tell(found)
         await sleep(_LOOK_EVERY)

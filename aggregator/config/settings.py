@@ -5,18 +5,33 @@ percentages 0 to 100, here; in the file "30s" and "5%". docs/aggregator.md is th
 people, deploy/aggregator.yaml an example.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from aggregator.alerts.notifier import WebhookConfig
+from aggregator.alerts.settings import (
+    OWNER_LABEL,
+    AlertSettings,
+    ReceiverConfig,
+    RouteConfig,
+    SilenceConfig,
+    WebhookConfig,
+)
+from aggregator.alerts.settings import cross_field_errors as alerts_contradictions
+from aggregator.alerts.settings import files as alert_files
 from aggregator.cluster.local.cluster import Commands
 from aggregator.cluster.port import Action
+from aggregator.config.access import AccessConfig
+from aggregator.config.access import cross_field_errors as access_contradictions
+from aggregator.config.certificates import CertificatesConfig
+from aggregator.config.certificates import cross_field_errors as certificates_contradictions
 from aggregator.config.drain import DrainConfig
 from aggregator.config.drain import cross_field_errors as drain_contradictions
+from aggregator.config.pod_namespace import with_namespace
 from aggregator.config.shards import ShardsConfig
 from aggregator.config.shards import cross_field_errors as shards_contradictions
 from aggregator.configfile.regular_file import MOST, require_regular_file
@@ -24,12 +39,15 @@ from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
     Address,
     DatabaseUrl,
+    DocumentationUrl,
     Duration,
     HostName,
+    LabelKey,
     LabelKeys,
     MaybePath,
     Namespace,
     OrdinaryPath,
+    PageUrl,
     RulesPath,
     ServiceAccount,
     is_loopback,
@@ -40,6 +58,9 @@ from aggregator.policy.lemons import LemonThresholds
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.node_conditions import NodeConditionRule
+from aggregator.quarantine.decide.node_events import EventRules
+from aggregator.quarantine.decide.pools import MOST_POOLS, Pool
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.settings import SilenceRules
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
@@ -93,6 +114,11 @@ class ListenConfig(Section):
     tls: TlsConfig | None = None
     insecure_plaintext: bool = False
 
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines can reach one of the listeners."""
+        return not (is_loopback(self.grpc) and is_loopback(self.web))
+
 
 class IdentityConfig(Section):
     """How an agent proves which node it reports for."""
@@ -100,7 +126,7 @@ class IdentityConfig(Section):
     kind: Literal["token", "certificate", "insecure-trust-hello"] = "token"
     audience: Annotated[str, Field(min_length=1)] = "sickbay"
     service_account: ServiceAccount = "sickbay:sickbay-agent"
-    """``namespace:name``."""
+    """``namespace:name``; a file without it gets ``cluster.namespace``."""
     issuer: str = ""
     """Empty: asked of the API server's discovery document."""
     keys_cache: OrdinaryPath = Path("/var/lib/sickbay-aggregator/jwks.json")
@@ -152,37 +178,87 @@ class AlertsConfig(Section):
 
     outbox: OrdinaryPath = Path("/var/lib/sickbay-aggregator/outbox.db")
     """The file in which alerts wait until they are delivered."""
+    shared: bool = True
+    """Alerts wait in history's database where that is PostgreSQL, and not in the file."""
+    page: PageUrl = ""
+    """The status page, for links in messages."""
+    owner_label: LabelKey = OWNER_LABEL
+    """The label or annotation of a namespace that names the owner of its pods."""
     webhooks: Annotated[tuple[WebhookConfig, ...], Field(strict=False)] = ()
+    receivers: Annotated[tuple[ReceiverConfig, ...], Field(strict=False)] = ()
+    routes: Annotated[tuple[RouteConfig, ...], Field(strict=False)] = ()
+    silences: Annotated[tuple[SilenceConfig, ...], Field(strict=False)] = ()
+
+    @property
+    def settings(self) -> AlertSettings:
+        """All but the place of the outbox."""
+        return AlertSettings(self.webhooks, self.receivers, self.routes, self.silences, self.page)
 
 
 class Config(Section):
     """The whole configuration of the aggregator."""
 
     mode: Annotated[Action, Field(strict=False)] = Action.OBSERVE
-    """A cap on every action; ships as observe."""
+    """A cap on every action on a node that is in no pool with another mode; ships as observe."""
+    pools: Annotated[tuple[Pool, ...], Field(strict=False, max_length=MOST_POOLS)] = ()
+    """Nodes by their labels, with a mode and limits of their own; the first that selects a node."""
     cluster: ClusterConfig = ClusterConfig()
     listen: ListenConfig = ListenConfig()
     identity: IdentityConfig = IdentityConfig()
     shards: ShardsConfig = ShardsConfig()
+    access: AccessConfig = AccessConfig()
+    certificates: CertificatesConfig = CertificatesConfig()
     agents: AgentsConfig = AgentsConfig()
     limits: LimitsConfig = LimitsConfig()
     drain: DrainConfig = DrainConfig()
     release: UncordonRules = UncordonRules()
     marks: RestoreRules = RestoreRules()
+    conditions: Annotated[tuple[NodeConditionRule, ...], Field(strict=False)] = ()
+    events: EventRules = EventRules()
     policy: PolicyConfig = PolicyConfig()
     history: HistoryConfig = HistoryConfig()
     lemons: LemonThresholds = LemonThresholds()
     alerts: AlertsConfig = AlertsConfig()
+    documentation_url: DocumentationUrl = ""
+    """The site of the documentation, or its folder on a code host, for links to sections."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @property
+    def alert_settings(self) -> AlertSettings:
+        """All that alerts are sent by."""
+        return replace(self.alerts.settings, documentation_url=self.documentation_url)
 
-def load(path: Path, *, root: Path = Path("/")) -> Config:
+    @property
+    def makes_certificates(self) -> bool:
+        """Whether the aggregator makes its certificates itself."""
+        if self.certificates.automatic is not None:
+            return self.certificates.automatic
+        listen = self.listen
+        return (
+            self.cluster.kind == "kubernetes"
+            and listen.tls is None
+            and not listen.insecure_plaintext
+            and listen.is_exposed
+        )
+
+    def with_tls(self, *, cert_file: Path, key_file: Path, ca_file: Path) -> Self:
+        """The same with these files as its certificate and as the CA of the replicas."""
+        tls = TlsConfig(cert_file=cert_file, key_file=key_file)
+        return self.model_copy(
+            update={
+                "listen": self.listen.model_copy(update={"tls": tls}),
+                "shards": self.shards.model_copy(update={"ca_file": ca_file}),
+            }
+        )
+
+
+def load(path: Path, *, root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Config:
     """The settings in the file at ``path``, or `ConfigError` with all that is wrong with them.
 
     Relative paths are relative to the file's folder. The files that it names must exist below
-    ``root``.
+    ``root``. ``environ`` gives POD_NAMESPACE.
     """
-    document = read(path)
+    document = with_namespace(read(path), environ)
     config, problems = validate(document, Config)
     spoilt = frozenset(problem.section for problem in problems)
     if config is None:
@@ -216,15 +292,38 @@ def _finding(key: Key, text: str, *also: str) -> _Finding:
 
 def _contradictions(config: Config) -> Iterator[_Finding]:
     """Settings that are valid alone but not together."""
-    yield from _exposed(config.listen)
+    makes_certificates = config.makes_certificates
+    if not makes_certificates:
+        yield from _exposed(config.listen)
+    yield from _same_port(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
+    for key, text in certificates_contradictions(
+        config.certificates,
+        makes=makes_certificates,
+        kubernetes=config.cluster.kind == "kubernetes",
+        tls=config.listen.tls is not None,
+        ca_file=config.shards.ca_file is not None,
+    ):
+        yield _finding(key, text, "cluster", "listen", "shards", "certificates")
+    for key, text in access_contradictions(
+        config.access,
+        kubernetes=config.cluster.kind == "kubernetes",
+        tls=config.listen.tls is not None or makes_certificates,
+        node_ca=config.listen.tls.client_ca_file if config.listen.tls is not None else None,
+    ):
+        yield _finding(key, text, "cluster", "listen", "certificates")
+    for key, text in alerts_contradictions(
+        config.alerts.settings, kubernetes=config.cluster.kind == "kubernetes"
+    ):
+        yield _finding(("alerts", *key), text)
     for key, text in shards_contradictions(
         config.shards,
         kubernetes=config.cluster.kind == "kubernetes",
-        tls=config.listen.tls is not None,
+        tls=config.listen.tls is not None or makes_certificates,
+        makes_certificates=makes_certificates,
         grpc=config.listen.grpc,
         web=config.listen.web,
     ):
@@ -233,6 +332,8 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         # "*" would match the namespace that stands for the command `drain`, which then never ran.
         text = 'namespaces have pods, and cluster.kind is "local"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
+    yield from _unwritable(config)
+    yield from _unselectable(config)
     for name in ("password_file", "ca_file", "insecure_plaintext"):
         if config.history.is_file and getattr(config.history, name):
             text = "history.database is a file; expected this with PostgreSQL alone"
@@ -245,6 +346,32 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         yield _finding(("agents", "silent_after"), text)
 
 
+def _unwritable(config: Config) -> Iterator[_Finding]:
+    """Conditions that could not be written, or that two entries would write."""
+    seen: set[str] = set()
+    for number, one in enumerate(config.conditions):
+        if config.cluster.kind == "local":
+            text = 'only Kubernetes has conditions, and cluster.kind is "local"; expected none'
+            yield _finding(("conditions", number), text, "cluster")
+        if one.type in seen:
+            text = f'"{one.type}" has an entry already; expected one entry with all of its rules'
+            yield _finding(("conditions", number, "type"), text)
+        seen.add(one.type)
+
+
+def _unselectable(config: Config) -> Iterator[_Finding]:
+    """Pools that could select no node, or that share a name."""
+    seen: set[str] = set()
+    for number, one in enumerate(config.pools):
+        if config.cluster.kind == "local":
+            text = 'only Kubernetes has labels of nodes, and cluster.kind is "local"; expected none'
+            yield _finding(("pools", number), text, "cluster")
+        if one.name in seen:
+            text = f'"{one.name}" is the name of an earlier pool; expected each name once'
+            yield _finding(("pools", number, "name"), text)
+        seen.add(one.name)
+
+
 def _exposed(listen: ListenConfig) -> Iterator[_Finding]:
     if listen.tls is None and not listen.insecure_plaintext:
         for name, address in (("grpc", listen.grpc), ("web", listen.web)):
@@ -254,6 +381,9 @@ def _exposed(listen: ListenConfig) -> Iterator[_Finding]:
                     "listen.tls, an address on loopback, or listen.insecure_plaintext: true"
                 )
                 yield _finding(("listen", name), text)
+
+
+def _same_port(listen: ListenConfig) -> Iterator[_Finding]:
     if listen.grpc == listen.web and not listen.grpc.endswith(":0"):
         yield _finding(("listen", "web"), "the same as listen.grpc; expected another port")
 
@@ -300,7 +430,14 @@ def _unprovable(config: Config) -> Iterator[_Finding]:
         yield _finding(key, text, "listen")
 
 
-_SECRETS = {"secret_file", "password_file", "token_file"}
+_SECRETS = {
+    "bearer_token_file",
+    "password_file",
+    "routing_key_file",
+    "secret_file",
+    "token_file",
+    "url_file",
+}
 
 
 def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
@@ -351,6 +488,10 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     if config.shards.on:
         yield ("shards", "token_file"), config.shards.token_file
     yield ("shards", "ca_file"), config.shards.ca_file
+    yield ("access", "client_ca_file"), config.access.client_ca_file
+    yield ("access", "tokens_file"), config.access.tokens_file
+    if config.access.front_proxy is not None:
+        yield ("access", "front_proxy", "ca_file"), config.access.front_proxy.ca_file
     yield ("policy", "file"), config.policy.file
     yield ("history", "password_file"), config.history.password_file
     yield ("history", "ca_file"), config.history.ca_file
@@ -358,5 +499,5 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     for name, hook in hooks.items():
         if hook.webhook is not None:
             yield ("drain", name, "webhook", "secret_file"), hook.webhook.secret_file
-    for number, webhook in enumerate(config.alerts.webhooks):
-        yield ("alerts", "webhooks", number, "secret_file"), webhook.secret_file
+    for key, file in alert_files(config.alerts.settings):
+        yield ("alerts", *key), file

@@ -36,7 +36,9 @@ class ShardsConfig(Section):
     """Several replicas. With neither ``domain`` nor ``address`` this one is alone."""
 
     domain: Domain = ""
-    """The replica's address is HOSTNAME.DOMAIN with the ports of the listeners."""
+    """The replica's address is HOSTNAME.DOMAIN with the ports of the listeners. A file may name a
+    Service of ``cluster.namespace`` instead.
+    """
     address: TcpAddress = ""
     """Instead: host:port of its gRPC listener, as others reach it."""
     page: PageUrl = ""
@@ -46,7 +48,9 @@ class ShardsConfig(Section):
     token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-shards/token")
     """The replicas' own token, of the audience sickbay-shards."""
     service_account: ServiceAccount = "sickbay:sickbay-aggregator"
-    """The service account whose tokens are accepted, ``namespace:name``."""
+    """The service account whose tokens are accepted, ``namespace:name``; a file without it gets
+    ``cluster.namespace``.
+    """
     ca_file: MaybePath = None
     """The CA of the replicas' certificates. Unused without TLS."""
 
@@ -56,11 +60,18 @@ class ShardsConfig(Section):
 
 
 def cross_field_errors(
-    shards: ShardsConfig, *, kubernetes: bool, tls: bool, grpc: str, web: str
+    shards: ShardsConfig,
+    *,
+    kubernetes: bool,
+    tls: bool,
+    makes_certificates: bool,
+    grpc: str,
+    web: str,
 ) -> Iterator[tuple[Key, str]]:
     """Settings that are valid alone but not together: the key, and the value to write instead.
 
-    ``grpc`` and ``web`` are the listeners' addresses.
+    ``grpc`` and ``web`` are the listeners' addresses. ``makes_certificates``: the aggregator makes
+    its certificates itself, and knows their CA.
     """
     if not shards.on:
         names = ["name", "page"]
@@ -88,7 +99,7 @@ def cross_field_errors(
             f'not given, and listen.web "{web}" has no port that others could know; expected a URL'
         )
         yield ("shards", "page"), text
-    if tls and shards.ca_file is None:
+    if tls and not makes_certificates and shards.ca_file is None:
         text = "not given; expected the CA file that verifies listen.tls.cert_file"
         yield ("shards", "ca_file"), text
     if not tls and not (shards.address and is_loopback(shards.address)):

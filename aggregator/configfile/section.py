@@ -5,7 +5,7 @@ makes it without a file, unchecked, in its tests.
 """
 
 from dataclasses import fields
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -32,11 +32,14 @@ class SectionDataclass:
 
     __slots__ = ()
     __pydantic_config__ = _CONFIG
+    #: Keys that are refused without a value, as their default would be taken for another wish.
+    __never_empty__: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def nothing_is_the_default(data: Any) -> Any:
-            return _without_absent(data, {field.name for field in fields(cls)})  # type: ignore[arg-type]
+            known = {field.name for field in fields(cls)} - cls.__never_empty__  # type: ignore[arg-type]
+            return _without_absent(data, known)
 
         schema = handler(source)
         # Strict fields, in a section that the file gives as a mapping and no instance.

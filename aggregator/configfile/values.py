@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -21,11 +22,13 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST = 3650 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _PAGE = re.compile(r"https?://[^/?#@\s]+/?")
+_DOCUMENTATION = re.compile(r"https?://[!$%&'()*+,./0-9:;=A-Z\[\]_a-z~-]{1,500}")
 _LONGEST_SHOWN = 100
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
-def _refuse(what: str, expected: str) -> PydanticCustomError:
+def refuse(what: str, expected: str) -> PydanticCustomError:
+    """The error of a validator: the problem, and what is expected instead."""
     return PydanticCustomError(
         "value", "{what}; expected {expected}", {"what": what, "expected": expected}
     )
@@ -54,13 +57,13 @@ def duration(value: object) -> float:
     """Seconds of "30s", "1.5h" or "7d"."""
     expected = 'a number with its unit (ms, s, m, h, d), such as "30s" or "7d"'
     if not isinstance(value, str):
-        raise _refuse(f"{show(value)} is no duration", expected)
+        raise refuse(f"{show(value)} is no duration", expected)
     match = _DURATION.fullmatch(value.strip())
     if match is None:
-        raise _refuse(f"{show(value)} is no duration", expected)
+        raise refuse(f"{show(value)} is no duration", expected)
     seconds = float(match[1]) * UNITS[match[2]]
     if seconds > LONGEST:
-        raise _refuse(f"{show(value)} is too long", 'at most ten years, "3650d"')
+        raise refuse(f"{show(value)} is too long", 'at most ten years, "3650d"')
     return seconds
 
 
@@ -69,7 +72,7 @@ def percent(value: object) -> float:
     expected = 'a percentage from 0% to 100%, such as "5%"'
     match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or float(match[1]) > 100:
-        raise _refuse(f"{show(value)} is no percentage", expected)
+        raise refuse(f"{show(value)} is no percentage", expected)
     return float(match[1])
 
 
@@ -77,22 +80,22 @@ def address(value: object) -> str:
     """``host:port``, ``[v6]:port`` or ``unix:/path``."""
     expected = '"HOST:PORT", "[IPV6]:PORT" or "unix:/PATH"'
     if not isinstance(value, str):
-        raise _refuse(f"{show(value)} is no address", expected)
+        raise refuse(f"{show(value)} is no address", expected)
     if value.startswith("unix:"):
         if not value.startswith("unix:/"):
-            raise _refuse(f"{show(value)} has no absolute path", expected)
+            raise refuse(f"{show(value)} has no absolute path", expected)
         return value
     host, colon, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or (":" in host and not bracketed):
-        raise _refuse(f"{show(value)} is no address", expected)
+        raise refuse(f"{show(value)} is no address", expected)
     if not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise _refuse(f'"{port}" is no port', "a number from 0 to 65535 (0: the system chooses)")
+        raise refuse(f'"{port}" is no port', "a number from 0 to 65535 (0: the system chooses)")
     if bracketed:
         try:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
-            raise _refuse(f"{host} is no IPv6 address", expected) from None
+            raise refuse(f"{host} is no IPv6 address", expected) from None
     return value
 
 
@@ -115,7 +118,7 @@ _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.
 def host_name(value: object) -> str:
     """A host's name, without scheme or port."""
     if not isinstance(value, str) or _HOST.fullmatch(value) is None:
-        raise _refuse(f"{show(value)} is no host's name", '"HOST", without scheme and port')
+        raise refuse(f"{show(value)} is no host's name", '"HOST", without scheme and port')
     return value
 
 
@@ -127,11 +130,11 @@ def tcp_address(value: object) -> str:
     try:
         found = address(value)
     except PydanticCustomError as error:  # it would name a socket's path, refused here
-        raise _refuse((error.context or {})["what"], expected) from None
+        raise refuse((error.context or {})["what"], expected) from None
     if port_of(found) is None:
-        raise _refuse(f"{show(value)} can't be connected to", expected)
+        raise refuse(f"{show(value)} can't be connected to", expected)
     if found.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:
-        raise _refuse(f"{show(value)} is every address of a machine and none", expected)
+        raise refuse(f"{show(value)} is every address of a machine and none", expected)
     return found
 
 
@@ -144,14 +147,14 @@ def http_url(value: object) -> str:
     """An http or https URL with a host. Never echoed: a webhook's URL is often its secret."""
     expected = '"https://HOST/..." (or http)'
     if not isinstance(value, str):
-        raise _refuse(f"{show(value)} is no URL", expected)
+        raise refuse(f"{show(value)} is no URL", expected)
     try:
         parts = urlsplit(value)
         port_is_sound = parts.port is None or parts.port > 0
     except ValueError:
-        raise _refuse("this is no URL", expected) from None
+        raise refuse("this is no URL", expected) from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_sound:
-        raise _refuse("this is no URL that can be posted to", expected)
+        raise refuse("this is no URL that can be posted to", expected)
     return value
 
 
@@ -162,7 +165,18 @@ def page_url(value: object) -> str:
     expected = '"https://HOST:PORT", and nothing behind it'
     if not isinstance(value, str) or _PAGE.fullmatch(value) is None:
         told = f'"{value}"' if isinstance(value, str) and len(value) <= _LONGEST_SHOWN else "this"
-        raise _refuse(f"{told} is no URL of a page", expected)
+        raise refuse(f"{told} is no URL of a page", expected)
+    return http_url(value)
+
+
+def documentation_url(value: object) -> str:
+    """``https://host/path`` (or http) without query or fragment, or empty text. Not a secret."""
+    if value == "":
+        return ""
+    expected = '"https://HOST/PATH" of the folder that has docs/, without "?" and "#"'
+    if not isinstance(value, str) or _DOCUMENTATION.fullmatch(value) is None:
+        told = f'"{value}"' if isinstance(value, str) and len(value) <= _LONGEST_SHOWN else "this"
+        raise refuse(f"{told} is no address of the documentation", expected)
     return http_url(value)
 
 
@@ -175,33 +189,33 @@ def database_url(value: object) -> str:
     sqlite = '"sqlite:///" and the absolute path of a file'
     expected = f'{sqlite}, or "{POSTGRESQL}://USER@HOST/DATABASE"'
     if not isinstance(value, str):
-        raise _refuse(show(value), expected)
+        raise refuse(show(value), expected)
     if not value.startswith("postgres"):
         if _SQLITE.fullmatch(value) is None:  # "USER:PASSWORD@HOST", say
             told = kind_of(value) if set(value) & set("@=") else show(value)
-            raise _refuse(told, expected)
+            raise refuse(told, expected)
         return value
     try:
         parts = urlsplit(value)
         host, _, port = parts.hostname, parts.username, parts.port
     except ValueError:
-        raise _refuse("this is no URL", expected) from None
+        raise refuse("this is no URL", expected) from None
     if parts.scheme != POSTGRESQL:
-        raise _refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
+        raise refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
     if parts.password is not None:
         what = "a password in the configuration is shown to every reader of it"
-        raise _refuse(what, "history.password_file, and no password here")
+        raise refuse(what, "history.password_file, and no password here")
     folder = parts.query.removeprefix("host=")
     near = folder.startswith("/") and parts.query != folder and "&" not in folder
     if parts.fragment or (parts.query and not near):
-        raise _refuse("options in the URL", 'only "?host=/FOLDER/OF/THE/SOCKET"')
+        raise refuse("options in the URL", 'only "?host=/FOLDER/OF/THE/SOCKET"')
     if (
         not parts.username
         or not re.fullmatch(r"/[^/]+", parts.path)
         or bool(host) == near
         or port == 0
     ):
-        raise _refuse(
+        raise refuse(
             "no user, no database, or not one host",
             f'{expected}, or "{POSTGRESQL}://USER@/DATABASE?host=/FOLDER/OF/THE/SOCKET"',
         )
@@ -211,7 +225,7 @@ def database_url(value: object) -> str:
 def ordinary_path(value: object, info: ValidationInfo) -> Path:
     """An absolute path; a relative one is relative to the configuration file's folder."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-        raise _refuse(f"{show(value)} is no path", "the path of a file")
+        raise refuse(f"{show(value)} is no path", "the path of a file")
     return Path((info.context or {}).get("folder", "/")) / value
 
 
@@ -226,7 +240,7 @@ def rules_path(value: object, info: ValidationInfo) -> Path:
     """
     if value == "":
         expected = "the path of a file, or no such key for the shipped rules alone"
-        raise _refuse(f"{show(value)} is no path", expected)
+        raise refuse(f"{show(value)} is no path", expected)
     return ordinary_path(value, info)
 
 
@@ -240,7 +254,7 @@ def label_key(value: str) -> str:
     limit by it would never hold any node.
     """
     if value and _KEY.fullmatch(value) is None:
-        raise _refuse(show(value), 'the key of a label, such as "topology.kubernetes.io/rack"')
+        raise refuse(show(value), 'the key of a label, such as "topology.kubernetes.io/rack"')
     return value
 
 
@@ -253,7 +267,7 @@ def selector(value: object) -> dict[str, str] | None:
     if value == "":
         return None
     if not isinstance(value, str) or _SELECTOR.fullmatch(value) is None:
-        raise _refuse(show(value), '"KEY=VALUE", more with commas, or "" for none')
+        raise refuse(show(value), '"KEY=VALUE", more with commas, or "" for none')
     pairs = (pair.partition("=") for pair in value.split(","))
     return {key: found for key, _, found in pairs}
 
@@ -275,22 +289,39 @@ def filled_with(*names: str) -> AfterValidator:
                     near = difflib.get_close_matches(place[1].lower(), names, 1)
                     guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
                     what = f'no value is filled in for "{place[0]}"{guess}'
-                    raise _refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
+                    raise refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
         return command
 
     return AfterValidator(check)
 
 
-def shaped(pattern: str, expected: str) -> BeforeValidator:
-    """Text that matches ``pattern`` as a whole; ``expected`` describes it for people."""
-    compiled = re.compile(pattern)
+@dataclass(frozen=True)
+class Shaped:
+    """Checks that a text matches ``pattern`` as a whole; ``expected`` describes it for people."""
 
-    def check(value: object) -> str:
-        if not isinstance(value, str) or compiled.fullmatch(value) is None:
-            raise _refuse(show(value), expected)
+    pattern: str
+    expected: str
+
+    def __call__(self, value: object) -> str:
+        """The text. Raises PydanticCustomError."""
+        if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
+            raise refuse(show(value), self.expected)
         return value
 
-    return BeforeValidator(check)
+
+def shaped(pattern: str, expected: str) -> BeforeValidator:
+    """A validator of text that matches ``pattern`` as a whole."""
+    return BeforeValidator(Shaped(pattern, expected))
+
+
+_EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+
+
+def email_address(value: object) -> str:
+    """An address of e-mail, without a name."""
+    if not isinstance(value, str) or len(value) > 254 or _EMAIL.fullmatch(value) is None:
+        raise refuse(f"{show(value)} is no e-mail address", '"NAME@HOST", without a display name')
+    return value
 
 
 Duration = Annotated[float, BeforeValidator(duration)]
@@ -301,7 +332,9 @@ Address = Annotated[str, BeforeValidator(address)]
 TcpAddress = Annotated[str, BeforeValidator(tcp_address)]
 HostName = Annotated[str, BeforeValidator(host_name)]
 HttpUrl = Annotated[str, BeforeValidator(http_url)]
+EmailAddress = Annotated[str, BeforeValidator(email_address)]
 PageUrl = Annotated[str, BeforeValidator(page_url)]
+DocumentationUrl = Annotated[str, BeforeValidator(documentation_url)]
 OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
 MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
 RulesPath = Annotated[Path, BeforeValidator(rules_path)]

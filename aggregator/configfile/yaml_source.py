@@ -6,7 +6,6 @@ against a pydantic model and reports every problem as "FILE:LINE: key: problem; 
 
 import dataclasses
 import difflib
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -15,15 +14,17 @@ from pathlib import Path
 from typing import Any, TypeVar, Union
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import kind_of, show
+from aggregator.configfile.yaml_error import where_and_what
 
 Key = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
+S = TypeVar("S", bound=BaseModel | SectionDataclass)
 #: A section's class: a model, or a dataclass.
 SectionType = type[BaseModel] | type[SectionDataclass]
 
@@ -32,8 +33,6 @@ MAX_DEPTH = 20
 #: The most values that aliases may unfold a small file to; for a larger file, its number of
 #: characters.
 _MOST_UNFOLDED = 100_000
-#: The parts of a file that YAML's messages quote: an alias, a tag. A password may begin as they do.
-_QUOTED = re.compile(r" '(?!<)[^']{2,}'")
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}; expected a flatter file"
 
 
@@ -139,15 +138,6 @@ def parse(text: str, name: str) -> Document:
     return Document(name, data, reader.lines, tuple(reader.problems))
 
 
-def where_and_what(error: yaml.YAMLError) -> tuple[int, str]:
-    """The line (0 if none is known) and YAML's message, without the parts that it quotes of the
-    file.
-    """
-    mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
-    return 0 if mark is None else mark.line + 1, _QUOTED.sub("", what)
-
-
 class _Reader:
     """Turns YAML's nodes into data, noting lines and problems that YAML itself would let pass."""
 
@@ -212,7 +202,20 @@ def validate(document: Document, model: type[M]) -> tuple[M | None, list[ConfigP
         ]
 
 
-def _words(model: type[BaseModel], error: ErrorDetails) -> str:
+def read_section(
+    value: object, kind: type[S], document: Document, key: Key
+) -> tuple[S | None, list[ConfigProblem]]:
+    """A part of a document, at ``key``, as this kind of section; or None and every problem."""
+    try:
+        return TypeAdapter(kind).validate_python(value), []
+    except ValidationError as error:
+        return None, [
+            document.problem((*key, *details["loc"]), _words(kind, details))  # type: ignore[arg-type]
+            for details in error.errors(include_url=False)
+        ]
+
+
+def _words(model: SectionType, error: ErrorDetails) -> str:
     """One of pydantic's refusals as "what; expected ..."."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     key = tuple(error["loc"])

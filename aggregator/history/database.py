@@ -65,14 +65,14 @@ class Database:
         *,
         reads: bool = False,
     ) -> None:
-        self._door = _door(
+        self._engine = _engine(
             make_url(url), credentials or DatabaseCredentials(), application, reads=reads
         )
 
     @property
     def name(self) -> str:
         """For people: the file, or the URL without its password."""
-        return self._door.name
+        return self._engine.name
 
     def write(self, rows: Sequence[dict[str, Any]], into: sa.Table = transitions) -> None:
         """Write rows in one transaction. Rows that exist already are left as they are, and a row
@@ -85,12 +85,12 @@ class Database:
                 connection.execute(sa.insert(into), news)
 
         try:
-            self._door.call(work, write=True, seconds=WRITING)
+            self._engine.call(work, write=True, seconds=WRITING)
         except HistoryError as error:
             if not isinstance(error.__cause__, sa.exc.IntegrityError):
                 raise
             # The first try may have been committed although it seemed to fail.
-            self._door.call(
+            self._engine.call(
                 lambda connection: _insert_missing(connection, rows, into),
                 write=True,
                 seconds=WRITING,
@@ -191,7 +191,7 @@ class Database:
                 found[node] = [one for one in told if one is not None]
             return found
 
-        return self._door.call(work, seconds=COUNTING)
+        return self._engine.call(work, seconds=COUNTING)
 
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.
@@ -210,7 +210,7 @@ class Database:
                 return 0
             return connection.execute(sa.delete(of).where(of.c.id.in_(old))).rowcount
 
-        return self._door.call(work, write=True, seconds=WRITING)
+        return self._engine.call(work, write=True, seconds=WRITING)
 
     def bound(self, rows: int, of: sa.Table = transitions) -> float | None:
         """The time of the newest row beyond the ``rows`` that may stay, or None if there are
@@ -226,20 +226,20 @@ class Database:
                     return None  # the estimate: counting ten million rows takes seconds
             return connection.execute(query).scalar()
 
-        return self._door.call(work, seconds=COUNTING)
+        return self._engine.call(work, seconds=COUNTING)
 
     def close(self) -> None:
         """Close the database; a later call opens it again."""
-        self._door.close()
+        self._engine.close()
 
     def _read(self, query: sa.Select[Any], *, seconds: float = READING) -> list[dict[str, Any]]:
         def work(connection: sa.Connection) -> list[dict[str, Any]]:
             return [dict(row) for row in connection.execute(query).mappings()]
 
-        return self._door.call(work, seconds=seconds)
+        return self._engine.call(work, seconds=seconds)
 
 
-def _door(url: URL, credentials: DatabaseCredentials, application: str, *, reads: bool) -> Engine:
+def _engine(url: URL, credentials: DatabaseCredentials, application: str, *, reads: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
         return Sqlite(url, reads=reads)
     # The import takes half a second, which the user of a file need not spend.
@@ -254,7 +254,7 @@ def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dic
     incidents = {one.incident for one in read if one is not None and is_level(one)}
     if not incidents:
         return list(rows)
-    told = _told(connection, sorted(incidents))
+    told = _recent_states(connection, sorted(incidents))
     return [
         row
         for row, one in zip(rows, read, strict=True)
@@ -262,7 +262,7 @@ def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dic
     ]
 
 
-def _told(connection: sa.Connection, incidents: Sequence[str]) -> Told:
+def _recent_states(connection: sa.Connection, incidents: Sequence[str]) -> Told:
     """The recent states of these incidents, oldest first."""
     table = transitions.c
     query = (

@@ -336,13 +336,18 @@ class History:
 
     def _fail(self, error: HistoryError) -> None:
         if not self._failure:
-            log.warning("history can't be written", extra={"error": str(error)})
+            log.warning(
+                "history can't be written",
+                extra={"event": "history.unwritable", "error": str(error)},
+            )
             self._failing_since = self._clocks.wall()
         self._failure = str(error)
 
     def _well(self) -> None:
         if self._failure:
-            log.info("history is written again", extra={"lost": self.lost})
+            log.info(
+                "history is written again", extra={"event": "history.writable", "lost": self.lost}
+            )
         self._failure, self._failing_since = "", None
 
     def _append(self, transition: Transition) -> None:
@@ -358,13 +363,19 @@ class History:
     def _say_losses(self) -> None:
         if self.lost > self._reported:
             lost = self.lost - self._reported
-            log.error("history lost transitions", extra={"count": lost})
+            log.error(
+                "history lost transitions",
+                extra={"event": "history.transitions_lost", "count": lost},
+            )
             self._reported = self.lost
             if not self._closing:
                 self._append(self._gap(lost))
         if self.untold > self._untold_reported:
             missed = self.untold - self._untold_reported
-            log.error("history lost what agents told; a replay lacks it", extra={"count": missed})
+            log.error(
+                "history lost what agents told; a replay lacks it",
+                extra={"event": "history.evidence_lost", "count": missed},
+            )
             self._untold_reported = self.untold
 
     def _gap(self, lost: int) -> Transition:

@@ -21,7 +21,7 @@ def by_node(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[Repla
     is late. Raises `RecordError`.
     """
     for node, its in groupby(rows, key=lambda row: str(row["node"])):
-        yield node, [ReplayEvent(row["at"], _word(row)) for row in _of_owner(its)]
+        yield node, [ReplayEvent(row["at"], _decode_event(row)) for row in _of_owner(its)]
 
 
 def _of_owner(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -33,7 +33,7 @@ def _of_owner(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _word(row: Mapping[str, Any]) -> Word:
+def _decode_event(row: Mapping[str, Any]) -> Word:
     body, at = row["body"], row["at"]
     try:
         match row["kind"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
-from aggregator.alerts.sender import SecretError, read_secret, words_of
+from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.alerts.webhook import headers, retry_after
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 from aggregator.runtime.text import truncate

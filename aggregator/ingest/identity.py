@@ -36,6 +36,7 @@ class Refusal(enum.StrEnum):
     BAD_CERTIFICATE = "bad_certificate"
     NOT_LOOPBACK = "not_loopback"
     KEYS_UNAVAILABLE = "keys_unavailable"
+    POD_DELETED = "pod_deleted"
 
 
 class IdentityError(Exception):

@@ -163,7 +163,10 @@ class JwksCache:
         except (ClusterError, OSError, ValueError, KeysError) as error:
             self._failures += 1
             self.trouble = str(error) or type(error).__name__
-            log.warning("the cluster's keys can't be read", extra={"error": self.trouble})
+            log.warning(
+                "the cluster's keys can't be read",
+                extra={"event": "keys.unreadable", "error": self.trouble},
+            )
             return
         self._failures = 0
         self.trouble = ""

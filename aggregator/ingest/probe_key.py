@@ -5,11 +5,11 @@ probed before: an agent tells "answers no more" from "never answered" by its own
 """
 
 import logging
-import os
 import secrets
 from pathlib import Path
 
 from aggregator.config.settings import Config
+from aggregator.runtime.private_file import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -46,22 +46,10 @@ def load_probe_key(file: Path | None) -> bytes:
         return secrets.token_bytes(SIZE)
     made = secrets.token_bytes(SIZE)
     try:
-        _write(file, made)
+        replace_file(file, made)
     except OSError as error:
         _warn(file, error)
     return made
-
-
-def _write(file: Path, key: bytes) -> None:
-    """Write the whole file or leave the old one, readable by this user alone."""
-    part = file.with_name(f"{file.name}.new")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(key)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(file)
 
 
 def _warn(file: Path, error: OSError) -> None:

@@ -7,7 +7,7 @@ two arguments are not public, so a test guards them.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ import grpc
 from aggregator.config.settings import Config
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.current_node_auth import CurrentNodeAuthenticator, IsCurrent
+from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import (
     Authenticator,
     Caller,
@@ -24,6 +25,7 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.jwks import Fetch, JwksCache
+from aggregator.ingest.live_pod_auth import LivePodAuthenticator
 from aggregator.ingest.os_limits import ListenError, connections_allowed, descriptor_warning
 from aggregator.ingest.probe_key import load_probe_key, probe_key_file
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
@@ -92,8 +94,11 @@ class IngestServer:
         shared_connections: bool = False,
         connections: int | None = None,
         probe_key: bytes = b"",
+        deleted_pods: DeletedPods | None = None,
     ) -> None:
         """``shared_connections``: many agents may share one connection, as simulated ones do.
+
+        ``deleted_pods``: the streams of these pods end (default: none does).
 
         ``connections`` is the most that are accepted, by default as many as this process's open
         files allow. ``probe_key`` is the secret by which probes are assigned to nodes.
@@ -103,6 +108,8 @@ class IngestServer:
         self._shared_connections = shared_connections
         self._tls = tls
         self._require_client_certificate = require_client_certificate
+        #: Told by `KubeCluster.follow_agent_pods`.
+        self.deleted_pods = deleted_pods or DeletedPods(now=rules.now)
         self._rules = rules
         self.stats = stats
         self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
@@ -140,7 +147,10 @@ class IngestServer:
         await server.start()
         self._server = server
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
-        log.info("listening for agents", extra={"address": self._address, "port": self.port})
+        log.info(
+            "listening for agents",
+            extra={"event": "ingest.listening", "address": self._address, "port": self.port},
+        )
 
     def _connection_options(self) -> list[tuple[str, int]]:
         """As many connections as leave files to open for the API server and the page."""
@@ -165,9 +175,13 @@ class IngestServer:
         while True:
             await asyncio.sleep(TICK)
             self.table.tick()
+            self.table.end_deleted(self.deleted_pods)
             trouble = self.certificate_trouble()
             if trouble and not told:
-                log.error("agents and other replicas turn away", extra={"error": trouble})
+                log.error(
+                    "agents and other replicas turn away",
+                    extra={"event": "ingest.certificate_unusable", "error": trouble},
+                )
             told = trouble
 
     def certificate_trouble(self) -> str:
@@ -175,6 +189,10 @@ class IngestServer:
         it.
         """
         return self._tls.trouble() if self._tls is not None else ""
+
+    def certificate_expiries(self) -> Mapping[str, float]:
+        """When each certificate of this listener ends, wall clock seconds, by its purpose."""
+        return self._tls.expiries() if self._tls is not None else {}
 
 
 class _AgentGateway(sickbay_pb2_grpc.AgentGatewayServicer):
@@ -252,6 +270,7 @@ def build(
     there are none). ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
     stats = IngestStats()
+    deleted_pods = DeletedPods(now=now)
     tls, files = config.listen.tls, None
     if tls is not None:
         files = CertificateFiles(
@@ -268,7 +287,7 @@ def build(
         config.listen.grpc,
         tls=files,
         require_client_certificate=config.identity.kind == "certificate",
-        authenticator=_authenticator(config, keys, is_current, wall),
+        authenticator=_authenticator(config, keys, is_current, deleted_pods, wall),
         intake=intake,
         rules=StreamConfig(
             name=name,
@@ -283,6 +302,7 @@ def build(
         stats=stats,
         shared_connections=config.identity.kind == "insecure-trust-hello",
         probe_key=load_probe_key(probe_key_file(config)),
+        deleted_pods=deleted_pods,
     )
 
 
@@ -297,6 +317,7 @@ def _authenticator(
     config: Config,
     keys: JwksCache | None,
     is_current: IsCurrent | None,
+    deleted_pods: DeletedPods,
     wall: Callable[[], float],
 ) -> Authenticator:
     identity = config.identity
@@ -313,4 +334,7 @@ def _authenticator(
         issuer=identity.issuer,
         now=wall,
     )
-    return tokens if is_current is None else CurrentNodeAuthenticator(tokens, is_current)
+    of_live_pods = LivePodAuthenticator(tokens, deleted_pods)
+    return (
+        of_live_pods if is_current is None else CurrentNodeAuthenticator(of_live_pods, is_current)
+    )

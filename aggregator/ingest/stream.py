@@ -219,11 +219,11 @@ class Stream:
             )
             while message is not None:
                 self.last_heard = self._rules.now()
-                await self._take(message)
+                await self._dispatch(message)
                 message = None
                 message = _known(await self._context.read())
                 if message is not None:
-                    await self._pay(allowance, message)
+                    await self._throttle(allowance, message)
             ending = gone()
         except StreamClosed as reached:
             # A new one, because a raised one holds the frames that it came through, and they hold
@@ -240,7 +240,10 @@ class Stream:
             ending = self._ending
         except Exception:
             # The outermost edge of one stream: after any error here the others go on.
-            log.exception("a stream failed", extra={"node": self.node, "peer": self.peer})
+            log.exception(
+                "a stream failed",
+                extra={"event": "stream.failed", "node": self.node, "peer": self.peer},
+            )
             ending = StreamClosed(
                 CloseReason.INTERNAL, Code.INTERNAL, "the aggregator failed; see its log"
             )
@@ -377,10 +380,10 @@ class Stream:
         """The next message, or None when the agent has closed its side."""
         message = _known(await self._context.read())
         if message is not None:
-            await self._pay(allowance, message)
+            await self._throttle(allowance, message)
         return message
 
-    async def _pay(self, allowance: NodeBudget, message: pb.AgentMessage) -> None:
+    async def _throttle(self, allowance: NodeBudget, message: pb.AgentMessage) -> None:
         """Delay an agent that sends too much."""
         wait = allowance.spend(message.ByteSize(), self._rules.now())
         if wait > 0:
@@ -388,10 +391,13 @@ class Stream:
             log_fields = self._sparingly(f"held back: {self.node}", self._rules.now())
             if log_fields is not None:
                 extra = {"node": self.node, "peer": self.peer, **log_fields}
-                log.warning("an agent sends more than it may; it is read slowly", extra=extra)
+                log.warning(
+                    "an agent sends more than it may; it is read slowly",
+                    extra={"event": "stream.throttled", **extra},
+                )
             await asyncio.sleep(wait)
 
-    async def _take(self, message: pb.AgentMessage) -> None:
+    async def _dispatch(self, message: pb.AgentMessage) -> None:
         kind = message.WhichOneof("body")
         self._stats.messages[kind or "empty"] += 1
         try:
@@ -473,7 +479,7 @@ class Stream:
             log.warning(
                 "entries of an agent's message are outside the contract's bounds; "
                 "they were dropped, all others count",
-                extra={**extra, **log_fields},
+                extra={"event": "stream.entries_dropped", **extra, **log_fields},
             )
 
     def _beat(self, heartbeat: pb.Heartbeat) -> None:
@@ -562,6 +568,10 @@ class Stream:
         """Too many of its node wait for their Hello, and it has waited longest."""
         self._stop(StreamClosed(CloseReason.TOO_MANY, Code.RESOURCE_EXHAUSTED, text))
 
+    def revoke(self, reason: str) -> None:
+        """The cluster says that its credentials count no more."""
+        self._stop(StreamClosed(Refusal.POD_DELETED, Code.UNAUTHENTICATED, reason))
+
     def supersede(self, by: str) -> None:
         """A newer stream of the node reports for it now."""
         text = f"a newer stream of node {self.node!r} has taken over, from {by}"
@@ -607,7 +617,11 @@ class Stream:
     def unsafe(self, error: BaseException) -> None:
         log.error(
             "evidence could not be made safe; its agent will send all of it again",
-            extra={"node": self.node, "error": f"{type(error).__name__}: {error}"},
+            extra={
+                "event": "stream.evidence_unsafe",
+                "node": self.node,
+                "error": f"{type(error).__name__}: {error}",
+            },
         )
         text = "the evidence could not be made durable; send it again"
         self._stop(StreamClosed(CloseReason.UNSAFE, Code.UNAVAILABLE, text))
@@ -646,6 +660,7 @@ class Stream:
                 logging.DEBUG if ordinary else logging.WARNING,
                 "stream ended" if self._attached else "stream refused",
                 extra={
+                    "event": "stream.ended" if self._attached else "stream.refused",
                     "node": self.node,
                     "peer": self.peer,
                     "why": ending.why,

@@ -3,8 +3,10 @@
 import logging
 from itertools import chain
 
+from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.duplicate_agents import DuplicateAgentDetector
 from aggregator.ingest.interfaces import EvidenceSink
+from aggregator.ingest.live_pod_auth import pod_deleted
 from aggregator.ingest.probe_assignment import ProbeRings, address_of
 from aggregator.ingest.rate_limit import budgets
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
@@ -77,7 +79,9 @@ class StreamTable:
             log_fields = self._sparingly("two agents", self._rules.now())
             if log_fields is not None:
                 extra = {"node": stream.node, "who": detail, **log_fields}
-                log.error("two live agents claim one node", extra=extra)
+                log.error(
+                    "two live agents claim one node", extra={"event": "stream.conflict", **extra}
+                )
             self._intake.on_conflict(stream.node, detail)
 
     def await_hello(self, stream: Stream, node: str) -> None:
@@ -134,6 +138,16 @@ class StreamTable:
             if self._conflicts.forget_node(node):
                 self._intake.on_conflict(node, "")
         self._name_peers(now)
+
+    def end_deleted(self, deleted: DeletedPods) -> None:
+        """Once a second: end the streams of pods that are gone."""
+        for uid in deleted.due(lambda: self._by_pod().keys()):
+            stream = self._by_pod().get(uid)
+            if stream is not None:
+                stream.revoke(pod_deleted(stream.identity))
+
+    def _by_pod(self) -> dict[str, Stream]:
+        return {stream.identity.pod_uid: stream for stream in self._by_node.values()}
 
     def peers(self, stream: Stream) -> tuple[str, ...]:
         """The addresses that this stream's node is to probe."""

@@ -9,7 +9,7 @@ replicas that does not cover the certificate that is served.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from aggregator.ingest.stats import IngestStats
-from aggregator.tls.certificate import Validity, is_signed_by
+from aggregator.tls.certificate import Validity, signers_of
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,9 @@ class CertificateFiles:
         self._chain: list[x509.Certificate] = []
         self._uncovered = ""
         self._compared: object = None
+        #: Ends of validity of the authorities, wall clock seconds.
+        self._authority_until: float | None = None
+        self._client_authority_until: float | None = None
         self._next: grpc.ServerCertificateConfiguration | None = None
 
     def check(self) -> None:
@@ -81,12 +84,27 @@ class CertificateFiles:
             compared = (self._chain[0], _stamp(self._verified_by))
             if compared != self._compared:
                 text = self._verified_by.read_bytes()
-                covered = is_signed_by(self._chain, x509.load_pem_x509_certificates(text))
+                by = signers_of(self._chain, x509.load_pem_x509_certificates(text))
                 whose = f"is signed by none of shards.ca_file {self._verified_by}"
-                self._uncovered, self._compared = "" if covered else whose, compared
+                self._uncovered, self._compared = "" if by else whose, compared
+                self._authority_until = _latest_end(by)
         except (OSError, ValueError):
             return ""  # the other reader of that file reports its problem
         return self._uncovered
+
+    def expiries(self) -> Mapping[str, float]:
+        """When each certificate ends, wall clock seconds: ``serving``, its ``authority`` where the
+        CA file of the replicas is known, and ``client_authority``, the last of its file.
+        """
+        with self._lock:
+            self.read_if_changed()
+            self._compare()
+            found = {
+                "serving": _latest_end(self._chain[:1]),
+                "authority": self._authority_until,
+                "client_authority": self._client_authority_until,
+            }
+        return {name: until for name, until in found.items() if until is not None}
 
     def credentials(self, *, require_client_certificate: bool) -> grpc.ServerCredentials:
         """For the server; `TlsError` when the files can't be used."""
@@ -121,7 +139,10 @@ class CertificateFiles:
             return
         self._seen, self._next, self._chain = signature, renewed, chain
         self._complaint = ""
-        log.info("the TLS certificate was renewed", extra={"file": str(self._files[0])})
+        log.info(
+            "the TLS certificate was renewed",
+            extra={"event": "certificate.renewed", "file": str(self._files[0])},
+        )
 
     def _must_be_no_worse(self, renewed: list[x509.Certificate]) -> None:
         wall = self._wall()
@@ -135,7 +156,7 @@ class CertificateFiles:
             self._stats.certificate_troubles += 1
             log.error(
                 "the renewed TLS certificate can't be used; the old one serves on",
-                extra={"error": trouble},
+                extra={"event": "certificate.unusable", "error": trouble},
             )
 
     def _signature(self) -> tuple[tuple[int, int, int], ...]:
@@ -152,7 +173,8 @@ class CertificateFiles:
         chain = self._must_belong_together(texts[0], texts[1])
         authority = texts[2] if len(texts) > 2 else None
         if authority is not None:
-            self._must_be_certificates(self._files[2], authority)
+            clients = self._must_be_certificates(self._files[2], authority)
+            self._client_authority_until = _latest_end(clients)
         served = grpc.ssl_server_certificate_configuration([(texts[1], texts[0])], authority)
         return served, chain
 
@@ -184,6 +206,10 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 def _aged(chain: list[x509.Certificate], wall: float) -> str:
     return Validity.of(chain[0]).trouble(wall) if chain else ""
+
+
+def _latest_end(certificates: Sequence[x509.Certificate]) -> float | None:
+    return max((Validity.of(one).until for one in certificates), default=None)
 
 
 def _briefly(error: Exception) -> str:

@@ -1,9 +1,8 @@
 """Projected service account tokens, verified offline against the cluster's published keys.
 
 Any pod of any tenant can get a token with our audience, and it names that pod's node. So the
-account decides: only *our* service account's token identifies the node that it names. A token stays
-valid until it expires, also when its pod is gone; that is the cost of offline verification, and the
-reason why tokens live for a day at most.
+account decides: only *our* service account's token identifies the node that it names. The signature
+stays valid until the token expires, also when its pod is gone: `live_pod_auth` knows of those.
 """
 
 from collections.abc import Mapping
@@ -135,7 +134,7 @@ def _identity(claims: Mapping[str, Any]) -> Identity:
     bound = bound if isinstance(bound, dict) else {}
     node, pod = bound.get("node"), bound.get("pod")
     if not isinstance(node, dict) or not isinstance(pod, dict):
-        text = "the token is not bound to a pod on a node (Kubernetes 1.32 and later say which)"
+        text = "the token is not bound to a pod on a node (Kubernetes 1.30 and later say which)"
         raise IdentityError(Refusal.NO_NODE, text)
     values = (node.get("name"), node.get("uid"), pod.get("uid"))
     if not all(isinstance(value, str) and value for value in values):

@@ -50,8 +50,16 @@ def local_member(
         policy_hash=policy_hash,
         version=version,
         mode=config.mode.value,
-        limits_hash=hashlib.sha256(json.dumps(asdict(config.limits)).encode()).hexdigest()[:12],
+        limits_hash=_limits_hash(config),
     )
+
+
+def _limits_hash(config: Config) -> str:
+    """Of the limits and pools, in their order; without pools as before there were any."""
+    text = json.dumps(asdict(config.limits))
+    if config.pools:
+        text += json.dumps([asdict(one) for one in config.pools])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _must_be_covered(config: Config, host: str) -> None:

@@ -96,7 +96,7 @@ class ReplicaRuntime:
             rng=rng,
         )
 
-    async def until_alone(
+    async def wait_until_sole(
         self, *, waits: Callable[[str], None], away: Callable[[str], None]
     ) -> None:
         """Without configured others: return once none is at work (`wait_until_sole_replica`)."""
@@ -116,7 +116,7 @@ class ReplicaRuntime:
             lease_manager=self._lease_manager.run(), speaker=self._speaker.run()
         )
 
-    async def leave(self, attached: Callable[[], int]) -> None:
+    async def drain_and_leave(self, attached: Callable[[], int]) -> None:
         """In order: this replica stops acting, the others are told, the agents are redirected.
 
         ``attached`` returns how many agents are still here. All else goes on meanwhile.

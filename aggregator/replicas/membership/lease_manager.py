@@ -118,7 +118,10 @@ class LeaseManager:
                 extra={"error": str(error) or "no answer in time"},
             )
             return False
-        _LOG.info("left the other replicas in order", extra={"replica": self._membership_view.me})
+        _LOG.info(
+            "left the other replicas in order",
+            extra={"event": "replica.resigned", "replica": self._membership_view.me},
+        )
         return True
 
     async def _turns(self) -> None:
@@ -127,7 +130,9 @@ class LeaseManager:
             async with self._one_at_a_time:
                 failure = await self._turn()
             self.log_change(failure)
-            next_at = began + (self._times.tick if failure is None else self._times.retry)
+            next_at = began + (
+                self._times.retry_period if failure is None else self._times.failure_pause
+            )
             if failure is not None and failure.retry_after is not None:
                 patience = min(failure.retry_after, _LONGEST_PAUSE)
                 next_at = max(next_at, self._clock() + patience)
@@ -178,7 +183,7 @@ class LeaseManager:
     async def _watch(self) -> None:
         while True:
             self.log_view()
-            await asyncio.sleep(self._times.tick / _LOOKS_A_TICK)
+            await asyncio.sleep(self._times.retry_period / _LOOKS_A_TICK)
 
     # -- reporting ---------------------------------------------------------------
 
@@ -196,9 +201,14 @@ class LeaseManager:
     def log_change(self, failure: LeaseStoreError | None) -> None:
         problem = str(failure) if failure is not None else ""
         if problem and problem != self._problem:
-            _LOG.warning("the replicas' Leases can't be used", extra={"error": problem})
+            _LOG.warning(
+                "the replicas' Leases can't be used",
+                extra={"event": "replica.leases_unusable", "error": problem},
+            )
         elif self._problem and not problem:
-            _LOG.info("the replicas' Leases can be used again")
+            _LOG.info(
+                "the replicas' Leases can be used again", extra={"event": "replica.leases_usable"}
+            )
         self._problem = problem
 
     def _owner(self, node: str) -> str:
@@ -218,21 +228,35 @@ def _log_changes(before: MembershipView, now: MembershipView) -> None:
         member = now.members[name]
         _LOG.info(
             "a replica joined",
-            extra={"replica": name, "address": member.address, "version": member.version},
+            extra={
+                "event": "replica.joined",
+                "replica": name,
+                "address": member.address,
+                "version": member.version,
+            },
         )
     for name in sorted(before.members.keys() - now.members.keys()):
-        _LOG.info("a replica left", extra={"replica": name})
+        _LOG.info("a replica left", extra={"event": "replica.left", "replica": name})
     if now.frozen and now.frozen != before.frozen:
-        _LOG.warning("membership is frozen, no action is taken", extra={"reason": now.frozen})
+        _LOG.warning(
+            "membership is frozen, no action is taken",
+            extra={"event": "replica.frozen", "reason": now.frozen},
+        )
     if before.frozen and not now.frozen:
-        _LOG.info("membership is current again", extra={"replicas": len(now.members)})
+        _LOG.info(
+            "membership is current again",
+            extra={"event": "replica.current", "replicas": len(now.members)},
+        )
     if now.settled and not now.frozen and (before.frozen or not before.settled):
-        _LOG.info("this replica may act for its nodes")
+        _LOG.info("this replica may act for its nodes", extra={"event": "replica.settled"})
     if _leader(before) != _leader(now):
-        _LOG.info("the leader changed", extra={"leader": _leader(now)})
+        _LOG.info(
+            "the leader changed", extra={"event": "replica.leader_changed", "leader": _leader(now)}
+        )
     if now.differing and now.differing != before.differing:
         _LOG.warning(
-            "replicas differ, no new quarantine is admitted", extra={"reason": now.differing}
+            "replicas differ, no new quarantine is admitted",
+            extra={"event": "replica.differing", "reason": now.differing},
         )
 
 

@@ -3,10 +3,11 @@
 Three questions are answered here, each against the worst that the others may believe:
 
 - Is another replica gone? When its Lease says so, or when its Lease was not renewed for
-  `LeaseTiming.expiry` of a view without a gap, at the end of which we could write ourselves. Where
-  no replica can renew, a missing renewal is no sign against any of them. A Lease that is not in the
-  list counts as not renewed: a Lease that is deleted by hand moves no node to another replica.
-- May we act? While our last renewal was sent less than `LeaseTiming.certain` ago, because
+  `LeaseTiming.lease_duration` of a view without a gap, at the end of which we could write
+  ourselves. Where no replica can renew, a missing renewal is no sign against any of them. A Lease
+  that is not in the list counts as not renewed: a Lease that is deleted by hand moves no node to
+  another replica.
+- May we act? While our last renewal was sent less than `LeaseTiming.renew_deadline` ago, because
   no replica can have seen our Lease without a renewal for `expiry` then; and while our list is
   `fresh`, because a newcomer that an older list does not show waits for longer than that.
 - May we act as newcomers? Once `wait` is over since we joined. Where a list that was asked for
@@ -44,7 +45,7 @@ class _Other:
     def alive(self) -> bool:
         return not self.expired and not self.lease.leaving
 
-    def look(self, until: float, since: float, expiry: float) -> None:
+    def expire_if_unchanged(self, until: float, since: float, expiry: float) -> None:
         """It was unchanged at ``until``, in a view without a gap since ``since``."""
         if until - max(self.still_since, since) >= expiry:
             self.expired = True
@@ -86,7 +87,7 @@ class Membership:
         """A list that was asked for and answered at these times. An overtaken one is ignored."""
         if self._asked_at is not None and asked < self._asked_at:
             return
-        if self._asked_at is None or asked - self._asked_at > self._times.fresh:
+        if self._asked_at is None or asked - self._asked_at > self._times.list_max_age:
             self._whole_since = answered
         self._asked_at = asked
         found = {lease.member.name: lease for lease in leases}
@@ -99,7 +100,9 @@ class Membership:
         if lease.leaving:
             self._left = True
             return
-        broken = self._renewed_at is None or answered - self._renewed_at >= self._times.certain
+        broken = (
+            self._renewed_at is None or answered - self._renewed_at >= self._times.renew_deadline
+        )
         if broken or self._namesake is not None:
             self._joined_at = answered
             self._settled_at = None
@@ -163,12 +166,12 @@ class Membership:
             return SUPERSEDED
         if self._asked_at is None or self._renewed_at is None:
             return STARTING
-        if now - self._asked_at > self._times.fresh:
+        if now - self._asked_at > self._times.list_max_age:
             return STALE
         return LAPSED if self._lapsed(now) else ""
 
     def _lapsed(self, now: float) -> bool:
-        return self._renewed_at is not None and now - self._renewed_at >= self._times.certain
+        return self._renewed_at is not None and now - self._renewed_at >= self._times.renew_deadline
 
     def _living(self) -> list[_Other]:
         return [other for other in self._others.values() if other.alive]
@@ -189,7 +192,7 @@ class Membership:
             return
         if self._namesake is None or self._namesake.lease.version != lease.version:
             self._namesake = _Other(lease, still_since=answered)
-        self._namesake.look(asked, self._whole_since, self._times.expiry)
+        self._namesake.expire_if_unchanged(asked, self._whole_since, self._times.lease_duration)
 
     def _find_others(self, found: Mapping[str, Lease], asked: float, answered: float) -> None:
         for name, lease in found.items():
@@ -199,12 +202,14 @@ class Membership:
         if self._renewed_at is None:
             return  # we have not shown yet that a replica can write
         for name, other in list(self._others.items()):
-            other.look(min(asked, self._renewed_at), self._whole_since, self._times.expiry)
+            other.expire_if_unchanged(
+                min(asked, self._renewed_at), self._whole_since, self._times.lease_duration
+            )
             if name not in found and not other.alive:
                 del self._others[name]
 
     def _settle(self, asked: float) -> None:
         if self._joined_at is None or self._settled_at is not None or asked < self._joined_at:
             return
-        wait = self._times.wait if self._living() else 0.0
+        wait = self._times.takeover_wait if self._living() else 0.0
         self._settled_at = self._joined_at + wait

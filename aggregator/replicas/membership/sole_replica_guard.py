@@ -32,7 +32,7 @@ async def wait_until_sole_replica(
     told = ""
 
     def stands(name: str) -> None:
-        waits(told or _LOOKS.format(name=name, seconds=TIMES.expiry))
+        waits(told or _LOOKS.format(name=name, seconds=TIMES.lease_duration))
 
     while True:
         try:
@@ -41,7 +41,7 @@ async def wait_until_sole_replica(
             raise
         except LeaseStoreError as error:
             away(str(error))
-            await asyncio.sleep(max(TIMES.retry, error.retry_after or 0))
+            await asyncio.sleep(max(TIMES.failure_pause, error.retry_after or 0))
             continue
         if not name:
             return
@@ -52,7 +52,7 @@ async def wait_until_sole_replica(
 async def find_live_replica(
     board: LeaseStore, stands: Callable[[str], None], times: LeaseTiming = TIMES
 ) -> str:
-    """The name of a live replica; empty: no Lease was renewed within `LeaseTiming.expiry`.
+    """The name of a live replica; empty: no Lease was renewed within `LeaseTiming.lease_duration`.
 
     Without Leases it takes one request and no time; ``stands`` is called with a Lease that is to be
     watched. Raises `LeaseStoreError`.
@@ -61,9 +61,9 @@ async def find_live_replica(
     seen = {lease.member.name: lease.version for lease in await board.list() if not lease.leaving}
     if seen:
         stands(min(seen))
-    until = loop.time() + times.expiry
+    until = loop.time() + times.lease_duration
     while seen and loop.time() < until:
-        await asyncio.sleep(times.tick)
+        await asyncio.sleep(times.retry_period)
         standing = [lease for lease in await board.list() if not lease.leaving]
         for lease in standing:
             if seen.get(lease.member.name) != lease.version:

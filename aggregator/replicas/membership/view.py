@@ -102,7 +102,7 @@ def _difference(other: Member, mine: Member) -> str:
     if other.mode and mine.mode and other.mode != mine.mode:
         return f"runs in mode {other.mode} (here {mine.mode})"
     if other.limits_hash and mine.limits_hash and other.limits_hash != mine.limits_hash:
-        return "has other limits than this one"
+        return "has other limits or pools than this one"
     return ""
 
 

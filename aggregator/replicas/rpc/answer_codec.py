@@ -4,8 +4,8 @@ from aggregator.policy.network.verdict import Edge, Finding, NetworkVerdict
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.decide.replica_messages import (
+    AdmissionDecision,
     Answer,
-    Decision,
     FleetFindings,
     KeepAlive,
     LeaderFindings,
@@ -33,7 +33,7 @@ def encode_answer(answer: Answer) -> pb.LeaderMessage:
     if isinstance(answer, LeaderFindings):
         found = [_put_finding(node, one) for node, one in answer.findings.items()]
         return pb.LeaderMessage(findings=pb.NetworkFindings(findings=found))
-    if isinstance(answer, Decision):
+    if isinstance(answer, AdmissionDecision):
         held = answer.held or Held("", "", "")
         decision = pb.Decision(
             number=answer.number,
@@ -173,7 +173,7 @@ def _read_finding(finding: pb.NetworkFinding) -> Finding:
     )
 
 
-def _read_decision(decision: pb.Decision) -> Decision:
+def _read_decision(decision: pb.Decision) -> AdmissionDecision:
     held = None
     if decision.limit:
         held = Held(
@@ -182,4 +182,4 @@ def _read_decision(decision: pb.Decision) -> Decision:
             text("decision.reason", decision.reason),
             text("decision.cause", decision.cause),
         )
-    return Decision(decision.number, held, text("decision.failed", decision.failed))
+    return AdmissionDecision(decision.number, held, text("decision.failed", decision.failed))

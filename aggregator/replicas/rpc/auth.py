@@ -35,7 +35,7 @@ class ReplicaAuthenticator:
         self._plaintext = plaintext
         self._known: dict[bytes, float] = {}
 
-    async def show(self, peer: str, metadata: Mapping[str, str]) -> float:
+    async def authenticate(self, peer: str, metadata: Mapping[str, str]) -> float:
         """Until when the caller is authenticated (seconds since the epoch). Raises
         `IdentityError`.
         """

@@ -28,6 +28,21 @@ def service(
     ``service_account`` is the aggregators' own ("namespace:name"), ``issuer`` as for agents; empty:
     the one that the API server publishes. ``plaintext``: the listener speaks no TLS.
     """
+    replica_auth = authenticator(
+        keys, service_account=service_account, issuer=issuer, plaintext=plaintext, wall=wall
+    )
+    return CoordinationService(coordinator, replica_auth, cluster_away=cluster_away, now=wall)
+
+
+def authenticator(
+    keys: JwksCache,
+    *,
+    service_account: str,
+    issuer: str,
+    plaintext: bool,
+    wall: Callable[[], float],
+) -> ReplicaAuthenticator:
+    """Verifies other replicas' tokens; arguments as for `service`."""
     tokens = TokenAuthenticator(
         keys,
         audience=AUDIENCE,
@@ -36,8 +51,7 @@ def service(
         now=wall,
         key="shards.service_account",
     )
-    replica_auth = ReplicaAuthenticator(tokens, wall=wall, plaintext=plaintext)
-    return CoordinationService(coordinator, replica_auth, cluster_away=cluster_away, now=wall)
+    return ReplicaAuthenticator(tokens, wall=wall, plaintext=plaintext)
 
 
 def speaker(

@@ -134,6 +134,7 @@ def _put_ask(ask: AdmissionRequest) -> pb.Question:
         suspects=[pb.Suspects(causes=one) for one in different[:MAX_SUSPECTS]],
         unsettled=proposal.unsettled,
         basis=proposal.basis.value,
+        policy_pool=proposal.policy_pool,
     )
 
 
@@ -156,6 +157,7 @@ def _read_ask(question: pb.Question) -> AdmissionRequest:
         ),
         unsettled=text("question.unsettled", question.unsettled),
         basis=basis,
+        policy_pool=short("question.policy_pool", question.policy_pool),
     )
     return AdmissionRequest(question.number, proposal)
 

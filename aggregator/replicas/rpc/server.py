@@ -81,7 +81,7 @@ class CoordinationService(shards_pb2_grpc.CoordinationServicer):
         pairs = context.invocation_metadata() or ()
         metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
         try:
-            until = await self._replica_auth.show(context.peer(), metadata)
+            until = await self._replica_auth.authenticate(context.peer(), metadata)
         except IdentityError as error:
             raise _of(error) from None
         introduction = await self._introduction(context)
