@@ -54,7 +54,7 @@ def run(config: Config, source: Source | None = None) -> int:
     """Run the agent until SIGTERM or SIGINT; the process's exit code."""
     # gRPC's C core would repeat on stderr what the uplink logs as JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    logs.start(config.log_level)
+    logs.start(config.log_level, node=config.node)
     if sys.version_info < (3, 12):
         # The default of this Python version keeps a thread for each child.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
@@ -105,7 +105,10 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        log.info("agent started", extra={"node": self._config.node, "version": VERSION})
+        log.info(
+            "agent started",
+            extra={"event": "agent.started", "version": VERSION},
+        )
         self._recorder.persist()
         if self._config.kernel_log.enabled:
             self._feed.start()
@@ -168,6 +171,7 @@ class Agent:
         state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
         self._sources = factory.sources(config, self._machine, state.gpus, state.cliques)
         self._sources.fabric.on_change(self._renew_uplink)
+        self._sources.driver.on_change(self._renew_uplink)
         self._recorder = EvidenceRecorder(
             state,
             store=store,
@@ -308,7 +312,7 @@ class Agent:
                 self._recorder.changed_by_hand()
 
     async def _end(self, parts: "list[asyncio.Task[Any]]") -> None:
-        log.info("agent is stopping")
+        log.info("agent is stopping", extra={"event": "agent.stopping"})
         self._feed.stop()
         if self._uplink is not None:
             self._uplink.stop()
@@ -359,11 +363,8 @@ class Agent:
         traits = {"kernel": system.release, "arch": system.machine}
         if self._sources.fabric.cliques:
             traits["fabric_clique"] = self._sources.fabric.cliques
-        try:
-            driver = (self._machine.sys / "module/nvidia/version").read_text(encoding="ascii")
-        except OSError:
-            return traits  # no NVIDIA driver is loaded
-        return {**traits, "driver": driver.strip()}
+        driver = self._sources.driver.read()
+        return {**traits, "driver": driver} if driver else traits
 
     def _uplink_state(self) -> dict[str, Any]:
         return {"state": "off"} if self._uplink is None else self._uplink.as_json()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
+from nodeagent import python_tls
 from nodeagent.config.settings import Config, ConfigError, default, load
 from nodeagent.terminal.arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse
 
@@ -63,12 +64,21 @@ def _explain(error: BaseException) -> int:
         case ConfigError():
             _write(sys.stderr, "".join(f"{problem}\n" for problem in error.problems))
             return USAGE
+        case ModuleNotFoundError() if text := _explain_missing(error):
+            _write(sys.stderr, f"{text}\n")
+            return USAGE
         case _:
             import traceback
 
             said = "".join(traceback.format_exception(error))
             _write(sys.stderr, f"{said}sickbay: internal error: {type(error).__name__}: {error}\n")
             return INTERNAL
+
+
+def _explain_missing(error: ModuleNotFoundError) -> str | None:
+    from sickbay.extras import explain_missing
+
+    return explain_missing(error, program="sickbay-agent", extra="agent")
 
 
 def _not_checked(error: BaseException) -> int:
@@ -81,6 +91,8 @@ def _not_checked(error: BaseException) -> int:
         case ConfigError():
             more = len(error.problems) - 1
             why = str(error.problems[0]) + (f" (and {more} more)" if more else "")
+        case ModuleNotFoundError() if text := _explain_missing(error):
+            why = text
         case _:
             why = f"internal error: {type(error).__name__}: {error}"
     _write(sys.stdout, f"sickbay: not checked: {' '.join(why.split())}\n")
@@ -108,6 +120,7 @@ def _load(options: argparse.Namespace, environ: Mapping[str, str], **how: bool) 
 
 
 def _command_run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    python_tls.leave_out()  # before any module imports asyncio
     config = _load(options, environ)
     from nodeagent import agent
 
@@ -121,7 +134,7 @@ def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> i
 
     limit = Status[options.fail_on.upper()]
 
-    def tell(findings: Findings) -> int:
+    def print_findings(findings: Findings) -> int:
         if options.slurm:
             _write(sys.stdout, report.slurm_line(findings) + "\n")
         elif options.output == "json":
@@ -130,7 +143,9 @@ def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> i
             print(report.findings_table(findings, colour=_colour(environ)))
         return BAD if rank(findings.worst) >= rank(limit) else OK
 
-    return tell(_gathered(options, environ, lambda findings: leave(tell(findings))))
+    return print_findings(
+        _gathered(options, environ, lambda findings: leave(print_findings(findings)))
+    )
 
 
 def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -139,12 +154,12 @@ def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> 
     from nodeagent.terminal import list_checks
     from nodeagent.terminal.report import as_json
 
-    def tell(findings: Findings) -> int:
+    def print_checks(findings: Findings) -> int:
         entries = list_checks.entries(config, findings)
         print(as_json(entries) if options.output == "json" else list_checks.listing(entries))
         return OK
 
-    return tell(_gathered(options, environ, lambda findings: leave(tell(findings))))
+    return print_checks(_gathered(options, environ, lambda findings: leave(print_checks(findings))))
 
 
 def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) -> int:

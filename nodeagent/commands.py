@@ -105,7 +105,7 @@ class Commands:
         self._recorder.changed_by_hand()
         log.info(
             "latched faults of a GPU were cleared by hand",
-            extra={"gpu": gpu, "code": code, "entries": count},
+            extra={"event": "fault.cleared_by_hand", "gpu": gpu, "code": code, "entries": count},
         )
         of = f" of {code}" if code else ""
         return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: no fault{of} was latched"
@@ -121,11 +121,14 @@ class Commands:
         if not seconds:
             self._nvml.resume()
             self._recorder.quiesce_until(self._nvml.quiesced_until)
-            log.info("the GPU driver is used again")
+            log.info("the GPU driver is used again", extra={"event": "gpu.driver_used"})
             return "NVML is used again"
         is_free = await self._nvml.quiesce(seconds)
         self._recorder.quiesce_until(self._nvml.quiesced_until)
-        log.info("the GPU driver is let go of", extra={"seconds": seconds, "is_free": is_free})
+        log.info(
+            "the GPU driver is let go of",
+            extra={"event": "gpu.driver_released", "seconds": seconds, "is_free": is_free},
+        )
         if self._gpu_checks():
             await self._scheduler.run_now(self._gpu_checks())
         if not is_free:

@@ -65,7 +65,12 @@ def read(
         try:
             found = check.read(item)
         except Exception:  # outermost edge of a check: its bug must not cost the other records
-            log.exception("check %s failed on kernel log record %d", name, item.seq)
+            log.exception(
+                "check %s failed on kernel log record %d",
+                name,
+                item.seq,
+                extra={"event": "check.record_failed"},
+            )
             what = f"check {name} failed on record {item.seq}; the agent's log has the reason"
             evidence.append(Loss(SOURCE, 1, what))
             if tallies is not None:

@@ -19,13 +19,16 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Handler):
-    """Writes each record to ``fd`` as one JSON object: time (UTC), level, logger, message, extras.
+    """Writes each record to ``fd`` as one JSON object: time (UTC), level, logger, message, node,
+    extras.
 
-    Extras are what the caller gave as ``extra=``. Secrets are never given to a logger.
+    Extras are what the caller gave as ``extra=``; docs/logs.md lists the values of ``event``.
+    Secrets are never given to a logger. ``node``: the agent's own; empty for no such field.
     """
 
-    def __init__(self, fd: int, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, fd: int, wall_clock: Callable[[], float], *, node: str = "") -> None:
         super().__init__()
+        self._node = {"node": node} if node else {}
         self._fd = fd
         self._wall_clock = wall_clock
         self._dropped = 0
@@ -50,6 +53,8 @@ class JsonLines(logging.Handler):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._node,
+            **({"event": record.event} if hasattr(record, "event") else {}),
         }
         fields |= {key: value for key, value in vars(record).items() if key not in _OWN}
         if record.exc_info:
@@ -63,9 +68,10 @@ class JsonLines(logging.Handler):
         return line + b"\n"
 
 
-def start(level: str, *, fd: int = 1) -> None:
+def start(level: str, *, fd: int = 1, node: str = "") -> None:
     """Send this process's logs to ``fd`` from ``level`` ("debug", "info", ...) up."""
-    logging.basicConfig(level=level.upper(), handlers=[JsonLines(fd, time.time)], force=True)
+    handler = JsonLines(fd, time.time, node=node)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def set_level(level: str) -> None:

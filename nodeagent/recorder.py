@@ -172,7 +172,11 @@ class EvidenceRecorder:
         if problem == self._said_problem:
             return
         if problem:
-            log.error("%s; evidence is kept in memory and would not survive a restart", problem)
+            log.error(
+                "%s; evidence is kept in memory and would not survive a restart",
+                problem,
+                extra={"event": "state.not_saved"},
+            )
         self._said_problem = problem
         status, reason = (Status.DEGRADED, "not-saved") if problem else (Status.OK, "")
         self.latch.apply([Observation(CHECK, "", status, reason, problem)], self._clock.boottime())

@@ -174,7 +174,7 @@ class Scheduler:
             check.hangs += 1
             waits = "".join(f"; {each}" for each in self._stuck()[:3])
             message = f"no result in {check.deadline:g} s{waits}"
-            log.warning("check %s: %s", check.name, message)
+            log.warning("check %s: %s", check.name, message, extra={"event": "check.hung"})
             self.log_state(check, self._unknown(check, HUNG, message), whole=False)
 
     async def run_one(self, check: Scheduled) -> None:
@@ -185,7 +185,7 @@ class Scheduler:
             check.errors += 1
             message = f"{type(error).__name__}: {error}"
             if check.error != message:
-                log.exception("check %s failed", check.name)
+                log.exception("check %s failed", check.name, extra={"event": "check.failed"})
             check.error = message
             self.log_state(check, self._unknown(check, CHECK_ERROR, message), whole=False)
         else:

@@ -47,7 +47,7 @@ def judge(protocol: str, ran: Outcome | CommandStuck) -> tuple[Status, str, str]
     if isinstance(ran, CommandStuck):
         return Status.UNKNOWN, "stuck", f"an earlier run cannot be ended: {ran.where}"
     status, reason, why = _verdict(protocol, ran)
-    words = [_said(protocol, ran), why]
+    words = [_program_text(protocol, ran), why]
     if ran.left:
         words.append(f"{ran.left} processes left behind, ended")
     if ran.stuck:
@@ -79,11 +79,11 @@ def _verdict(protocol: str, ran: Outcome) -> tuple[Status, str, str]:
         return Status.UNKNOWN, reason, f"exit code {ran.exit}"
     known = _CODES[protocol].get(ran.exit)
     if known is not None:
-        return *known, "" if _said(protocol, ran) else f"exit code {ran.exit}, not a word"
+        return *known, "" if _program_text(protocol, ran) else f"exit code {ran.exit}, not a word"
     return Status.UNKNOWN, _OTHER_CODE[protocol], f"exit code {ran.exit}"
 
 
-def _said(protocol: str, ran: Outcome) -> str:
+def _program_text(protocol: str, ran: Outcome) -> str:
     """The program's words for people; those on standard error where there are no others."""
     text = ran.out.strip() or ran.err.strip()
     if protocol == NAGIOS:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeagent import python_tls
 from nodeagent.checks.base import Check, CheckSpec, Off, Report
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation, Status
 from nodeagent.sources import Sources
@@ -25,6 +26,7 @@ class NotLoaded(Exception):
 
 def load(entry_point: str) -> CheckSpec:
     """The spec that the entry point names. Runs the package's code. Raises NotLoaded."""
+    python_tls.restore()  # others' code may connect by TLS
     from importlib.metadata import entry_points  # 3 MB, only for sites with such checks
 
     found = list(entry_points(group=GROUP, name=entry_point))

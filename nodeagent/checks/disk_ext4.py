@@ -62,17 +62,17 @@ def read_errors(machine: HostRoots, mount: Mount) -> Errors | None:
     except (OSError, ValueError):
         return None
     last = _number(folder / "last_error_time")
-    return Errors(count, last, _word(folder / "last_error_func"))
+    return Errors(count, last, _read_text(folder / "last_error_func"))
 
 
 def _number(path: Path) -> int:
     try:
-        return int(_word(path))
+        return int(_read_text(path))
     except ValueError:
         return 0
 
 
-def _word(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

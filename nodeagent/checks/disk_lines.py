@@ -37,7 +37,9 @@ _NVME = re.compile(
     rb"|Removing after probe failure|Disabling device after reset failure"
     rb"|Removing controller|failed to mark controller|IO queues (?:lost|not created)"
     rb"|Identify Controller failed|Reading (?:CAP|VS|CRTO) failed"
-    rb"|frozen state error detected|failure state error detected))"
+    rb"|frozen state error detected|failure state error detected"
+    rb"|can't change power state from D3\w{3,4} to D0 \(config space inaccessible\)"
+    rb"|Unable to change power state from D3\w{3,4} to D0, device inaccessible))"
 )
 _NVME_PATH = re.compile(
     rb"block " + _DEV + rb": no (?:available path - failing|usable path - requeuing) I/O"
@@ -67,11 +69,13 @@ _XFS = re.compile(
     rb"|xfs_\w{1,40}: .{0,40}returned error -?\d)"
 )
 _BTRFS = re.compile(
-    # The letters of the state (fs/btrfs/super.c): E is an error, A an aborted transaction.
+    # The letters of the state (fs/btrfs/super.c): E is an error, A an aborted transaction. A mount
+    # option that is not known, and a write for which there is no space (-28), are no trouble of it.
+    rb"(?!BTRFS error \([^)]{1,60}\): (?:unrecognized mount option |.{1,256}: -28$))"
     rb"BTRFS:? (?:(?:error|critical|alert|emergency|panic)"
     rb"|warning(?= \(device [\w-]{1,32}:? state [A-Z]{0,11}[EA])"
     rb"|(?:warning|info)(?= \([^)]{1,60}\): (?:csum failed|checksum (?:error|verify failed)"
-    rb"|lost page write|forced readonly)))"
+    rb"|lost page write|forced readonly|devid \d{1,20} uuid [0-9a-f-]{36} is missing)))"
     rb" \(device " + _DEV + rb"(?::? state \w{1,12})?\)"
     rb"|(?:BTRFS|btrfs): bdev /dev/" + _DEV + rb" errs: "
     rb"|(?:BTRFS|btrfs): lost page write due to I/?O error on /dev/" + _DEV + rb"\b"
@@ -105,6 +109,12 @@ _ARRAY = re.compile(
     rb"|read error (?:NOT corrected|not correctable)|Too many read errors, failing device"
     rb"|Cannot continue operation|not enough operational (?:devices|mirrors)"
     rb"|cannot start dirty degraded array)"
+)
+
+# Printed when an array starts (raid1, raid10, raid456); it lacks members where the first is less.
+_ACTIVE = re.compile(
+    rb"md/raid\d{0,2}:(md[\w-]{1,24}): (?:raid level \d{1,2} )?"
+    rb"active with (\d{1,4}) out of (\d{1,4}) (?:mirrors|devices)\b"
 )
 
 #: The first four bytes of every line above, for the lookup that each record costs.
@@ -181,6 +191,11 @@ def _paths(line: bytes) -> DiskLine | None:
 
 
 def _array(line: bytes) -> DiskLine | None:
+    active = _ACTIVE.match(line)
+    if active is not None:
+        members = {"active": text(active[2]), "members": text(active[3])}
+        lacks = int(active[2]) < int(active[3])
+        return DiskLine(ARRAY, text(active[1]), details=members) if lacks else None
     found = _ARRAY.match(line)
     if found is None:
         return None

@@ -42,6 +42,7 @@ async def take_sample(sources: Sources) -> GpuSample | Off:
     if sources.expected_gpus or sources.gpus.addresses():
         sample = await sources.nvml.sample()
         sources.fabric.learn(sample)
+        sources.driver.learn(sample)
         return sample
     if not sources.nvml.has_library():
         return _NO_GPU

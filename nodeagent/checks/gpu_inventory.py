@@ -180,7 +180,7 @@ def judge(gpu: Gpu) -> Verdict:
         if call in gpu.errors:
             code = gpu.errors[call]
             return Status.UNKNOWN, gpu_common.reason_of(code), f"{CALLS[call]} gave error {code}"
-    return Status.OK, "", f"{gpu.name or 'a GPU without a name'} at {gpu.pci}"
+    return Status.OK, "", f"{where}: {gpu.name or 'without a name'}"
 
 
 def _missing_from_nvml(address: str, sample: GpuSample) -> Verdict:

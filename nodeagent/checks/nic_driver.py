@@ -2,7 +2,7 @@
 
 - mlx5: ``mlx5_core 0000:5e:00.0: mlx5_pcie_event:299:(pid 4711): Detected insufficient power on the
   PCIe slot (27W).``, high temperature, a health poll that fails, commands that time out, a failed
-  recovery, cables that were unplugged or are bad.
+  recovery or start, cables that were unplugged or are bad.
 - EFA: ``efa 0000:00:06.0 efa_0: The device didn't send any completion for admin cmd ...``. A
   command that the device refuses may be a program's mistake, and is passed over.
 - Queues: ``NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out`` and the drivers' own.
@@ -79,6 +79,8 @@ _MLX = (
             rb".{0,60}\bunrecoverable|health recovery (?:failed|flow aborted)"
             rb"|(?:new )?health works are not permitted|handling bad device here"
             rb"|(?:Failed|failed) to recover"
+            rb"|mlx\d_(?:load|init)_one failed with error code -\d"
+            rb"|probe with driver mlx\d_core failed with error -\d"
         ),
     ),
     (

@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.driver_lines import DriverLines
 from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
-from nodeagent.sources.driver_log import DriverLog
-from nodeagent.sources.gpus import GpuMap, normalise
-from nodeagent.sources.kmsg import Record, is_packet_log
+from nodeagent.sources.kmsg import Record
 
 NAME = "nvidia-driver"
 
@@ -58,16 +57,10 @@ _PEERMEM = re.compile(
 INIT_FAILED, UVM_FATAL, NVLINK, PEERMEM = "init-failed", "uvm-fatal", "nvlink", "peermem"
 
 
-class NvidiaDriver:
-    """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
+class NvidiaDriver(DriverLines):
+    """Reads records as they come."""
 
     first = first_bytes(_STARTS)
-
-    def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
-        self.foreign = 0
-        self.packets = 0
-        self._gpus = gpus
-        self._log = log or DriverLog()
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The driver's trouble in this record. Raises no exception, whatever the record."""
@@ -77,17 +70,14 @@ class NvidiaDriver:
         found = _parse(line)
         if found is None:
             return ()
-        if is_packet_log(line):
-            self.packets += 1
+        if self._is_packet(line):
             return ()
         kind, raw_address, ends, details = found
         component = ""
         if raw_address:
-            address = normalise(raw_address)
-            if address is None or not self._gpus.has_gpu(address):
-                self.foreign += 1
+            address = self._own(raw_address)
+            if address is None:
                 return ()
-            self._log.erred(address)
             component = self._gpus.component(address)
             details["pci"] = address
         code = f"{NAME}:{kind}"
@@ -103,23 +93,23 @@ class NvidiaDriver:
         )
 
 
-def _parse(line: bytes) -> tuple[str, str, ClearedBy, dict[str, str]] | None:
+def _parse(line: bytes) -> tuple[str, bytes, ClearedBy, dict[str, str]] | None:
     """Kind, address of the GPU if the line names one, the sign that ends it, details."""
     init = _INIT.match(line)
     if init is not None:
         details = {"status": text(init[2] or b"")}
         # Without an address no reset of a GPU can end it: `gpu-inventory` sees one that stays away.
         ends = ClearedBy.GPU_RESET if init[1] else ClearedBy.EXPIRY
-        return INIT_FAILED, text(init[1] or b""), ends, details
+        return INIT_FAILED, init[1] or b"", ends, details
     uvm = _UVM.match(line)
     if uvm is not None:
-        return UVM_FATAL, "", ClearedBy.REBOOT, {"error": text(uvm[1] or uvm[2])}
+        return UVM_FATAL, b"", ClearedBy.REBOOT, {"error": text(uvm[1] or uvm[2])}
     nvlink = _NVLINK.match(line)
     if nvlink is not None:
-        return NVLINK, "", ClearedBy.EXPIRY, {"function": text(nvlink[1])}
+        return NVLINK, b"", ClearedBy.EXPIRY, {"function": text(nvlink[1])}
     peermem = _PEERMEM.match(line)
     if peermem is not None:
-        return PEERMEM, "", ClearedBy.EXPIRY, {"function": text(peermem[1] or b"")}
+        return PEERMEM, b"", ClearedBy.EXPIRY, {"function": text(peermem[1] or b"")}
     return None
 
 

@@ -136,7 +136,7 @@ def markdown() -> str:
         name = f"[`{spec.name}`](#{spec.name}){on}"
         lines.append(_row(name, spec.sees, spec.source, every, spec.cost, spec.blind_to))
     for spec in SPECS:
-        lines += ["", f"### {spec.name}", "", f"Settings under `[checks.{spec.name}]`:", ""]
+        lines += ["", f"## {spec.name}", "", f"Settings under `[checks.{spec.name}]`:", ""]
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         lines += [_row(f"`{key}`", *cells) for key, *cells in _settings(spec)]
     return "\n".join(lines) + "\n"

@@ -4,9 +4,11 @@
 
 The driver's own word, Fatal, Non-fatal or Correctable, is part of the code: the same number comes
 with several. Some have no word, and are fatal where they say that the switch was shut down or its
-controller (SOE) has halted. Each SXid is followed by lines that repeat its number with "Severity"
-or "Data"; they are no SXids. A fatal one concerns all GPUs behind the switches, so the component is
-the node.
+controller (SOE) has halted. Each SXid of the hardware is followed by a line that repeats its number
+with ``Severity 0`` or ``1`` and by one with its ``Data``. These are no SXids of their own, except a
+severity whose SXid had no word, or was lost: 1 is fatal and 0 is not (NVSWITCH_ERROR_SEVERITY_TYPE
+in ctrl_dev_nvswitch.h). A fatal one concerns all GPUs behind the switches, so the component is the
+node.
 """
 
 import re
@@ -28,6 +30,10 @@ _SXID = re.compile(
     rb"(?:\.[0-7])?\): (\d{1,7})(?:, |$)"
 )
 _WORD = re.compile(rb"(Fatal|Non-fatal|Correctable)(?:, |$)", re.IGNORECASE)
+_SEVERITY = re.compile(
+    rb"Severity ([01]) Engine instance \d{1,5} Sub-engine instance \d{1,5}(?: |$)"
+)
+_SEVERITIES = {b"0": "non-fatal", b"1": "fatal"}
 _REPEAT = re.compile(rb"(?:Severity|Data|Engine instance)\b", re.IGNORECASE)
 _LINK = re.compile(rb"Link (\d{1,3})\b")
 
@@ -42,6 +48,11 @@ _HALTED = frozenset({10006, *range(26001, 26009), 28003, 28005})
 #: The driver logs a shutdown by its power controller under the number of a slowdown (10004).
 _SHUT_DOWN = re.compile(rb".{0,80}\bOVERT Threshold reached\. Shutting Down")
 
+#: Seconds within which a severity belongs to the SXid before it: the driver prints both at once.
+_REPEATED_WITHIN = 5.0
+#: SXids that are remembered for the severity that follows: those of a burst on all switches.
+_MOST_REMEMBERED = 64
+
 _LONGEST_MESSAGE = 512
 
 
@@ -54,6 +65,8 @@ class SxidCheck:
         self.foreign = 0
         self.packets = 0
         self._gpus = gpus
+        #: When an SXid of this switch and number came last that had a word.
+        self._worded: dict[tuple[str, int], float] = {}
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The SXid of this record, if any. Raises no exception, whatever the record."""
@@ -64,13 +77,21 @@ class SxidCheck:
         if line is None:
             return ()
         rest = text[line.end() :]
-        if _REPEAT.match(rest):
+        stated = _SEVERITY.match(rest)
+        if stated is None and _REPEAT.match(rest):
             return ()
         address = self._own(text, line[1])
         if address is None:
             return ()
         number = int(line[2])  # printed with leading zeros
-        severity, rest = _severity(number, rest)
+        if stated is not None:
+            if self._was_worded(address, number, record.at):
+                return ()
+            severity = _SEVERITIES[stated[1]]
+        else:
+            severity, rest = _severity(number, rest)
+            if severity != "unstated":
+                self._remember(address, number, record.at)
         return (
             FaultSighting(
                 code=f"sxid:{number}:{severity}",
@@ -99,6 +120,17 @@ class SxidCheck:
             return None
         return address
 
+    def _was_worded(self, address: str, number: int, at: float) -> bool:
+        """Whether this severity repeats the word of an SXid that was read."""
+        last = self._worded.get((address, number))
+        return last is not None and abs(at - last) <= _REPEATED_WITHIN
+
+    def _remember(self, address: str, number: int, at: float) -> None:
+        self._worded.pop((address, number), None)
+        if len(self._worded) >= _MOST_REMEMBERED:
+            del self._worded[next(iter(self._worded))]
+        self._worded[address, number] = at
+
 
 def _severity(number: int, rest: bytes) -> tuple[str, bytes]:
     """The driver's word and what follows it; without a word, fatal if the code always is."""
@@ -125,8 +157,8 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> SxidCheck:
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="every SXid of an NVSwitch, by the driver's own word Fatal, Non-fatal or Correctable, and "
-    "without a word where the switch was shut down or halted",
+    sees="every SXid of an NVSwitch, by the driver's own word Fatal, Non-fatal or Correctable or "
+    "by the severity after it, and without either where the switch was shut down or halted",
     source="kernel log, lines of the NVSwitch driver",
     cost="a comparison of 15 bytes for each kernel record",
     blind_to="switches that are not on this node's PCI bus (NVLink switch trays)",

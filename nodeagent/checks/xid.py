@@ -13,11 +13,11 @@ from typing import Any
 
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.driver_lines import DriverLines
 from nodeagent.checks.loglines import first_bytes
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
-from nodeagent.sources.driver_log import DriverLog
-from nodeagent.sources.gpus import GpuMap, normalise
+from nodeagent.sources.gpus import normalise
 from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
 
 NAME = "xid"
@@ -83,20 +83,10 @@ _CAUSE = re.compile(rb"caused by previous Xid (\d{1,5})\b")
 _LONGEST_MESSAGE = 512
 
 
-class XidCheck:
-    """Reads records as they come. ``foreign`` counts lines about GPUs that the node does not have.
-
-    ``packets`` counts driver lines that were a logged packet's prefix, which is an attempted
-    forgery. ``log`` is told when the driver was loaded, and its messages about each GPU.
-    """
+class XidCheck(DriverLines):
+    """Reads records as they come. The driver's log gets its loads and its messages of each GPU."""
 
     first = first_bytes((_PREFIX,))
-
-    def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
-        self.foreign = 0
-        self.packets = 0
-        self._gpus = gpus
-        self._log = log or DriverLog()
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The Xid of this record, if any. Raises no exception, whatever the record."""
@@ -117,7 +107,7 @@ class XidCheck:
         return ()
 
     def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:
-        address = self._own(record.text, line[1])
+        address = None if self._is_packet(record.text) else self._own(line[1])
         if address is None:
             return ()
         code = int(line[3])
@@ -142,7 +132,7 @@ class XidCheck:
         )
 
     def _off_bus(self, record: Record, raw_address: bytes) -> Sequence[FaultSighting]:
-        address = self._own(record.text, raw_address)
+        address = None if self._is_packet(record.text) else self._own(raw_address)
         if address is None:
             return ()
         return (
@@ -159,18 +149,6 @@ class XidCheck:
                 details={"pci": address, "text": _text(record.text)[:_LONGEST_MESSAGE]},
             ),
         )
-
-    def _own(self, text: bytes, raw_address: bytes) -> str | None:
-        """The address, if it is a GPU of this node and the line is no logged packet."""
-        if is_packet_log(text):
-            self.packets += 1
-            return None
-        address = normalise(raw_address.decode("ascii"))
-        if address is None or not self._gpus.has_gpu(address):
-            self.foreign += 1
-            return None
-        self._log.erred(address)
-        return address
 
     def _learn(self, raw_address: bytes, uuid: bytes) -> None:
         """Keep the UUID where NVML has not told us one: NVML may no longer answer."""

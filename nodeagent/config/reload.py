@@ -112,21 +112,27 @@ class Reloader:
             self._refuse(found)
             return
         if self.state.problem:
-            log.info("the configuration can be read again", extra={"file": str(self._path)})
+            log.info(
+                "the configuration can be read again",
+                extra={"event": "config.readable", "file": str(self._path)},
+            )
         self.state.problem = ""
         self.state.restart_for = _fixed_differences(self._current, found)
         if self.state.restart_for:
             log.warning(
                 "changed settings that are read only at a start: %s",
                 ", ".join(self.state.restart_for),
-                extra={"file": str(self._path)},
+                extra={"event": "config.restart_needed", "file": str(self._path)},
             )
         wanted = replace(self._current, **{name: getattr(found, name) for name in _LIVE})
         if wanted == self._current:
             return
         self._current = wanted
         self.state.reloads += 1
-        log.info("the configuration has changed", extra={"file": str(self._path)})
+        log.info(
+            "the configuration has changed",
+            extra={"event": "config.changed", "file": str(self._path)},
+        )
         self._apply(wanted)
 
     def _refuse(self, error: ConfigError) -> None:
@@ -135,6 +141,7 @@ class Reloader:
         log.error(
             "the changed configuration is refused; the agent goes on with the one before it: %s",
             self.state.problem,
+            extra={"event": "config.refused"},
         )
 
 

@@ -106,8 +106,9 @@ ADDRESS = '"host:port" or "unix:/path"'
 def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
     """The configuration in ``path``. Raises ConfigError with all of its errors.
 
-    ``environ`` gives NODE_NAME. Without ``with_checks``, ``[checks]`` and ``[own]`` are left
-    unread: that spares a command which only asks the running agent the import of every check.
+    ``environ`` gives NODE_NAME and AGGREGATOR_ADDRESS. Without ``with_checks``, ``[checks]`` and
+    ``[own]`` are left unread: that spares a command which only asks the running agent the import of
+    every check.
     """
     return _read(read_document(path), environ, with_checks=with_checks)
 
@@ -147,7 +148,7 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
             "log_level", "info", values.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"
         ),
         expected_gpus=_expected_gpus(top.table("expect")),
-        uplink=_uplink(top.table("aggregator")),
+        uplink=_uplink(top.table("aggregator"), environ),
         kernel_log=_kernel_log(top.table("kernel_log")),
         nvml=_nvml(top.table("nvml")),
         checks={**_checks(top.table("checks"), read=with_checks), **own_settings},
@@ -192,12 +193,12 @@ def _expected_gpus(table: Table) -> int | None:
     return table.read("gpus", None, values.integer(0, 256), "a whole number from 0 to 256")
 
 
-def _uplink(table: Table) -> UplinkConfig:
+def _uplink(table: Table, environ: Mapping[str, str]) -> UplinkConfig:
     def file(name: str) -> Path | None:
         return table.read(name, None, values.readable_file, values.FILE)
 
     uplink = UplinkConfig(
-        address=table.read("address", "", values.target, ADDRESS),
+        address=_address(table, environ),
         ca_file=file("ca_file"),
         cert_file=file("cert_file"),
         key_file=file("key_file"),
@@ -207,6 +208,19 @@ def _uplink(table: Table) -> UplinkConfig:
     )
     _refuse_contradictions(table, uplink)
     return uplink
+
+
+def _address(table: Table, environ: Mapping[str, str]) -> str:
+    """The file's address, else AGGREGATOR_ADDRESS, by which a manifest names its own namespace."""
+    written = table.read("address", "", values.target, ADDRESS)
+    found = environ.get("AGGREGATOR_ADDRESS", "")
+    if "address" in table or not found:
+        return written
+    try:
+        return values.target(found)
+    except ValueError as error:
+        table.problem("address", f"$AGGREGATOR_ADDRESS {error}", ADDRESS)
+        return ""
 
 
 def _refuse_contradictions(table: Table, uplink: UplinkConfig) -> None:

@@ -126,11 +126,11 @@ class DiskBackup:
         self._child = child
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
-        loop.add_reader(child.stdout, self._said, child)
+        loop.add_reader(child.stdout, self._read_output, child)
         self._resting = True
         loop.call_later(self._interval, self._rested)
 
-    def _said(self, child: "subprocess.Popen[bytes]") -> None:
+    def _read_output(self, child: "subprocess.Popen[bytes]") -> None:
         """The child's last words, then the end of its output, which is its own end."""
         assert child.stdout is not None
         words = child.stdout.read(_WORDS)

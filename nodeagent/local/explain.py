@@ -45,7 +45,7 @@ def as_json(
             "name": info.name,
             "interval_seconds": info.interval,
             "off_because": info.off_because,
-            **_look(scheduled.get(info.name), now),
+            **_last_run(scheduled.get(info.name), now),
             **_counters(log_checks.get(info.name)),
             "results": [
                 _component(entry, now)
@@ -94,7 +94,7 @@ def _uplink(uplink: Mapping[str, Any]) -> str:
     return f"aggregator: no connection for {lasting}, last tried {where}: {error}"
 
 
-def _look(check: Scheduled | None, now: float) -> dict[str, Any]:
+def _last_run(check: Scheduled | None, now: float) -> dict[str, Any]:
     if check is None:
         return {"look": None}
     success = check.last_success
@@ -110,12 +110,12 @@ def _look(check: Scheduled | None, now: float) -> dict[str, Any]:
             "hung_for_seconds": (
                 None if check.hung_since is None else round(now - check.hung_since, 3)
             ),
-            "said": _said(check.report),
+            "said": _latest_report(check.report),
         }
     }
 
 
-def _said(report: Report | None) -> list[dict[str, Any]]:
+def _latest_report(report: Report | None) -> list[dict[str, Any]]:
     """The latest report word for word, as it was before the latch took it."""
     if report is None:
         return []

@@ -49,7 +49,7 @@ def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float)
 
 def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float) -> str:
     """The text of ``GET /metrics``: the agent's own health, and counts of its evidence."""
-    page = _Page()
+    page = _MetricsText()
     page.family("sickbay_agent_info", "gauge", "The agent.", [({"version": about.version}, 1)])
     page.one("sickbay_agent_uptime_seconds", "gauge", "Since the agent's start.", about.uptime)
     connected = int(about.uplink.get("state") == "streaming")
@@ -90,7 +90,7 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
     return page.text()
 
 
-def _log_check_metrics(page: "_Page", tallies: Mapping[str, Tally]) -> None:
+def _log_check_metrics(page: "_MetricsText", tallies: Mapping[str, Tally]) -> None:
     faults = [({"check": name}, tally.faults) for name, tally in tallies.items()]
     text = "Faults seen in the kernel log."
     page.family("sickbay_agent_log_check_faults_total", "counter", text, faults)
@@ -99,7 +99,7 @@ def _log_check_metrics(page: "_Page", tallies: Mapping[str, Tally]) -> None:
     page.family("sickbay_agent_log_check_errors_total", "counter", text, errors)
 
 
-def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> None:
+def _check_metrics(page: "_MetricsText", checks: Sequence[Scheduled], now: float) -> None:
     def each(name: str, kind: str, text: str, value: str) -> None:
         samples = [({"check": c.name}, getattr(c, value)) for c in checks]
         page.family(f"sickbay_agent_check_{name}", kind, text, samples)
@@ -118,7 +118,7 @@ def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> No
     page.family("sickbay_agent_check_success_age_seconds", "gauge", about, ages)
 
 
-class _Page:
+class _MetricsText:
     def __init__(self) -> None:
         self._lines: list[str] = []
 

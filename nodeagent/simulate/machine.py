@@ -34,7 +34,8 @@ CHECKS: Mapping[str, float] = {
 INFOS = tuple(CheckInfo(name, interval) for name, interval in CHECKS.items())
 TRAITS: Mapping[str, str] = {"kernel": "6.8.0", "arch": "x86_64", "driver": "580.82.07"}
 
-_PER_GPU = ("gpu-inventory", "gpu-ecc", "gpu-rows", "gpu-recovery")
+_PER_GPU = ("gpu-ecc", "gpu-rows", "gpu-recovery")
+_MODEL = "NVIDIA H100 80GB HBM3"
 _RATES = ("pcie-replays", "nvlink-errors")
 _DISKS = ("/", "/scratch")
 _SWITCH = "0000:c1:00"
@@ -81,7 +82,10 @@ def all_well(uuids: list[str]) -> list[Observation]:
         return Observation(check, component, Status.OK, "", message)
 
     parts = [well("gpu-inventory", "", f"{len(uuids)} GPUs, driver {TRAITS['driver']}")]
-    parts += [well(check, each, "well (simulated)") for each in uuids for check in _PER_GPU]
+    for number, each in enumerate(uuids):
+        place = f"GPU {number} at {address(number)}: {_MODEL} (simulated)"
+        parts.append(well("gpu-inventory", each, place))
+        parts += [well(check, each, "well (simulated)") for check in _PER_GPU]
     for mount in _DISKS:
         parts.append(well("disk-space", mount, "41 % used, 1.1 TiB free"))
         parts.append(well("disk-readonly", mount, "read-write"))
@@ -96,13 +100,14 @@ def measured(node: str, uuids: list[str], minute: int) -> list[Measured]:
     def step(measure: str, component: str) -> int:
         return int(zlib.crc32(f"{node}/{measure}/{component}/{minute}".encode()) % 8 == 0)
 
-    model = "NVIDIA H100 80GB HBM3"
     found = [
-        Measured("gpu-clock", each, model, 1980 - 15 * step("gpu-clock", each)) for each in uuids
+        Measured("gpu-clock", each, _MODEL, 1980 - 15 * step("gpu-clock", each)) for each in uuids
     ]
-    found += [Measured(name, each, model, 0) for name in _RATES for each in uuids]
+    found += [Measured(name, each, _MODEL, 0) for name in _RATES for each in uuids]
     found += [
-        Measured("check-duration", name, f"{len(uuids)} {model}", 12 + step("check-duration", name))
+        Measured(
+            "check-duration", name, f"{len(uuids)} {_MODEL}", 12 + step("check-duration", name)
+        )
         for name in CHECKS
     ]
     return found

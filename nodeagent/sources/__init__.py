@@ -8,6 +8,7 @@ from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements
+from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.peers import Peers
 
@@ -26,6 +27,7 @@ class Sources:
     nvml: Nvml
     disk: DiskProbe
     gpus: GpuMap
+    driver: DriverVersion
     expected_gpus: int | None = None
     fabric: FabricMembership = field(default_factory=FabricMembership)
     peers: Peers = field(default_factory=Peers)

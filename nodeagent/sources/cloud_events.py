@@ -107,7 +107,7 @@ def _json(answer: Response, what: str) -> Any:
         raise ServiceError("garbled", f"{what}: no JSON: {error}") from None
 
 
-def _word(text: str) -> str:
+def _component_name(text: str) -> str:
     """The cloud's own word for a kind that we have no word for, fit to be a component's name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:32] or "other"
 
@@ -140,7 +140,7 @@ def _azure_event(event: Mapping[str, Any]) -> MaintenanceEvent:
     when = "now" if started else f"not before {event.get('NotBefore') or 'an unknown time'}"
     why = event.get("Description") or event.get("EventSource") or ""
     words = f"{kind} {when}{f': {why}' if why else ''} (event {event.get('EventId', '?')})"
-    return MaintenanceEvent(kind if kind in _AZURE_KINDS else _word(kind), words)
+    return MaintenanceEvent(kind if kind in _AZURE_KINDS else _component_name(kind), words)
 
 
 async def _aws(service: Service) -> list[MaintenanceEvent]:
@@ -170,7 +170,7 @@ def _aws_event(event: Mapping[str, Any]) -> MaintenanceEvent:
         f"{event.get('NotAfter', 'an unknown time')}: {event.get('Description', '')} "
         f"(event {event.get('EventId', '?')})"
     )
-    return MaintenanceEvent(_AWS_KINDS.get(code, _word(code)), words)
+    return MaintenanceEvent(_AWS_KINDS.get(code, _component_name(code)), words)
 
 
 async def _aws_get(service: Service, key: str) -> Response | None:
@@ -200,7 +200,7 @@ async def _gcp(service: Service) -> list[MaintenanceEvent]:
     if not re.fullmatch("[A-Z][A-Z_]{0,63}", event):
         raise ServiceError("garbled", f"maintenance-event: {event[:40]!r}")
     if event != "NONE":
-        kind = _GCP_KINDS.get(event) or _word(event)
+        kind = _GCP_KINDS.get(event) or _component_name(event)
         events.append(MaintenanceEvent(kind, f"{event} within a minute or so"))
     events += await _gcp_upcoming(service)
     preempted = await _gcp_get(service, "preempted")

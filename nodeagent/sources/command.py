@@ -54,12 +54,14 @@ class CommandProcess:
             return CommandStuck(self._stuck or "a process of an earlier run")
         said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def hear(line: str) -> None:
+        def on_line(line: str) -> None:
             if not said.done():
                 said.set_result(line)
 
         try:
-            child = self._child = ChildProcess(python("command_child.py", *self._arguments), hear)
+            child = self._child = ChildProcess(
+                python("command_child.py", *self._arguments), on_line
+            )
         except OSError as error:
             return Outcome(broken=f"no process can be started: {error.strerror}")
         try:

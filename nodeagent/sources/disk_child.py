@@ -51,7 +51,7 @@ class _Step:
             raise _RefusedError(error.errno, self._name) from error
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     posix.write(1, line.encode("ascii") + b"\n")  # one write below PIPE_BUF is never torn
 
 
@@ -204,8 +204,8 @@ _PROBES = {"space": space, "write": write, "nvme": nvme, "files": files}
 
 def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:
     try:
-        _say(f"{number} at {_thread.get_native_id()}")
-        _say(f"{number} {_PROBES[what](path)}")
+        _write_line(f"{number} at {_thread.get_native_id()}")
+        _write_line(f"{number} {_PROBES[what](path)}")
     except BrokenPipeError:
         pass  # no process waits for the answer any more
     finally:

@@ -202,14 +202,14 @@ class DiskProbe:
         if not flights:
             return
 
-        def heard(line: str) -> None:
+        def on_line(line: str) -> None:
             number, _, text = line.partition(" ")
             if number.isdecimal() and int(number) < len(flights):
                 self.read_results(flights[int(number)], text)
 
         try:
             child = ChildProcess(
-                python(_SCRIPT, *(":".join(flight.job) for flight in flights)), heard
+                python(_SCRIPT, *(":".join(flight.job) for flight in flights)), on_line
             )
         except OSError as error:
             for flight in flights:

@@ -53,23 +53,23 @@ def arrays(machine: HostRoots) -> list[Array]:
 
 def _array(folder: Path) -> Array | None:
     md = folder / "md"
-    state = _word(md / "array_state")
+    state = _read_text(md / "array_state")
     # A cleared array is only a name. External metadata without a level is a container, which is
     # never active: its arrays are listed beside it.
     if state in ("", "clear"):
         return None
-    level = _word(md / "level")
-    if level in ("", "container") and _word(md / "metadata_version").startswith("external"):
+    level = _read_text(md / "level")
+    if level in ("", "container") and _read_text(md / "metadata_version").startswith("external"):
         return None
     return Array(
         name=folder.name,
         level=level,
         state=state,
-        members=_number(_word(md / "raid_disks")),
-        missing=_number(_word(md / "degraded")),
+        members=_number(_read_text(md / "raid_disks")),
+        missing=_number(_read_text(md / "degraded")),
         faulty=_faulty(md),
-        action=_word(md / "sync_action") or "idle",
-        done=_share(_word(md / "sync_completed")),
+        action=_read_text(md / "sync_action") or "idle",
+        done=_share(_read_text(md / "sync_completed")),
     )
 
 
@@ -78,10 +78,10 @@ def _faulty(md: Path) -> tuple[str, ...]:
         members = sorted(entry for entry in md.iterdir() if entry.name.startswith("dev-"))
     except OSError:
         return ()
-    return tuple(m.name[4:] for m in members if "faulty" in _word(m / "state").split(","))
+    return tuple(m.name[4:] for m in members if "faulty" in _read_text(m / "state").split(","))
 
 
-def _word(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -95,7 +95,7 @@ def read_link(machine: HostRoots, name: str) -> Link | None:
     return Link(
         name=name,
         enabled=bool(flags & _IFF_UP),
-        state=_word(folder / "operstate") or "unknown",
+        state=_read_text(folder / "operstate") or "unknown",
         times_up=_number(folder / "carrier_up_count"),
         times_down=_number(folder / "carrier_down_count"),
     )
@@ -143,7 +143,7 @@ def read_traffic(machine: HostRoots, name: str) -> Traffic | None:
     return Traffic(*map(sum, sums))
 
 
-def _word(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -151,7 +151,7 @@ def _word(path: Path) -> str | None:
 
 
 def _number(path: Path, base: int = 10) -> int | None:
-    word = _word(path)
+    word = _read_text(path)
     try:
         return None if word is None else int(word, base)
     except ValueError:
@@ -175,7 +175,7 @@ def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     # The kernel lists by address, so the default routes come first; a node may have 10,000 more.
     with (machine.proc / "net/route").open(encoding="ascii", errors="replace") as table:
         found = [_best(parse_ipv4(table.read(_ENOUGH)))]
-    ipv6 = _word(machine.proc / "net/ipv6_route")
+    ipv6 = _read_text(machine.proc / "net/ipv6_route")
     if ipv6:
         found.append(_best(parse_ipv6(ipv6)))
     return [route for route in found if route is not None]

@@ -1,6 +1,40 @@
 """The NVIDIA driver's state in sysfs, to compare with NVML's answers."""
 
+from collections.abc import Callable
+
+from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
+
+
+class DriverVersion:
+    """The version of the loaded kernel module, which may change under a running agent."""
+
+    def __init__(self, machine: HostRoots) -> None:
+        self._file = machine.sys / "module/nvidia/version"
+        self._known = self.read()
+        self._changed: Callable[[], None] = lambda: None
+        self._sample: GpuSample | None = None
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """``changed`` is called each time that another version is loaded."""
+        self._changed = changed
+
+    def read(self) -> str:
+        """As it is now; empty while no driver is loaded."""
+        try:
+            return self._file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def learn(self, sample: GpuSample) -> None:
+        """Compare once for each sample. A driver that is unloaded for a while changes nothing."""
+        if sample is self._sample:
+            return
+        self._sample = sample
+        version = self.read()
+        if version and version != self._known:
+            self._known = version
+            self._changed()
 
 
 def is_loaded(machine: HostRoots) -> bool:

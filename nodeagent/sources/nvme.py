@@ -80,15 +80,17 @@ def controllers(machine: HostRoots) -> list[Controller]:
 
 
 def _controller(folder: Path) -> Controller | None:
-    state = _word(folder / "state")
+    state = _read_text(folder / "state")
     # Kernels before 4.8 have no "state", and a controller that vanishes while we look has none
     # either.
-    if not state or _word(folder / "transport") not in ("", "pcie"):
+    if not state or _read_text(folder / "transport") not in ("", "pcie"):
         return None
-    return Controller(folder.name, state, _word(folder / "model"), _word(folder / "serial"))
+    return Controller(
+        folder.name, state, _read_text(folder / "model"), _read_text(folder / "serial")
+    )
 
 
-def _word(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -71,12 +71,12 @@ async def resolve(host: str, *, deadline: float = 5.0) -> tuple[str, ...]:
     found: list[str] = []
     failures: list[str] = []
 
-    def heard(line: str) -> None:
+    def on_line(line: str) -> None:
         word, _, rest = line.partition(" ")
         (found if word == "address" else failures).append(rest)
 
     try:
-        child = ChildProcess(python("resolve_child.py", host), heard)
+        child = ChildProcess(python("resolve_child.py", host), on_line)
     except OSError as error:
         raise ResolveError(f"cannot start the resolver: {error.strerror}") from error
     await asyncio.wait([child.ended], timeout=deadline)

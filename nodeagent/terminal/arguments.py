@@ -31,7 +31,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
     Raises SystemExit(0) when it has printed the help or the version.
     """
-    options = _parser().parse_args(given)
+    options = parser().parse_args(given)
     if options.command == "check":
         if options.slurm and options.fail_on is not None:
             raise BadUsage("argument --fail-on: not allowed with argument --slurm", "")
@@ -56,7 +56,8 @@ class _Parser(argparse.ArgumentParser):
         raise BadUsage(message, self.format_usage())
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
     parser = _Parser(
         prog="sickbay-agent",
         description="Health of this node: its evidence, to the aggregator or to you.",

@@ -41,13 +41,13 @@ def gather(
             trouble = [Result("agent", "", Status.UNKNOWN, reason, str(error))]
             note = "the agent gave no answer"
         left = timeout - (time.monotonic() - started)
-        found = _look(load(with_checks=True), left)
+        found = _run_once(load(with_checks=True), left)
         return replace(found, results=[*trouble, *found.results], notes=[note, *found.notes])
     finally:
         watchdog.cancel()
 
 
-def _look(config: Config, timeout: float) -> Findings:
+def _run_once(config: Config, timeout: float) -> Findings:
     import asyncio  # neither this nor the checks are needed where an agent answers
 
     from nodeagent.clock import SystemClock

@@ -20,7 +20,7 @@ _LAST_PORT = 65_535
 #: Heartbeats are unacknowledged bytes when the other end is gone, and then TCP gives up after
 #: keepalive_timeout_ms. Pings are for the proxies in between: rarely, since 10,000 agents send
 #: them.
-_OPTIONS: Mapping[str, int | str] = {
+OPTIONS: Mapping[str, int | str] = {
     # Take the first of a name's addresses that answers, in an order of our own: without the shuffle
     # all 10,000 agents go to the first. gRPC tries the next one after 250 ms and takes whichever is
     # there first (Happy Eyeballs), so that a dead address costs no more than that. The name is
@@ -101,7 +101,7 @@ class Dialer:
     ) -> None:
         self.token = TokenFile(config.token_file)
         self._config = config
-        self._options = {**_OPTIONS, **(options or {})}
+        self._options = {**OPTIONS, **(options or {})}
 
     def check(self, address: str, *, sent: bool = False) -> None:
         """Raise DialError when ``address`` is none, or may not be spoken to as configured.

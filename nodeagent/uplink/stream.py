@@ -247,7 +247,11 @@ class Stream:
         try:
             renewed = self._token.renewed()
         except DialError as error:
-            log.warning("the token for the aggregator was not renewed: %s", error)
+            log.warning(
+                "the token for the aggregator was not renewed: %s",
+                error,
+                extra={"event": "uplink.token_not_renewed"},
+            )
         else:
             if renewed:
                 await self._send(codec.credentials(renewed))
@@ -326,14 +330,22 @@ class Stream:
             case "redirect":
                 self._redirect = message.redirect.address
             case "resync":
-                log.info("the aggregator asked for a snapshot: %s", message.resync.reason)
+                log.info(
+                    "the aggregator asked for a snapshot: %s",
+                    message.resync.reason,
+                    extra={"event": "uplink.resync"},
+                )
                 self._resync = True
                 self._wake.set()
             case "entries_dropped":
                 dropped = message.entries_dropped
                 log.warning(
                     "the aggregator dropped entries that are outside the contract's bounds",
-                    extra={"entries": dropped.entries, "reason": dropped.reason},
+                    extra={
+                        "event": "uplink.entries_dropped",
+                        "entries": dropped.entries,
+                        "reason": dropped.reason,
+                    },
                 )
             case "clear_faults" | "quiesce" | "run_checks":
                 self._begin(message)
@@ -369,7 +381,11 @@ class Stream:
                 command_id = clear.command_id
                 log.info(
                     "the aggregator clears latched faults",
-                    extra={"for": clear.reason, "component": clear.component},
+                    extra={
+                        "event": "fault.cleared_by_aggregator",
+                        "for": clear.reason,
+                        "component": clear.component,
+                    },
                 )
                 said = host.clear_faults(clear.component, clear.code)
             elif message.HasField("quiesce"):

@@ -140,7 +140,7 @@ class Uplink:
         if ended.redirect:
             log.info(
                 "the aggregator redirected the stream",
-                extra={"from": address, "to": ended.redirect},
+                extra={"event": "uplink.redirected", "from": address, "to": ended.redirect},
             )
             self._changed(connected=False)
         elif renewing:
@@ -167,7 +167,7 @@ class Uplink:
         extra = {"aggregator": aggregator, "address": self.state.address}
         if self.state.sent_by:
             extra["sent_by"] = self.state.sent_by
-        log.info("stream to the aggregator opened", extra=extra)
+        log.info("stream to the aggregator opened", extra={"event": "uplink.opened", **extra})
         self.state.error = ""
         self.state.aggregator = aggregator
         self._changed(connected=True)
@@ -177,7 +177,9 @@ class Uplink:
             reason = ""
         elif reason != self.state.error:  # the same trouble is said once, not at each attempt
             log.warning(
-                "no stream to the aggregator: %s", reason, extra={"address": self.state.address}
+                "no stream to the aggregator: %s",
+                reason,
+                extra={"event": "uplink.failed", "address": self.state.address},
             )
         self.state.error = reason
         self._changed(connected=False)

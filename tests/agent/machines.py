@@ -11,6 +11,7 @@ from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 
 
@@ -31,6 +32,7 @@ def sources(machine: HostRoots, deadline: float = 10.0) -> Sources:
         nvml=Nvml(machine=machine),
         disk=DiskProbe(machine=machine, deadline=deadline),
         gpus=GpuMap(machine),
+        driver=DriverVersion(machine),
     )
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from aggregator.demo.ports import free_port
 from nodeagent.local.findings import from_agent
 from nodeagent.model import Status
 from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess, Make
 from tests.support.fake_aggregator import FakeAggregator
-from tests.support.stack import free_port
 from tests.support.waiting import until
 
 GPU = "pci:0000:3b:00"

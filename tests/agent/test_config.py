@@ -204,6 +204,18 @@ def test_what_is_no_file_is_refused_before_anybody_waits_for_it_or_reads_it(
         load(file, ENVIRON)
 
 
+def test_a_file_without_an_address_takes_the_one_of_the_environment(file: Path) -> None:
+    environ = {"NODE_NAME": "n1", "AGGREGATOR_ADDRESS": "aggregator.gpu-health.svc:8443"}
+    tls = f'[aggregator]\nca_file = "{REPOSITORY / "README.md"}"\n'
+    assert loaded(file, tls, environ).uplink.address == "aggregator.gpu-health.svc:8443"
+    own = tls + 'address = "other.example.test:1"\n'
+    assert loaded(file, own, environ).uplink.address == "other.example.test:1"
+    assert not loaded(file, tls + 'address = ""\n', environ).uplink.address, "turned off"
+    [problem] = problems(file, tls, environ | {"AGGREGATOR_ADDRESS": "https://a"})
+    assert "aggregator.address: $AGGREGATOR_ADDRESS" in problem
+    assert '"host:port"' in problem
+
+
 def test_a_bad_node_name_from_the_environment_is_told_without_a_line(file: Path) -> None:
     [problem] = problems(file, "", {"NODE_NAME": "a/b"})
     assert problem.startswith(f"{file}: node: $NODE_NAME 'a/b' is no node's name; expected")

@@ -1,17 +1,14 @@
 """Connect timeouts: a real uplink to a server that is slow, and to servers that never answer."""
 
 import asyncio
-import random
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.clock import SystemClock
-from nodeagent.config.settings import UplinkConfig
 from nodeagent.simulate.node import SimulatedNode
-from nodeagent.uplink.dialer import Dialer
 from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.simulated import simulated_node
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
 
@@ -28,23 +25,8 @@ def paused() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def node_of(address: str) -> SimulatedNode:
-    draw = random.Random(7).random
-    return SimulatedNode(
-        "node-a",
-        gpus=1,
-        seed=7,
-        address=address,
-        dialer=Dialer(UplinkConfig(address=address)),
-        clock=SystemClock(),
-        draw=draw,
-        jitter=draw,
-        on_change=lambda: None,
-    )
-
-
 async def test_where_a_connection_stands_and_nobody_lives_it_leaves_soon(paused: str) -> None:
-    node = node_of(paused)
+    node = simulated_node(paused, SimulatedNode)
     node.start()
     await until(lambda: node.trouble == "no greeting in 1 s", within=30)
     await _gone(node)
@@ -55,12 +37,12 @@ async def test_who_lives_and_is_slow_is_waited_for_and_does_the_work_once(
 ) -> None:
     welcome, aggregator.welcome = aggregator.welcome, None
     assert welcome is not None
-    node = node_of(aggregator.address)
+    node = simulated_node(aggregator.address, SimulatedNode)
     node.start()
     await until(lambda: len(aggregator.streams) == 1, within=30)
     await asyncio.sleep(2.5)  # far longer than it waits for a sign of life
     assert (node.trouble, len(aggregator.streams), aggregator.latest.ended) == ("", 1, False)
-    aggregator.latest.say(welcome=pb.Welcome(aggregator="slow"))
+    aggregator.latest.send(welcome=pb.Welcome(aggregator="slow"))
     await until(lambda: node.streaming, within=30)
     assert len(aggregator.streams) == 1
     await _gone(node)
@@ -71,7 +53,7 @@ async def test_who_lives_and_never_greets_is_left_too(
 ) -> None:
     monkeypatch.setattr("nodeagent.uplink.reconnect.LIVING", 1.5)
     aggregator.welcome = None
-    node = node_of(aggregator.address)
+    node = simulated_node(aggregator.address, SimulatedNode)
     node.start()
     await until(lambda: "though the address answers" in node.trouble, within=30)
     await until(lambda: len(aggregator.streams) == 2, within=30)

@@ -68,6 +68,36 @@ def test_a_completion_that_was_polled_is_a_lost_interrupt_and_no_timeout() -> No
     assert (polled.kind, reset.kind) == ("lost-interrupt", "timeout")
 
 
+@pytest.mark.parametrize(
+    ("line", "device"),
+    [
+        (b"md/raid1:md126: active with 1 out of 2 mirrors", "md126"),
+        (b"md/raid10:md3: active with 3 out of 4 devices", "md3"),
+        (b"md/raid:md0: raid level 6 active with 5 out of 6 devices, algorithm 2", "md0"),
+        (b"md/raid1:md126: active with 2 out of 2 mirrors", None),
+        (b"md/raid:md0: raid level 6 active with 10 out of 10 devices, algorithm 2", None),
+    ],
+)
+def test_an_array_that_starts_without_a_member_is_trouble(line: bytes, device: str | None) -> None:
+    found = found_in(line)
+    assert (found and (found.kind, found.device)) == (device and ("array", device))
+
+
+@pytest.mark.parametrize(
+    ("words", "trouble"),
+    [
+        (b"failed to run delalloc range, root=5 ino=257: -28", False),
+        (b"failed to run delalloc range, root=5 ino=257: -5", True),
+        (b"unrecognized mount option 'rootflags=recovery'", False),
+        (b"open_ctree failed: -117", True),
+    ],
+)
+def test_a_full_btrfs_and_a_wrong_mount_option_are_no_trouble_of_the_disk(
+    words: bytes, *, trouble: bool
+) -> None:
+    assert (found_in(b"BTRFS error (device dm-3): " + words) is not None) == trouble
+
+
 def test_the_member_of_an_array_and_the_path_of_a_map_are_details() -> None:
     array = found_in(b"md/raid0md0: Disk failure on sdc1 detected, failing array.")
     path = found_in(b"device-mapper: multipath: 252:0: Failing path 8:2.")

@@ -28,7 +28,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def sections() -> dict[str, str]:
-    parts = re.split(r"^### (\S+)$", CHECKS, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^## (\S+)$", CHECKS, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 

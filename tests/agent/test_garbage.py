@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec
 from nodeagent.sources.host import HostRoots
+from tests.agent.damage import REFUSED, fill
 from tests.agent.kernel_log import FIXTURES, GPU, HandClock, record
 from tests.agent.machines import options, sources
 
@@ -71,24 +72,11 @@ content = st.one_of(
     st.sampled_from([None, "refused", "gone", "folder"]),
 )
 
-#: The kernel knows no speed of a loopback device and says "invalid argument".
-REFUSED = Path("/sys/class/net/lo/speed")
-
 
 def a_machine(root: Path, files: dict[str, bytes | str | None]) -> HostRoots:
     for name in ("proc/self", "sys"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    for name, what in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(what, bytes):
-            path.write_bytes(what)
-        elif what == "refused":
-            path.symlink_to(REFUSED)
-        elif what == "gone":
-            path.symlink_to(path.with_name("nowhere"))
-        elif what is not None:
-            path.mkdir()
+    fill(root, files)
     return HostRoots(clock=HandClock(), proc=root / "proc", sys=root / "sys")
 
 

@@ -33,11 +33,12 @@ from nodeagent.sources.gpu_sample import gpu_from_wire
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent import test_disk_ext4, test_disk_md, test_infiniband, test_nic_health
+from tests.agent.damage import REFUSED
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import made_up, options, sources, verdicts
-from tests.agent.test_garbage import REFUSED, STARTS
+from tests.agent.test_garbage import STARTS
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 garbage = st.one_of(
     st.tuples(st.sampled_from(STARTS), st.binary(max_size=60)).map(b"".join),
@@ -236,7 +237,7 @@ async def test_values_out_of_range_through_the_real_pynvml_cost_no_other_gpu(
     specs = [*(each.SPEC for each in JUDGES), gpu_fabric.SPEC, gpu_nvlink.SPEC]
     async with Bench(tmp_path, [wild, gpu(1, pages=([], []), links=(1,))]) as bench:
         for spec in specs:
-            seen = await look(bench.build(spec))
+            seen = await run_check(bench.build(spec))
             assert seen.status(uuid_of(1)) == ("OK", ""), spec.name
             assert uuid_of(0) in seen.by_component, spec.name
         (first, _) = (await bench.sample()).gpus

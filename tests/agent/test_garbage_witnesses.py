@@ -1,7 +1,6 @@
 """Files that are malformed, refused or gone break none of the readers of witnesses and siblings."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +12,10 @@ from nodeagent.model import Observation, Status
 from nodeagent.sources.driver_waiters import DriverWaiters
 from nodeagent.sources.fabric_manager import FabricManager
 from nodeagent.sources.host import HostRoots
+from tests.agent.damage import fill
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import options, sources
-from tests.agent.test_garbage import REFUSED, content
+from tests.agent.test_garbage import content
 
 ADDRESS = "0000:61:00.0"
 PROCESSES = (
@@ -29,20 +29,6 @@ DEVICE = (
 #: The host's own first process, and a thread that waits in the driver.
 KTHREADD = b"2 (kthreadd) S 0 " + b"0 " * 30
 WAITING = b"18 (python3) D 1 " + b"0 " * 30
-
-
-def fill(root: Path, files: dict[str, bytes | str | None]) -> None:
-    for name, what in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(what, bytes):
-            path.write_bytes(what)
-        elif what == "refused":
-            path.symlink_to(REFUSED)
-        elif what == "gone":
-            path.symlink_to(path.with_name("nowhere"))
-        elif what is not None:
-            path.mkdir()
 
 
 some_process = st.one_of(content, st.sampled_from([KTHREADD, WAITING, b"os_acquire_mutex"]))

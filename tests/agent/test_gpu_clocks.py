@@ -7,7 +7,7 @@ import pytest
 from nodeagent.checks import gpu_clocks
 from nodeagent.checks.base import Off
 from tests.nvml import gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ async def test_each_reason_has_its_verdict(
     tmp_path: Path, bits: int, status: str, reason: str
 ) -> None:
     async with Bench(tmp_path, [gpu(0, clocks=bits), gpu(1)]) as bench:
-        seen = await look(bench.build(gpu_clocks.SPEC))
+        seen = await run_check(bench.build(gpu_clocks.SPEC))
     assert seen.status(uuid_of(0)) == (status, reason)
     assert f"{bits:#x}" in seen.by_component[uuid_of(0)].message
     assert seen.status(uuid_of(1)) == ("OK", "")
@@ -37,16 +37,16 @@ async def test_each_reason_has_its_verdict(
 async def test_clocks_are_read_anew_at_every_sample(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_clocks.SPEC)
-        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+        assert (await run_check(check)).status(uuid_of(0)) == ("OK", "")
         bench.gpus.write([gpu(0, clocks=0x40)])
         bench.later()
-        assert (await look(check)).status(uuid_of(0)) == ("DEGRADED", "hw-thermal")
+        assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", "hw-thermal")
 
 
 async def test_an_old_driver_is_asked_by_the_old_name(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, clocks=0x80)]) as bench:
         bench.gpus.fail("nvmlDeviceGetCurrentClocksEventReasons", code=13)
-        seen = await look(bench.build(gpu_clocks.SPEC))
+        seen = await run_check(bench.build(gpu_clocks.SPEC))
     assert seen.status(uuid_of(0)) == ("DEGRADED", "power-brake")
 
 
@@ -62,21 +62,23 @@ async def test_gpus_that_are_well_share_one_row_after_their_first_look(tmp_path:
     known = {pci_of(index): uuid_of(index) for index in range(3)}
     async with Bench(tmp_path, [gpu(i) for i in range(3)], remembered=known) as bench:
         check = bench.build(gpu_clocks.SPEC)
-        first = await look(check)
+        first = await run_check(check)
         assert set(first.by_component) == {"", *known.values()}, "an earlier agent's word ends"
         bench.later()
-        second = await look(check)
+        second = await run_check(check)
         assert set(second.by_component) == {""}
         assert sorted(second.gone) == sorted(known.values())
         assert second.by_component[""].message == "3 of 3 GPUs are well: event reasons 0x1"
         bench.gpus.write([gpu(0), gpu(1, clocks=0x40), gpu(2)])
         bench.later()
-        third = await look(check)
+        third = await run_check(check)
         assert third.status(uuid_of(1)) == ("DEGRADED", "hw-thermal")
         assert third.by_component[""].message.startswith("2 of 3 GPUs are well")
         bench.gpus.write([gpu(0), gpu(1), gpu(2)])
         bench.later()
-        assert (await look(check)).status(uuid_of(1)) == ("OK", ""), "it is said to be well again"
+        assert (await run_check(check)).status(uuid_of(1)) == ("OK", ""), (
+            "it is said to be well again"
+        )
 
 
 async def test_an_nvml_that_is_in_trouble_takes_one_row_and_those_that_were_ill(
@@ -86,10 +88,10 @@ async def test_an_nvml_that_is_in_trouble_takes_one_row_and_those_that_were_ill(
     gpus = [gpu(0), gpu(1, clocks=0x40), gpu(2)]
     async with Bench(tmp_path, gpus, remembered=known) as bench:
         check = bench.build(gpu_clocks.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
     rows = {name: seen.status(name) for name in seen.by_component}
     assert rows == dict.fromkeys(("", uuid_of(1)), ("UNKNOWN", "crashed"))
 
@@ -98,9 +100,9 @@ async def test_a_gpu_that_nvml_no_longer_lists_is_not_among_the_well(tmp_path: P
     known = {pci_of(index): uuid_of(index) for index in range(2)}
     async with Bench(tmp_path, [gpu(0), gpu(1)], remembered=known) as bench:
         check = bench.build(gpu_clocks.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0)])
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
     assert seen.status(uuid_of(1)) == ("UNKNOWN", "missing")
     assert seen.by_component[""].message.startswith("1 of 2")

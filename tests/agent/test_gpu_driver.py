@@ -16,7 +16,7 @@ from nodeagent.sources.gpu_sample import NvmlTrouble, TroubleKind
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kubelet_devices import CHECKPOINT, healthy_devices
 from tests.nvml import gpu
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 from tests.support.proc_tree import ProcTree
 
 HANG = "nvmlDeviceGetRemappedRows"
@@ -39,10 +39,10 @@ def kubelet_says(bench: Bench, text: str) -> None:
 async def hung(bench: Bench) -> gpu_driver.GpuDriver:
     """A check that has seen NVML answer, then hang for an hour."""
     check = bench.build(gpu_driver.SPEC)
-    assert (await look(check)).status("") == ("OK", "")
+    assert (await run_check(check)).status("") == ("OK", "")
     bench.gpus.fail(HANG, hang=True)
     bench.later()
-    assert (await look(check)).status("") == ("UNKNOWN", "hung"), "a moment is no evidence"
+    assert (await run_check(check)).status("") == ("UNKNOWN", "hung"), "a moment is no evidence"
     bench.later(3600)
     return check  # type: ignore[return-value]
 
@@ -60,7 +60,7 @@ async def test_nvml_that_hangs_alone_is_degraded_and_never_wedged(tmp_path: Path
         kubelet_says(bench, WELL)
         check = await hung(bench)
         for _ in range(3):
-            assert (await look(check)).status("") == ("DEGRADED", "hung")
+            assert (await run_check(check)).status("") == ("DEGRADED", "hung")
             bench.later()
 
 
@@ -70,14 +70,14 @@ async def test_a_program_that_waits_in_the_driver_is_the_second_witness(tmp_path
     async with bench:
         tree.add(15277, "python3.11", state="D", wchan="uvm_page_tree_get_ptes_async")
         check = await hung(bench)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status("") == ("FAILED", "wedged")
         message = seen.by_component[""].message
         assert "python3.11 (pid 15277) in uvm_page_tree_get_ptes_async" in message
         bench.gpus.heal()
         await bench.answered()
         bench.later()
-        assert (await look(check)).status("") == ("OK", "")
+        assert (await run_check(check)).status("") == ("OK", "")
 
 
 async def test_a_kubelet_without_gpus_is_the_second_witness(tmp_path: Path) -> None:
@@ -85,12 +85,12 @@ async def test_a_kubelet_without_gpus_is_the_second_witness(tmp_path: Path) -> N
     async with bench:
         check = await hung(bench)
         kubelet_says(bench, GONE)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status("") == ("FAILED", "wedged")
         assert "no healthy device of nvidia.com/gpu" in seen.by_component[""].message
         kubelet_says(bench, WELL)
         bench.later()
-        assert (await look(check)).status("") == ("DEGRADED", "hung")
+        assert (await run_check(check)).status("") == ("DEGRADED", "hung")
 
 
 async def test_a_kubelet_without_gpus_proves_nothing_while_nvml_answers(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_kubelet_without_gpus_proves_nothing_while_nvml_answers(tmp_path
         tree.add(15277, "python3.11", state="D", wchan="uvm_page_tree_get_ptes_async")
         check = bench.build(gpu_driver.SPEC)
         for _ in range(3):
-            assert (await look(check)).status("") == ("OK", "")
+            assert (await run_check(check)).status("") == ("OK", "")
             bench.later(600)
 
 
@@ -110,9 +110,11 @@ async def test_the_time_of_a_hang_goes_on_with_a_new_worker_that_hangs_too(tmp_p
         bench.nvml._patience = 60.0
         check = await hung(bench)
         bench.gpus.fail("nvmlInitWithFlags", hang=True)
-        assert (await look(check)).status("") == ("DEGRADED", "hung"), "this look ends the worker"
+        assert (await run_check(check)).status("") == ("DEGRADED", "hung"), (
+            "this look ends the worker"
+        )
         bench.later()
-        assert (await look(check)).status("") == ("DEGRADED", "hung"), "the next one starts"
+        assert (await run_check(check)).status("") == ("DEGRADED", "hung"), "the next one starts"
         assert bench.gpus.calls("nvmlInitWithFlags") == 2
 
 
@@ -122,9 +124,11 @@ async def test_a_quiesce_ends_the_time_of_a_hang(tmp_path: Path) -> None:
         check = await hung(bench)
         kubelet_says(bench, GONE)
         await bench.nvml.quiesce(600)
-        assert (await look(check)).status("") == ("UNKNOWN", "quiesced")
+        assert (await run_check(check)).status("") == ("UNKNOWN", "quiesced")
         bench.later(601)
-        assert (await look(check)).status("")[0] == "UNKNOWN", "the hang is as old as this look"
+        assert (await run_check(check)).status("")[0] == "UNKNOWN", (
+            "the hang is as old as this look"
+        )
 
 
 async def test_a_machine_without_a_gpu_has_no_driver_to_watch(tmp_path: Path) -> None:

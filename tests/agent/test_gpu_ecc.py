@@ -5,7 +5,7 @@ from pathlib import Path
 from nodeagent.checks import gpu_ecc
 from nodeagent.model import ClearedBy, Clearing
 from tests.nvml import UNSUPPORTED, FakeGpu, gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 
 def with_ecc(corrected: int, uncorrected: int) -> list[FakeGpu]:
@@ -15,7 +15,7 @@ def with_ecc(corrected: int, uncorrected: int) -> list[FakeGpu]:
 async def test_uncorrectable_errors_degrade_and_corrected_ones_do_not(tmp_path: Path) -> None:
     gpus = [gpu(0, ecc=(12, 0, 12, 0)), gpu(1, ecc=(0, 1, 0, 4)), gpu(2)]
     async with Bench(tmp_path, gpus) as bench:
-        seen = await look(bench.build(gpu_ecc.SPEC))
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
     assert seen.status(uuid_of(0)) == ("OK", "")
     assert seen.status(uuid_of(1)) == ("DEGRADED", "uncorrectable")
     assert "in its life 4" in seen.by_component[uuid_of(1)].message
@@ -26,10 +26,10 @@ async def test_uncorrectable_errors_degrade_and_corrected_ones_do_not(tmp_path: 
 async def test_a_rise_of_the_uncorrectable_count_is_a_fault(tmp_path: Path) -> None:
     async with Bench(tmp_path, with_ecc(0, 1)) as bench:
         check = bench.build(gpu_ecc.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write(with_ecc(0, 3))
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
         (fault,) = seen.faults
         assert (fault.code, fault.component) == ("ecc-uncorrectable", uuid_of(0))
         assert fault.cleared_by is ClearedBy.GPU_RESET
@@ -37,10 +37,10 @@ async def test_a_rise_of_the_uncorrectable_count_is_a_fault(tmp_path: Path) -> N
         assert abs(fault.at - bench.clock.boottime()) < 5
         assert not fault.historical
         bench.later()
-        assert (await look(check)).faults == [], "the same count is nothing new"
+        assert (await run_check(check)).faults == [], "the same count is nothing new"
         bench.gpus.write(with_ecc(0, 4))
         bench.later()
-        (second,) = (await look(check)).faults
+        (second,) = (await run_check(check)).faults
         assert second.source == fault.source
         assert second.source_seq > fault.source_seq
 
@@ -48,23 +48,25 @@ async def test_a_rise_of_the_uncorrectable_count_is_a_fault(tmp_path: Path) -> N
 async def test_a_fall_of_a_volatile_count_is_the_sign_of_a_reset(tmp_path: Path) -> None:
     async with Bench(tmp_path, with_ecc(7, 2)) as bench:
         check = bench.build(gpu_ecc.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write(with_ecc(0, 0))
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.clearings == [Clearing(component=uuid_of(0), how="gpu-reset")]
         assert seen.status(uuid_of(0)) == ("OK", "")
         bench.later()
-        assert (await look(check)).clearings == []
+        assert (await run_check(check)).clearings == []
 
 
 async def test_a_fall_of_the_corrected_count_alone_is_that_sign_too(tmp_path: Path) -> None:
     async with Bench(tmp_path, with_ecc(7, 0)) as bench:
         check = bench.build(gpu_ecc.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write(with_ecc(1, 0))
         bench.later()
-        assert (await look(check)).clearings == [Clearing(component=uuid_of(0), how="gpu-reset")]
+        assert (await run_check(check)).clearings == [
+            Clearing(component=uuid_of(0), how="gpu-reset")
+        ]
 
 
 async def test_errors_that_came_after_a_reset_are_a_fault_after_its_clearing(
@@ -72,17 +74,17 @@ async def test_errors_that_came_after_a_reset_are_a_fault_after_its_clearing(
 ) -> None:
     async with Bench(tmp_path, with_ecc(7, 5)) as bench:
         check = bench.build(gpu_ecc.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write(with_ecc(0, 1))
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
     assert seen.kinds[:2] == ["Clearing", "FaultSighting"], "or it would be cleared with the rest"
     assert seen.faults[0].details["new"] == "1"
 
 
 async def test_a_gpu_without_ecc_is_unknown(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, ecc=(UNSUPPORTED,) * 4)]) as bench:
-        seen = await look(bench.build(gpu_ecc.SPEC))
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
     assert seen.status(uuid_of(0)) == ("UNKNOWN", "unsupported")
 
 
@@ -91,15 +93,15 @@ async def test_a_count_that_could_not_be_read_once_is_compared_with_the_last_one
 ) -> None:
     async with Bench(tmp_path, with_ecc(0, 1)) as bench:
         check = bench.build(gpu_ecc.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.fail("nvmlDeviceGetTotalEccErrors", gpu=0, code=999)
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status(uuid_of(0)) == ("UNKNOWN", "nvml-error-999")
         bench.gpus.heal()
         bench.gpus.write(with_ecc(0, 2))
         bench.later()
-        (fault,) = (await look(check)).faults
+        (fault,) = (await run_check(check)).faults
     assert fault.details["new"] == "1"
 
 
@@ -110,14 +112,14 @@ async def test_a_rise_is_not_missed_for_one_count_that_could_not_be_read(tmp_pat
         for gpus in (with_ecc(0, 1), none_of_it, with_ecc(0, 2)):
             bench.gpus.write(gpus)
             bench.later()
-            seen = await look(check)
+            seen = await run_check(check)
     assert [fault.details["new"] for fault in seen.faults] == ["1"]
 
 
 async def test_an_sram_beyond_the_threshold_is_failed(tmp_path: Path) -> None:
     gpus = [gpu(0, sram=True), gpu(1, sram=None), gpu(2)]
     async with Bench(tmp_path, gpus) as bench:
-        seen = await look(bench.build(gpu_ecc.SPEC))
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
     assert seen.status(uuid_of(0)) == ("FAILED", "sram-threshold")
     assert seen.status(uuid_of(1)) == ("OK", ""), "before Ampere nobody knows"
     assert seen.status(uuid_of(2)) == ("OK", "")

@@ -49,7 +49,7 @@ from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.pcie_link import PcieLink
 from tests.agent.kernel_log import HandClock, pci_device
 from tests.agent.machines import options, sources
-from tests.nvml.look import Seen, look
+from tests.nvml.gpu_bench import Seen, run_check
 
 ADDRESSES = [f"0000:{bus}:00" for bus in ("1b", "3b", "5b", "9b")]
 GPUS = tuple(
@@ -96,14 +96,14 @@ class Node:
     def build(self, spec: CheckSpec, **settings: Any) -> Check:
         return cast("Check", spec.build(self.sources, options(spec, **settings)))
 
-    def say(self, *gpus: Gpu, **sample: Any) -> None:
+    def set_gpus(self, *gpus: Gpu, **sample: Any) -> None:
         self.nvml.answer = replace(self.nvml.answer, gpus=gpus, **sample)
 
     def fail(self, kind: TroubleKind, message: str = "no answer") -> None:
-        self.say(trouble=NvmlTrouble(kind, message))
+        self.set_gpus(trouble=NvmlTrouble(kind, message))
 
     def heal(self, *gpus: Gpu) -> None:
-        self.say(*gpus, trouble=None)
+        self.set_gpus(*gpus, trouble=None)
 
     def later(self, seconds: float = 61.0) -> None:
         self.clock.now += seconds
@@ -170,10 +170,10 @@ async def test_a_check_is_off_only_where_no_gpu_has_what_it_looks_at(
         failing(gpu, **({"rows": code} if code is not None else {}))
         for gpu, code in zip(GPUS, codes, strict=False)
     ]
-    node.say(*gpus)
+    node.set_gpus(*gpus)
     check = node.build(gpu_rows.SPEC)
     assert (await check.run_check() == gpu_common.NOT_SUPPORTED) is nobody
-    node.say(*gpus, trouble=NvmlTrouble(TroubleKind.HUNG, "late"))
+    node.set_gpus(*gpus, trouble=NvmlTrouble(TroubleKind.HUNG, "late"))
     assert await check.run_check() != gpu_common.NOT_SUPPORTED
 
 
@@ -202,11 +202,11 @@ async def test_a_machine_is_without_a_gpu_where_nothing_says_that_it_has_one(
 ) -> None:
     node = Node(tmp_path, on_bus=on_bus, expected=expected)
     node.nvml.library = library
-    node.say(trouble=None if trouble is None else NvmlTrouble(trouble, "no"))
+    node.set_gpus(trouble=None if trouble is None else NvmlTrouble(trouble, "no"))
     found = await gpu_common.take_sample(node.sources)
     assert (found == Off("no GPU")) is off
     if off and library:
-        node.say(Gpu(0))
+        node.set_gpus(Gpu(0))
         assert await gpu_common.take_sample(node.sources) == node.nvml.answer, "it lists one"
 
 
@@ -350,14 +350,14 @@ async def test_the_end_of_an_action_is_a_reset_where_the_action_asked_for_one(
 ) -> None:
     check = node.build(gpu_recovery.SPEC)
     asked, fine = (replace(GPUS[0], recovery_action=number) for number in (action, 0))
-    node.say(asked)
+    node.set_gpus(asked)
     for _ in range(2):
-        seen = await look(check)
+        seen = await run_check(check)
         assert (seen.status("GPU-0"), seen.clearings) == (verdict, [])
-    node.say(fine)
+    node.set_gpus(fine)
     resets = [Clearing("GPU-0", "gpu-reset")] if action in (1, 2, 4, 6, 7) else []
-    assert (await look(check)).clearings == resets
-    assert (await look(check)).clearings == []
+    assert (await run_check(check)).clearings == resets
+    assert (await run_check(check)).clearings == []
 
 
 @pytest.mark.parametrize(
@@ -375,19 +375,19 @@ async def test_a_load_of_the_driver_is_a_reset_once_a_gpu_is_well(
     check = node.build(gpu_recovery.SPEC)
     node.sources.driver_log.loaded(node.nvml.answer.at)
     well = replace(GPUS[0], recovery_action=0)
-    node.say(well)
-    assert (await look(check)).clearings == [], "the sample is not later than the load"
+    node.set_gpus(well)
+    assert (await run_check(check)).clearings == [], "the sample is not later than the load"
     node.later()
-    node.say(replace(well, errors=errors, recovery_action=action))
-    assert (await look(check)).clearings == []
-    node.say(replace(well, errors={"rows": 3}))
-    assert (await look(check)).clearings == [Clearing("GPU-0", "gpu-reset")]
-    assert (await look(check)).clearings == []
-    node.say(replace(well, uuid=""), replace(GPUS[1], recovery_action=0))
-    assert (await look(check)).clearings == [Clearing("GPU-1", "gpu-reset")]
+    node.set_gpus(replace(well, errors=errors, recovery_action=action))
+    assert (await run_check(check)).clearings == []
+    node.set_gpus(replace(well, errors={"rows": 3}))
+    assert (await run_check(check)).clearings == [Clearing("GPU-0", "gpu-reset")]
+    assert (await run_check(check)).clearings == []
+    node.set_gpus(replace(well, uuid=""), replace(GPUS[1], recovery_action=0))
+    assert (await run_check(check)).clearings == [Clearing("GPU-1", "gpu-reset")]
     node.sources.driver_log.loaded(node.nvml.answer.at + 1)
     node.later()
-    assert (await look(check)).clearings == [Clearing("GPU-1", "gpu-reset")], "another load"
+    assert (await run_check(check)).clearings == [Clearing("GPU-1", "gpu-reset")], "another load"
 
 
 ECC = EccCounts(corrected=5, uncorrected=2, corrected_in_life=9, uncorrected_in_life=None)
@@ -410,12 +410,12 @@ async def test_what_a_count_of_memory_errors_says_beside_the_one_before(
     node: Node, now: EccCounts, signs: tuple[int, int]
 ) -> None:
     check = node.build(gpu_ecc.SPEC)
-    node.say(replace(GPUS[0], ecc=ECC), Gpu(9, ecc=ECC))
-    first = await look(check)
+    node.set_gpus(replace(GPUS[0], ecc=ECC), Gpu(9, ecc=ECC))
+    first = await run_check(check)
     assert (first.clearings, first.faults) == ([], []), "nobody knows when those were"
     node.later()
-    node.say(replace(GPUS[0], ecc=now), Gpu(9, ecc=replace(ECC, uncorrected=50)))
-    seen = await look(check)
+    node.set_gpus(replace(GPUS[0], ecc=now), Gpu(9, ecc=replace(ECC, uncorrected=50)))
+    seen = await run_check(check)
     resets, new = signs
     assert seen.clearings == [Clearing("GPU-0", "gpu-reset")] * resets
     assert [fault.details for fault in seen.faults] == [
@@ -439,8 +439,8 @@ async def test_a_count_that_could_not_be_read_is_compared_when_it_next_can(node:
     )
     faults = []
     for count in counts:
-        node.say(replace(GPUS[0], ecc=count))
-        faults.append([fault.details["new"] for fault in (await look(check)).faults])
+        node.set_gpus(replace(GPUS[0], ecc=count))
+        faults.append([fault.details["new"] for fault in (await run_check(check)).faults])
         node.later()
     assert faults == [[], [], [], ["2"]]
 
@@ -587,8 +587,8 @@ async def test_a_gpu_may_take_its_time_to_join_after_each_new_beginning(
         return replace(GPUS[0], fabric=replace(JOINED, state=state))
 
     async def reason() -> str:
-        node.say(waiting(), trouble=None)
-        return (await look(check)).status("GPU-0")[1]
+        node.set_gpus(waiting(), trouble=None)
+        return (await run_check(check)).status("GPU-0")[1]
 
     check = node.build(gpu_fabric.SPEC, boot_grace=600.0)
     assert await reason() == late, "the boot was long ago"
@@ -610,12 +610,12 @@ async def test_a_gpu_may_take_its_time_to_join_after_each_new_beginning(
     node.sources.driver_log.loaded(node.clock.now)
     node.clock.now += 599.0
     assert await reason() == "starting"
-    node.say(replace(GPUS[0], fabric=JOINED))
-    assert (await look(check)).status("GPU-0") == ("OK", "")
+    node.set_gpus(replace(GPUS[0], fabric=JOINED))
+    assert (await run_check(check)).status("GPU-0") == ("OK", "")
     assert await reason() == late, "it had joined, so it is not starting any more"
     node.sources.driver_log.loaded(node.clock.now)
     assert await reason() == "starting", "a driver that was loaded anew registers anew"
-    node.say(replace(GPUS[0], fabric=JOINED))
+    node.set_gpus(replace(GPUS[0], fabric=JOINED))
     await check.run_check()
     node.nvml.answer = replace(node.nvml.answer, at=node.clock.now)
     node.fail(TroubleKind.FAILED)
@@ -626,22 +626,22 @@ async def test_a_gpu_may_take_its_time_to_join_after_each_new_beginning(
 async def test_the_fabric_is_off_only_where_no_gpu_is_part_of_one(node: Node) -> None:
     none = replace(JOINED, state=0)
     check = node.build(gpu_fabric.SPEC)
-    node.say(*(replace(gpu, fabric=none) for gpu in TWO))
+    node.set_gpus(*(replace(gpu, fabric=none) for gpu in TWO))
     assert await check.run_check() == gpu_common.NOT_SUPPORTED
-    node.say(*(failing(gpu, fabric=13) for gpu in TWO))
+    node.set_gpus(*(failing(gpu, fabric=13) for gpu in TWO))
     assert await check.run_check() == gpu_common.NOT_SUPPORTED
-    node.say(replace(GPUS[0], fabric=none), replace(GPUS[1], fabric=JOINED))
-    seen = await look(check)
+    node.set_gpus(replace(GPUS[0], fabric=none), replace(GPUS[1], fabric=JOINED))
+    seen = await run_check(check)
     assert said(seen, "GPU-0") == ("UNKNOWN", "unsupported", "this GPU is part of no fabric")
-    node.say(failing(GPUS[0], fabric=999), replace(GPUS[1], fabric=none))
-    seen = await look(check)
+    node.set_gpus(failing(GPUS[0], fabric=999), replace(GPUS[1], fabric=none))
+    seen = await run_check(check)
     assert said(seen, "GPU-0") == (
         "UNKNOWN",
         "nvml-error-999",
         "nvmlDeviceGetGpuFabricInfoV gave error 999",
     )
-    node.say(replace(GPUS[0], fabric=none), trouble=NvmlTrouble(TroubleKind.HUNG, "late"))
-    assert said(await look(check), "")[:2] == ("UNKNOWN", "hung")
+    node.set_gpus(replace(GPUS[0], fabric=none), trouble=NvmlTrouble(TroubleKind.HUNG, "late"))
+    assert said(await run_check(check), "")[:2] == ("UNKNOWN", "hung")
 
 
 # -- gpu-nvlink and gpu-pcie ----------------------------------------------------------------------
@@ -784,28 +784,28 @@ async def test_links_are_remembered_and_their_errors_counted_for_each_gpu(node: 
         return linked(GPUS[0], up, errors), linked(GPUS[1], other, errors)
 
     check = node.build(gpu_nvlink.SPEC, errors_per_hour=10)
-    node.say(*gpus(5, 1_000, other=6))
-    await look(check)
+    node.set_gpus(*gpus(5, 1_000, other=6))
+    await run_check(check)
     node.later()
-    node.say(*gpus(6, 1_010))
-    assert (await look(check)).is_well("GPU-0")
+    node.set_gpus(*gpus(6, 1_010))
+    assert (await run_check(check)).is_well("GPU-0")
     node.later()
-    node.say(*gpus(6, 1_011))
+    node.set_gpus(*gpus(6, 1_011))
     crc = "6 NVLinks are up; within an hour: 11 crc on link 0"
     for name in ("GPU-0", "GPU-1"):
-        assert said(await look(check), name) == ("DEGRADED", "errors", crc)
+        assert said(await run_check(check), name) == ("DEGRADED", "errors", crc)
     node.later(3539.0)  # an hour after ten of them
-    assert (await look(check)).is_well("GPU-0")
-    node.say(*gpus(4, 1_011))
+    assert (await run_check(check)).is_well("GPU-0")
+    node.set_gpus(*gpus(4, 1_011))
     down = "NVLink 4, 5 was up and is not"
-    assert said(await look(check), "GPU-0") == ("FAILED", "link-down", down)
+    assert said(await run_check(check), "GPU-0") == ("FAILED", "link-down", down)
     node.nvml.quiesced_for = 5.0
-    assert (await look(check)).status("GPU-0") == ("OK", "")
+    assert (await run_check(check)).status("GPU-0") == ("OK", "")
     node.nvml.quiesced_for = 0.0
-    assert (await look(check)).status("GPU-0") == ("OK", "")
-    node.say(failing(GPUS[0], links=999), gpus(4, 1_011)[1])
-    assert (await look(check)).status("GPU-0") == ("UNKNOWN", "nvml-error-999")
-    node.say(*(failing(gpu, links=3) for gpu in TWO))
+    assert (await run_check(check)).status("GPU-0") == ("OK", "")
+    node.set_gpus(failing(GPUS[0], links=999), gpus(4, 1_011)[1])
+    assert (await run_check(check)).status("GPU-0") == ("UNKNOWN", "nvml-error-999")
+    node.set_gpus(*(failing(gpu, links=3) for gpu in TWO))
     assert await check.run_check() == gpu_common.NOT_SUPPORTED
 
 
@@ -828,24 +828,24 @@ async def test_replays_are_nvml_s_where_it_counts_them_and_else_the_bus_s(node: 
     name = f"pci:{ADDRESSES[0]}"
     for number in (0, 1):
         pcie(node, number, aer_dev_correctable=aer(5))
-    node.say(*(replayed(gpu, 1_000) for gpu in TWO))
-    seen = await look(check)
+    node.set_gpus(*(replayed(gpu, 1_000) for gpu in TWO))
+    seen = await run_check(check)
     assert said(seen, name) == ("OK", "", "16 lanes at 32 GT/s")
     node.later()
-    node.say(*(replayed(gpu, None) for gpu in TWO))
-    assert (await look(check)).is_well(name)
-    node.say(replayed(GPUS[0], 1_081), replayed(GPUS[1], 1_080))
+    node.set_gpus(*(replayed(gpu, None) for gpu in TWO))
+    assert (await run_check(check)).is_well(name)
+    node.set_gpus(replayed(GPUS[0], 1_081), replayed(GPUS[1], 1_080))
     words = "16 lanes at 32 GT/s; 81 replays in 10 minutes"
-    seen = await look(check)
+    seen = await run_check(check)
     assert said(seen, name) == ("DEGRADED", "replays", words)
     assert seen.is_well(f"pci:{ADDRESSES[1]}")
     node.later(600.0)
-    assert (await look(check)).status(name) == ("OK", "")
-    node.say(*(replayed(gpu, None) for gpu in TWO))
-    await look(check)
+    assert (await run_check(check)).status(name) == ("OK", "")
+    node.set_gpus(*(replayed(gpu, None) for gpu in TWO))
+    await run_check(check)
     pcie(node, 0, aer_dev_correctable=aer(86))
     node.later()
-    assert (await look(check)).status(name) == ("DEGRADED", "replays")
+    assert (await run_check(check)).status(name) == ("DEGRADED", "replays")
 
 
 async def test_a_width_is_compared_with_the_widest_of_before_and_with_the_others(
@@ -857,39 +857,39 @@ async def test_a_width_is_compared_with_the_widest_of_before_and_with_the_others
         pcie(node, number, current_link_width=8)
     pcie(node, 3, current_link_width=4, max_link_width=4)
     check = node.build(gpu_pcie.SPEC)
-    assert (await look(check)).status(name) == ("OK", ""), "its card takes no more"
+    assert (await run_check(check)).status(name) == ("OK", ""), "its card takes no more"
     pcie(node, 3, current_link_width=4, max_link_width=8)
     narrow = "4 lanes at 32 GT/s, and it had, or other GPUs have, 8"
-    assert said(await look(check), name) == ("DEGRADED", "narrow", narrow)
+    assert said(await run_check(check), name) == ("DEGRADED", "narrow", narrow)
     (node.sys / f"bus/pci/devices/{ADDRESSES[3]}.0/max_link_width").unlink()
-    assert (await look(check)).status(name) == ("DEGRADED", "narrow")
+    assert (await run_check(check)).status(name) == ("DEGRADED", "narrow")
     pcie(node, 3, current_link_width=16)
-    assert (await look(check)).status(name) == ("OK", "")
+    assert (await run_check(check)).status(name) == ("OK", "")
     pcie(node, 3, current_link_width=8)
-    assert (await look(check)).by_component[name].message.endswith("other GPUs have, 16")
+    assert (await run_check(check)).by_component[name].message.endswith("other GPUs have, 16")
     unwatched = node.build(gpu_pcie.SPEC, width=9)
-    assert (await look(unwatched)).status(name) == ("FAILED", "narrow")
+    assert (await run_check(unwatched)).status(name) == ("FAILED", "narrow")
 
 
 async def test_without_a_bus_or_a_word_of_any_link(tmp_path: Path) -> None:
     node = Node(tmp_path, on_bus=1)
     check = node.build(gpu_pcie.SPEC)
-    node.say(*ONE)
+    node.set_gpus(*ONE)
     assert await check.run_check() == Off("neither sysfs nor NVML reports GPU link faults")
-    node.say(replayed(GPUS[0], 7))
+    node.set_gpus(replayed(GPUS[0], 7))
     unread = "the width of the link can't be read"
-    assert said(await look(check), f"pci:{ADDRESSES[0]}") == ("UNKNOWN", "no-sysfs", unread)
-    node.say(replayed(replace(GPUS[0], pci=""), 7))
+    assert said(await run_check(check), f"pci:{ADDRESSES[0]}") == ("UNKNOWN", "no-sysfs", unread)
+    node.set_gpus(replayed(replace(GPUS[0], pci=""), 7))
     assert await check.run_check() == Off("neither sysfs nor NVML reports GPU link faults")
     node.take_off_the_bus(0)
-    assert said(await look(check), "") == ("UNKNOWN", "no-sysfs", "no GPU on the PCI bus")
+    assert said(await run_check(check), "") == ("UNKNOWN", "no-sysfs", "no GPU on the PCI bus")
 
 
 # -- gpu-inventory --------------------------------------------------------------------------------
 
 
 async def inventory(node: Node, check: Check | None = None) -> Seen:
-    return await look(check or node.build(gpu_inventory.SPEC))
+    return await run_check(check or node.build(gpu_inventory.SPEC))
 
 
 @pytest.mark.parametrize(
@@ -909,7 +909,7 @@ async def inventory(node: Node, check: Check | None = None) -> Seen:
             ("UNKNOWN", "no-permission", "nvmlDeviceGetUUID gave error 4"),
         ),
         ({"pci": 5}, ("UNKNOWN", "nvml-error-5", "nvmlDeviceGetPciInfo gave error 5")),
-        ({"rows": 5}, ("OK", "", f"NVIDIA H100 at {ADDRESSES[0]}")),
+        ({"rows": 5}, ("OK", "", "{}: NVIDIA H100")),
     ],
 )
 def test_the_worst_that_a_gpu_s_calls_say(
@@ -926,24 +926,24 @@ def test_the_worst_that_a_gpu_s_calls_say(
 async def test_the_node_s_words(tmp_path: Path) -> None:
     node = Node(tmp_path, expected=2)
     assert said(await inventory(node), "") == ("OK", "", "2 GPUs, driver 580.65.06")
-    node.say(*TWO, driver="", stuck="pid 7 in nvidia_ioctl")
+    node.set_gpus(*TWO, driver="", stuck="pid 7 in nvidia_ioctl")
     assert said(await inventory(node), "") == (
         "DEGRADED",
         "stuck-worker",
         "2 GPUs, driver of unknown version; a process is stuck: pid 7 in nvidia_ioctl",
     )
-    node.say(GPUS[0], failing(GPUS[1], handle=999), stuck="")
+    node.set_gpus(GPUS[0], failing(GPUS[1], handle=999), stuck="")
     assert said(await inventory(node), "") == (
         "FAILED",
         "missing",
         "NVML has 1 of 2 expected GPUs",
     )
-    node.say(GPUS[0], failing(GPUS[1], rows=15))
+    node.set_gpus(GPUS[0], failing(GPUS[1], rows=15))
     assert (await inventory(node)).status("") == ("FAILED", "missing")
-    node.say(GPUS[0], replace(failing(GPUS[1], rows=3), name=""))
+    node.set_gpus(GPUS[0], replace(failing(GPUS[1], rows=3), name=""))
     seen = await inventory(node)
     assert seen.status("") == ("OK", "")
-    assert seen.by_component["GPU-1"].message == f"a GPU without a name at {ADDRESSES[1]}"
+    assert seen.by_component["GPU-1"].message == f"GPU 1 at {ADDRESSES[1]}: without a name"
 
 
 @pytest.mark.parametrize("kind", list(TroubleKind))
@@ -955,7 +955,7 @@ async def test_a_driver_that_does_not_answer_is_starting_for_a_while(
     }
 
     async def reason(check: Check) -> str:
-        return (await look(check)).status("")[1]
+        return (await run_check(check)).status("")[1]
 
     node.fail(kind, "words")
     check = node.build(gpu_inventory.SPEC, boot_grace=600.0)
@@ -982,14 +982,14 @@ async def test_a_driver_that_does_not_answer_is_starting_for_a_while(
 
 async def test_after_a_quiesce_the_driver_may_start_again(node: Node) -> None:
     check = node.build(gpu_inventory.SPEC, boot_grace=600.0)
-    assert (await look(check)).status("") == ("OK", "")
+    assert (await run_check(check)).status("") == ("OK", "")
     node.nvml.back_for = 10.0
     node.fail(TroubleKind.NO_LIBRARY)
-    assert (await look(check)).status("") == ("UNKNOWN", "no-library"), "nobody stood aside"
+    assert (await run_check(check)).status("") == ("UNKNOWN", "no-library"), "nobody stood aside"
     node.fail(TroubleKind.QUIESCED)
-    assert (await look(check)).status("") == ("UNKNOWN", "quiesced")
+    assert (await run_check(check)).status("") == ("UNKNOWN", "quiesced")
     node.fail(TroubleKind.NO_LIBRARY)
-    assert (await look(check)).status("") == ("UNKNOWN", "starting")
+    assert (await run_check(check)).status("") == ("UNKNOWN", "starting")
 
 
 @pytest.mark.parametrize(
@@ -1011,7 +1011,7 @@ async def test_a_fault_seen_just_after_a_quiesce_is_none_yet(
 ) -> None:
     node = Node(tmp_path, expected=2)
     node.nvml.back_for = back_for
-    node.say(GPUS[0])
+    node.set_gpus(GPUS[0])
     assert said(await inventory(node), "") == verdict
 
 
@@ -1056,11 +1056,11 @@ async def test_gpus_that_left_the_bus_are_missed_whatever_nvml_says(
 ) -> None:
     node = Node(tmp_path, expected=2)
     check = node.build(gpu_inventory.SPEC)
-    await look(check)
+    await run_check(check)
     node.fail(kind, "words")
-    assert said(await look(check), "") == ("UNKNOWN", kind.value, "words")
+    assert said(await run_check(check), "") == ("UNKNOWN", kind.value, "words")
     node.take_off_the_bus(1)
-    seen = await look(check)
+    seen = await run_check(check)
     assert seen.status("GPU-0") == ("UNKNOWN", kind.value)
     if kind is TroubleKind.QUIESCED:
         assert seen.status("") == ("UNKNOWN", "quiesced")
@@ -1075,12 +1075,12 @@ async def test_gpus_that_left_the_bus_are_missed_whatever_nvml_says(
 async def test_without_a_view_of_the_bus_nothing_is_missed_from_it(tmp_path: Path) -> None:
     node = Node(tmp_path, expected=1)
     check = node.build(gpu_inventory.SPEC)
-    node.say(GPUS[0])
+    node.set_gpus(GPUS[0])
     node.take_off_the_bus(1)
-    await look(check)
+    await run_check(check)
     node.fail(TroubleKind.HUNG, "words")
     node.take_off_the_bus(0)
-    seen = await look(check)
+    seen = await run_check(check)
     assert seen.status("") == ("UNKNOWN", "hung")
     assert seen.status("GPU-0") == ("UNKNOWN", "hung")
 
@@ -1089,22 +1089,22 @@ async def test_a_gpu_that_was_known_is_missed_even_where_another_driver_has_it(
     node: Node,
 ) -> None:
     check = node.build(gpu_inventory.SPEC)
-    await look(check)
+    await run_check(check)
     drivers = node.sys / "bus/pci/drivers"
     for name in ("vfio-pci", "nvidia"):
         (drivers / name).mkdir(parents=True)
     for number, name in ((0, "nvidia"), (1, "vfio-pci")):
         device = node.sys / f"bus/pci/devices/{ADDRESSES[number]}.0"
         (device / "driver").symlink_to(drivers / name)
-    node.say()
+    node.set_gpus()
     node.nvml.answer = replace(node.nvml.answer, gpus=())
-    missed = await look(check)
+    missed = await run_check(check)
     offered = "the GPU at {} is on the PCI bus and NVML does not offer it"
     for number in (0, 1):
         text = offered.format(ADDRESSES[number])
         assert said(missed, f"GPU-{number}") == ("FAILED", "missing", text)
     fresh = Node(node.sys.parent / "other")
-    fresh.say(GPUS[0])
+    fresh.set_gpus(GPUS[0])
     for number, name in ((0, "nvidia"), (1, "vfio-pci")):
         device = fresh.sys / f"bus/pci/devices/{ADDRESSES[number]}.0"
         (device / "driver").symlink_to(drivers / name)
@@ -1112,12 +1112,12 @@ async def test_a_gpu_that_was_known_is_missed_even_where_another_driver_has_it(
 
 
 async def test_a_gpu_without_a_name_tells_why_another_is_missing(node: Node) -> None:
-    node.say(GPUS[0], Gpu(1, errors={"uuid": 5, "pci": 999}))
+    node.set_gpus(GPUS[0], Gpu(1, errors={"uuid": 5, "pci": 999}))
     seen = await inventory(node)
     text = f"the GPU at {ADDRESSES[1]} is on the PCI bus and NVML does not offer it"
     why = " (error 5, 999 for a GPU without a name)"
     assert said(seen, f"pci:{ADDRESSES[1]}") == ("FAILED", "missing", text + why)
-    node.say(GPUS[0], Gpu(1, errors={"uuid": 15}))
+    node.set_gpus(GPUS[0], Gpu(1, errors={"uuid": 15}))
     assert (await inventory(node)).status(f"pci:{ADDRESSES[1]}") == ("FAILED", "lost")
 
 
@@ -1125,11 +1125,11 @@ async def test_a_gpu_in_another_s_slot_replaces_it_and_one_that_is_lost_does_not
     node: Node,
 ) -> None:
     check = node.build(gpu_inventory.SPEC)
-    await look(check)
-    node.say(GPUS[0], failing(replace(GPUS[1], uuid="GPU-new"), rows=15))
-    assert (await look(check)).clearings == []
-    node.say(GPUS[0], replace(GPUS[1], uuid="GPU-new"))
-    seen = await look(check)
+    await run_check(check)
+    node.set_gpus(GPUS[0], failing(replace(GPUS[1], uuid="GPU-new"), rows=15))
+    assert (await run_check(check)).clearings == []
+    node.set_gpus(GPUS[0], replace(GPUS[1], uuid="GPU-new"))
+    seen = await run_check(check)
     assert seen.clearings == [Clearing("GPU-1", "replaced")]
     assert seen.gone == ["GPU-1"]
 
@@ -1137,18 +1137,18 @@ async def test_a_gpu_in_another_s_slot_replaces_it_and_one_that_is_lost_does_not
 async def test_a_gpu_taken_out_on_purpose_is_gone(tmp_path: Path) -> None:
     node = Node(tmp_path, expected=1)
     check = node.build(gpu_inventory.SPEC)
-    await look(check)
+    await run_check(check)
     node.take_off_the_bus(1)
-    node.say(GPUS[0])
-    assert (await look(check)).gone == ["GPU-1"]
-    node.say(failing(GPUS[0], handle=999))
-    assert (await look(check)).status("GPU-1") == ("FAILED", "missing"), "fewer than expected"
+    node.set_gpus(GPUS[0])
+    assert (await run_check(check)).gone == ["GPU-1"]
+    node.set_gpus(failing(GPUS[0], handle=999))
+    assert (await run_check(check)).status("GPU-1") == ("FAILED", "missing"), "fewer than expected"
     unexpecting = Node(tmp_path / "other")
     check = unexpecting.build(gpu_inventory.SPEC)
-    await look(check)
+    await run_check(check)
     unexpecting.take_off_the_bus(1)
-    unexpecting.say(GPUS[0])
-    assert (await look(check)).status("GPU-1") == ("FAILED", "missing"), "nobody said a number"
+    unexpecting.set_gpus(GPUS[0])
+    assert (await run_check(check)).status("GPU-1") == ("FAILED", "missing"), "nobody said a number"
 
 
 # -- gpu-events -----------------------------------------------------------------------------------
@@ -1156,51 +1156,51 @@ async def test_a_gpu_taken_out_on_purpose_is_gone(tmp_path: Path) -> None:
 
 async def test_an_event_is_told_one_look_later_where_the_log_has_not(node: Node) -> None:
     check = node.build(gpu_events.SPEC)
-    assert said(await look(check), "") == ("OK", "", "NVML's events are listened to")
+    assert said(await run_check(check), "") == ("OK", "", "NVML's events are listened to")
     events = [XidEvent("GPU-0", ADDRESSES[0], code, 4990.0, 5000.5) for code in (48, 79, 31)]
     node.nvml.xids, node.nvml.xids_heard = events, 3
     for code, stamp in ((48, 4979.9), (79, 4980.0), (31, 4981.0)):
         node.sources.driver_log.xid(ADDRESSES[0], code, stamp)
-    assert (await look(check)).faults == []
-    [fault] = (await look(check)).faults
+    assert (await run_check(check)).faults == []
+    [fault] = (await run_check(check)).faults
     assert (fault.code, fault.component, fault.at) == ("xid:48", "GPU-0", 5000.5)
     assert (fault.source, fault.source_seq) == ("nvml-event:GPU-0", 5_000_500)
     assert fault.details == {"pci": ADDRESSES[0], "told_by": "nvml"}
     assert fault.cleared_by is ClearedBy.GPU_RESET
     assert not node.sources.driver_log.has_reset(ADDRESSES[0], -1.0)
-    assert (await look(check)).faults == []
+    assert (await run_check(check)).faults == []
 
 
 async def test_more_events_than_are_kept_are_those_that_are_there(node: Node) -> None:
     check = node.build(gpu_events.SPEC)
     old, new = (XidEvent("GPU-0", ADDRESSES[0], code, 1.0, 2.0) for code in (31, 79))
     node.nvml.xids, node.nvml.xids_heard = [old], 1
-    await look(check)
+    await run_check(check)
     node.nvml.xids, node.nvml.xids_heard = [old, new], 2
-    assert [fault.code for fault in (await look(check)).faults] == ["xid:31"]
-    assert [fault.code for fault in (await look(check)).faults] == ["xid:79"]
-    assert (await look(check)).faults == []
+    assert [fault.code for fault in (await run_check(check)).faults] == ["xid:31"]
+    assert [fault.code for fault in (await run_check(check)).faults] == ["xid:79"]
+    assert (await run_check(check)).faults == []
 
 
 async def test_gpus_of_which_no_events_come_are_named(node: Node) -> None:
     check = node.build(gpu_events.SPEC)
-    node.say(*(failing(gpu, events=3) for gpu in TWO))
+    node.set_gpus(*(failing(gpu, events=3) for gpu in TWO))
     assert await check.run_check() == gpu_common.NOT_SUPPORTED
-    node.say(failing(GPUS[0], events=4), GPUS[1], failing(GPUS[2], events=3))
-    assert said(await look(check), "") == (
+    node.set_gpus(failing(GPUS[0], events=4), GPUS[1], failing(GPUS[2], events=3))
+    assert said(await run_check(check), "") == (
         "UNKNOWN",
         "no-events",
         "NVML gives no events of GPU 0, GPU 2",
     )
     node.fail(TroubleKind.HUNG, "late")
-    assert said(await look(check), "") == ("UNKNOWN", "hung", "late")
+    assert said(await run_check(check), "") == ("UNKNOWN", "hung", "late")
 
 
 @pytest.mark.parametrize("spec", [gpu_clocks.SPEC, gpu_inforom.SPEC])
 async def test_a_check_of_one_call_is_off_where_no_gpu_has_it(node: Node, spec: CheckSpec) -> None:
     call = {"gpu-clocks": "clocks", "gpu-inforom": "inforom"}[spec.name]
-    node.say(*(failing(gpu, **{call: 3}) for gpu in TWO))
+    node.set_gpus(*(failing(gpu, **{call: 3}) for gpu in TWO))
     assert await node.build(spec).run_check() == gpu_common.NOT_SUPPORTED
-    node.say(failing(GPUS[0], **{call: 3}), failing(GPUS[1], **{call: 4}))
-    seen = await look(node.build(spec))
+    node.set_gpus(failing(GPUS[0], **{call: 3}), failing(GPUS[1], **{call: 4}))
+    seen = await run_check(node.build(spec))
     assert seen.status("GPU-1") == ("UNKNOWN", "no-permission")

@@ -12,7 +12,7 @@ from nodeagent.model import ClearedBy
 from nodeagent.sources.nvml_sampler import _MOST_EVENTS
 from tests.agent.kernel_log import record
 from tests.nvml import gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 
 def log_line(bench: Bench, code: int, index: int = 0) -> None:
@@ -25,35 +25,35 @@ def log_line(bench: Bench, code: int, index: int = 0) -> None:
 async def test_an_xid_without_a_line_in_the_log_is_told_a_look_later(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         check = bench.build(gpu_events.SPEC)
-        assert (await look(check)).status("") == ("OK", "")
+        assert (await run_check(check)).status("") == ("OK", "")
         bench.gpus.xid(1, 95)
         bench.later()
-        assert (await look(check)).faults == [], "its line may be on its way"
+        assert (await run_check(check)).faults == [], "its line may be on its way"
         at = bench.clock.boottime()
         bench.later()
-        [fault] = (await look(check)).faults
+        [fault] = (await run_check(check)).faults
         assert (fault.code, fault.component) == ("xid:95", uuid_of(1))
         assert fault.cleared_by is ClearedBy.GPU_RESET
         assert fault.at == pytest.approx(at, abs=5)
         assert fault.details == {"pci": pci_of(1), "told_by": "nvml"}
         bench.later()
-        assert (await look(check)).faults == []
+        assert (await run_check(check)).faults == []
 
 
 async def test_what_the_log_has_told_is_not_told_again(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         check = bench.build(gpu_events.SPEC)
-        await look(check)
+        await run_check(check)
         bench.later(30)
         for code in (79, 31, 31, 31):
             bench.gpus.xid(0, code)
         bench.gpus.xid(1, 79)
         log_line(bench, 79)
         bench.later(31)
-        await look(check)
+        await run_check(check)
         log_line(bench, 31)
         bench.later()
-        faults = (await look(check)).faults
+        faults = (await run_check(check)).faults
     assert [(each.code, each.component) for each in faults] == [("xid:79", uuid_of(1))]
 
 
@@ -62,39 +62,39 @@ async def test_an_earlier_line_of_the_same_xid_hides_no_later_event(tmp_path: Pa
         check = bench.build(gpu_events.SPEC)
         log_line(bench, 48)
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.gpus.xid(0, 48)
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.later()
-        assert [each.code for each in (await look(check)).faults] == ["xid:48"]
+        assert [each.code for each in (await run_check(check)).faults] == ["xid:48"]
 
 
 async def test_events_that_another_check_s_sample_brought_are_not_lost(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_events.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.xid(0, 62)
         await bench.sample()
         await bench.sample()
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.later()
-        assert [each.code for each in (await look(check)).faults] == ["xid:62"]
+        assert [each.code for each in (await run_check(check)).faults] == ["xid:62"]
 
 
 async def test_a_storm_is_taken_in_portions(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_events.SPEC)
-        await look(check)
+        await run_check(check)
         for code in range(100):
             bench.gpus.xid(0, 1000 + code)
         told = []
         for _ in range(5):
             bench.later()
-            told.append([each.code for each in (await look(check)).faults])
+            told.append([each.code for each in (await run_check(check)).faults])
     # The next look reports the events that a look takes. All events are reported, each once.
     assert [len(codes) for codes in told] == [0, _MOST_EVENTS, 100 - _MOST_EVENTS, 0, 0]
     assert [one for codes in told for one in codes] == [f"xid:{1000 + n}" for n in range(100)]
@@ -105,7 +105,7 @@ async def test_what_was_before_the_worker_is_not_known(tmp_path: Path) -> None:
         bench.gpus.xid(0, 79)
         check = bench.build(gpu_events.SPEC)
         for _ in range(3):
-            assert (await look(check)).faults == []
+            assert (await run_check(check)).faults == []
             bench.later()
 
 
@@ -113,12 +113,12 @@ async def test_gpus_that_give_no_events(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         bench.gpus.fail("nvmlDeviceRegisterEvents", gpu=1, code=3)
         check = bench.build(gpu_events.SPEC)
-        assert (await look(check)).status("") == ("UNKNOWN", "no-events")
+        assert (await run_check(check)).status("") == ("UNKNOWN", "no-events")
         bench.gpus.xid(0, 94)
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.later()
-        assert [each.code for each in (await look(check)).faults] == ["xid:94"]
+        assert [each.code for each in (await run_check(check)).faults] == ["xid:94"]
 
 
 async def test_where_no_gpu_gives_any_the_check_is_off(tmp_path: Path) -> None:
@@ -131,15 +131,15 @@ async def test_where_no_gpu_gives_any_the_check_is_off(tmp_path: Path) -> None:
 async def test_a_worker_that_crashed_is_listening_again(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_events.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
         bench.later()
-        assert (await look(check)).status("") == ("UNKNOWN", "crashed")
+        assert (await run_check(check)).status("") == ("UNKNOWN", "crashed")
         bench.gpus.heal()
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.gpus.xid(0, 119)
         bench.later()
-        await look(check)
+        await run_check(check)
         bench.later()
-        assert [each.code for each in (await look(check)).faults] == ["xid:119"]
+        assert [each.code for each in (await run_check(check)).faults] == ["xid:119"]

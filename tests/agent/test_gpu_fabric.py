@@ -7,7 +7,7 @@ import pytest
 from nodeagent.checks import gpu_fabric
 from nodeagent.checks.base import Off
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 #: state, status, health mask, summary, clique, newest version.
 WELL = (3, 0, 0, 1, 7, 3)
@@ -39,7 +39,7 @@ async def test_each_state_of_the_fabric_has_its_verdict(
     tmp_path: Path, fabric: tuple[int, ...], status: str, reason: str
 ) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1, fabric=fabric)]) as bench:
-        seen = await look(bench.build(gpu_fabric.SPEC))
+        seen = await run_check(bench.build(gpu_fabric.SPEC))
     assert seen.status(uuid_of(1)) == (status, reason)
     assert seen.status(uuid_of(0)) == ("OK", "")
     assert "clique 7 of cluster c1c1" in seen.by_component[uuid_of(0)].message
@@ -48,47 +48,47 @@ async def test_each_state_of_the_fabric_has_its_verdict(
 async def test_after_a_boot_the_manager_may_take_its_time(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, fabric=STARTING)], boottime=60.0) as bench:
         check = bench.build(gpu_fabric.SPEC)
-        assert (await look(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
+        assert (await run_check(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
         bench.later(1200)
-        assert (await look(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
+        assert (await run_check(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
 
 
 async def test_one_that_was_registered_is_not_starting(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)], boottime=60.0) as bench:
         check = bench.build(gpu_fabric.SPEC)
-        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+        assert (await run_check(check)).status(uuid_of(0)) == ("OK", "")
         bench.gpus.write([gpu(0, fabric=STARTING)])
         bench.later(301)
-        assert (await look(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
+        assert (await run_check(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
 
 
 async def test_a_driver_that_was_loaded_anew_may_take_its_time(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_fabric.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0, fabric=STARTING)])
         bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
         bench.later(301)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status("") == ("UNKNOWN", "crashed")
         assert seen.gone == [uuid_of(0)], "the node's row speaks for those that were well"
         bench.gpus.heal()
         bench.later()
-        assert (await look(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
+        assert (await run_check(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
         bench.later(1200)
-        assert (await look(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
+        assert (await run_check(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
 
 
 async def test_a_load_in_the_kernel_log_begins_its_time_anew(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_fabric.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0, fabric=STARTING)])
         bench.sources.driver_log.loaded(bench.clock.boottime())
         bench.later(301)
-        assert (await look(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
+        assert (await run_check(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
         bench.later(900)
-        assert (await look(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
+        assert (await run_check(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
 
 
 @pytest.mark.parametrize("fabric", [None, (0, 0, 0, 0, 0, 3)])

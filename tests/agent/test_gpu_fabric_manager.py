@@ -13,7 +13,7 @@ from nodeagent.sources.fabric_manager import FabricManager, FabricManagerState
 from nodeagent.sources.host import HostRoots
 from tests.agent.kernel_log import HandClock
 from tests.nvml import FakeGpu, gpu
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 from tests.support.proc_tree import ProcTree
 
 PID = 2101
@@ -49,7 +49,7 @@ class Node:
         self.tree.listen("00000000:0016")
 
     async def status(self) -> tuple[str, str]:
-        return (await look(self.check)).status("")
+        return (await run_check(self.check)).status("")
 
 
 async def test_a_manager_that_dies_on_an_a100_is_seen_by_process_and_port(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_a_missing_process_alone_is_degraded(tmp_path: Path) -> None:
 async def test_a_manager_that_never_started_leaves_an_a100_without_nvlinks(tmp_path: Path) -> None:
     node = Node(tmp_path, [gpu(0, fabric=None, links=(0,) * 12)])
     async with node.bench:
-        seen = await look(node.check)
+        seen = await run_check(node.check)
         assert seen.status("") == ("FAILED", "dead")
         assert "no NVLink of 1 GPUs is up" in seen.by_component[""].message
 

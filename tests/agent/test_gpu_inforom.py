@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nodeagent.checks import gpu_inforom, gpu_inventory
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 CALL = "nvmlDeviceValidateInforom"
 
@@ -12,17 +12,17 @@ CALL = "nvmlDeviceValidateInforom"
 async def test_a_corrupted_inforom_is_degraded(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         bench.gpus.fail(CALL, gpu=1, code=14)
-        seen = await look(bench.build(gpu_inforom.SPEC))
+        seen = await run_check(bench.build(gpu_inforom.SPEC))
         assert seen.status(uuid_of(0)) == ("OK", "")
         assert seen.status(uuid_of(1)) == ("DEGRADED", "corrupted")
-        inventory = await look(bench.build(gpu_inventory.SPEC))
+        inventory = await run_check(bench.build(gpu_inventory.SPEC))
     assert inventory.status(uuid_of(1)) == ("OK", ""), "one fault is told once"
 
 
 async def test_what_cannot_be_validated_is_unknown(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         bench.gpus.fail(CALL, gpu=1, code=4)
-        seen = await look(bench.build(gpu_inforom.SPEC))
+        seen = await run_check(bench.build(gpu_inforom.SPEC))
     assert seen.status(uuid_of(1)) == ("UNKNOWN", "no-permission")
 
 
@@ -30,20 +30,20 @@ async def test_it_is_validated_once_a_day(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_inforom.SPEC)
         for _ in range(4):
-            await look(check)
+            await run_check(check)
             bench.later(6 * 3600)
         assert bench.gpus.calls(CALL) == 1
         bench.gpus.fail(CALL, code=14)
         bench.later(601)
-        assert (await look(check)).status(uuid_of(0)) == ("DEGRADED", "corrupted")
+        assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", "corrupted")
         assert bench.gpus.calls(CALL) == 2
 
 
 async def test_a_gpu_that_takes_another_s_place_is_validated(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_inforom.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0, uuid="GPU-new")])
         bench.gpus.fail(CALL, code=14)
         bench.later()
-        assert (await look(check)).status("GPU-new") == ("DEGRADED", "corrupted")
+        assert (await run_check(check)).status("GPU-new") == ("DEGRADED", "corrupted")

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.checks import gpu_nvlink
 from nodeagent.checks.base import Off
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 HOPPER = {"link_fields": (161, 162, 163)}
 BLACKWELL = {"link_fields": (208, 211, 214, 215)}
@@ -25,7 +25,7 @@ def volta(link: int = 0, **counts: int) -> Mapping[str, Any]:
 
 async def test_links_that_are_up_are_well(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1, links=(1,) * 4), gpu(2, links=())]) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(0)) == ("OK", "")
     assert seen.by_component[uuid_of(0)].message == "18 NVLinks are up"
     assert seen.status(uuid_of(2)) == ("UNKNOWN", "unsupported")
@@ -34,27 +34,27 @@ async def test_links_that_are_up_are_well(tmp_path: Path) -> None:
 async def test_a_link_that_went_down_is_named_until_it_is_up(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0), gpu(1, links=(1,) * 12 + (0,) + (1,) * 5)])
         bench.later(301)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status(uuid_of(1)) == ("FAILED", "link-down")
         assert seen.by_component[uuid_of(1)].message == "NVLink 12 was up and is not"
         assert seen.is_well(uuid_of(0))
         bench.gpus.write([gpu(0), gpu(1)])
         bench.later(301)
-        assert (await look(check)).status(uuid_of(1)) == ("OK", "")
+        assert (await run_check(check)).status(uuid_of(1)) == ("OK", "")
 
 
 async def test_links_taken_down_in_a_quiesce_are_nobody_s_loss(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        await look(check)
+        await run_check(check)
         await bench.nvml.quiesce(600)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0, links=(1,) * 9 + (0,) * 9), gpu(1)])
         bench.later(601)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.is_well(uuid_of(0))
         assert seen.is_well(uuid_of(1))
 
@@ -64,7 +64,7 @@ async def test_fewer_links_than_the_other_gpus_are_noticed_from_the_first_look(
 ) -> None:
     gpus = [gpu(index) for index in range(3)] + [gpu(3, links=(1,) * 17 + (0,))]
     async with Bench(tmp_path, gpus) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(3)) == ("DEGRADED", "fewer-links")
     assert seen.status(uuid_of(0)) == ("OK", "")
 
@@ -73,7 +73,7 @@ async def test_pairs_with_a_bridge_do_not_accuse_those_without(tmp_path: Path) -
     bridged, bare = {"links": (1,) * 4}, {"links": (0,) * 4}
     gpus = [gpu(0, **bridged), gpu(1, **bridged), gpu(2, **bare), gpu(3, **bare)]
     async with Bench(tmp_path, gpus) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert {seen.status(uuid_of(index)) for index in range(4)} == {("OK", "")}
 
 
@@ -101,32 +101,32 @@ async def test_errors_of_every_generation_are_counted_by_the_hour(
 ) -> None:
     async with Bench(tmp_path, [gpu(0, **before)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+        assert (await run_check(check)).status(uuid_of(0)) == ("OK", "")
         bench.gpus.write([gpu(0, **after)])
         bench.later(301)
-        seen = await look(check)
+        seen = await run_check(check)
         if not reason:
             assert seen.is_well(uuid_of(0))
             return
         assert seen.status(uuid_of(0)) == ("DEGRADED", reason)
         assert says in seen.by_component[uuid_of(0)].message
         bench.later(3601)
-        assert (await look(check)).status(uuid_of(0)) == ("OK", ""), "over after an hour"
+        assert (await run_check(check)).status(uuid_of(0)) == ("OK", ""), "over after an hour"
 
 
 async def test_errors_from_before_the_first_look_and_a_reset_are_no_rise(tmp_path: Path) -> None:
     many = {(162, link): 90 for link in range(18)}
     async with Bench(tmp_path, [gpu(0, link_errors=many)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+        assert (await run_check(check)).status(uuid_of(0)) == ("OK", "")
         bench.gpus.write([gpu(0)])
         bench.later(301)
-        assert (await look(check)).is_well(uuid_of(0))
+        assert (await run_check(check)).is_well(uuid_of(0))
 
 
 async def test_counters_that_nobody_may_read_leave_the_states(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, link_fields=())]) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(0)) == ("OK", "")
     assert "can't be read (error 3)" in seen.by_component[uuid_of(0)].message
 
@@ -154,25 +154,25 @@ WITHOUT_LINKS = (0,) * 18
 async def test_mig_turns_the_links_off_and_that_is_no_fault(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(index) for index in range(4)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        assert (await look(check)).is_well(uuid_of(1))
+        assert (await run_check(check)).is_well(uuid_of(1))
         bench.gpus.write([gpu(0), gpu(1, mig=(1, 1), links=WITHOUT_LINKS), gpu(2), gpu(3)])
         bench.later(301)
-        assert (await look(check)).is_well(uuid_of(1))
+        assert (await run_check(check)).is_well(uuid_of(1))
         bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
         bench.later(301)
-        assert (await look(check)).is_well(uuid_of(1)), "the links come back after a reset"
+        assert (await run_check(check)).is_well(uuid_of(1)), "the links come back after a reset"
         bench.gpus.write([gpu(index) for index in range(4)])
         bench.later(301)
-        assert (await look(check)).is_well(uuid_of(1))
+        assert (await run_check(check)).is_well(uuid_of(1))
         bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
         bench.later(301)
-        assert (await look(check)).status(uuid_of(1)) == ("FAILED", "link-down")
+        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "link-down")
 
 
 async def test_gpus_with_mig_do_not_say_how_many_links_are_usual(tmp_path: Path) -> None:
     mig = [gpu(index, mig=(1, 1), links=WITHOUT_LINKS) for index in range(3)]
     async with Bench(tmp_path, [*mig, gpu(3), gpu(4), gpu(5, links=(1,) * 12)]) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
         assert seen.status(uuid_of(5)) == ("DEGRADED", "fewer-links")
         assert seen.is_well(uuid_of(0))
 
@@ -183,10 +183,10 @@ async def test_a_link_goes_down_where_mig_is_not_enabled(
 ) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         check = bench.build(gpu_nvlink.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0), gpu(1, mig=mig, links=(1,) * 17 + (0,))])
         bench.later(301)
-        assert (await look(check)).status(uuid_of(1)) == ("FAILED", "link-down")
+        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "link-down")
 
 
 # -- bit errors, and the links to the CPU ---------------------------------------------------------
@@ -207,7 +207,7 @@ async def test_a_link_with_many_bit_errors_is_degraded(
 ) -> None:
     noisy = gpu(1, link_fields=(208, 220), link_errors={(220, 3): packed})
     async with Bench(tmp_path, [gpu(0, link_fields=(208, 220)), noisy]) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(1)) == status
     assert status[1] == "" or "on 3" in seen.by_component[uuid_of(1)].message
     assert seen.is_well(uuid_of(0))
@@ -218,6 +218,6 @@ async def test_a_link_to_the_cpu_that_is_not_active_beside_others_is_degraded(
 ) -> None:
     gpus = [gpu(0, c2c=(1,) * 10), gpu(1, c2c=(1,) * 9 + (0,)), gpu(2, c2c=(0,) * 10), gpu(3)]
     async with Bench(tmp_path, gpus) as bench:
-        seen = await look(bench.build(gpu_nvlink.SPEC))
+        seen = await run_check(bench.build(gpu_nvlink.SPEC))
     assert seen.status(uuid_of(1)) == ("DEGRADED", "c2c-down")
     assert all(seen.is_well(uuid_of(index)) for index in (0, 2, 3))

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.checks import gpu_pages
 from nodeagent.checks.base import Off
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 _DAY = 86_400.0
 
@@ -41,7 +41,7 @@ async def test_63_pages_or_16_that_still_come_are_too_many(
     pages = (days_ago(*single), days_ago(*double))
     old = gpu(0, name="Tesla V100", pages=pages, pages_pending=pending, rows=(-1,) * 4)
     async with Bench(tmp_path, [old]) as bench:
-        seen = await look(bench.build(gpu_pages.SPEC))
+        seen = await run_check(bench.build(gpu_pages.SPEC))
     assert seen.status(uuid_of(0)) == (status, reason)
     assert f"{len(single)} for single-bit" in seen.by_component[uuid_of(0)].message
 
@@ -53,6 +53,6 @@ async def test_gpus_that_remap_rows_have_no_pages_and_the_check_is_off(tmp_path:
 
 async def test_beside_an_old_gpu_a_new_one_is_unknown(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, pages=([], [])), gpu(1)]) as bench:
-        seen = await look(bench.build(gpu_pages.SPEC))
+        seen = await run_check(bench.build(gpu_pages.SPEC))
     assert seen.status(uuid_of(0)) == ("OK", "")
     assert seen.status(uuid_of(1)) == ("UNKNOWN", "unsupported")

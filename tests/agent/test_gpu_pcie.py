@@ -12,7 +12,7 @@ from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import options
 from tests.nvml import PCIE_LINK, FakeGpu, gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 COR = "RxErr 3\nBadTLP 1\nBadDLLP 0\nRollover 2\nTimeout {}\nTOTAL_ERR_COR 6\n"
 
@@ -58,10 +58,10 @@ async def test_a_link_that_lost_lanes_is_degraded(tmp_path: Path) -> None:
         for index in range(2):
             link(bench.gpus.sys, index)
         check = bench.build(gpu_pcie.SPEC)
-        assert (await look(check)).status("pci:" + pci_of(1)) == ("OK", "")
+        assert (await run_check(check)).status("pci:" + pci_of(1)) == ("OK", "")
         link(bench.gpus.sys, 1, width="4")
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
     assert seen.status("pci:" + pci_of(1)) == ("DEGRADED", "narrow")
     assert "4 lanes at 16.0 GT/s" in seen.by_component["pci:" + pci_of(1)].message
 
@@ -71,10 +71,10 @@ async def test_the_narrow_one_among_its_like_is_noticed_at_the_first_look(tmp_pa
     async with Bench(tmp_path, [gpu(i) for i in range(4)], remembered=known) as bench:
         for index in range(4):
             link(bench.gpus.sys, index, width="8" if index == 2 else "16")
-        seen = await look(bench.build(gpu_pcie.SPEC))
+        seen = await run_check(bench.build(gpu_pcie.SPEC))
         assert seen.status(uuid_of(2)) == ("DEGRADED", "narrow")
         link(bench.gpus.sys, 2, width="8", most="8")
-        seen = await look(bench.build(gpu_pcie.SPEC))
+        seen = await run_check(bench.build(gpu_pcie.SPEC))
         assert seen.status(uuid_of(2)) == ("OK", ""), "another kind of card, in its own slot"
 
 
@@ -82,7 +82,7 @@ async def test_below_what_the_configuration_says_is_failed(tmp_path: Path) -> No
     async with Bench(tmp_path, [gpu(0)]) as bench:
         link(bench.gpus.sys, 0, width="8", most="8")
         check = gpu_pcie.SPEC.build(bench.sources, options(gpu_pcie.SPEC, width=16))
-        seen = await look(check)  # type: ignore[arg-type]  # it reads no log
+        seen = await run_check(check)  # type: ignore[arg-type]  # it reads no log
     assert seen.status("pci:" + pci_of(0)) == ("FAILED", "narrow")
 
 
@@ -95,14 +95,14 @@ async def test_errors_are_told_for_an_hour_and_not_those_from_before(
     async with Bench(tmp_path, [gpu(0)]) as bench:
         link(bench.gpus.sys, 0, nonfatal=9, fatal=9)
         check = bench.build(gpu_pcie.SPEC)
-        assert (await look(check)).status("pci:" + pci_of(0)) == ("OK", "")
+        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
         link(bench.gpus.sys, 0, nonfatal=nonfatal, fatal=fatal)
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "errors")
         assert word in seen.by_component["pci:" + pci_of(0)].message
         bench.later(3601)
-        assert (await look(check)).status("pci:" + pci_of(0)) == ("OK", "")
+        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("OK", "")
 
 
 @pytest.mark.parametrize(("rise", "is_well"), [(80, True), (81, False)])
@@ -114,24 +114,24 @@ async def test_more_than_eight_replays_a_minute_are_too_many(
     async with Bench(tmp_path, [gpu(0, replays=1000)]) as bench:
         link(bench.gpus.sys, 0)
         check = bench.build(gpu_pcie.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0, replays=1000 + rise)])
         bench.later()
-        assert (await look(check)).is_well("pci:" + pci_of(0)) is is_well
+        assert (await run_check(check)).is_well("pci:" + pci_of(0)) is is_well
 
 
 async def test_a_driver_that_hangs_does_not_hide_the_link(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, replays=7000)], deadline=0.2, init_deadline=0.2) as bench:
         link(bench.gpus.sys, 0)
         check = bench.build(gpu_pcie.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.fail("nvmlDeviceGetUUID", hang=True)
         link(bench.gpus.sys, 0, width="4")
         bench.later()
-        assert (await look(check)).status("pci:" + pci_of(0)) == ("DEGRADED", "narrow")
+        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("DEGRADED", "narrow")
         link(bench.gpus.sys, 0, timeouts=90)
         bench.later(61)
-        seen = await look(check)
+        seen = await run_check(check)
     assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays"), "the kernel counts them too"
 
 
@@ -140,14 +140,14 @@ async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
         for name in PCIE_LINK:
             (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).unlink()
         check = bench.build(gpu_pcie.SPEC)
-        assert (await look(check)).status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
+        assert (await run_check(check)).status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
         bench.gpus.write([gpu(0, replays=81)])
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays"), "what is known counts"
         bench.gpus.write([gpu(0)], pci=[])
         bench.later()
-        seen = await look(bench.build(gpu_pcie.SPEC))
+        seen = await run_check(bench.build(gpu_pcie.SPEC))
     assert seen.status("") == ("UNKNOWN", "no-sysfs")
 
 
@@ -172,7 +172,7 @@ async def looks(bench: Bench, check: Check, count: int) -> tuple[str, str]:
     """The status of GPU 5 after so many looks, a minute apart."""
     for _ in range(count):
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
     return seen.status(uuid_of(5)) if uuid_of(5) in seen.by_component else ("OK", "")
 
 
@@ -212,7 +212,7 @@ async def test_the_configuration_says_how_bad_a_difference_is(
     async with Bench(tmp_path, eight(), remembered=known) as bench:
         check = gpu_pcie.SPEC.build(bench.sources, options(gpu_pcie.SPEC, siblings=setting))
         link(bench.gpus.sys, 5, width="8")
-        seen = await look(cast("Check", check))
+        seen = await run_check(cast("Check", check))
         assert seen.status(uuid_of(5))[0] == status
         link(bench.gpus.sys, 5)
         slow(bench, "8.0")

@@ -12,7 +12,7 @@ from nodeagent.model import Clearing
 from nodeagent.sources.kmsg import Record
 from tests.agent.kernel_log import record
 from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ async def test_each_action_has_its_status_and_reason(
     tmp_path: Path, action: int, status: str, reason: str
 ) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1, recovery_action=action)]) as bench:
-        seen = await look(bench.build(gpu_recovery.SPEC))
+        seen = await run_check(bench.build(gpu_recovery.SPEC))
     assert seen.status(uuid_of(1)) == (status, reason)
     assert seen.status(uuid_of(0)) == ("OK", "")
 
@@ -45,12 +45,14 @@ async def test_a_reset_that_was_asked_and_is_asked_no_more_has_happened(
 ) -> None:
     async with Bench(tmp_path, [gpu(0, recovery_action=action)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        assert (await look(check)).clearings == []
+        assert (await run_check(check)).clearings == []
         bench.gpus.write([gpu(0)])
         bench.later()
-        assert (await look(check)).clearings == [Clearing(component=uuid_of(0), how="gpu-reset")]
+        assert (await run_check(check)).clearings == [
+            Clearing(component=uuid_of(0), how="gpu-reset")
+        ]
         bench.later()
-        assert (await look(check)).clearings == [], "one reset is one sign"
+        assert (await run_check(check)).clearings == [], "one reset is one sign"
 
 
 @pytest.mark.parametrize("action", [3, 5])
@@ -59,35 +61,39 @@ async def test_the_end_of_an_action_that_resets_nothing_clears_nothing(
 ) -> None:
     async with Bench(tmp_path, [gpu(0, recovery_action=action)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.write([gpu(0)])
         bench.later()
-        assert (await look(check)).clearings == []
+        assert (await run_check(check)).clearings == []
 
 
 async def test_an_action_that_cannot_be_read_for_a_while_is_not_over(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, recovery_action=1)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         bench.gpus.fail("field:230", gpu=0, code=999)
         bench.later()
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.clearings == []
         assert seen.status(uuid_of(0)) == ("UNKNOWN", "nvml-error-999")
         bench.gpus.heal()
         bench.gpus.write([gpu(0)])
         bench.later()
-        assert (await look(check)).clearings == [Clearing(component=uuid_of(0), how="gpu-reset")]
+        assert (await run_check(check)).clearings == [
+            Clearing(component=uuid_of(0), how="gpu-reset")
+        ]
 
 
 async def test_a_reset_done_while_the_agent_stood_aside_is_noticed(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, recovery_action=1)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         await bench.nvml.quiesce(600)
         bench.gpus.write([gpu(0)])
         bench.later(601)
-        assert (await look(check)).clearings == [Clearing(component=uuid_of(0), how="gpu-reset")]
+        assert (await run_check(check)).clearings == [
+            Clearing(component=uuid_of(0), how="gpu-reset")
+        ]
 
 
 # -- the driver loaded anew --------------------------------------------------------------------
@@ -115,40 +121,40 @@ async def test_a_driver_that_was_loaded_anew_has_reset_the_gpus_that_answer(
 ) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1), gpu(2)]) as bench:
         log, check = xids(bench), bench.build(gpu_recovery.SPEC)
-        assert (await look(check)).clearings == []
+        assert (await run_check(check)).clearings == []
         log.read(an_xid(bench))
         log.read(line(bench, text))
         bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=999)
         bench.gpus.fail("nvmlDeviceGetRemappedRows", gpu=2, code=16)
         bench.later()
-        assert (await look(check)).clearings == SIGN
+        assert (await run_check(check)).clearings == SIGN
         bench.later()
-        assert (await look(check)).clearings == [], "one load is one sign"
+        assert (await run_check(check)).clearings == [], "one load is one sign"
         bench.gpus.heal()
         bench.later()
-        late = {each.component for each in (await look(check)).clearings}
+        late = {each.component for each in (await run_check(check)).clearings}
     assert late == {uuid_of(1), uuid_of(2)}, "they answer now"
 
 
 async def test_an_xid_that_came_after_the_load_is_not_over(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
         log, check = xids(bench), bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         log.read(line(bench, LOADED))
         log.read(an_xid(bench, index=1))
         bench.later()
-        assert (await look(check)).clearings == SIGN
+        assert (await run_check(check)).clearings == SIGN
         log.read(line(bench, LOADED))
         bench.later()
-        assert len((await look(check)).clearings) == 2, "the next load counts for both"
+        assert len((await run_check(check)).clearings) == 2, "the next load counts for both"
 
 
 async def test_a_look_from_before_the_load_says_nothing(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         xids(bench).read(line(bench, LOADED))
-        assert (await look(check)).clearings == [], "the sample is older than the line"
+        assert (await run_check(check)).clearings == [], "the sample is older than the line"
 
 
 @pytest.mark.parametrize(
@@ -162,16 +168,16 @@ async def test_a_look_from_before_the_load_says_nothing(tmp_path: Path) -> None:
 async def test_no_forged_load_is_believed(tmp_path: Path, text: bytes) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         xids(bench).read(line(bench, text))
         bench.later()
-        assert (await look(check)).clearings == []
+        assert (await run_check(check)).clearings == []
 
 
 async def test_a_load_of_before_our_time_is_history(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_recovery.SPEC)
-        await look(check)
+        await run_check(check)
         xids(bench).read(replace(line(bench, LOADED), historical=True))
         bench.later()
-        assert (await look(check)).clearings == []
+        assert (await run_check(check)).clearings == []

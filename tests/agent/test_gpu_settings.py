@@ -9,7 +9,7 @@ from nodeagent.checks import gpu_settings
 from nodeagent.checks.base import Check
 from tests.agent.machines import options
 from tests.nvml import FakeGpu, gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 
 def eight(**values: Any) -> list[FakeGpu]:
@@ -34,7 +34,7 @@ async def test_a_gpu_that_differs_from_seven_is_degraded(
     tmp_path: Path, values: dict[str, Any], status: tuple[str, str]
 ) -> None:
     async with Bench(tmp_path, eight(**values), boottime=90_000.0) as bench:
-        seen = await look(bench.build(gpu_settings.SPEC))
+        seen = await run_check(bench.build(gpu_settings.SPEC))
     assert seen.status(uuid_of(5)) == status
     assert all(seen.is_well(uuid_of(index)) for index in range(8) if index != 5)
 
@@ -46,14 +46,14 @@ async def test_the_configuration_says_how_bad_a_difference_is(
     gpus = eight(power=(100_000, 500_000), persistence=0)
     async with Bench(tmp_path, gpus, boottime=90_000.0) as bench:
         built = gpu_settings.SPEC.build(bench.sources, options(gpu_settings.SPEC, siblings=setting))
-        seen = await look(cast("Check", built))
+        seen = await run_check(cast("Check", built))
     assert seen.status(uuid_of(5))[0] == status
 
 
 async def test_settings_of_all_gpus_are_the_sites_own(tmp_path: Path) -> None:
     gpus = [gpu(index, power=(90_000, 350_000), persistence=0) for index in range(8)]
     async with Bench(tmp_path, gpus, boottime=90_000.0) as bench:
-        seen = await look(bench.build(gpu_settings.SPEC))
+        seen = await run_check(bench.build(gpu_settings.SPEC))
     assert seen.status("") == ("OK", "")
     assert seen.by_component[""].message.endswith(
         "power limit 350 W, persistence mode off, MIG off"

@@ -11,7 +11,7 @@ from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from nodeagent.sources.gpu_sample import Gpu, GpuLimits
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ async def test_a_gpu_is_degraded_near_its_slowdown(
     tmp_path: Path, values: dict[str, int | None], status: tuple[str, str]
 ) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1, **values)]) as bench:
-        seen = await look(bench.build(gpu_thermal.SPEC))
+        seen = await run_check(bench.build(gpu_thermal.SPEC))
     assert seen.status(uuid_of(1)) == status
     assert seen.is_well(uuid_of(0))
 
 
 async def test_the_figures_are_shown(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, temperature=62, memory=71, power=(431_400, 700_000))]) as it:
-        seen = await look(it.build(gpu_thermal.SPEC))
+        seen = await run_check(it.build(gpu_thermal.SPEC))
     assert seen.by_component[uuid_of(0)].message == (
         "62 degrees Celsius, 27 below its slowdown; its memory 71, 24 below its limit; 431 W of 700"
     )
@@ -50,7 +50,7 @@ async def test_a_gpu_without_a_margin_is_asked_for_it_once(tmp_path: Path) -> No
     async with Bench(tmp_path, [gpu(0), gpu(1, margin=30)]) as bench:
         check = bench.build(gpu_thermal.SPEC)
         for _ in range(4):
-            await look(check)
+            await run_check(check)
             bench.later()
         assert bench.gpus.calls("nvmlDeviceGetMarginTemperature") == 1 + 4
         assert bench.gpus.calls("nvmlDeviceGetTemperatureThreshold") == 2 * 2, "every 5 minutes"
@@ -60,13 +60,13 @@ async def test_a_margin_that_could_not_be_read_once_is_read_again(tmp_path: Path
     async with Bench(tmp_path, [gpu(0, temperature=60, margin=2)]) as bench:
         check = bench.build(gpu_thermal.SPEC)
         for code in (999, 10, 3):  # NVML_ERROR_UNKNOWN, TIMEOUT, NOT_SUPPORTED
-            assert (await look(check)).status(uuid_of(0)) == ("DEGRADED", "hot")
+            assert (await run_check(check)).status(uuid_of(0)) == ("DEGRADED", "hot")
             bench.gpus.fail("nvmlDeviceGetMarginTemperature", code=code)
             bench.later()
-            assert (await look(check)).is_well(uuid_of(0))
+            assert (await run_check(check)).is_well(uuid_of(0))
             bench.gpus.heal()
             bench.later()
-        assert (await look(check)).is_well(uuid_of(0)), "a GPU without a margin stays one"
+        assert (await run_check(check)).is_well(uuid_of(0)), "a GPU without a margin stays one"
 
 
 async def test_gpus_that_tell_no_temperature_turn_the_check_off(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_gpus_that_tell_no_temperature_turn_the_check_off(tmp_path: Path) 
 async def test_the_temperature_of_a_gpu_at_work_is_measured_for_the_fleet(tmp_path: Path) -> None:
     working = gpu(1, temperature=71, clocks=0x4, load=99, sm_clock=1755)
     async with Bench(tmp_path, [gpu(0, temperature=35), working]) as bench:
-        await look(bench.build(gpu_thermal.SPEC))
+        await run_check(bench.build(gpu_thermal.SPEC))
         measured = bench.sources.measurements.current(bench.clock.boottime())
     found = {(one.measure, one.component): one.value for one in measured}
     assert found == {("gpu-temperature", uuid_of(1)): 71}

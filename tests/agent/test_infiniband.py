@@ -48,12 +48,12 @@ def device(machine: HostRoots, name: str, pci: str, ports: int = 1) -> list[Path
     for port in found:
         (port / "counters").mkdir(parents=True)
         (port / "hw_counters").mkdir()
-        say(port, state="4: ACTIVE", phys_state="5: LinkUp", link_layer="InfiniBand")
-        say(port, rate="400 Gb/sec (4X NDR)", **dict.fromkeys(COUNTERS, "0"))
+        write_counters(port, state="4: ACTIVE", phys_state="5: LinkUp", link_layer="InfiniBand")
+        write_counters(port, rate="400 Gb/sec (4X NDR)", **dict.fromkeys(COUNTERS, "0"))
     return found
 
 
-def say(port: Path, **files: str) -> None:
+def write_counters(port: Path, **files: str) -> None:
     for name, text in files.items():
         (port / COUNTERS.get(name, "") / name).write_text(f"{text}\n")
 
@@ -138,23 +138,23 @@ async def test_an_adapter_with_a_spare_port_and_a_virtual_function(tmp_path: Pat
     machine = made_up(tmp_path)
     assert isinstance(await built(machine).run_check(), Off)
     first, spare = device(machine, "mlx5_0", "0000:3b:00.0", ports=2)
-    say(spare, state="1: DOWN", phys_state="3: Disabled")
+    write_counters(spare, state="1: DOWN", phys_state="3: Disabled")
     device(machine, "mlx5_9", "0000:3b:01.0")
     (machine.sys / "bus/pci/devices/0000:3b:01.0/physfn").mkdir()
     check = built(machine)
     report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": OK, "mlx5_0/2": OK}
     assert observations(report)["mlx5_0/1"].message == "InfiniBand, 400 Gbit/s"
-    say(first, state="1: DOWN", phys_state="2: Polling")
+    write_counters(first, state="1: DOWN", phys_state="2: Polling")
     assert verdicts(await check.run_check())["mlx5_0/1"] == DOWN
-    say(first, state="4: ACTIVE", phys_state="5: LinkUp", rate="100 Gb/sec (1X NDR)")
+    write_counters(first, state="4: ACTIVE", phys_state="5: LinkUp", rate="100 Gb/sec (1X NDR)")
     assert verdicts(await check.run_check())["mlx5_0/1"] == (Status.DEGRADED, "slow")
 
 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
-    say(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
+    write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
     assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": DOWN}
 
 
@@ -162,16 +162,16 @@ async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path
     clock = Stepped()
     machine = made_up(tmp_path, clock)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
-    say(port, symbol_error="4000", link_downed="3")
+    write_counters(port, symbol_error="4000", link_downed="3")
     check = built(machine)
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}, "nobody knows when those were"
     clock.now += 30
-    say(port, symbol_error="4130")
+    write_counters(port, symbol_error="4130")
     report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": (Status.FAILED, "errors")}
     assert observations(report)["mlx5_0/1"].message == "130 symbol_error within an hour"
     clock.now += 30
-    say(port, symbol_error="0", link_downed="0")  # a person cleared them
+    write_counters(port, symbol_error="0", link_downed="0")  # a person cleared them
     assert verdicts(await check.run_check()) == {"mlx5_0/1": (Status.FAILED, "errors")}
     clock.now += 3600
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
@@ -247,7 +247,7 @@ async def test_a_file_that_is_refused_is_asked_for_once(tmp_path: Path) -> None:
 async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
-    say(port, symbol_error="N/A (no PMA)", rate="what?")
+    write_counters(port, symbol_error="N/A (no PMA)", rate="what?")
     (port / "phys_state").unlink()
     assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": OK}
     (port / "state").unlink()

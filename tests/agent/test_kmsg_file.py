@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.terminal.kmsg_file import decode_file, table
-from nodeagent.terminal.log_file.file_type import HEAD, why_not_text
+from tests.agent.damage import decodes_damaged
 from tests.agent.kernel_log import FIXTURES
 
 
@@ -32,6 +32,16 @@ def test_a_record_that_dmesg_broke_up_is_one_fault(tmp_path: Path) -> None:
     assert decoded(tmp_path, text.replace("              ", "[  81.042000] ")) == [
         (1, "gpu-off-bus", "pci:0000:3b:00")
     ]
+
+
+def test_lines_that_people_have_posted_have_the_codes_that_a_person_gives_them() -> None:
+    told = (FIXTURES / "public-lines.codes").read_text().splitlines()
+    codes = {int(number): code for number, code in (line.split() for line in told)}
+    found = dict.fromkeys(codes, "-")
+    for fault in decode_file(FIXTURES / "public-lines.log"):
+        found[999 + fault["line"]] = fault["code"]
+    assert found == codes
+    assert len(codes) > 140
 
 
 def test_lines_of_other_records_are_not_joined(tmp_path: Path) -> None:
@@ -153,19 +163,8 @@ def test_no_damage_to_a_log_breaks_it(
     tmp_path_factory: pytest.TempPathFactory, fixture: str, data: st.DataObject
 ) -> None:
     """Bytes overwritten, cut out and doubled, anywhere."""
-    raw = bytearray((FIXTURES / fixture).read_bytes())
-    for _ in range(data.draw(st.integers(1, 20))):
-        at = data.draw(st.integers(0, len(raw)))
-        raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
-    log = tmp_path_factory.mktemp("log") / "log"
-    log.write_bytes(raw)
-    if why_not_text(bytes(raw[:HEAD])):  # the damage is the first bytes of a compressed file
-        with pytest.raises(OSError, match="expected text"):
-            decode_file(log)
-        return
-    for entry in decode_file(log):
-        assert entry["code"]
-        assert len(entry["message"]) <= 512
+    raw = (FIXTURES / fixture).read_bytes()
+    decodes_damaged(raw, tmp_path_factory.mktemp("log") / "log", data, most=20)
 
 
 @pytest.mark.parametrize("filler", [b"x", b"\xff", b"\0", b"\\x0a", b" IN= OUT= ", b"0x0 "])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nodeagent.terminal.kmsg_file import decode_file, table
 from nodeagent.terminal.log_file.entries import read_entries
-from nodeagent.terminal.log_file.file_type import HEAD, why_not_text
 from nodeagent.terminal.log_file.prefix import Form, Writer, parse_line
+from tests.agent.damage import decodes_damaged
 
 FORMS = Path(__file__).parents[1] / "fixtures/log_forms"
 KERNEL = ["sxid:24007:fatal", "xid:62", "gpu-off-bus", "disk-io:lost"]
@@ -224,9 +224,10 @@ def test_a_log_that_jq_wrote_on_one_line_is_decoded(tmp_path: Path, more: int) -
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
-        (json.dumps({"log": f"{XID}\n", "stream": "stdout"}) + "\n", [1]),
-        (json.dumps([{"timestamp": "x", "message": XID}, XID]) + "\n", [1, 1]),
-        (json.dumps({"message": XID}, indent=2) + "\n", [1]),
+        (json.dumps({"event": f"{XID}\n", "stream": "stdout"}) + "\n", [1]),
+        (json.dumps([{"timestamp": "x", "text": XID}, XID]) + "\n", [1, 1]),
+        (json.dumps({"text": XID}, indent=2) + "\n", [1]),
+        (json.dumps({"MESSAGE": "x"}) + "\n" + json.dumps({"log": XID}) + "\n", [2]),
         (f'{{"MESSAGE":"x"}}\n[   81.042000] {XID}\n', [2]),
         (f'{{\n"MESSAGE":"x"\n}}\n{XID}\n{XID}\n', [4, 5]),
         (f'{{\n"MESSAGE":"x"\n{XID}\n{{"a":1}}\n', [1]),
@@ -239,6 +240,60 @@ def test_json_of_another_tool_and_text_beside_json_are_reported(
     log = tmp_path / "log"
     log.write_text(text)
     assert (list(decode_file(log)), decode_file(log).foreign) == ([], numbers)
+
+
+STAMPED = f"[   81.042000] {XID}"
+
+
+@pytest.mark.parametrize(
+    ("value", "faults", "foreign"),
+    [
+        ({"log": f"{STAMPED}\n", "stream": "stdout", "time": "2026-04-22T21:23:52Z"}, [1, 2], []),
+        ({"log": f"{XID}\r\n"}, [1, 2], []),
+        ({"line": f"4,1003,81042000,-;{XID}", "timestamp": "1776893032"}, [1, 2], []),
+        ({"message": f"Apr 22 21:23:52 gpu-7 kernel: {XID}", "host": "gpu-7"}, [1, 2], []),
+        ({"message": XID, "_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0"}, [1, 2], []),
+        ({"message": XID, "appname": "kernel", "facility": "kern"}, [1, 2], []),
+        ({"message": f"Apr 22 21:23:52 gpu-7 app[1]: {XID}"}, [], [1, 2]),
+        ({"message": f"12,1003,81042000,-;{XID}"}, [], [1, 2]),
+        ({"message": XID, "_TRANSPORT": "syslog"}, [], [1, 2]),
+        ({"message": XID, "_transport": "kernel", "syslog_facility": "1"}, [], [1, 2]),
+        ({"message": XID, "SYSLOG_IDENTIFIER": "app"}, [], [1, 2]),
+        ({"message": XID, "appname": "app"}, [], [1, 2]),
+        ({"message": f"tmpfs: Unknown parameter 'x\n{XID}'"}, [], []),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_line_that_a_tool_has_put_into_json_is_read_as_a_line_of_text(
+    tmp_path: Path,
+    value: dict[str, str],
+    faults: list[int],
+    foreign: list[int],
+    indent: int | None,
+) -> None:
+    log = tmp_path / "log"
+    text = json.dumps(value, indent=indent) + "\n"
+    log.write_text(text * 2)
+    first, second = 1, 1 + text.count("\n")
+    lines = {1: first, 2: second}
+    found = decode_file(log)
+    assert [fault["line"] for fault in found] == [lines[each] for each in faults]
+    assert found.foreign == [lines[each] for each in foreign]
+
+
+def test_a_record_of_three_lines_in_three_json_values_is_one_fault(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    record = (
+        "[  81.0] NVRM: The NVIDIA GPU 0000:3b:00.0",
+        "[  81.0] NVRM: (PCI ID: 10de:20b5) installed in this system has",
+        "[  81.0] NVRM: fallen off the bus and is not responding to commands.",
+    )
+    values = [json.dumps({"log": f"{line}\n"}) for line in record]
+    log.write_text("\n".join(values) + "\n")
+    assert [(fault["line"], fault["code"]) for fault in decode_file(log)] == [(1, "gpu-off-bus")]
+    beside = json.dumps({"log": "x", "appname": "app"})
+    log.write_text("\n".join([values[0], beside, *values[1:]]) + "\n")
+    assert list(decode_file(log)) == []
 
 
 @pytest.mark.parametrize("indent", ["", "              ", "\t"])
@@ -318,19 +373,8 @@ def test_no_damage_to_a_log_of_any_form_breaks_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Bytes overwritten, cut out and doubled, anywhere: the lengths of an export too."""
-    raw = bytearray((FORMS / f"{data.draw(st.sampled_from(NAMES))}.log").read_bytes())
-    for _ in range(data.draw(st.integers(1, 10))):
-        at = data.draw(st.integers(0, len(raw)))
-        raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
-    log = tmp_path_factory.mktemp("log") / "log"
-    log.write_bytes(raw)
-    if why_not_text(bytes(raw[:HEAD])):  # the damage is the first bytes of a compressed file
-        with pytest.raises(OSError, match="expected text"):
-            decode_file(log)
-        return
-    for fault in decode_file(log):
-        assert fault["code"]
-        assert len(fault["message"]) <= 512
+    raw = (FORMS / f"{data.draw(st.sampled_from(NAMES))}.log").read_bytes()
+    decodes_damaged(raw, tmp_path_factory.mktemp("log") / "log", data, most=10)
 
 
 @given(raw=st.binary(max_size=2000), head=st.sampled_from([b"", b"__CURSOR=s\nMESSAGE\n", b"{\n"]))

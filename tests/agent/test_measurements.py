@@ -1,7 +1,6 @@
 """Measurements that checks take, and the messages that carry them to the aggregator."""
 
 import asyncio
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,18 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.checks import disk_write, gpu_clocks, gpu_nvlink, gpu_pcie, infiniband
-from nodeagent.clock import SystemClock
-from nodeagent.config.settings import UplinkConfig
 from nodeagent.simulate import machine
 from nodeagent.simulate.node import SimulatedNode
 from nodeagent.sources.measurements import FRESH, Measured, Measurements, rounded
-from nodeagent.uplink.dialer import Dialer
 from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import limits
 from tests.agent.machines import made_up, options, sources, this_machine
-from tests.agent.test_infiniband import Stepped, device, say
+from tests.agent.simulated import simulated_node
+from tests.agent.test_infiniband import Stepped, device, write_counters
 from tests.nvml import FakeGpu, gpu, pci_of, uuid_of
-from tests.nvml.look import Bench
+from tests.nvml.gpu_bench import Bench
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
 
@@ -167,11 +164,11 @@ async def test_the_errors_of_a_port_are_counted_together(tmp_path: Path) -> None
     seen = sources(machine)
     check = infiniband.build(seen, options(infiniband.SPEC))
     await check.run_check()
-    say(port, symbol_error="30", port_rcv_errors="12")
+    write_counters(port, symbol_error="30", port_rcv_errors="12")
     clock.now += 30
     await check.run_check()
     assert held(seen.measurements, "ib-errors", clock.now) == {"mlx5_0/1": 42}
-    say(port, state="1: DOWN", phys_state="2: Polling")
+    write_counters(port, state="1: DOWN", phys_state="2: Polling")
     clock.now += 30
     await check.run_check()
     assert not held(seen.measurements, "ib-errors", clock.now)
@@ -200,28 +197,13 @@ class MeasuringNode(SimulatedNode):
         return self.measured
 
 
-def measuring_node(address: str) -> MeasuringNode:
-    draw = random.Random(7).random
-    return MeasuringNode(
-        "node-a",
-        gpus=1,
-        seed=7,
-        address=address,
-        dialer=Dialer(UplinkConfig(address=address)),
-        clock=SystemClock(),
-        draw=draw,
-        jitter=draw,
-        on_change=lambda: None,
-    )
-
-
 async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
     aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
     assert aggregator.welcome is not None
     aggregator.welcome.heartbeat_interval_ms = 1000
-    node = measuring_node(aggregator.address)
+    node = simulated_node(aggregator.address, MeasuringNode)
     node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1980)]
     node.start()
     await until(lambda: bool(aggregator.streams and aggregator.latest.measured), within=30)
@@ -263,7 +245,7 @@ async def test_a_node_that_measures_nothing_sends_nothing(
     monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
     assert aggregator.welcome is not None
     aggregator.welcome.heartbeat_interval_ms = 1000
-    node = measuring_node(aggregator.address)
+    node = simulated_node(aggregator.address, MeasuringNode)
     node.start()
     await until(lambda: bool(aggregator.streams and len(aggregator.latest.digests) > 1), within=30)
     assert not aggregator.latest.measured

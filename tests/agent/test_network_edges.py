@@ -21,7 +21,7 @@ from nodeagent.sources.net_tables import NetTable
 from nodeagent.sources.network import DefaultRoute, Link, Traffic
 from nodeagent.sources.tcp_probe import Connection
 from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
-from tests.agent.test_infiniband import device, say
+from tests.agent.test_infiniband import device, write_counters
 from tests.agent.test_nic_health import port
 
 OK = (Status.OK, "")
@@ -392,21 +392,21 @@ async def test_an_adapter_that_was_gone_is_a_new_one_when_it_is_back(tmp_path: P
     [port_folder] = device(machine, "mlx5_0", "0000:3b:00.0")
     check = infiniband.build(sources(machine), options(infiniband.SPEC))
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
-    say(port_folder, symbol_error="500")
+    write_counters(port_folder, symbol_error="500")
     assert verdicts(await check.run_check()) == {"mlx5_0/1": (FAILED, "errors")}
     folder = machine.sys / "class/infiniband/mlx5_0"
     folder.rename(tmp_path / "away")
     report = await check.run_check()  # its driver was unloaded; the adapter is on the bus
     assert (verdicts(report), gone(report)) == ({}, ["mlx5_0/1"])
     (tmp_path / "away").rename(folder)
-    say(port_folder, symbol_error="5000", rate="100 Gb/sec (1X NDR)")
+    write_counters(port_folder, symbol_error="5000", rate="100 Gb/sec (1X NDR)")
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}, (
         "neither errors nor rate of before"
     )
     folder.rename(tmp_path / "away")
     await check.run_check()
     (tmp_path / "away").rename(folder)
-    say(port_folder, state="1: DOWN", phys_state="2: Polling")
+    write_counters(port_folder, state="1: DOWN", phys_state="2: Polling")
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}, "not in use since it is back"
 
 

@@ -63,7 +63,7 @@ class Wire:
         )
         self._lookers.append(process)
 
-        def look() -> dict[str, Verdict]:
+        def run_check() -> dict[str, Verdict]:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write("look\n")
@@ -71,7 +71,7 @@ class Wire:
             found: dict[str, Verdict] = json.loads(process.stdout.readline())
             return found
 
-        return look
+        return run_check
 
     def serve(self, port: int) -> None:
         """A TCP service beyond the gateway's port."""
@@ -122,33 +122,33 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_pulled_cable_is_a_link_that_is_down(wire: Wire) -> None:
-    look = wire.looker("nic-link", interfaces=["nic"])
-    assert look()["nic"][0] == "OK"
+    run_check = wire.looker("nic-link", interfaces=["nic"])
+    assert run_check()["nic"][0] == "OK"
     wire.in_gateway("ip", "link", "set", "port", "down")
     # The kernel notes a change of carrier within a second.
-    until(lambda: look()["nic"][:2] == ["FAILED", "link-down"])
+    until(lambda: run_check()["nic"][:2] == ["FAILED", "link-down"])
     wire.in_gateway("ip", "link", "set", "port", "up")
-    until(lambda: look()["nic"][0] == "OK")
+    until(lambda: run_check()["nic"][0] == "OK")
     wire.in_node("ip", "link", "set", "nic", "down")
-    assert look()["nic"][:2] == ["FAILED", "disabled"]
+    assert run_check()["nic"][:2] == ["FAILED", "disabled"]
     wire.in_node("ip", "link", "delete", "nic")
-    assert look()["nic"][:2] == ["FAILED", "missing"]
+    assert run_check()["nic"][:2] == ["FAILED", "missing"]
 
 
 def test_a_cable_that_is_pulled_again_and_again_is_flapping(wire: Wire) -> None:
-    look = wire.looker("nic-link", interfaces=["nic"])
-    assert look()["nic"][0] == "OK"
+    run_check = wire.looker("nic-link", interfaces=["nic"])
+    assert run_check()["nic"][0] == "OK"
     for _ in range(3):
         wire.in_gateway("ip", "link", "set", "port", "down")
-        until(lambda: look()["nic"][1] == "link-down")
+        until(lambda: run_check()["nic"][1] == "link-down")
         wire.in_gateway("ip", "link", "set", "port", "up")
-        until(lambda: look()["nic"][1] != "link-down")
-    until(lambda: look()["nic"][:2] == ["DEGRADED", "flapping"])
+        until(lambda: run_check()["nic"][1] != "link-down")
+    until(lambda: run_check()["nic"][:2] == ["DEGRADED", "flapping"])
 
 
 def test_a_port_that_drops_what_it_sends(wire: Wire) -> None:
-    look = wire.looker("nic-health", interfaces=["nic"])
-    assert look()["nic"] == ["OK", "", "10 Gbit/s"]  # the speed that veth reports
+    run_check = wire.looker("nic-health", interfaces=["nic"])
+    assert run_check()["nic"] == ["OK", "", "10 Gbit/s"]  # the speed that veth reports
     # Frames that are too long for the other end are lost in the veth pair, and counted.
     wire.in_gateway("ip", "link", "set", "port", "mtu", "600")
     script = (
@@ -157,30 +157,30 @@ def test_a_port_that_drops_what_it_sends(wire: Wire) -> None:
         "for _ in range(300):\n    sock.sendto(bytes(1000), ('10.77.0.1', 9))\n"
     )
     wire.in_node(sys.executable, "-c", script)
-    until(lambda: look()["nic"][:2] == ["DEGRADED", "drops"])
+    until(lambda: run_check()["nic"][:2] == ["DEGRADED", "drops"])
 
 
 def test_a_pulled_cable_cuts_off_the_gateway(wire: Wire) -> None:
-    look = wire.looker("reach")
-    assert look()["gateway"][0] == "OK"
+    run_check = wire.looker("reach")
+    assert run_check()["gateway"][0] == "OK"
     wire.in_gateway("ip", "link", "set", "port", "down")
     # The kernel updates its neighbour table on a lost carrier a moment later.
-    until(lambda: look()["gateway"][:2] == ["FAILED", "unreachable"])
+    until(lambda: run_check()["gateway"][:2] == ["FAILED", "unreachable"])
     wire.in_gateway("ip", "link", "set", "port", "up")
-    until(lambda: look()["gateway"][0] == "OK")
+    until(lambda: run_check()["gateway"][0] == "OK")
 
 
 def test_a_gateway_that_stops_answering_is_unreachable_until_it_answers(wire: Wire) -> None:
-    look = wire.looker("reach")
-    assert look()["gateway"][0] == "OK"
+    run_check = wire.looker("reach")
+    assert run_check()["gateway"][0] == "OK"
     wire.in_gateway("ip", "address", "delete", "10.77.0.1/24", "dev", "port")
     # The kernel's neighbour entry is removed, as the kernel itself does within half a minute.
     wire.in_node("ip", "neighbour", "flush", "all")
-    status, reason, message = look()["gateway"]
+    status, reason, message = run_check()["gateway"]
     assert (status, reason) == ("FAILED", "unreachable")
     assert "neighbour state failed" in message
     wire.in_gateway("ip", "address", "add", "10.77.0.1/24", "dev", "port")
-    assert look()["gateway"][0] == "OK"
+    assert run_check()["gateway"][0] == "OK"
 
 
 def test_a_gateway_that_answers_costs_one_echo(wire: Wire) -> None:
@@ -195,29 +195,29 @@ def test_a_gateway_that_drops_echoes_is_reachable(wire: Wire) -> None:
 
 
 def test_a_peer_that_stops_answering_is_unreachable(wire: Wire) -> None:
-    look = wire.looker("peers", peers=["10.77.0.1", "fd77::1", "10.77.0.99"])
-    found = look()
+    run_check = wire.looker("peers", peers=["10.77.0.1", "fd77::1", "10.77.0.99"])
+    found = run_check()
     assert [found[name][0] for name in ("10.77.0.1", "fd77::1")] == ["OK", "OK"]
     assert found["10.77.0.99"][:2] == ["UNKNOWN", "never-answered"]
     wire.in_gateway("ip", "link", "set", "port", "down")
     for name in ("10.77.0.1", "fd77::1"):
-        until(lambda name=name: look()[name][:2] == ["FAILED", "unreachable"])  # type: ignore[misc]
+        until(lambda name=name: run_check()[name][:2] == ["FAILED", "unreachable"])  # type: ignore[misc]
     wire.in_gateway("ip", "link", "set", "port", "up")
-    until(lambda: look()["10.77.0.1"][0] == "OK")
+    until(lambda: run_check()["10.77.0.1"][0] == "OK")
 
 
 def test_a_gateway_that_drops_echoes_and_goes_is_noticed_a_few_looks_later(wire: Wire) -> None:
     wire.in_gateway("sh", "-c", "echo 1 > /proc/sys/net/ipv4/icmp_echo_ignore_all")
-    look = wire.looker("reach")
-    assert look()["gateway"][2].endswith("answers on the link, and no echo")
+    run_check = wire.looker("reach")
+    assert run_check()["gateway"][2].endswith("answers on the link, and no echo")
     wire.in_gateway("ip", "address", "delete", "10.77.0.1/24", "dev", "port")
     wire.in_node("ip", "neighbour", "flush", "all")
     for _ in range(3):  # the kernel is not asked each time
-        assert look()["gateway"][2].endswith("drops echoes, and answered on the link lately")
-    assert look()["gateway"][:2] == ["FAILED", "unreachable"]
-    assert look()["gateway"][:2] == ["FAILED", "unreachable"]  # asked each time from now on
+        assert run_check()["gateway"][2].endswith("drops echoes, and answered on the link lately")
+    assert run_check()["gateway"][:2] == ["FAILED", "unreachable"]
+    assert run_check()["gateway"][:2] == ["FAILED", "unreachable"]  # asked each time from now on
     wire.in_gateway("ip", "address", "add", "10.77.0.1/24", "dev", "port")
-    assert look()["gateway"][0] == "OK"
+    assert run_check()["gateway"][0] == "OK"
 
 
 def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
@@ -232,9 +232,9 @@ def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
 def test_a_single_run_does_not_wait_for_a_silent_ipv6_gateway(wire: Wire) -> None:
     """Before, the kernel's three attempts to find it on the link were awaited: four seconds."""
     wire.in_node("ip", "-6", "route", "add", "default", "via", "fd77::99", "dev", "nic")
-    look = wire.looker("reach", single_run=True)
+    run_check = wire.looker("reach", single_run=True)
     begun = time.monotonic()
-    assert set(look()) == {"gateway"}
+    assert set(run_check()) == {"gateway"}
     first = time.monotonic() - begun
     patient = wire.looker("reach")
     begun = time.monotonic()
@@ -248,12 +248,12 @@ def test_a_gateway_that_never_answered_is_unknown(wire: Wire) -> None:
 
 
 def test_a_lost_default_route_is_a_failure(wire: Wire) -> None:
-    look = wire.looker("reach")
-    assert look()["gateway"][0] == "OK"
+    run_check = wire.looker("reach")
+    assert run_check()["gateway"][0] == "OK"
     wire.in_node("ip", "route", "delete", "default")
-    assert look()["gateway"][:2] == ["FAILED", "no-route"]
+    assert run_check()["gateway"][:2] == ["FAILED", "no-route"]
     wire.in_node("ip", "route", "add", "default", "via", "10.77.0.1")
-    assert look()["gateway"][0] == "OK"
+    assert run_check()["gateway"][0] == "OK"
 
 
 def test_targets_beyond_the_wire(wire: Wire) -> None:

@@ -14,7 +14,7 @@ from nodeagent.sources.gpu_sample import EccCounts, RemappedRows, TroubleKind
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.process_state import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
-from tests.nvml.look import Bench
+from tests.nvml.gpu_bench import Bench
 from tests.support.waiting import until
 
 

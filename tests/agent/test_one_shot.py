@@ -45,7 +45,7 @@ def broken(name: str, interval: float) -> CheckSpec:
     return CheckSpec(name, "s", "s", "c", "b", interval, interval, Broken)
 
 
-async def look(file: Path, *, within: float = 10) -> Findings:
+async def check_once(file: Path, *, within: float = 10) -> Findings:
     config = load(file, {"NODE_NAME": "n1"})
     return await look_once(config, SystemClock(), within=within)
 
@@ -62,7 +62,7 @@ async def test_what_hangs_is_told_within_the_time_however_long_its_own_deadline(
     hangs = CheckSpec("hangs", "s", "s", "c", "b", 3600.0, 3600.0, Hanging)
     monkeypatch.setattr(registry, "SPECS", (hangs, *registry.SPECS))
     async with asyncio.timeout(60):
-        found = await look(configured(tmp_path), within=1)
+        found = await check_once(configured(tmp_path), within=1)
     [late] = [result for result in found.results if result.check == "hangs"]
     assert (late.status, late.reason) == (Status.UNKNOWN, "hung")
 
@@ -73,7 +73,7 @@ async def test_a_defect_in_one_check_costs_no_other_its_word(tmp_path: Path) -> 
     pci_device(tmp_path / "sys", f"{GPU}.0", "0x030200")
     text = f"NVRM: Xid (PCI:{GPU}): 79, pid=1, name=x, and so on"
     (tmp_path / "kmsg.log").write_bytes(raw(7, text))
-    found = await look(file)
+    found = await check_once(file)
     by_check = {result.check: result for result in found.results}
     assert by_check["bad-probe"].reason == "check-error"
     assert by_check["bad-probe"].message == "ZeroDivisionError: by nought"

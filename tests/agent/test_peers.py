@@ -88,7 +88,7 @@ async def test_an_agent_probes_whom_the_aggregator_names(
         )
         assert aggregator.latest.components["peers", address].status == pb.STATUS_OK
         # A later Welcome only names others.
-        aggregator.latest.say(welcome=pb.Welcome(aggregator="fake", peers=[]))
+        aggregator.latest.send(welcome=pb.Welcome(aggregator="fake", peers=[]))
         await until(
             lambda: ("peers", address) not in aggregator.latest.components,
             within=20,

@@ -58,7 +58,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, nvml: FakeGpus) -> Iterator[A
         agent.close()
 
 
-def told(node: AgentProcess) -> dict[str, Any]:
+def results_of(node: AgentProcess) -> dict[str, Any]:
     status, body = node._ask("/v1/results", "GET", "")
     assert status == 200
     answer: dict[str, Any] = json.loads(body)
@@ -68,20 +68,22 @@ def told(node: AgentProcess) -> dict[str, Any]:
 def fault(node: AgentProcess, code: str, component: str = f"pci:{GPU}") -> dict[str, Any]:
     """The latched fault, once it is there."""
 
-    def look() -> dict[str, Any] | None:
-        for each in told(node)["faults"]:
+    def find_fault() -> dict[str, Any] | None:
+        for each in results_of(node)["faults"]:
             if (each["code"], each["component"]) == (code, component):
                 return dict(each)
         return None
 
-    found: dict[str, Any] = wait_until(look, what=lambda: told(node)["faults"], timeout_s=30.0)
+    found: dict[str, Any] = wait_until(
+        find_fault, what=lambda: results_of(node)["faults"], timeout_s=30.0
+    )
     return found
 
 
 def inventory(node: AgentProcess) -> dict[str, tuple[str, str, str]]:
     return {
         each["component"]: (each["status"], each["reason"], each["message"])
-        for each in told(node)["results"]
+        for each in results_of(node)["results"]
         if each["check"] == "gpu-inventory"
     }
 
@@ -173,7 +175,7 @@ def test_a_driver_loaded_anew_ends_what_a_reset_ends_and_nothing_else(
     node.line("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06  Thu Jul 17 16:25:03 2026")
 
     def of_b() -> set[str]:
-        return {each["code"] for each in told(node)["faults"] if each["component"] == "GPU-b"}
+        return {each["code"] for each in results_of(node)["faults"] if each["component"] == "GPU-b"}
 
     wait_until(lambda: "xid:119" not in of_b(), what=of_b, timeout_s=30.0)
     assert "xid:54" in of_b(), "that one wants a person"
@@ -188,7 +190,7 @@ def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
     try:
         node.start()
         wait_until((node.run_dir / "agent.sock").exists, what=node.log, timeout_s=30.0)
-        wait_until(lambda: told(node)["results"], what=node.log, timeout_s=30.0)
+        wait_until(lambda: results_of(node)["results"], what=node.log, timeout_s=30.0)
         assert node.process is not None
         spent = cost(node.process.pid).cpu_s
         for code in range(20_000):
@@ -198,7 +200,7 @@ def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
         fault(node, "xid:79", f"pci:{OTHER_GPU}")
         assert time.monotonic() - began < 10.0
         assert cost(node.process.pid).cpu_s - spent < 15.0
-        answer = told(node)
+        answer = results_of(node)
         assert len(answer["faults"]) <= 1024
         assert any("evidence lost" in note for note in answer["notes"])
     finally:

@@ -16,7 +16,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import Done, agent
 from tests.agent.kernel_log import raw
 from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.gpu_bench import Bench, run_check
 
 TWO = [gpu(0), gpu(1)]
 
@@ -29,11 +29,11 @@ async def test_a_gpu_that_is_gone_after_quiesce_is_marked_for_a_grace_and_then_a
 ) -> None:
     async with Bench(tmp_path, TWO, expected=2) as bench:
         check = bench.build(gpu_inventory.SPEC)
-        await look(check)
+        await run_check(check)
         await bench.nvml.quiesce(600)
         bench.gpus.write([gpu(0)])
         bench.later(610)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status(uuid_of(1)) == ("UNKNOWN", "after-quiesce")
         assert seen.status("") == ("UNKNOWN", "after-quiesce")
         assert seen.status(uuid_of(0)) == ("OK", "")
@@ -41,7 +41,7 @@ async def test_a_gpu_that_is_gone_after_quiesce_is_marked_for_a_grace_and_then_a
         assert message.startswith("missing: the GPU at")
         assert "the agent stood aside until 10 s ago" in message
         bench.later(300)
-        seen = await look(check)
+        seen = await run_check(check)
         assert seen.status(uuid_of(1)) == ("FAILED", "missing")
         assert seen.status("") == ("FAILED", "missing")
 
@@ -49,15 +49,15 @@ async def test_a_gpu_that_is_gone_after_quiesce_is_marked_for_a_grace_and_then_a
 async def test_a_quiesce_that_is_ended_early_starts_the_grace_then(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO) as bench:
         check = bench.build(gpu_inventory.SPEC)
-        await look(check)
+        await run_check(check)
         await bench.nvml.quiesce(86400)
         bench.later(100)
         bench.nvml.resume()
         bench.gpus.write([gpu(0)])
         bench.later(200)
-        assert (await look(check)).status(uuid_of(1)) == ("UNKNOWN", "after-quiesce")
+        assert (await run_check(check)).status(uuid_of(1)) == ("UNKNOWN", "after-quiesce")
         bench.later(101)
-        assert (await look(check)).status(uuid_of(1)) == ("FAILED", "missing")
+        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "missing")
 
 
 async def test_a_driver_that_is_replaced_in_a_quiesce_is_starting_for_as_long_as_after_a_boot(
@@ -65,27 +65,27 @@ async def test_a_driver_that_is_replaced_in_a_quiesce_is_starting_for_as_long_as
 ) -> None:
     async with Bench(tmp_path, TWO) as bench:
         check = bench.build(gpu_inventory.SPEC)
-        await look(check)
+        await run_check(check)
         await bench.nvml.quiesce(60)
-        await look(check)
+        await run_check(check)
         bench.gpus.fail("nvmlInitWithFlags", code=9)
         (bench.gpus.sys / "module/nvidia").rmdir()
         bench.later(900)
-        seen = await look(check)
+        seen = await run_check(check)
         assert {seen.status(name) for name in seen.by_component} == {("UNKNOWN", "starting")}
         bench.later(1200)
-        assert (await look(check)).status("") == ("FAILED", "driver-not-loaded")
+        assert (await run_check(check)).status("") == ("FAILED", "driver-not-loaded")
 
 
 async def test_without_a_quiesce_nothing_is_marked(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO) as bench:
         assert bench.nvml.back_for == float("inf")
         check = bench.build(gpu_inventory.SPEC)
-        await look(check)
+        await run_check(check)
         bench.nvml.resume()
         bench.gpus.write([gpu(0)])
         bench.later()
-        assert (await look(check)).status(uuid_of(1)) == ("FAILED", "missing")
+        assert (await run_check(check)).status(uuid_of(1)) == ("FAILED", "missing")
 
 
 # -- the commands, on a real agent whose GPUs are those of tests/nvml ------------------------------

@@ -34,7 +34,7 @@ def home(aggregator: FakeAggregator) -> None:
 def sends_to(aggregator: FakeAggregator, address: str) -> None:
     """The aggregator redirects every agent, as a replica does that does not own the node."""
     aggregator.welcome = None
-    aggregator.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=address))
+    aggregator.on_hello = lambda stream: stream.send(redirect=pb.Redirect(address=address))
 
 
 async def uplink_of(agent: AgentProcess) -> dict[str, Any]:
@@ -174,7 +174,7 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
         lost = replicas.address("lost")
         sends_to(replicas.aggregators["aggregator-0"], lost)
         sends_to(replicas.aggregators["aggregator-2"], lost)
-        replicas.aggregators["aggregator-2"].latest.say(redirect=pb.Redirect(address=lost))
+        replicas.aggregators["aggregator-2"].latest.send(redirect=pb.Redirect(address=lost))
         await until(lambda: "Hostname Verification" in agent.log(), what=agent.log)
         assert fraud.streams == []
         replicas.owned_by("aggregator-0")
@@ -236,7 +236,7 @@ async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forg
     await until(
         lambda: aggregator.streams and "snapshot" in aggregator.latest.kinds(), what="its stream"
     )
-    aggregator.latest.say(redirect=pb.Redirect(address=other.address))
+    aggregator.latest.send(redirect=pb.Redirect(address=other.address))
     found = await streaming_at(agent, other.address)
     assert found["sent_by"] == aggregator.address
     agent.xid(79)
@@ -254,7 +254,7 @@ async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_h
     def promise(address: str) -> int:
         """Promises an answer time that it doesn't keep; returns how many heartbeats have come."""
         welcome = pb.Welcome(aggregator="other", answer_within_ms=1000, address=address)
-        other.latest.say(welcome=welcome)
+        other.latest.send(welcome=welcome)
         return len(other.latest.digests)
 
     beats = promise(other.address)

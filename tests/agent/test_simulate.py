@@ -41,11 +41,11 @@ def start(aggregator: FakeAggregator, tmp_path: Path) -> Iterator[Start]:
 async def all_here(aggregator: FakeAggregator, count: int) -> dict[str, Attended]:
     """The live stream of each node, once all have sent all their evidence."""
 
-    def told() -> bool:
+    def all_reported() -> bool:
         here = [stream for stream in aggregator.streams if not stream.ended and stream.components]
         return len({stream.hello.node for stream in here}) == count
 
-    await until(told, within=30, what=f"{count} nodes with a snapshot")
+    await until(all_reported, within=30, what=f"{count} nodes with a snapshot")
     return {stream.hello.node: stream for stream in aggregator.streams if not stream.ended}
 
 

@@ -1,5 +1,6 @@
 """SXids: the driver's own word, and the lines that repeat its number."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,48 @@ def test_the_drivers_word_is_part_of_the_code(faults: dict[int, FaultSighting]) 
         1006: ("sxid:12020:non-fatal", "EXPIRY"),
         1007: ("sxid:10003:fatal", "REBOOT"),
         1008: ("sxid:19999:unstated", "EXPIRY"),
+        1011: ("sxid:20034:fatal", "REBOOT"),
+        1013: ("sxid:22013:non-fatal", "EXPIRY"),
+        1014: ("sxid:19999:fatal", "REBOOT"),
+        1015: ("sxid:24007:fatal", "REBOOT"),
+        1016: ("sxid:12020:non-fatal", "EXPIRY"),
     }
 
 
 def test_the_repeated_severity_and_data_lines_are_no_sxids(
     faults: dict[int, FaultSighting],
 ) -> None:
-    assert not {1001, 1002, 1004} & faults.keys()
+    assert not {1001, 1002, 1004, 1012} & faults.keys()
+
+
+def test_a_severity_whose_sxid_had_no_word_or_was_lost_is_one(
+    faults: dict[int, FaultSighting],
+) -> None:
+    """Of 1011 the line before is lost, and 1015 is of another switch than 1003."""
+    assert faults[1011].message.startswith("SXid 20034 (fatal) on NVSwitch 0000:c1:00: Severity 1 ")
+    assert faults[1014].code == "sxid:19999:fatal"
+    assert "always fatal" in faults[1016].details["disagrees"]
+    assert 1018 not in faults, "the driver has no severity 2"
+
+
+@pytest.mark.parametrize(("seconds", "codes"), [(5.0, 1), (5.1, 2)])
+def test_a_severity_repeats_only_the_sxid_just_before_it(
+    check: SxidCheck, seconds: float, codes: int
+) -> None:
+    worded = record(b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM")
+    stated = record(
+        b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, "
+        b"Severity 1 Engine instance 30 Sub-engine instance 00"
+    )
+    found = [check.read(replace(worded, at=10.0)), check.read(replace(stated, at=10.0 + seconds))]
+    assert sum(map(len, found)) == codes
+
+
+def test_sxids_of_endless_numbers_are_not_all_remembered(check: SxidCheck) -> None:
+    for number in range(10_000, 11_000):
+        text = f"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {number}, Fatal, Link 30 LTSSM"
+        check.read(record(text.encode()))
+    assert len(check._worded) <= 64
 
 
 def test_a_switch_concerns_the_node_and_is_a_detail(faults: dict[int, FaultSighting]) -> None:
@@ -56,7 +92,8 @@ def test_a_switch_of_another_machine_is_ignored_and_counted(
     check: SxidCheck, faults: dict[int, FaultSighting]
 ) -> None:
     assert 1009 not in faults
-    assert check.foreign == 1
+    assert 1017 not in faults
+    assert check.foreign == 2
 
 
 def test_no_forged_line_is_believed(check: SxidCheck) -> None:

@@ -193,7 +193,7 @@ def used() -> Latch:
     return held
 
 
-def told(latch: Latch) -> tuple[object, ...]:
+def content_of(latch: Latch) -> tuple[object, ...]:
     return (
         [asdict(entry) for entry in latch.components.values()],
         [asdict(entry) for entry in latch.faults.values()],
@@ -205,7 +205,7 @@ def told(latch: Latch) -> tuple[object, ...]:
 def test_a_state_of_this_boot_is_restored_in_every_part() -> None:
     before = State(used(), 77, {"0000:1b:00": "GPU-1"}, 55.5)
     after = restore(dump(before, 300.0), boot_id="boot-a", new_epoch=None)
-    assert told(after.latch) == told(before.latch)
+    assert content_of(after.latch) == content_of(before.latch)
     assert (after.kernel_seq, after.gpus, after.quiesced_until) == (77, before.gpus, 55.5)
     behind = restore(dump(before, 300.0), boot_id="boot-a", new_epoch=lambda: "new")
     assert behind.latch.epoch == "new"

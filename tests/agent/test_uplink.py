@@ -60,7 +60,7 @@ async def test_the_digest_agrees_with_whoever_folds_the_stream(
     seen = len(stream.digests)
     await until(lambda: len(stream.digests) >= seen + 2)
     assert all(told == own for told, own in stream.digests)
-    stream.say(clear_faults=pb.ClearFaults(command_id="c", component=GPU))
+    stream.send(clear_faults=pb.ClearFaults(command_id="c", component=GPU))
     seen = len(stream.digests)
     await until(lambda: len(stream.digests) >= seen + 2)
     assert stream.faults == {}
@@ -153,7 +153,7 @@ async def test_an_ack_frees_what_it_may_and_without_one_it_is_told_again(
     first.end()
     second = await attended(aggregator, 2)
     assert [lost.records for lost in second.lost] == [5]
-    second.say(ack=pb.Ack(seq=second.messages[1][1].snapshot.seq))
+    second.send(ack=pb.Ack(seq=second.messages[1][1].snapshot.seq))
     await until(lambda: not agent.state()["losses"])
     assert agent.state()["faults"], "an ack frees the delivery copy, never the latch"
     second.end()
@@ -170,7 +170,7 @@ async def test_a_resync_brings_a_snapshot_within_the_stream(
     agent.xid(79)
     await until(lambda: XID_79 in stream.faults)
     stream.faults.clear()
-    stream.say(resync=pb.Resync(reason="the digests differ"))
+    stream.send(resync=pb.Resync(reason="the digests differ"))
     await until(lambda: XID_79 in stream.faults)
     assert stream.kinds().count("snapshot") == 2
     assert len(aggregator.streams) == 1
@@ -203,7 +203,7 @@ async def test_a_redirect_is_followed_and_given_up_when_nobody_is_there(
 ) -> None:
     owner = await FakeAggregator().start()
     away = owner.address
-    aggregator.on_hello = lambda stream: stream.say(
+    aggregator.on_hello = lambda stream: stream.send(
         redirect=pb.Redirect(address=away, reason="owner")
     )
     agent = make(aggregator=aggregator.address).start()
@@ -224,10 +224,10 @@ async def test_a_circle_of_redirects_is_no_storm_and_is_told_with_its_way(
     other = await FakeAggregator().start()
 
     def to_other(stream: Attended) -> None:
-        stream.say(redirect=pb.Redirect(address=other.address))
+        stream.send(redirect=pb.Redirect(address=other.address))
 
     def to_first(stream: Attended) -> None:
-        stream.say(redirect=pb.Redirect(address=aggregator.address))
+        stream.send(redirect=pb.Redirect(address=aggregator.address))
 
     aggregator.on_hello, other.on_hello = to_other, to_first
     agent = await make(aggregator=aggregator.address).start().up()
@@ -251,7 +251,7 @@ async def test_a_redirect_into_plaintext_elsewhere_is_refused(
     aggregator: FakeAggregator, make: Make
 ) -> None:
     away = pb.Redirect(address="10.9.8.7:9")
-    aggregator.on_hello = lambda stream: stream.say(redirect=away)
+    aggregator.on_hello = lambda stream: stream.send(redirect=away)
     agent = make(aggregator=aggregator.address).start()
     await until(lambda: "10.9.8.7:9 would be spoken to in plaintext" in agent.log(), within=20)
     aggregator.on_hello = lambda _: None
@@ -284,7 +284,7 @@ async def test_cleared_faults_are_told_and_stay_cleared_after_kill_9(
     agent.xid(79)
     agent.xid(48)
     await until(lambda: len(stream.faults) == 2)
-    stream.say(clear_faults=pb.ClearFaults(command_id="c1", code="xid:79", reason="replaced"))
+    stream.send(clear_faults=pb.ClearFaults(command_id="c1", code="xid:79", reason="replaced"))
     await until(lambda: stream.results and stream.cleared)
     assert stream.results[0] == pb.CommandResult(command_id="c1", ok=True, message="cleared 1")
     assert stream.cleared[0] == pb.Cleared(code="xid:79", component=GPU, how="operator")
@@ -317,10 +317,10 @@ async def test_commands_that_make_no_sense_are_refused(
 ) -> None:
     make(aggregator=aggregator.address).start()
     stream = await attended(aggregator)
-    stream.say(clear_faults=pb.ClearFaults(command_id="1"))
-    stream.say(run_checks=pb.RunChecks(command_id="2", checks=["no-such"]))
-    stream.say(quiesce=pb.Quiesce(command_id="3", for_ms=10**12))
-    stream.say(run_checks=pb.RunChecks(command_id="4", checks=["gpu-ecc"]))
+    stream.send(clear_faults=pb.ClearFaults(command_id="1"))
+    stream.send(run_checks=pb.RunChecks(command_id="2", checks=["no-such"]))
+    stream.send(quiesce=pb.Quiesce(command_id="3", for_ms=10**12))
+    stream.send(run_checks=pb.RunChecks(command_id="4", checks=["gpu-ecc"]))
     await until(lambda: len(stream.results) == 4, within=20)
     answers = {result.command_id: result for result in stream.results}
     assert [answers[name].ok for name in "1234"] == [False, False, False, True]
@@ -330,10 +330,10 @@ async def test_commands_that_make_no_sense_are_refused(
 async def test_quiesce_is_told_in_the_next_snapshot(aggregator: FakeAggregator, make: Make) -> None:
     make(aggregator=aggregator.address).start()
     stream = await attended(aggregator)
-    stream.say(quiesce=pb.Quiesce(command_id="q", for_ms=60_000))
+    stream.send(quiesce=pb.Quiesce(command_id="q", for_ms=60_000))
     await until(lambda: stream.results)
     assert stream.results[0].ok
-    stream.say(resync=pb.Resync())
+    stream.send(resync=pb.Resync())
     await until(lambda: stream.kinds().count("snapshot") == 2)
     told = [m.snapshot for _, m in stream.messages if m.HasField("snapshot")][-1]
     assert 50_000 < told.quiesced_for_ms <= 60_000

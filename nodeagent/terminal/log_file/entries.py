@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import IO
+from typing import IO, Any
 
 from nodeagent.terminal.log_file import journal_fields
 from nodeagent.terminal.log_file.entry import Entry
 from nodeagent.terminal.log_file.lines import numbered_lines, plain
 from nodeagent.terminal.log_file.text_form import text_entries
+from nodeagent.terminal.log_file.wrapped import is_wrapped, unwrapped
 
 #: journalctl's own lines: "-- Journal begins at ...", "-- Boot 3f2a... --", "-- No entries --".
 _REMARK = b"-- "
@@ -26,11 +27,19 @@ def read_entries(file: IO[bytes]) -> Iterator[Entry]:
         return
     every = chain([head], lines)
     if journal_fields.is_json(head[1]):
-        yield from journal_fields.json_entries(every)
+        yield from _json_entries(journal_fields.json_values(every))
     elif journal_fields.is_verbose(head[1]):
         yield from journal_fields.verbose_entries(every)
     else:
         yield from text_entries(every)
+
+
+def _json_entries(values: Iterator[tuple[int, Any]]) -> Iterator[Entry]:
+    first = next(values, None)
+    every = chain([] if first is None else [first], values)
+    if first is not None and is_wrapped(first[1]):
+        return text_entries(unwrapped(every))
+    return journal_fields.json_entries(every)
 
 
 def _is_remark(item: tuple[int, bytes]) -> bool:

@@ -92,27 +92,36 @@ def verbose_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
         yield _journal_entry(begun, fields)
 
 
-def json_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+def json_values(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]:
     """One object a line, or objects over several lines, or one object with dmesg's whole log.
 
-    Whatever is neither dmesg's nor the journal's is an entry of its text: a mention of the driver
-    in it is reported as not decoded.
+    A text that is no JSON is given as its bytes.
     """
     for number, text in _json_texts(lines):
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            yield Entry(number, text)
+            yield number, text
             continue
         if isinstance(value, dict) and isinstance(value.get("dmesg"), list):
             value = value["dmesg"]
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, dict) and "msg" in each:
-                yield _dmesg_entry(number, each)
-            elif isinstance(each, dict) and _MESSAGE in each:
-                yield _journal_entry(number, each)
-            else:
-                yield Entry(number, json.dumps(each).encode())
+            yield number, each
+
+
+def json_entries(values: Iterable[tuple[int, Any]]) -> Iterator[Entry]:
+    """The entries of `json_values` of dmesg or journalctl.
+
+    A value of another form is an entry of its text: a mention of the driver in it is reported as
+    not decoded.
+    """
+    for number, each in values:
+        if isinstance(each, dict) and "msg" in each:
+            yield _dmesg_entry(number, each)
+        elif isinstance(each, dict) and _MESSAGE in each:
+            yield _journal_entry(number, each)
+        else:
+            yield Entry(number, each if isinstance(each, bytes) else json.dumps(each).encode())
 
 
 def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -16,8 +16,8 @@ _BROKEN_UP = b"NVRM: The NVIDIA GPU "
 _CONTINUED = (b"NVRM: (PCI ID:", b"NVRM: fallen off the bus")
 
 
-def text_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
-    """Each entry with the number of its first line.
+def text_entries(lines: Iterable[tuple[int, bytes] | Entry]) -> Iterator[Entry]:
+    """Each entry with the number of its first line; what is an entry already stays as it is.
 
     Tools print a record of several lines either indented or as several entries. The driver's record
     of three lines, which reports a GPU that has left the bus, is joined again as the kernel had it.
@@ -39,7 +39,7 @@ def text_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
         yield whole
 
 
-def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+def _entries(lines: Iterable[tuple[int, bytes] | Entry]) -> Iterator[Entry]:
     """Each line as an entry.
 
     An indented line belongs to the entry before it. A line without any prefix is the kernel's only
@@ -48,10 +48,16 @@ def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
     """
     lines = iter(lines)
     sample = list(islice(lines, _SAMPLE))
-    form = form_of([line for _, line in sample])
-    prefixed = any(parse_line(line, form).writer in _PREFIXED for _, line in sample)
+    texts = [item[1] for item in sample if not isinstance(item, Entry)]
+    form = form_of(texts)
+    prefixed = any(parse_line(line, form).writer in _PREFIXED for line in texts)
     of_kernel = False
-    for number, text in chain(sample, lines):
+    for item in chain(sample, lines):
+        if isinstance(item, Entry):
+            of_kernel = False
+            yield item
+            continue
+        number, text = item
         if text[:1] in (b" ", b"\t"):
             yield Entry(number, text.strip(), continues=of_kernel)
             continue

@@ -11,6 +11,7 @@ from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.nvidia_driver import DriverVersion
 from nodeagent.sources.nvml import Nvml
 from tests.nvml import FakeGpu, FakeGpus
 from tests.support.waiting import until
@@ -56,6 +57,7 @@ class Bench:
             nvml=self.nvml,
             disk=DiskProbe(machine=self.machine),
             gpus=GpuMap(self.machine, remembered or {}),
+            driver=DriverVersion(self.machine),
             expected_gpus=expected,
         )
 
@@ -111,5 +113,5 @@ class Seen:
         return observation.status.name, observation.reason
 
 
-async def look(check: Check) -> Seen:
+async def run_check(check: Check) -> Seen:
     return Seen(await check.run_check())
