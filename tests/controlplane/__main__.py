@@ -11,7 +11,7 @@ from types import FrameType
 from tests.controlplane import binaries
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.toolchain import NoControlPlane
-from tests.controlplane.versions import programs
+from tests.controlplane.versions import programs, tools
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = list(programs())
+    names = [*programs(), *tools()]
     parser = argparse.ArgumentParser(prog="python -m tests.controlplane", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="build what is missing")

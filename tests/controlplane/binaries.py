@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.controlplane.toolchain import NoControlPlane, Progress, find_go, go_environment
-from tests.controlplane.versions import GO_MODULE, Program, programs
+from tests.controlplane.versions import GO_MODULE, Program, programs, tools
 
 __all__ = ["NoControlPlane", "cache_folder", "ensure", "find", "program", "to_stderr"]
 
@@ -48,12 +48,12 @@ def program(name: str, progress: Progress = to_stderr) -> Path:
 
 
 def ensure(names: Iterable[str] | None = None, progress: Progress = to_stderr) -> dict[str, Path]:
-    """The paths of these programs (default: all of them), built if need be.
+    """The paths of these programs (default: all of a control plane), built if need be.
 
     Raises NoControlPlane with the reason where a program is missing and can't be built.
     """
-    known = programs()
-    wanted = list(known) if names is None else list(names)
+    known = programs() | tools()
+    wanted = list(programs()) if names is None else list(names)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise NoControlPlane(f"no program {', '.join(unknown)}; there are {', '.join(known)}")
@@ -110,7 +110,7 @@ def _build_all(missing: list[Program], progress: Progress) -> None:
         go = find_go(cache, progress)
         minutes = sum(p.minutes for p in still)
         progress(
-            f"building {len(still)} of {len(programs())} programs, once, into {cache} "
+            f"building {', '.join(p.name for p in still)}, once, into {cache} "
             f"(about {max(1, round(minutes))} min on two cores)"
         )
         for wanted in still:
@@ -136,7 +136,7 @@ def _build(go: Path, wanted: Program, cache: Path, progress: Progress) -> None:
     progress(f"building {wanted.name} {wanted.version} (log: {log})")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / wanted.name
-        code = _run_logged(_command(go, wanted, built), scratch, log, wanted.name, progress)
+        code = _run_logged(go, wanted, built, log, progress)
         if code != 0 or not built.exists():
             tail = log.read_text(encoding="utf-8", errors="replace")[-1500:].strip()
             raise NoControlPlane(f"{wanted.name} can't be built (`go` exited {code}): {tail}")
@@ -147,7 +147,7 @@ def _build(go: Path, wanted: Program, cache: Path, progress: Progress) -> None:
 
 
 def _command(go: Path, wanted: Program, built: Path) -> list[str | Path]:
-    if not wanted.locked:
+    if wanted.lock is None:
         return [go, "install", "-trimpath", "-ldflags=-s -w", f"{wanted.package}@{wanted.version}"]
     link = "-s -w"
     if wanted.release.startswith("kubernetes-"):
@@ -167,15 +167,13 @@ def _command(go: Path, wanted: Program, built: Path) -> list[str | Path]:
     ]
 
 
-def _run_logged(
-    command: list[str | Path], gobin: str, log: Path, name: str, progress: Progress
-) -> int:
+def _run_logged(go: Path, wanted: Program, built: Path, log: Path, progress: Progress) -> int:
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
-            cwd=GO_MODULE,
-            env=go_environment() | {"GOBIN": gobin},
+            _command(go, wanted, built),
+            cwd=wanted.lock or GO_MODULE,
+            env=go_environment() | {"GOBIN": str(built.parent)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -185,7 +183,7 @@ def _run_logged(
                 try:
                     return process.wait(_PROGRESS_EVERY_S)
                 except subprocess.TimeoutExpired:
-                    progress(f"still building {name}: {time.monotonic() - began:.0f} s")
+                    progress(f"still building {wanted.name}: {time.monotonic() - began:.0f} s")
         finally:
             if process.poll() is None:
                 process.terminate()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from tests.controlplane import manifests
 from tests.controlplane.api import JSON, STRATEGIC_PATCH, Answer, ApiClient, ApiError
 from tests.controlplane.commands import KUBELET_LABEL
+from tests.controlplane.versions import kubernetes_version
 from tests.controlplane.waiting import wait_until
 
 T = TypeVar("T")
@@ -266,7 +267,7 @@ def node_object(
         "kernelVersion": "6.8.0",
         "osImage": "test",
         "containerRuntimeVersion": "kwok://0",
-        "kubeletVersion": "v1.36.3",
+        "kubeletVersion": kubernetes_version(),
         "kubeProxyVersion": "",
         "operatingSystem": "linux",
         "architecture": "amd64",

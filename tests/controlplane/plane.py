@@ -19,12 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from aggregator.demo.keeper import Keeper
 from tests.controlplane import audit, binaries, commands, kubeconfigs
 from tests.controlplane.api import ApiClient
 from tests.controlplane.objects import ClusterObjects
 from tests.controlplane.pki import Authority, KeyPair, service_account_keys
 from tests.controlplane.ports import ReservedPort
-from tests.controlplane.servers import Keeper, PlaneError, Server
+from tests.controlplane.servers import PlaneError, Server
 from tests.controlplane.toolchain import Progress
 from tests.controlplane.waiting import wait_until
 
@@ -284,7 +285,7 @@ class ControlPlane(ClusterObjects):
     def _start_controllers(self) -> None:
         probes: dict[str, Callable[[], bool]] = {
             "kube-controller-manager": self._controller_manager_ready,
-            "kube-scheduler": lambda: self._https_ok(self._ports["kube-scheduler"], "/readyz"),
+            "kube-scheduler": lambda: self._https_ok(self._ports["kube-scheduler"], "/healthz"),
             "kwok": lambda: _http_ok(self._ports["kwok"], "/readyz"),
         }
         started = [name for name in probes if name in self.servers]

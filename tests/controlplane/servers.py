@@ -3,52 +3,17 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
+from aggregator.demo.keeper import Keeper
 from tests.controlplane.processes import stopped
 from tests.controlplane.waiting import wait_until
-
-_KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class PlaneError(RuntimeError):
     """The control plane's programs are there, but it doesn't work. Never a reason to skip."""
-
-
-class Keeper:
-    """The process that ends our servers if we can't; see keeper.py."""
-
-    def __init__(self, folder: Path, *, remove: bool) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _KEEPER, folder if remove else ""],
-            stdin=subprocess.PIPE,
-            # Its own session: a Ctrl-C at the terminal is ours to handle, in our order.
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        """The keeper's own process id."""
-        return self._process.pid
-
-    def guard(self, pid: int) -> None:
-        """Have this process killed when we are gone."""
-        self._pipe.write(f"{pid}\n".encode())
-        self._pipe.flush()
-
-    def close(self) -> None:
-        """Kill everything guarded that still runs, remove the folder, end."""
-        self._pipe.close()
-        self._process.wait()
-
-    @property
-    def _pipe(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
 
 
 class Server:

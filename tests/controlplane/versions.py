@@ -1,21 +1,31 @@
-"""The parts of the test control plane: versions.toml, go/go.mod, go/toolchain.txt, read."""
+"""The parts of the test control plane: versions.toml, go/go.mod, go/toolchain.txt, read.
 
+`SICKBAY_KUBERNETES=oldest` builds Kubernetes' own programs from go-oldest/go.mod, the oldest that
+is supported, instead of go/go.mod, the newest.
+"""
+
+import functools
+import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 GO_MODULE = HERE / "go"
+GO_OLDEST = HERE / "go-oldest"
 GO_REQUIREMENT = GO_MODULE / "toolchain.txt"
 VERSIONS_FILE = HERE / "versions.toml"
+_KUBERNETES = "k8s.io/kubernetes"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One program of the control plane.
 
-    `locked` programs are built within go/go.mod, the others by `go install package@version`.
+    A program with a `lock` is built in that folder, by its go.mod; the others by
+    `go install package@version`.
     `minutes` is a build from nothing on two cores. Its output when it is called with `asks` must
     match `answers`.
     """
@@ -23,7 +33,7 @@ class Program:
     name: str
     package: str
     version: str
-    locked: bool
+    lock: Path | None
     asks: tuple[str, ...]
     answers: str
     minutes: float
@@ -35,14 +45,41 @@ class Program:
         return f"{family}-{self.version}"
 
 
-def programs() -> dict[str, Program]:
-    """Every program by its name, in the order in which they are built."""
+def programs(environ: Mapping[str, str] = os.environ) -> dict[str, Program]:
+    """Every program by its name, in the order in which they are built.
+
+    Raises ValueError where `SICKBAY_KUBERNETES` has another value than "newest" or "oldest".
+    """
     text = VERSIONS_FILE.read_text(encoding="utf-8")
-    locked = (GO_MODULE / "go.mod").read_text(encoding="utf-8")
+    kubernetes = _kubernetes_lock(environ)
     return {
-        name: _program(name, table, locked)
+        name: _program(name, table, kubernetes)
         for name, table in tomllib.loads(text)["programs"].items()
     }
+
+
+def tools() -> dict[str, Program]:
+    """Programs that belong to no control plane, by name: those of `make deploy-check`."""
+    tables = tomllib.loads(VERSIONS_FILE.read_text(encoding="utf-8"))["tools"]
+    return {name: _program(name, table, GO_MODULE) for name, table in tables.items()}
+
+
+@functools.cache
+def kubernetes_version() -> str:
+    """The version of this run's control plane, such as v1.30.14."""
+    return programs()["kube-apiserver"].version
+
+
+def minor(version: str) -> int:
+    """30 of v1.30.14."""
+    return int(version.split(".")[1])
+
+
+def _kubernetes_lock(environ: Mapping[str, str]) -> Path:
+    asked = environ.get("SICKBAY_KUBERNETES") or "newest"
+    if asked not in ("newest", "oldest"):
+        raise ValueError(f'SICKBAY_KUBERNETES is "{asked}"; expected "newest" or "oldest"')
+    return GO_OLDEST if asked == "oldest" else GO_MODULE
 
 
 def go_requirement() -> str:
@@ -52,16 +89,17 @@ def go_requirement() -> str:
     return found.group()
 
 
-def _program(name: str, table: dict[str, object], go_mod: str) -> Program:
+def _program(name: str, table: dict[str, object], kubernetes: Path) -> Program:
     module = table.get("module")
-    version = str(table["version"]) if module is None else _required(go_mod, str(module))
+    lock = None if module is None else kubernetes if module == _KUBERNETES else GO_MODULE
+    version = str(table["version"]) if lock is None else _required(lock, str(module))
     asks = table["asks"]
     assert isinstance(asks, list)
     return Program(
         name=name,
         package=str(table["package"]),
         version=version,
-        locked=module is not None,
+        lock=lock,
         asks=tuple(asks),
         answers=str(table["answers"]).format(
             version=re.escape(version), bare=re.escape(version.removeprefix("v"))
@@ -70,10 +108,10 @@ def _program(name: str, table: dict[str, object], go_mod: str) -> Program:
     )
 
 
-def _required(go_mod: str, module: str) -> str:
-    found = re.search(rf"^(?:require)?\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+def _required(lock: Path, module: str) -> str:
+    file = lock / "go.mod"
+    line = rf"^(?:require)?\s*{re.escape(module)} (v\S+)"
+    found = re.search(line, file.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
-        raise LookupError(
-            f"{GO_MODULE / 'go.mod'} requires no {module}, which {VERSIONS_FILE} names"
-        )
+        raise LookupError(f"{file} requires no {module}, which {VERSIONS_FILE} names")
     return found.group(1)
