@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.5
 FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
 MESSAGES = ("aggregator", "nodeagent")
-FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 SUBJECTS = (
     "who", "whoever", "whom", "whose", "what", "whatever", "nobody", "nothing", "none",
     "somebody", "someone", "everybody", "anybody", "everything", "anything", "something",

@@ -28,6 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
+#: Builds of images and packages, which take minutes: `make test-images`, `make test-packages`.
+APART = ("tests/packages",)
 MACHINE = ("tests/agent", "tests/deploy")
 CLUSTER = ("tests/e2e", "tests/kube")
 
@@ -41,7 +43,7 @@ class Group:
 
 
 GROUPS: Mapping[str, Group] = {
-    "rest": Group(2, ("tests", *(f"--ignore={folder}" for folder in (*MACHINE, *CLUSTER)))),
+    "rest": Group(2, ("tests", *(f"--ignore={folder}" for folder in (*MACHINE, *CLUSTER, *APART)))),
     "machine": Group(1, MACHINE),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
     "cluster": Group(3, CLUSTER),

@@ -83,7 +83,7 @@ def _pour(kmsg: int) -> None:
         time.sleep(EVERY_S)
 
 
-def _told(aggregator: FakeAggregator, has: Callable[[Attended], bool]) -> Callable[[], bool]:
+def _has_stream(aggregator: FakeAggregator, has: Callable[[Attended], bool]) -> Callable[[], bool]:
     return lambda: bool(aggregator.streams) and has(aggregator.latest)
 
 
@@ -96,7 +96,9 @@ async def measure(folder: Path, programs: Path) -> dict[str, float | int | str]:
     await aggregator.start()
     agent, kmsg = _start(folder, programs, gpus, aggregator.address)
     try:
-        settled = _told(aggregator, lambda told: ("gpu-recovery", uuid_of(7)) in told.components)
+        settled = _has_stream(
+            aggregator, lambda told: ("gpu-recovery", uuid_of(7)) in told.components
+        )
         await until(settled, within=60, what="the first look at all GPUs")
         messages, spent = len(aggregator.latest.messages), cost(agent.pid).cpu_s
         begun = time.monotonic()
@@ -106,11 +108,13 @@ async def measure(folder: Path, programs: Path) -> dict[str, float | int | str]:
         os.write(kmsg, raw(LINES + 1, text, at=time.clock_gettime(time.CLOCK_BOOTTIME)))
         key = (f"xid:{NEXT}", uuid_of(7))
         await until(
-            _told(aggregator, lambda told: key in told.faults), within=60, what="the next fault"
+            _has_stream(aggregator, lambda told: key in told.faults),
+            within=60,
+            what="the next fault",
         )
         seen = _when(aggregator.latest, key)
         await until(
-            _told(aggregator, lambda told: _lines(told) == LINES),
+            _has_stream(aggregator, lambda told: _lines(told) == LINES),
             within=30,
             what="every line's count",
         )

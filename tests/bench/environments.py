@@ -31,9 +31,12 @@ def _wheel() -> Path:
     return next(folder.glob("*.whl"))
 
 
-def install(extra: str) -> Path:
-    """Install sickbay with one extra ("agent" or "aggregator"); returns the folder of programs."""
-    env = FOLDER / f"{extra}-env"
+def install(extra: str, name: str = "") -> Path:
+    """Install sickbay with one extra ("agent" or "aggregator"); returns the folder of programs.
+
+    ``name``: of the environment, where one extra has several.
+    """
+    env = FOLDER / f"{name or extra}-env"
     shutil.rmtree(env, ignore_errors=True)
     python = str(env / "bin" / "python")
     quiet = ["--quiet", "--python", python, "--link-mode", "copy", "--compile-bytecode"]

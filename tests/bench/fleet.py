@@ -187,8 +187,11 @@ def worst(all_seeds: Sequence[Figures], days: float) -> dict[str, float | int | 
         "mass_event_quarantines": max(len(one.mass) for one in all_seeds),
         "rack_event_quarantines": max(one.mass.count(RACK_EVENT) for one in all_seeds),
         "rack_events": max(one.rack_events for one in all_seeds),
+        # No alert is as wrong as two.
         "rack_event_alerts": max(
-            (one.rack_alerts / one.rack_events for one in all_seeds if one.rack_events), default=1.0
+            (one.rack_alerts / one.rack_events for one in all_seeds if one.rack_events),
+            key=lambda alerts: abs(alerts - 1.0),
+            default=1.0,
         ),
         "held": max(one.held for one in all_seeds),
         "held_by": ", ".join(f"{name or '?'} {count}" for name, count in held_by.most_common()),

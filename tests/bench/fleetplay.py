@@ -102,7 +102,10 @@ class Trouble:
 
 @dataclass(eq=False, slots=True)
 class Played:
-    """A node and its agent. ``wrong``: for each component the state that each trouble gives it."""
+    """A node and its agent. ``wrong``: for each component the state that each trouble gives it.
+
+    ``last_boot``: the begin and the end of its last boot, in seconds since the play began.
+    """
 
     name: str
     clique: str
@@ -113,6 +116,7 @@ class Played:
     attached: bool = False
     away_until: float = 0.0
     booting: bool = False
+    last_boot: tuple[float, float] = (math.inf, math.inf)
     states: dict[tuple[str, str], Component] = field(default_factory=dict)
     wrong: dict[tuple[str, str], dict[Trouble, State]] = field(default_factory=dict)
     latched: dict[tuple[str, str], Fault] = field(default_factory=dict)
@@ -140,7 +144,7 @@ class Outcome:
     held: dict[str, int] = field(default_factory=dict)
     held_nodes: set[str] = field(default_factory=set)
     events: int = 0
-    #: What people were alerted to of nodes in a rack event, or of a fabric that is a common cause.
+    #: The alerts about nodes in a rack event, and about the common causes that hold them.
     rack_alerts: list[str] = field(default_factory=list)
 
 
@@ -169,7 +173,7 @@ class Play:
         self._restarts = restarts
         self._replica: Replica | None = None
         self.outcome = Outcome()
-        self._open_fabrics: set[str] = set()
+        self._open_rack_causes: set[str] = set()
         self.world = World()
         well = {key: Component(*key, Status.OK, "", "", self._begun) for key in _WELL}
         self._nodes: list[Played] = []
@@ -204,9 +208,9 @@ class Play:
             if self._replica is None:
                 await asyncio.sleep(self._rng.uniform(20, 40))
                 await self._start_aggregator()
-            self._hear()
+            self._collect_transitions()
         await asyncio.sleep(max(0.0, self._begun + self._end - self._loop.time()))
-        self._hear()
+        self._collect_transitions()
         if self._replica is not None:
             await self._replica.stop()
         return self.outcome
@@ -236,14 +240,14 @@ class Play:
 
     def _stop_aggregator(self) -> None:
         assert self._replica is not None
-        self._hear()
+        self._collect_transitions()
         self._replica.cluster.crashed.set()
         self._replica.task.cancel()
         self._replica = None
         for node in self._nodes:
             node.attached = False
 
-    def _hear(self) -> None:
+    def _collect_transitions(self) -> None:
         if self._replica is None:
             return
         notes = self._replica.notes.transitions
@@ -289,6 +293,8 @@ class Play:
             self._replica.controller.on_disconnect(node.name, node.line, "its agent ended")
         node.attached = False
         node.away_until = self._now + down
+        if node.booting:
+            node.last_boot = (self._now, node.away_until)
         if down < math.inf:
             self._at(node.away_until, lambda: self._return(node))
 
@@ -302,6 +308,8 @@ class Play:
     def _return(self, node: Played) -> None:
         if not self._is_away(node):
             node.booting = False
+            for key in node.wrong:
+                self._run_check(node, key)
             self._attach(node)
 
     # -- what happens ------------------------------------------------------------------------
@@ -342,10 +350,12 @@ class Play:
                 self._agent(node, sign)
 
     def _agent(self, node: Played, sign: Agent) -> None:
-        if node.away_until == math.inf or node.booting:
-            return
+        # A node that is off is rolled out too, when it boots: its GPUs read wrong by the driver
+        # that it comes back with, and not by the one before.
         node.version = sign.version or node.version
         node.driver = sign.driver or node.driver
+        if node.away_until == math.inf or node.booting:
+            return
         if sign.boot:
             self._boot(node)
         self._leave(node, sign.down)
@@ -414,15 +424,17 @@ class Play:
             node.wrong.get(key, {}).pop(trouble, None)
         else:
             node.wrong.setdefault(key, {})[trouble] = state
-        self._look(node, key)
+        self._run_check(node, key)
 
     def _mend(self, node: Played, trouble: Trouble) -> None:
         """It shows no more. The agent sees that at its next look, or when it is back."""
         for key, holders in node.wrong.items():
             if holders.pop(trouble, None) is not None:
-                self._look(node, key)
+                self._run_check(node, key)
 
-    def _look(self, node: Played, key: tuple[str, str]) -> None:
+    def _run_check(self, node: Played, key: tuple[str, str]) -> None:
+        if node.booting or node.away_until == math.inf:
+            return  # the machine is off: its agent looks when it is back
         holders = node.wrong.get(key)
         wrong = next(iter(holders.values())) if holders else State(*key, "ok")
         before = node.states[key]
@@ -465,22 +477,38 @@ class Play:
             node.quarantined = False
 
     def _count_rack_alert(self, told: Transition) -> None:
+        """Count an alert that a rack event causes: of a node in it, or of a cause of such nodes."""
         alert = alert_of(told)
         if told.kind is EventKind.COMMON_CAUSE_OVER:
-            self._open_fabrics.discard(told.incident)
+            self._open_rack_causes.discard(told.incident)
         if alert is None or told.kind not in DEFAULT_KINDS or alert.severity == "info":
             return
-        if told.incident in self._open_fabrics:
+        if told.incident in self._open_rack_causes:
             return  # after a restart: the outbox knows that it was sent
-        if told.details.get("cause", "").startswith("fabric:") and not told.node:
-            self._open_fabrics.add(told.incident)
-            self.outcome.rack_alerts.append(alert.summary)
-        elif told.node.startswith("node-"):
-            node = self._nodes[int(told.node.removeprefix("node-"))]
-            now = told.at - self._begun
-            at_work = [trouble.story for trouble in node.troubles if trouble.at_work(now)]
-            if at_work and all(story.mass == RACK_EVENT for story in at_work):
+        at = told.at - self._begun
+        if told.node.startswith("node-"):
+            if self._is_of_rack_event(told.node, at):
                 self.outcome.rack_alerts.append(alert.summary)
+        elif told.kind is EventKind.COMMON_CAUSE:
+            # The place that is blamed may be another one than the fabric, and a fabric is also the
+            # cause where two of its nodes have a fault of their own at once.
+            named = [name for name in told.details.get("nodes", "").split(", ") if name]
+            of_rack = sum(self._is_of_rack_event(name, at) for name in named)
+            if 2 * of_rack > len(named):
+                self._open_rack_causes.add(told.incident)
+                self.outcome.rack_alerts.append(alert.summary)
+
+    def _is_of_rack_event(self, name: str, at: float) -> bool:
+        """Whether a rack event is all that is at work on the node then.
+
+        Its own boot is at work too: people who repair another fault of it switch its agent off.
+        """
+        node = self._nodes[int(name.removeprefix("node-"))]
+        began, ended = node.last_boot
+        if began <= at < ended:
+            return False
+        at_work = [trouble.story for trouble in node.troubles if trouble.at_work(at)]
+        return bool(at_work) and all(story.mass == RACK_EVENT for story in at_work)
 
     def _judge(self, node: Played, at: float) -> None:
         """Was it right?"""

@@ -85,7 +85,9 @@ def _of_before(place: Place) -> None:
     with ExitStack() as patched:
         for module in ("sqlite", "postgres"):
             patched.enter_context(patch(f"aggregator.history.{module}.is_ready", lambda *_: True))
-        place.ask(lambda one: one._door.call(lambda at: upgrade(at, "1.0"), write=True, seconds=60))
+        place.ask(
+            lambda one: one._engine.call(lambda at: upgrade(at, "1.0"), write=True, seconds=60)
+        )
 
 
 def _fill(place: Place) -> None:

@@ -111,7 +111,7 @@ def score(
         net.noise = noise
         net.silent = {n for n in range(size) if net.rng.random() < silent}
         found = Triangulation()
-        net.tell(found)
+        net.report_all(found)
         found.settle(1000.0)
         blamed = _blamed(found, net)
         total.right += len(blamed & guilty)
@@ -123,7 +123,7 @@ def score(
 def update_cost_us(size: int, updates: int) -> float:
     """Microseconds for one edge's change and the judgement that follows, in a fleet of ``size``."""
     net, found = Network(size, random.Random(1)), Triangulation()
-    net.tell(found)
+    net.report_all(found)
     found.settle(1000.0)
     picks = [net.rng.randrange(size) for _ in range(updates)]
     begun = time.process_time()

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from aggregator.demo.ports import free_port
 from aggregator.ingest import grpc_env
 from tests.bench.figures import percentile, slope, straightness
 from tests.bench.processes import cost
@@ -22,7 +23,7 @@ from tests.bench.simulated_agents import Crowd, certify, most_agents
 from tests.bench.trials import Trials, requests, requests_by_nodes
 from tests.controlplane.plane import ControlPlane
 from tests.support.pki import Authority
-from tests.support.stack import AggregatorProcess, Place, free_port, install
+from tests.support.stack import AggregatorProcess, Place, install
 
 Figures = dict[str, float | int]
 

@@ -118,7 +118,7 @@ class _Play:
         self._schedule(minute)
         swing = 1 + SWING * math.sin(2 * math.pi * minute / MINUTES)
         for number, name in enumerate(self._names):
-            self._tell(number, name, self._readings(number, minute, swing))
+            self._send_changes(number, name, self._readings(number, minute, swing))
             for change in self._fleet.judge(name, 60.0 * minute):
                 if change.outlier is not None:
                     self._judge(number, int(change.series.component[4:]), minute)
@@ -165,7 +165,7 @@ class _Play:
             readings[gpu + GPUS * capped] = STEP * round(min(clock, most) / STEP)
         return readings
 
-    def _tell(self, number: int, name: str, readings: list[int]) -> None:
+    def _send_changes(self, number: int, name: str, readings: list[int]) -> None:
         """Only what has changed, as an agent does."""
         told = self._told[number]
         if told == readings:

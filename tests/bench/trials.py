@@ -66,7 +66,7 @@ class Trials:
         """``rate`` faults a second, ten times a second a tenth of it."""
         self.until_quiet()
         trailing = [
-            Watcher(self._plane, watcher.EVENTS, watcher.told),
+            Watcher(self._plane, watcher.EVENTS, watcher.node_of),
             Watcher(self._plane, watcher.QUARANTINES, watcher.drained),
         ]
         nodes, each = self._take(int(rate * seconds)), max(1, int(rate / 10))

@@ -121,7 +121,7 @@ def condition_of(node: str) -> str:
     return f"{node} condition"
 
 
-def told(line: bytes) -> list[str]:
+def node_of(line: bytes) -> list[str]:
     """The node that an Event of ours is about, when it tells of a quarantine."""
     about = _decode(line).object
     ours = about.reporting_controller == "sickbay.dev/aggregator"

@@ -29,9 +29,9 @@ from tests.support.stack import (
 
 pytestmark = pytest.mark.cluster
 
-#: For one node without pods, the reads of the stop switch among them, and room for a list of the
-#: nodes, a read again and a conflict.
-MOST_REQUESTS = 18
+#: For one node without pods, the reads of the stop switch and four Events of the drain among them,
+#: and room for a list of the nodes, a read again and a conflict.
+MOST_REQUESTS = 23
 OPENED = '"stream to the aggregator opened"'
 
 

@@ -40,7 +40,7 @@ class Attended:
     def kinds(self) -> list[str]:
         return [message.WhichOneof("body") or "" for _, message in self.messages]
 
-    def say(self, **body: object) -> None:
+    def send(self, **body: object) -> None:
         """Send an AggregatorMessage, given as its one field."""
         self.outgoing.put_nowait(pb.AggregatorMessage(**body))  # type: ignore[arg-type]
 
@@ -164,11 +164,11 @@ class FakeAggregator(rpc.AgentGatewayServicer):
                 if message.HasField("hello"):
                     self.on_hello(stream)
                     if self.welcome is not None:
-                        stream.say(welcome=self.welcome)
+                        stream.send(welcome=self.welcome)
                 elif self.ack_all and message.HasField("snapshot"):
-                    stream.say(ack=pb.Ack(seq=message.snapshot.seq))
+                    stream.send(ack=pb.Ack(seq=message.snapshot.seq))
                 elif self.ack_all and message.HasField("delta"):
-                    stream.say(ack=pb.Ack(seq=message.delta.seq))
+                    stream.send(ack=pb.Ack(seq=message.delta.seq))
         finally:
             stream.end()
 

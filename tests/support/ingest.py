@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import Authenticator, TrustingAuthenticator
 from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.server import IngestServer
@@ -169,6 +170,7 @@ async def site(
     address: str = "localhost:0",
     intake: EvidenceSink | None = None,
     connections: int | None = None,
+    deleted_pods: DeletedPods | None = None,
 ) -> AsyncIterator[Site]:
     """A server that runs for the block. With ``folder`` it speaks TLS, its files lying there."""
     clock = clock or Clock()
@@ -209,6 +211,7 @@ async def site(
         stats=stats,
         shared_connections=believes,
         connections=connections,
+        deleted_pods=deleted_pods,
     )
     await server.start()
     try:

@@ -2,13 +2,16 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aggregator.cluster.agent_pods import PodEvent
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Cluster, News
+from aggregator.cluster.port import Cluster, ClusterEvent
+from aggregator.ingest.deleted_pods import DeletedPods
 
 N = TypeVar("N")
 
@@ -30,11 +33,11 @@ class Listener:
     """Keeps the events of a cluster, and waits for them."""
 
     def __init__(self) -> None:
-        self.heard: list[News] = []
+        self.heard: list[ClusterEvent] = []
         self._more = asyncio.Event()
 
     async def follow(self, cluster: Cluster) -> None:
-        async for news in cluster.news():
+        async for news in cluster.events():
             self.heard.append(news)
             self._more.set()
 
@@ -60,6 +63,38 @@ async def listening(cluster: Cluster) -> AsyncIterator[Listener]:
     """A listener that follows the cluster's events until the end of the block."""
     listener = Listener()
     task = asyncio.create_task(listener.follow(cluster))
+    try:
+        yield listener
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class PodListener:
+    """Passes on what the cluster says about the agents' pods, and keeps it."""
+
+    def __init__(self, deleted: DeletedPods) -> None:
+        self.heard: list[PodEvent] = []
+        self._deleted = deleted
+
+    def take(self, news: PodEvent) -> None:
+        self.heard.append(news)
+        self._deleted.take(news)
+
+    def wants_list(self) -> bool:
+        return self._deleted.wants_list()
+
+    def has(self, kind: type[PodEvent]) -> bool:
+        return any(isinstance(news, kind) for news in self.heard)
+
+
+@asynccontextmanager
+async def following_pods(
+    cluster: KubeCluster, deleted: DeletedPods | None = None
+) -> AsyncIterator[PodListener]:
+    """A listener that follows the agents' pods until the end of the block."""
+    listener = PodListener(deleted or DeletedPods(now=time.monotonic))
+    task = asyncio.create_task(cluster.follow_agent_pods(listener))
     try:
         yield listener
     finally:

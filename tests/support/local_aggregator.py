@@ -1,6 +1,7 @@
 """The real aggregator as a process on a local cluster, which trusts the agents' own claims."""
 
 import json
+import ssl
 import subprocess
 import sys
 import time
@@ -13,8 +14,8 @@ from typing import Any
 import psutil
 import yaml
 
+from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
-from tests.support.stack import free_port
 
 LIMITS = {
     "concurrent": 100,
@@ -31,17 +32,29 @@ LIMITS = {
 
 
 class LocalAggregator:
-    """It runs until `close`. ``address`` is where agents connect, in plain text on loopback."""
+    """It runs until `close`. ``address`` is where agents connect, ``web`` where the page is.
 
-    def __init__(self, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+    Both are in plain text on loopback, or with TLS: ``tls`` has the files of the certificate, its
+    key and its authority.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        more: Mapping[str, Any] | None = None,
+        *,
+        tls: tuple[Path, Path, Path] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        port, self._web = free_port(), free_port()
-        self.address = f"127.0.0.1:{port}"
+        self.address, self.web = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.database = folder / "cluster.db"
+        self._trust = ssl.create_default_context(cafile=tls[2]) if tls is not None else None
+        certificate = {"tls": {"cert_file": str(tls[0]), "key_file": str(tls[1])}} if tls else {}
         self.log_path = folder / "aggregator.log"
         config = {
             "mode": "drain",
-            "cluster": {"kind": "local", "local": {"database": str(folder / "cluster.db")}},
-            "listen": {"grpc": self.address, "web": f"127.0.0.1:{self._web}"},
+            "cluster": {"kind": "local", "local": {"database": str(self.database)}},
+            "listen": {"grpc": self.address, "web": self.web, **certificate},
             "identity": {"kind": "insecure-trust-hello"},
             "limits": LIMITS,
             "history": {"database": f"sqlite:///{folder / 'history.db'}"},
@@ -59,7 +72,7 @@ class LocalAggregator:
     def ask(self, what: str) -> Any:
         """The answer of /api/v1/``what``, or None while there is none, or it is unknown."""
         try:
-            with urllib.request.urlopen(self._url(f"api/v1/{what}"), timeout=20) as answer:
+            with self._open(f"api/v1/{what}", timeout=20) as answer:
                 return json.load(answer)
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             return None
@@ -67,12 +80,12 @@ class LocalAggregator:
     def alive(self) -> float:
         """Seconds that /healthz takes to answer."""
         began = time.monotonic()
-        with urllib.request.urlopen(self._url("healthz"), timeout=60) as answer:
+        with self._open("healthz", timeout=60) as answer:
             assert answer.status == 200
         return time.monotonic() - began
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(self._url("metrics"), timeout=20) as answer:
+        with self._open("metrics", timeout=20) as answer:
             lines = answer.read().decode().splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
 
@@ -92,5 +105,7 @@ class LocalAggregator:
                 self.process.kill()
                 self.process.wait()
 
-    def _url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self._web}/{path}"
+    def _open(self, path: str, *, timeout: float) -> Any:
+        scheme = "https" if self._trust is not None else "http"
+        url = f"{scheme}://{self.web}/{path}"
+        return urllib.request.urlopen(url, timeout=timeout, context=self._trust)

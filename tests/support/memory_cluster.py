@@ -7,20 +7,23 @@ it leaves behind exactly the writes until then.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     ClusterError,
+    ClusterEvent,
     Conflict,
     Evicted,
     EvictionResult,
     Guard,
-    News,
     Node,
     NodeChange,
+    NodeCondition,
+    NodeEvent,
+    NodeGuard,
     NodeMeta,
     NodeSeen,
     NodeUncordoned,
@@ -40,7 +43,10 @@ from aggregator.cluster.port import (
     StopText,
     WatchLost,
     WatchSynced,
+    WrittenConditions,
 )
+from aggregator.cluster.quarantine_conditions import with_conditions
+from aggregator.policy.node_condition import ReportedCondition, ReportedConditions
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY
 
 T = TypeVar("T")
@@ -53,6 +59,8 @@ class World:
     """The state that outlives the aggregator: the cluster's objects, and every write in order."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
+    #: Of other programs, by node and type.
+    conditions: dict[str, dict[str, ReportedCondition]] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     quarantines: dict[str, Quarantine] = field(default_factory=dict)
     record: RecordText = field(default_factory=lambda: RecordText("", "1", "", "record-1"))
@@ -65,11 +73,12 @@ class World:
     forced: list[str] = field(default_factory=list)  # pod uids that were deleted past a budget
     writes: list[str] = field(default_factory=list)
     announced: list[tuple[str, bool]] = field(default_factory=list)
+    events: list[NodeEvent] = field(default_factory=list)
     definition_going: bool = False
     #: The uid of the definition of quarantines; empty: there is none.
     definition: str = "definition-1"
     clock: int = 1
-    listeners: list["asyncio.Queue[News]"] = field(default_factory=list)
+    listeners: list["asyncio.Queue[ClusterEvent]"] = field(default_factory=list)
     #: Whether a cache shows each node as it was before its last change.
     cache_lags: bool = False
     _before: dict[str, Node] = field(default_factory=dict)
@@ -111,7 +120,7 @@ class World:
 
     def interrupt_view(self, reason: str) -> None:
         """Every listener loses its view, and gets all objects anew."""
-        self.tell(WatchLost(reason))
+        self.emit(WatchLost(reason))
 
     def kubelets_finish(self) -> None:
         """The pods that were told to go are gone, or come back as others under their names."""
@@ -126,14 +135,14 @@ class World:
                     pod, uid=f"{pod.name}-{version}", version=version, deleting=False, created_at=at
                 )
 
-    def tell(self, news: News) -> None:
+    def emit(self, news: ClusterEvent) -> None:
         for listener in self.listeners:
             listener.put_nowait(news)
 
     def see_node(self, node: Node) -> None:
         """A watch of unschedulable nodes reports nodes with a quarantine."""
         if node.unschedulable and node.name in self.quarantines:
-            self.tell(NodeSeen(node))
+            self.emit(NodeSeen(node))
 
     def set_node(self, node: Node) -> None:
         before = self.nodes.get(node.name)
@@ -141,7 +150,7 @@ class World:
             self._before[node.name] = before
         self.nodes[node.name] = replace(node, version=self.tick())
         if before is not None and before.unschedulable and not node.unschedulable:
-            self.tell(NodeUncordoned(node.name))
+            self.emit(NodeUncordoned(node.name))
         self.see_node(self.nodes[node.name])
 
     def cached_node(self, name: str) -> Node | None:
@@ -152,13 +161,13 @@ class World:
     def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
         written = replace(quarantine, version=self.tick())
         self.quarantines[quarantine.node] = written
-        self.tell(QuarantineSeen(written))
+        self.emit(QuarantineSeen(written))
         return written
 
     def delete_node(self, name: str) -> None:
         before = self._before[name] = self.nodes.pop(name)
         if before.unschedulable:
-            self.tell(NodeUncordoned(name))
+            self.emit(NodeUncordoned(name))
 
     def renew_node(self, name: str, boot_id: str) -> None:
         """The Node is deleted, and another one of its name is made."""
@@ -191,19 +200,19 @@ class World:
             self.put_quarantine(replace(quarantine, deleting=True))
         else:
             del self.quarantines[name]
-            self.tell(QuarantineGone(name, quarantine.uid))
+            self.emit(QuarantineGone(name, quarantine.uid))
 
     def person_removes_by_force(self, name: str) -> None:
         """Strips the finalizer, and deletes."""
         quarantine = self.quarantines.pop(name)
-        self.tell(QuarantineGone(name, quarantine.uid))
+        self.emit(QuarantineGone(name, quarantine.uid))
 
     def person_removes_definition(self) -> None:
         """`kubectl delete crd` where no finalizer holds its objects any more: they go with it."""
         gone, self.quarantines = self.quarantines, {}
         self.definition, self.definition_going = "", True
         for quarantine in gone.values():
-            self.tell(QuarantineGone(quarantine.node, quarantine.uid, with_definition=True))
+            self.emit(QuarantineGone(quarantine.node, quarantine.uid, with_definition=True))
         self.interrupt_view("the definition of quarantines is gone")
 
     def person_applies_definition(self) -> None:
@@ -212,7 +221,7 @@ class World:
 
     def person_garbles_the_record(self, text: str = "not JSON") -> None:
         self.record = replace(self.record, text=text, version=self.tick())
-        self.tell(RecordSeen(self.record))
+        self.emit(RecordSeen(self.record))
 
     def person_creates(self, name: str, spec: QuarantineSpec) -> None:
         uid = f"q-{self.tick()}"
@@ -232,7 +241,7 @@ class World:
     def person_stops(self, reason: str) -> None:
         """`sickbay stop`; with an empty reason, `sickbay resume`."""
         self.stop = StopText(reason, self.tick())
-        self.tell(StopSeen(self.stop))
+        self.emit(StopSeen(self.stop))
         if not reason and self.record.stop:
             self.person_stops_in_record("")
 
@@ -245,21 +254,21 @@ class World:
     def person_stops_in_record(self, reason: str) -> None:
         """The switch in its older place."""
         self.record = replace(self.record, stop=reason, version=self.tick())
-        self.tell(RecordSeen(self.record))
+        self.emit(RecordSeen(self.record))
 
     def person_deletes_record(self) -> None:
         """The next reader makes it anew, empty: `MemoryCluster.read_record`."""
         self.record = RecordText("", "", "")
-        self.tell(RecordSeen(self.record))
+        self.emit(RecordSeen(self.record))
 
     def person_rolls_back_record(self, text: str) -> None:
         """An older text is written over it, from a backup say."""
         self.record = replace(self.record, text=text, version=self.tick())
-        self.tell(RecordSeen(self.record))
+        self.emit(RecordSeen(self.record))
 
     def person_deletes_stop(self) -> None:
         self.stop = StopText()
-        self.tell(StopSeen(self.stop))
+        self.emit(StopSeen(self.stop))
 
 
 @dataclass(frozen=True)
@@ -357,9 +366,9 @@ class MemoryCluster:
     async def close(self) -> None:
         return
 
-    async def news(self) -> AsyncIterator[News]:
+    async def events(self) -> AsyncIterator[ClusterEvent]:
         """Events as `cluster/kubernetes/informer.py` gives them: a lost view is listed anew."""
-        queue: asyncio.Queue[News] = asyncio.Queue()
+        queue: asyncio.Queue[ClusterEvent] = asyncio.Queue()
         self.world.listeners.append(queue)
         known: dict[str, str] = {}
         definition = self.world.definition
@@ -396,7 +405,7 @@ class MemoryCluster:
                 if isinstance(news, WatchLost):
                     break
 
-    async def _next_news(self, queue: "asyncio.Queue[News]") -> News:
+    async def _next_news(self, queue: "asyncio.Queue[ClusterEvent]") -> ClusterEvent:
         news = await queue.get()
         if self.crashed.is_set():
             await asyncio.Event().wait()
@@ -405,18 +414,41 @@ class MemoryCluster:
     async def list_nodes(self) -> list[NodeMeta]:
         def effect() -> list[NodeMeta]:
             return [
-                NodeMeta(node.name, node.uid, node.labels, node.annotations)
+                NodeMeta(
+                    node.name,
+                    node.uid,
+                    node.labels,
+                    node.annotations,
+                    annotated=bool(node.annotations),
+                )
                 for node in self.world.nodes.values()
             ]
 
         return await self._call("list_nodes", effect)
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
+        def effect() -> list[ReportedConditions]:
+            return [
+                ReportedConditions(
+                    node.name,
+                    node.uid,
+                    {
+                        kind: one
+                        for kind, one in self.world.conditions.get(node.name, {}).items()
+                        if kind in types
+                    },
+                )
+                for node in self.world.nodes.values()
+            ]
+
+        return await self._call("list_conditions", effect)
 
     async def read_record(self) -> RecordText:
         def effect() -> RecordText:
             if not self.world.record.version:  # it was deleted
                 version = self.world.tick()
                 self.world.record = RecordText("", version, "", f"record-{version}")
-                self.world.tell(RecordSeen(self.world.record))
+                self.world.emit(RecordSeen(self.world.record))
             return self.world.record
 
         return await self._call("read_record", effect)
@@ -430,7 +462,7 @@ class MemoryCluster:
             made = self.world.record if version else RecordText("", "", "", f"r-{self.world.clock}")
             self.world.record = replace(made, text=text, version=self.world.tick())
             self.world.writes.append("record")
-            self.world.tell(RecordSeen(self.world.record))
+            self.world.emit(RecordSeen(self.world.record))
             return self.world.record
 
         return await self._call("write_record", effect, guard)
@@ -451,7 +483,8 @@ class MemoryCluster:
                 raise Conflict("exists")
             self.world.writes.append(f"create {node}")
             uid = f"q-{self.world.tick()}"
-            return self.world.put_quarantine(Quarantine(node, uid, "0", spec, QuarantineStatus()))
+            made = Quarantine(node, uid, "0", spec, QuarantineStatus(), generation=1)
+            return self.world.put_quarantine(made)
 
         return await self._call("create_quarantine", effect, guard)
 
@@ -478,7 +511,10 @@ class MemoryCluster:
         def effect() -> Quarantine:
             now = self._standing(quarantine)
             self.world.writes.append(f"spec {now.node}")
-            return self.world.put_quarantine(replace(now, spec=spec))
+            changed = spec != now.spec
+            return self.world.put_quarantine(
+                replace(now, spec=spec, generation=now.generation + changed)
+            )
 
         return await self._call("write_quarantine_spec", effect)
 
@@ -488,7 +524,8 @@ class MemoryCluster:
         def effect() -> Quarantine:
             now = self._standing(quarantine)
             self.world.writes.append(f"status {now.node} {status.phase}")
-            return self.world.put_quarantine(replace(now, status=status))
+            written = with_conditions(quarantine, status, self.world.clock)
+            return self.world.put_quarantine(replace(now, status=written))
 
         return await self._call("write_quarantine_status", effect)
 
@@ -507,7 +544,7 @@ class MemoryCluster:
                 return
             del self.world.quarantines[quarantine.node]
             self.world.writes.append(f"drop {quarantine.node}")
-            self.world.tell(
+            self.world.emit(
                 QuarantineGone(quarantine.node, quarantine.uid, self.world.definition_going)
             )
 
@@ -543,7 +580,7 @@ class MemoryCluster:
             now = self.world.nodes.get(node.name)
             if now is None:
                 raise NotFound("node")
-            if now.version != node.version or now.uid != node.uid:
+            if not _is_as_expected(now, node, change):
                 raise Conflict("node")
             after = replace(
                 now,
@@ -641,6 +678,32 @@ class MemoryCluster:
                 self.world.see_node(said)
 
         await self._call("announce", effect)
+
+    async def write_event(self, event: NodeEvent) -> None:
+        self.world.events.append(event)  # a report that may be lost: no call of the protocol waits
+
+    async def write_conditions(
+        self,
+        node: str,
+        *,
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
+    ) -> WrittenConditions:
+        raise NotImplementedError  # tests of conditions have the real API server
+
+
+def _is_as_expected(now: Node, node: Node, change: NodeChange) -> bool:
+    """The version and uid of a read; without a read, the contents that a JSON patch tests."""
+    if now.uid != node.uid or node.unread is None:
+        return now.uid == node.uid and now.version == node.version
+    keys = {*node.unread.absent, *node.annotations, *change.annotations}
+    return (
+        now.unschedulable == node.unschedulable
+        and now.taints == node.taints
+        and now.labels == node.labels
+        and all(now.annotations.get(key) == node.annotations.get(key) for key in keys)
+    )
 
 
 def _merged(before: object, change: object) -> dict[str, str]:

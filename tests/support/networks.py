@@ -59,7 +59,7 @@ class Network:
     def _lost_by_chance(self) -> bool:
         return self.noise > 0 and self.rng.random() < self.noise
 
-    def tell(
+    def report_all(
         self,
         found: Triangulation,
         *,

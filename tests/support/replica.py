@@ -24,9 +24,12 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.view import Ownership
 from tests.support.memory_cluster import MemoryCluster, World
 
@@ -60,6 +63,11 @@ SETTINGS = Settings(
     common=UNSUSPECTING,
     uncordon=UncordonRules(OnUncordon.RELEASE),
 )
+
+
+def all_in_mode(mode: Action) -> NodePools:
+    """No pools: every node has this mode."""
+    return NodePools(Pools((), mode), NodeRegistry(FleetState(), ""))
 
 
 @dataclass

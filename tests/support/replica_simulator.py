@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    ClusterEvent,
     Guard,
-    News,
     Phase,
     Quarantine,
     QuarantineGone,
@@ -46,6 +46,7 @@ from aggregator.replicas.membership.lease_store import (
 )
 from aggregator.replicas.membership.view import Member
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.rack_faults import link_error, verdict
 from tests.support.replica import Notes, fault, hello, shipped_policy
 from tests.support.virtual_processes import Clockwork, Process
 
@@ -57,6 +58,9 @@ BOARD_DEADLINE = 3.0
 #: Agents: how long until one sees that its replica is gone without a word, and its longest pause.
 NOTICES, LONGEST = 75.0, 15.0
 CODE, GPU = "xid:46", "GPU-1"
+#: These nodes share an NVLink clique; of three replicas two own them.
+OF_CLIQUE = ("n1", "n2", "n3")
+CLIQUE = {"nvidia.com/gpu.clique": "5b4a3c2d-1e0f-4a5b-8c7d-6e5f40312233.7"}
 #: As shipped, except that a node counts as well sooner, because idle hours cost time, however often
 #: it fails.
 POLICY = shipped_policy("rules: [{name: gpu-fatal, healthyFor: 20s, repeatWithin: 0s}]")
@@ -156,7 +160,7 @@ class ClusterAt(MemoryCluster):
     async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
         def watched() -> T:
             result = effect()
-            self._sim.look(self._host, name)
+            self._sim.check_invariants(self._host, name)
             return result
 
         if guard is not None:
@@ -166,7 +170,7 @@ class ClusterAt(MemoryCluster):
         except TimeoutError:
             raise Unreachable(f"{name}: no answer in time") from None
 
-    async def news(self) -> AsyncIterator[News]:
+    async def events(self) -> AsyncIterator[ClusterEvent]:
         """All anew after each gap, as the informer does; a gap is noticed late."""
         while True:
             while self._host.name in self._sim.wire.cut:
@@ -178,22 +182,22 @@ class ClusterAt(MemoryCluster):
                 for news in self._all_anew():
                     yield news
                 while not stream.broken:
-                    yield self._heard(await stream.queue.get())
+                    yield self._note_event(await stream.queue.get())
             finally:
                 self.world.listeners.remove(stream)  # type: ignore[arg-type]
             yield WatchLost("the watch broke")
 
-    def _heard(self, news: News) -> News:
+    def _note_event(self, news: ClusterEvent) -> ClusterEvent:
         if isinstance(news, QuarantineSeen):
             self._told[news.quarantine.node] = news.quarantine.uid
         elif isinstance(news, QuarantineGone):
             self._told.pop(news.node, None)
         return news
 
-    def _all_anew(self) -> list[News]:
+    def _all_anew(self) -> list[ClusterEvent]:
         now: dict[str, Quarantine] = dict(self.world.quarantines)
         gone = [node for node, uid in self._told.items() if node not in now or now[node].uid != uid]
-        told: list[News] = [StopSeen(self.world.stop), RecordSeen(self.world.record)]
+        told: list[ClusterEvent] = [StopSeen(self.world.stop), RecordSeen(self.world.record)]
         told += [QuarantineGone(node, self._told[node]) for node in gone]
         told += [QuarantineSeen(one) for one in now.values()]
         self._told = {node: one.uid for node, one in now.items()}
@@ -205,12 +209,12 @@ class _Stream:
     """One watch: in order, each item late by a little; breaks a while after its replica is cut."""
 
     def __init__(self, sim: "Simulation", host: "Host") -> None:
-        self.queue: asyncio.Queue[News] = asyncio.Queue()
+        self.queue: asyncio.Queue[ClusterEvent] = asyncio.Queue()
         self.broken = False
         self._sim, self._host = sim, host
         self._last = 0.0
 
-    def put_nowait(self, news: News) -> None:
+    def put_nowait(self, news: ClusterEvent) -> None:
         if self.broken or self._host.process.dead:
             return
         if self._host.name in self._sim.wire.cut:
@@ -423,6 +427,8 @@ class Agent:
     def __init__(self, sim: "Simulation", node: str) -> None:
         self.node = node
         self.ill: Fault | None = None
+        #: When a switch tray failed above its GPU, in the simulation's time.
+        self.links_lost_at: float | None = None
         self.unacked: tuple[Cleared, ...] = ()
         #: A person has released the node although it is unhealthy.
         self.overruled = False
@@ -450,12 +456,17 @@ class Agent:
             self.overruled = self._sim.time.now - self.released_at < 1.0
         self.ill = fault(CODE, GPU, source_seq=self._seq, cleared_by=ClearedBy.GPU_RESET)
         self.unacked = ()
-        self._say(lambda clock: Delta(faults=(self._fault(clock),)))
+        self._send_evidence(lambda clock: Delta(faults=(self._fault(clock),)))
+
+    def loses_its_links(self) -> None:
+        """A switch tray fails: an NVLink error, and the driver's verdict on the GPU."""
+        self.links_lost_at = self._sim.time.now
+        self._send_evidence(lambda clock: Delta(faults=self._link_faults(clock)))
 
     def is_mended(self) -> None:
         self.ill, self.unacked = None, (Cleared(CODE, GPU, "gpu-reset"),)
         signs = self.unacked
-        self._say(lambda _: Delta(cleared=signs))
+        self._send_evidence(lambda _: Delta(cleared=signs))
 
     def redirect(self, address: str, reason: str) -> None:
         self._next = address.partition(":")[0]
@@ -463,7 +474,7 @@ class Agent:
         self._again(0.05)
 
     def resync(self, reason: str) -> None:
-        self._say(lambda clock: self._snapshot(clock))  # noqa: PLW0108 - read when it arrives
+        self._send_evidence(self._snapshot)
 
     def close(self, reason: str) -> None:
         self.leave()
@@ -474,6 +485,13 @@ class Agent:
     def _fault(self, clock: Callable[[], float]) -> Fault:
         assert self.ill is not None
         return replace(self.ill, first_at=clock(), last_at=clock())
+
+    def _link_faults(self, clock: Callable[[], float]) -> tuple[Fault, ...]:
+        """By their age: each replica has a clock of its own."""
+        if self.links_lost_at is None:
+            return ()
+        at = clock() - (self._sim.time.now - self.links_lost_at)
+        return link_error("GPU-3", at), verdict("GPU-3", at)
 
     def _again(self, seconds: float) -> None:
         self._tries += 1
@@ -508,7 +526,7 @@ class Agent:
                 return
             self._failures = 0
             host.controller.on_connect(hello(self.node), self)
-            self._tell(host, self._snapshot(life.time))
+            self._deliver_evidence(host, self._snapshot(life.time))
 
         life.call_soon(greet)
         self._watch(host)
@@ -517,7 +535,7 @@ class Agent:
         """A killed replica is noticed at once, one that is paused or cut off after a while."""
         life, mine, since = host.process, self._tries, self._sim.time.now
 
-        def look() -> None:
+        def notice_loss() -> None:
             nonlocal since
             if self.at is not host or mine != self._tries:
                 return
@@ -531,14 +549,14 @@ class Agent:
                 self._undelivered and host.name not in self.cut
             ):  # messages that TCP has kept for so long
                 self._undelivered = False
-                self._say(lambda clock: self._snapshot(clock))  # noqa: PLW0108 - read on arrival
+                self._send_evidence(self._snapshot)
             if self._sim.time.now - since > NOTICES:
                 self.leave()
                 self._back_off()
                 return
-            self._sim.time.after(0.5, look)
+            self._sim.time.after(0.5, notice_loss)
 
-        look()
+        notice_loss()
 
     def leave(self) -> None:
         """End the stream; the replica hears of it when it can."""
@@ -554,7 +572,7 @@ class Agent:
 
         life.call_soon(gone)
 
-    def _say(self, evidence: Callable[[Callable[[], float]], Snapshot | Delta]) -> None:
+    def _send_evidence(self, evidence: Callable[[Callable[[], float]], Snapshot | Delta]) -> None:
         host, life, mine = self.at, self._life, self._tries
         if host is None or life is None or life.dead:
             return
@@ -564,11 +582,11 @@ class Agent:
 
         def arrive() -> None:
             if self.at is host and mine == self._tries:
-                self._tell(host, evidence(life.time))
+                self._deliver_evidence(host, evidence(life.time))
 
         life.call_soon(arrive)
 
-    def _tell(self, host: Host, evidence: Snapshot | Delta) -> None:
+    def _deliver_evidence(self, host: Host, evidence: Snapshot | Delta) -> None:
         assert host.controller is not None
         safe = host.controller.on_evidence(self.node, evidence, host.process.time())
         signs = evidence.cleared
@@ -587,7 +605,7 @@ class Agent:
 
     def _snapshot(self, clock: Callable[[], float]) -> Snapshot:
         faults = (self._fault(clock),) if self.ill is not None else ()
-        return Snapshot((), faults, self.unacked)
+        return Snapshot((), (*faults, *self._link_faults(clock)), self.unacked)
 
 
 class Simulation:
@@ -610,7 +628,8 @@ class Simulation:
         self._evictions = self._jobs = 0
         names = [f"n{number}" for number in range(nodes)]
         for name in names:
-            self.world.add_node(name, boot_id="boot-1")
+            labels = CLIQUE if name in OF_CLIQUE else {}
+            self.world.add_node(name, boot_id="boot-1", labels=labels)
             self.world.add_pod(name, f"job-{name}")
         self.hosts: dict[str, Host] = {}
         for number in range(replicas):
@@ -631,7 +650,7 @@ class Simulation:
 
     # -- what must hold after every request --------------------------------------------------
 
-    def look(self, host: Host, call: str) -> None:
+    def check_invariants(self, host: Host, call: str) -> None:
         where = f"{self.time.now:.2f} {host.name} {call}"
         record = parse_record(self.world.record.text)
         ours = [one for one in record.entries.values() if one.incident]  # people are not refused

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from aggregator.demo.ports import free_port
 from aggregator.replicas.membership.view import rendezvous_score
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
@@ -31,7 +32,6 @@ from tests.support.stack import (
     QUICK_POLICY,
     AggregatorProcess,
     Place,
-    free_port,
     install,
 )
 
@@ -57,6 +57,8 @@ class Replicas:
         policy: str = QUICK_POLICY,
     ) -> None:
         self.plane = plane
+        #: The token that reads the pages; empty: none is sent.
+        self.reader = ""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         install(plane)
@@ -174,8 +176,9 @@ class Replicas:
         page = http.client.HTTPSConnection(
             replica.host, replica.web_port, context=trust, timeout=timeout_s
         )
+        headers = {"Authorization": f"Bearer {self.reader}"} if self.reader else {}
         try:
-            page.request("GET", path)
+            page.request("GET", path, headers=headers)
             return page.getresponse().read().decode()
         except http.client.HTTPException as error:
             raise OSError(str(error)) from error

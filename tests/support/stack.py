@@ -6,10 +6,8 @@ with Stack(plane, tmp_path) as stack:
     node.xid(79)
 """
 
-import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +21,7 @@ from typing import Any, Self
 
 import yaml
 
+from aggregator.demo.ports import free_port
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
@@ -137,20 +136,6 @@ def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
             plane.request("PATCH", f"{path}/{name}", body, MERGE_PATCH)
             plane.request("DELETE", f"{path}/{name}")
     plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port to listen on later; ``host`` "0.0.0.0": free on every address of this machine.
-
-    It is below those that Linux gives away by itself (from 32768 on), so that no other program
-    has it by the time that ours starts, or while ours is down between two starts.
-    """
-    for _ in range(100):
-        number = secrets.choice(range(10_240, 32_768))
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, number))
-            return number
-    raise AssertionError(f"no port of {host} is free from 10240 to 32767")
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,7 @@ class Question(_message.Message):
     SUSPECTS_FIELD_NUMBER: _builtins.int
     UNSETTLED_FIELD_NUMBER: _builtins.int
     BASIS_FIELD_NUMBER: _builtins.int
+    POLICY_POOL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     node: _builtins.str
     incident: _builtins.str
@@ -286,6 +287,8 @@ class Question(_message.Message):
     unsettled: _builtins.str
     basis: _builtins.str
     """The kind of evidence that asks for it: "fault", "reach", "other"."""
+    policy_pool: _builtins.str
+    """The pool of the configuration that the node is in; empty: there are none, or it is not known."""
     @_builtins.property
     def suspects(self) -> _containers.RepeatedCompositeFieldContainer[Global___Suspects]:
         """For each piece of evidence the ids of the causes that would explain it."""
@@ -301,10 +304,11 @@ class Question(_message.Message):
         suspects: _abc.Iterable[Global___Suspects] | None = ...,
         unsettled: _builtins.str = ...,
         basis: _builtins.str = ...,
+        policy_pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "basis", b"basis", "incident", b"incident", "node", b"node", "number", b"number", "pool", b"pool", "suspects", b"suspects", "unsettled", b"unsettled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "basis", b"basis", "incident", b"incident", "node", b"node", "number", b"number", "policy_pool", b"policy_pool", "pool", b"pool", "suspects", b"suspects", "unsettled", b"unsettled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
