@@ -9,7 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
-BENCHES := taint agent scale faults network fleet history hostile
+PACKAGING := build/packaging-env
+DOCS := build/docs-env
+BENCHES := taint agent scale faults network fleet history hostile install page
 
 .PHONY: help
 help: ## This list
@@ -35,12 +37,16 @@ lock: | $(UV) ## Compile the hashed requirements again from pyproject.toml
 	@for extra in agent aggregator; do \
 	  $(UV) pip compile --quiet pyproject.toml --extra $$extra --generate-hashes --universal \
 	    --python-version 3.11 --no-header --upgrade --output-file requirements/$$extra.txt; done
-	@$(UV) pip compile --quiet pyproject.toml --extra agent --extra aggregator --extra dev \
+	@$(UV) pip compile --quiet pyproject.toml --extra cli --constraint requirements/aggregator.txt \
+	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
+	  --output-file requirements/cli.txt
+	@$(UV) pip compile --quiet pyproject.toml --extra agent --extra aggregator --group dev \
 	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	  --output-file requirements/dev.txt
-	@$(UV) pip compile --quiet pyproject.toml --extra bench --constraint requirements/dev.txt \
-	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
-	  --output-file requirements/bench.txt
+	@for group in bench docs packaging; do \
+	  $(UV) pip compile --quiet --group $$group --constraint requirements/dev.txt \
+	    --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
+	    --output-file requirements/$$group.txt; done
 	@echo uv | $(UV) pip compile --quiet - --generate-hashes --universal --python-version 3.11 \
 	  --no-header --upgrade --output-file requirements/uv.txt
 	@echo hatchling | $(UV) pip compile --quiet - --constraint requirements/dev.txt --generate-hashes \
@@ -53,14 +59,39 @@ proto: env ## Generate sickbay.v1 from proto/
 	  --plugin=protoc-gen-mypy_grpc=../$(BIN)/protoc-gen-mypy_grpc \
 	  --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. sickbay/v1/*.proto
 
+.PHONY: chart
+chart: env ## What is made of deploy/: the Helm chart's files and golden renderings, the PrometheusRule, the dashboard
+	@$(BIN)/python -m tests.chart
+
+# -- the documentation site ----------------------------------------------------
+# Only the site needs it, so no other target's environment has it.
+$(DOCS)/.synced: requirements/docs.txt | $(UV)
+	@test -x $(DOCS)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(DOCS)
+	@$(UV) pip sync --quiet --python $(DOCS)/bin/python --require-hashes requirements/docs.txt
+	@touch $@
+
+VERSION ?= dev
+
+.PHONY: docs
+docs: $(DOCS)/.synced ## The documentation site into build/site/VERSION; a broken link is an error (VERSION=0.1.0)
+	@$(DOCS)/bin/python -m release.site --version '$(VERSION)'
+
+.PHONY: docs-reference
+docs-reference: env ## What is made of code in docs/reference: schemas, commands, rules, fields
+	@$(BIN)/python -m release.reference
+
+.PHONY: docs-serve
+docs-serve: docs ## The same, served on 127.0.0.1:8000
+	@exec $(DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
 # -- the two commands ----------------------------------------------------------
 .PHONY: demo
 demo: env ## This machine's agent beside simulated nodes, a fault injected while you look
-	@exec $(BIN)/python -m tests.demo local
+	@exec $(BIN)/sickbay demo
 
 .PHONY: demo-cluster
 demo-cluster: env ## The same on a real kube-apiserver: watch kubectl get nodes,quarantines
-	@exec $(BIN)/python -m tests.demo cluster
+	@exec $(BIN)/python -m tests.demo
 
 .PHONY: test-setup
 test-setup: env ## What make test needs: Debian packages, the control plane (built once, in minutes)
@@ -75,6 +106,11 @@ test: env ## Every check and every test (needs root for mounts, namespaces, the 
 .PHONY: test-fast
 test-fast: env ## Quick unit tests alone: no root, no cluster, seconds
 	@$(BIN)/pytest tests/unit -q -m "not slow"
+
+.PHONY: test-versions
+test-versions: env ## Tests of the Kubernetes client on the oldest Kubernetes that is supported
+	@SICKBAY_KUBERNETES=oldest $(BIN)/python -m tests.controlplane build
+	@SICKBAY_KUBERNETES=oldest $(BIN)/pytest -q tests/kube
 
 .PHONY: test-changed
 test-changed: env ## Tests of files changed since main (CHANGED_SINCE=REV), found by their imports
@@ -103,6 +139,11 @@ export MUTANTS_SEED MUTANTS_COUNT MUTANTS_PACKAGE
 mutants: env ## Random mutants of the acting core against the fast tests (MUTANTS_SEED=7)
 	@$(BIN)/python -m tests.mutants
 
+.PHONY: deploy-check
+deploy-check: env ## The chart with a real Helm and a real cluster (needs root, runc; builds Helm once)
+	@$(BIN)/python -m tests.controlplane build helm kubeconform >/dev/null
+	@$(BIN)/python -m tests.chart.own_network $(BIN)/pytest -q tests/chart/check_*.py tests/chart/test_*.py tests/deploy/test_kustomize.py
+
 .PHONY: lint
 lint: env ## ruff, mypy --strict, the layers, the prose
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports \
@@ -111,6 +152,42 @@ lint: env ## ruff, mypy --strict, the layers, the prose
 .PHONY: format
 format: env ## Let ruff format and fix the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+# -- what is published --------------------------------------------------------
+# Only the tests of these judge it, so no other target's environment has it.
+$(PACKAGING)/.synced: requirements/packaging.txt | $(UV)
+	@test -x $(PACKAGING)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(PACKAGING)
+	@$(UV) pip sync --quiet --python $(PACKAGING)/bin/python --require-hashes requirements/packaging.txt
+	@touch $@
+
+.PHONY: images
+images: env ## Both images with buildah, reproducibly (BASE=NAME@sha256:..., REPOSITORY=PREFIX/)
+	@$(BIN)/python -m release.images $(if $(BASE),--base=$(BASE)) $(if $(REPOSITORY),--repository=$(REPOSITORY)) \
+	  --figures build/bench/images.json
+
+.PHONY: packages
+packages: env ## The Debian packages of this release, into build/debian
+	@$(BIN)/python -m release.debian_packages
+
+.PHONY: test-packages
+test-packages: env $(PACKAGING)/.synced ## Build the Debian packages; install, upgrade and purge them (root; minutes)
+	@tests/setup-debian.sh
+	@$(BIN)/pytest -q tests/packages --ignore=tests/packages/test_images.py
+
+.PHONY: test-images
+test-images: env $(PACKAGING)/.synced ## Build both images twice on Debian's packages and run them (root; minutes)
+	@tests/setup-debian.sh buildah
+	@$(BIN)/pytest -q tests/packages/test_images.py
+
+# Where a release goes is an argument; the tree names no place. DRY_RUN=1 prints the commands.
+release_option = $(if $($(1)),--$(2)='$($(1))')
+.PHONY: release
+release: env $(PACKAGING)/.synced ## Check, tag, build, sign, publish (DRY_RUN=1 REGISTRY= INDEX= REMOTE= BASE= KEY=)
+	@$(BIN)/python -m release.publish $(call release_option,REGISTRY,registry) \
+	  $(call release_option,INDEX,index) $(call release_option,REMOTE,remote) \
+	  $(call release_option,BASE,base) $(call release_option,KEY,key) \
+	  $(call release_option,SOURCE,source) $(call release_option,FILES,files) \
+	  $(if $(filter-out 0,$(DRY_RUN)),--dry-run)
 
 # -- figures -------------------------------------------------------------------
 .PHONY: bench
@@ -140,8 +217,9 @@ bench-figures: env ## Put the last figures of bench-scale and bench-faults into 
 	@$(BIN)/python -m tests.bench.report
 
 .PHONY: screenshot
-screenshot: env ## The picture of the page in README.md, taken from the demo (needs chromium)
+screenshot: env ## The pictures in README.md and docs/tutorial.md (needs chromium)
 	@$(BIN)/python -m tests.demo.screenshot
+	@SICKBAY_TUTORIAL_PICTURE=docs/figures/tutorial.png $(BIN)/pytest -q tests/e2e/test_tutorial.py
 
 .PHONY: bench-network
 bench-network: env ## The nodes that triangulation blames in graphs of known faults (BENCH_GRAPHS=5)
@@ -154,6 +232,14 @@ bench-faults: env ## Losses when a process dies in a burst (BENCH_DRILLS=paused_
 .PHONY: bench-hostile
 bench-hostile: env ## The effect of hostile clients on honest nodes (BENCH_TRIALS=10 for a short look)
 	@$(BIN)/python -m tests.bench.hostile
+
+.PHONY: bench-install
+bench-install: env ## One command from a bare cluster to a page, and an upgrade (needs root, runc; builds Helm once)
+	@$(BIN)/python -m tests.chart.own_network $(BIN)/python -m tests.bench.install
+
+.PHONY: bench-page
+bench-page: env ## The page at 10,000 nodes in Chromium, and the bytes of a change (BENCH_TRIALS=10)
+	@$(BIN)/python -m tests.bench.page
 
 .PHONY: bench-fleet
 bench-fleet: env ## A month of a large fleet's faults (BENCH_NODES=1500 BENCH_SEEDS=2 for a short look)
