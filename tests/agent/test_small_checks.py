@@ -627,7 +627,7 @@ def test_each_check_and_setting_has_its_row() -> None:
     rows: Mapping[str, int] = {line: table.count(line) for line in table.splitlines() if line}
     for spec in registry.SPECS:
         assert table.count(f"| [`{spec.name}`](#{spec.name}) |") == 1
-        section = table.partition(f"\n### {spec.name}\n")[2].partition("\n### ")[0]
+        section = table.partition(f"\n## {spec.name}\n")[2].partition("\n## ")[0]
         keys = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
         timed = ["interval", "deadline"] if spec.interval else []
         assert keys == ["on", *timed, *(each.name for each in spec.options)]

@@ -10,7 +10,7 @@ that is an error. Programs that are missing are built before the first test, out
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,14 +101,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cluster")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Find or build the programs before the first test that needs them: tests before it need not
     wait, and a build, which outlasts any timeout, is outside this test's.
+
+    A wrapper, and the first: pytest-timeout starts its clock in a wrapper, which goes before all
+    plain hooks.
     """
-    config = item.config
-    if _PROGRAMS in config.stash or not _needs_plane(item):
-        return
+    if _PROGRAMS not in item.config.stash and _needs_plane(item):
+        _find_programs(item.config)
+    return (yield)
+
+
+def _find_programs(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
 
     def progress(line: str) -> None:

@@ -221,3 +221,13 @@ def test_without_a_plane_ci_fails(inner_pytest: Pytest) -> None:
     run = inner_pytest(CI="true")
     assert run.returncode == 1, run.stdout
     assert "no control plane, and CI is set" in run.stdout
+
+
+def test_a_build_may_outlast_the_timeout_of_the_test_that_waits_for_it(
+    machine: Path, inner_pytest: Pytest
+) -> None:
+    _fake_go(machine, 'sleep 3; echo "no space left on device" >&2; exit 1')
+    run = inner_pytest(SICKBAY_CONTROLPLANE_BUILD="", PYTEST_ADDOPTS="--timeout=1")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 skipped" in run.stdout
+    assert "no space left on device" in run.stdout
