@@ -320,7 +320,15 @@ class NodeActions:
         )
         node_state.own_quarantine_view().note_restored(quarantine.uid)
         node_state.wrote(quarantine)
-        await self._mark(node_state, quarantine, node)
+        try:
+            patched = await self._patch_marks(node_state, quarantine, node)
+        except Conflict as error:
+            if node.unread is None:
+                raise
+            self._expected.note_difference(node, error)
+            await self._begin_again(node_state, wanted, quarantine)
+            return
+        await self._report_marks(node_state, quarantine, patched)
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
@@ -328,6 +336,11 @@ class NodeActions:
         quarantine = await self.reread(node_state)
         node_state.take_node(node)
         self._expected.learn(node)
+        await self._cordon_as_read(node_state, quarantine, node)
+
+    async def _cordon_as_read(
+        self, node_state: NodeState, quarantine: Quarantine | None, node: Node | None
+    ) -> None:
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
         if node is None:
@@ -343,6 +356,51 @@ class NodeActions:
             quarantine = await self._cluster.add_finalizer(quarantine)
             node_state.wrote(quarantine)
         await self._mark(node_state, quarantine, node)
+
+    async def _begin_again(
+        self, node_state: NodeState, wanted: DesiredState, begun: Quarantine
+    ) -> None:
+        """The node is not as expected: read it, and decide by this read.
+
+        A quarantine that would not have begun by it is withdrawn: the object goes before its entry,
+        so that it is counted as long as it stands. No act followed it, so nothing is to be undone.
+        """
+        words = node_state.cluster.overruled
+        entry = self._record_writer.record.entries.get(node_state.node)
+        node = await self._cluster.read_node(node_state.node)
+        quarantine = await self.reread(node_state)
+        node_state.take_node(node)
+        self._expected.learn(node)
+        if quarantine is None or quarantine.uid != begun.uid:
+            return  # the next step sees it
+        may_begin = (
+            node is not None
+            and not node_state.agent.misnamed
+            and not node_state.cluster.maintained
+            and node_state.cluster.overruled == words
+            and not self._spared(node_state, wanted)
+            and not self._is_admitted_elsewhere(node_state, entry)
+        )
+        if may_begin or quarantine.deleting or quarantine.status.phase is not Phase.ADMITTED:
+            await self._cordon_as_read(node_state, quarantine, node)
+            return
+        if not self._may_act(node_state.node):
+            raise Conflict("this replica's place among the others is not certain any more")
+        view = node_state.own_quarantine_view()
+        view.note_end(quarantine.uid)
+        await self._cluster.drop_quarantine(quarantine)
+        view.drop()
+        log.info(
+            "Quarantine withdrawn",
+            extra={
+                "event": "step.quarantine_withdrawn",
+                "node": node_state.node,
+                "reason": "the node is another than was decided on",
+            },
+        )
+        await self._record_writer.withdraw(entry)
+        if not self._is_nowhere(node_state, wanted):
+            self._leave_alone(node_state, wanted)
 
     async def restart(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Begin again on a Node that was created in place of the marked one.
@@ -369,16 +427,18 @@ class NodeActions:
         self.emit_event(node_state, EventKind.MARKS_MISSING, message)
 
     async def _mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
+        patched = await self._patch_marks(node_state, quarantine, node)
+        await self._report_marks(node_state, quarantine, patched)
+
+    async def _patch_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
         change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
-        try:
-            patched = await self.mark_writer.mark(node, change, guard=self.guard(node_state))
-        except Conflict as error:
-            if node.unread is None:
-                raise
-            self._expected.note_difference(node, error)
-            await self.cordon(node_state)  # reads the node and the Quarantine, and decides again
-            return
+        return await self.mark_writer.mark(node, change, guard=self.guard(node_state))
+
+    async def _report_marks(
+        self, node_state: NodeState, quarantine: Quarantine, patched: Node
+    ) -> None:
+        """The marks stand: the status, the announcement and the metrics follow."""
         if not quarantine.status.cordoned_at:  # else it is marked again
             self.stages.note_taint(node_state.node, self._clocks.now())
             self.stages.note_causes(quarantine.spec)
