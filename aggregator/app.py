@@ -18,7 +18,6 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
-from aggregator.access_control import build_access, build_actions, replica_token
 from aggregator.alerts.fleet_context import FleetContext
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
@@ -27,6 +26,8 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import ClusterError, ClusterTooOld
+from aggregator.composition.access import build_access, build_actions, replica_token
+from aggregator.composition.certificates import ServingCertificates, prepare_certificates
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
 from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
@@ -45,7 +46,6 @@ from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
-from aggregator.serving_certificates import ServingCertificates, prepare_certificates
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
 from aggregator.web.stats_interface import Stats

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
-from aggregator.cluster.access_review import User
+from aggregator.cluster.users import User
 from aggregator.configfile.regular_file import MOST, require_regular_file
 
 

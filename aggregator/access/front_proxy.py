@@ -15,7 +15,7 @@ from aggregator.access.client_certificate import (
     presented,
 )
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
-from aggregator.cluster.access_review import User
+from aggregator.cluster.users import User
 
 #: Characters of a user's or a group's name, and groups of one user.
 _MOST_NAME, _MOST_GROUPS = 256, 512

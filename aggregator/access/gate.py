@@ -9,7 +9,7 @@ from aggregator.access.identity import (
     RequestFacts,
     UserIdentity,
 )
-from aggregator.cluster.access_review import Access
+from aggregator.cluster.users import Access
 
 #: The right to read page and API.
 READ = Access("list", "sickbay.dev", "quarantines")

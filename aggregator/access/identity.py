@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aggregator.cluster.access_review import Access, User
+from aggregator.cluster.users import Access, User
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aggregator.access.identity import RequestFacts, UserIdentity
 from aggregator.access.token_review import invalid_token
-from aggregator.cluster.access_review import Access, User
+from aggregator.cluster.users import Access, User
 from aggregator.configfile.regular_file import MOST, require_regular_file
 
 log = logging.getLogger("sickbay.access")

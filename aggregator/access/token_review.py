@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity, unavailable
 from aggregator.access.review_budget import ReviewBudget
 from aggregator.access.review_cache import ALLOWED_FOR, REFUSED_FOR, ReviewCache
-from aggregator.cluster.access_review import AccessReviews, User
 from aggregator.cluster.port import ClusterError
+from aggregator.cluster.users import AccessReviews, User
 
 #: Bytes of a token; the API server itself takes no longer header.
 MAX_TOKEN = 16_384

@@ -69,9 +69,9 @@ def _run(options: argparse.Namespace) -> int:
     import asyncio
 
     from aggregator import app
-    from aggregator.access_control import AccessSetupError
     from aggregator.cluster.kubernetes.credentials import CredentialSources
     from aggregator.cluster.port import ClusterTooOld, Refused
+    from aggregator.composition.access import AccessSetupError
     from aggregator.config.data_dirs import DataDirError, exclusive_lock
     from aggregator.ingest.os_limits import ListenError
     from aggregator.ingest.tls import TlsError

@@ -22,8 +22,8 @@ from aggregator.cli.actions import (
 )
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import clean
-from aggregator.cluster.access_review import Access
 from aggregator.cluster.port import Action
+from aggregator.cluster.users import Access
 from aggregator.web import models
 
 #: Opens the cluster for one action; the argument says whether nothing is to be stored.

@@ -9,7 +9,6 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from aggregator.access.access_review import SubjectAccessAuthorizer
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import METRICS, READ, AccessGate
@@ -17,9 +16,10 @@ from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.access.review_budget import ADDRESS_BURST
 from aggregator.access.review_cache import ALLOWED_FOR, MOST, REFUSED_FOR, ReviewCache
 from aggregator.access.static_tokens import StaticTokens, StaticTokensError
+from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import MAX_TOKEN, TokenReviewAuthenticator
-from aggregator.cluster.access_review import Access, User
 from aggregator.cluster.port import Unreachable
+from aggregator.cluster.users import Access, User
 from tests.support.pki import Authority
 
 ALICE = User("alice", ("oncall", "system:authenticated"))

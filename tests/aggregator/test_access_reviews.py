@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from aggregator.cluster.access_review import Access, User
 from aggregator.cluster.kubernetes.access_reviews import KubeAccessReviews
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import Refused
+from aggregator.cluster.users import Access, User
 
 
 class Answers:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aggregator.clock import EVEN_FOR, Clocks
+from aggregator.composition.certificates import serving_names
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.tls import CertificateFiles
-from aggregator.serving_certificates import serving_names
 from aggregator.tls.authority import BACKDATED, create_authority
 from aggregator.tls.automatic import POLL_EVERY, AutomaticCertificates
 from aggregator.tls.certificate import is_signed_by

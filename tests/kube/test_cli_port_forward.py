@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.access.access_review import SubjectAccessAuthorizer
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.gate import AccessGate
 from aggregator.access.identity import UserIdentity
+from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
-from aggregator.cluster.access_review import Access
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.cluster.users import Access
 from aggregator.web.access_guard import PageAccess
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space

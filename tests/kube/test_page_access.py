@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.access.access_review import SubjectAccessAuthorizer
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts
 from aggregator.access.review_cache import ALLOWED_FOR
+from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
-from aggregator.cluster.access_review import Access, User
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.users import Access, User
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.support.kube_cluster import DEPLOY, kube_cluster

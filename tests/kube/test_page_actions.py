@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aggregator.access_control import build_access, build_actions
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.composition.access import build_access, build_actions
 from aggregator.config.access import AccessConfig
 from aggregator.config.settings import Config
 from aggregator.events import Transition

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+QUARANTINE = sorted(
+    path.parent.name for path in (ROOT / "aggregator" / "quarantine").glob("*/__init__.py")
+)
 #: A model of the page's API has the name of the thing that it shows, and the demo reads that API.
 SHOWN = {ROOT / "aggregator" / "web" / "models.py", ROOT / "aggregator" / "demo" / "news.py"}
 #: Nouns and adjectives of their field, and no names of actors.
@@ -18,7 +21,6 @@ NOUNS = {
     "interning.py",
     "lease_timing.py",
     "missing_nodes.py",
-    "serving_certificates.py",
 }
 
 
@@ -65,6 +67,33 @@ def test_the_walk_from_the_kernel_log_to_the_taint_is_short_and_names_files() ->
     files = re.findall(r"^\| `([^`]+)` \|", walk, re.MULTILINE)
     assert 20 < len(files) <= 30
     assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def modules(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.py")} - {"__init__"}
+
+
+@pytest.mark.parametrize(
+    ("package", "heading"),
+    [("nodeagent", "## The agent"), ("aggregator", "## The aggregator")],
+)
+def test_the_architecture_has_a_row_for_each_entry_of_a_package(package: str, heading: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition(heading)[2].partition("\n## ")[0]
+    first_cells = " ".join(re.findall(r"^\| ([^|]*)\|", section, re.MULTILINE))
+    entries = {f"{name}.py" for name in modules(ROOT / package)}
+    entries |= {f"{path.parent.name}/" for path in (ROOT / package).glob("*/__init__.py")}
+    assert entries - set(re.findall(r"`([^`]+)`", first_cells)) == set()
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["policy", *(f"quarantine/{path}" for path in QUARANTINE)],
+)
+def test_the_architecture_names_each_module_of_the_decisions(folder: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z0-9_]+)`", page.partition("### Policy")[2]))
+    assert modules(ROOT / "aggregator" / folder) - named == set()
 
 
 def test_each_entry_of_quarantine_is_in_one_of_few_layers() -> None:

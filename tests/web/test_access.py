@@ -9,15 +9,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from aggregator.access.access_review import SubjectAccessAuthorizer
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
 from aggregator.access.identity import AccessRefused, UserIdentity
 from aggregator.access.static_tokens import StaticTokens
+from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
-from aggregator.cluster.access_review import Access as Right
-from aggregator.cluster.access_review import User
+from aggregator.cluster.users import Access as Right
+from aggregator.cluster.users import User
 from aggregator.web import sse
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate

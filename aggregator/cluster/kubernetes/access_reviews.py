@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from aggregator.cluster.access_review import Access, User
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import decode
 from aggregator.cluster.kubernetes.transport import Transport, encode
+from aggregator.cluster.users import Access, User
 
 #: Seconds for one review: a person waits for it.
 _DEADLINE = 5.0

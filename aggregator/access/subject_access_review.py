@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from aggregator.access.identity import UserIdentity, unavailable
 from aggregator.access.review_cache import ALLOWED_FOR, REFUSED_FOR, ReviewCache
-from aggregator.cluster.access_review import Access, AccessReviews
 from aggregator.cluster.port import ClusterError
+from aggregator.cluster.users import Access, AccessReviews
 
 
 class SubjectAccessAuthorizer:

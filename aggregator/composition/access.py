@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from aggregator.access.access_review import SubjectAccessAuthorizer
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
 from aggregator.access.identity import AccessRefused, RequestAuthenticator
 from aggregator.access.static_tokens import StaticTokens, StaticTokensError
+from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.kube_actions import KubeActions

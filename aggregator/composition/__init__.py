@@ -1,0 +1,1 @@
+"""Joins the configuration, the cluster and packages that know neither. `app` alone uses it."""
