@@ -207,6 +207,14 @@ def test_rules_that_no_site_may_have_are_refused_with_their_line(
     assert "which an application can cause" in second
 
 
+@pytest.mark.parametrize("code", ["xid:109", "xid:79"])
+def test_the_documents_example_of_explain_is_what_it_prints(
+    code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = ask(capsys, "explain", "--fault", code)
+    assert f"```\n{out}```\n" in (DOCS / "policy.md").read_text()
+
+
 def test_the_documents_examples_are_sound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
