@@ -73,7 +73,7 @@ class Bench:
             self.start(name)
         await until(lambda: not any(one.fleet.view_lost for one in self.replicas.values()))
         self.settle()
-        await self.conferred()
+        await self.all_reported()
         return self
 
     def start(self, name: str) -> None:
@@ -124,7 +124,7 @@ class Bench:
         for name, shards in self.shards.items():
             shards.take(self.membership_view(name))
 
-    async def conferred(self) -> None:
+    async def all_reported(self) -> None:
         """All replicas have reported all their nodes to the leader."""
         await until(lambda: not self.leader.controller.coordinator.doubt().missing)
         await asyncio.sleep(3)
@@ -574,7 +574,7 @@ def test_a_lost_node_is_found_long_after_nodes_have_moved_away_from_the_leader()
         await until(lambda: not bench.replicas["r3"].fleet.view_lost)
         bench.reform()
         bench.settle()
-        await bench.conferred()
+        await bench.all_reported()
         web.place()
         await asyncio.sleep(5)
         moved = [n for n in range(60) if before[f"n{n}"] == "r0" and bench.at[f"n{n}"] == "r3"]
@@ -705,13 +705,13 @@ def test_who_leads_again_goes_by_what_is_so_now_and_not_by_what_it_found_then() 
         assert status() is Status.FAILED
         bench.reform(r0=replace(member("r0"), since=9.0))  # r1 leads now
         assert bench.leader is bench.replicas["r1"]
-        await bench.conferred()
+        await bench.all_reported()
         assert len(bench.replicas["r0"].controller.coordinator._remote_nodes) == 0
         web.net.down.clear()
         web.report_all()
         await until(lambda: status() is Status.OK, within=90)
         bench.reform(r0=member("r0"))
-        await bench.conferred()
+        await bench.all_reported()
         await asyncio.sleep(90)
         assert status() is Status.OK
         assert bench.leader.controller._registry.size().reported == 60

@@ -478,7 +478,7 @@ async def test_a_listener_that_another_authority_vouches_for_gets_no_token(tmp_p
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_without_tls_replicas_confer_on_one_machine_only(tmp_path: Path) -> None:
+def test_without_tls_replicas_coordinate_on_one_machine_only(tmp_path: Path) -> None:
     with pytest.raises(ReplicaRpcConfigError, match=r"shards\.ca_file"):
         ReplicaCredentials(token_file=tmp_path / "token", ca_file=None).channel("10.0.0.1:8443")
 

@@ -47,7 +47,7 @@ async def test_owners_are_known_once_the_right_is_granted_and_follow_each_change
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(namespace_informer, "_BACKOFF", Backoff(0.2, 0.2))
-    caplog.set_level(logging.INFO, "sickbay.kube")
+    caplog.set_level(logging.INFO, "sickbay.kubernetes")
     plane, name = cluster_space.plane, cluster_space.namespace
     role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/sickbay-aggregator-alert-owners"
     binding = role.replace("clusterroles", "clusterrolebindings")

@@ -346,12 +346,12 @@ class Host:
             await asyncio.gather(
                 self.controller.run(),
                 self.lease_manager.run(),
-                self._confer(self.controller.coordinator),
+                self._coordinate(self.controller.coordinator),
             )
 
         self.work = process.begin(live(), self.name)
 
-    async def _confer(self, coordinator: Coordinator) -> None:
+    async def _coordinate(self, coordinator: Coordinator) -> None:
         """Keep a stream to the leader."""
         while True:
             await asyncio.sleep(self._sim.rng.uniform(0.05, 0.5))

@@ -29,7 +29,7 @@ _SPREAD = 1.25
 #: Seconds between two looks whether a list is wanted.
 _LOOK_EVERY = 5.0
 
-log = logging.getLogger("sickbay.kube")
+log = logging.getLogger("sickbay.kubernetes")
 
 
 class AgentPodInformer:

@@ -17,7 +17,7 @@ from aggregator.cluster.kubernetes.reflector import Watch
 from aggregator.cluster.port import ClusterError, ClusterEvent
 from aggregator.runtime.backoff import Backoff
 
-log = logging.getLogger("sickbay.kube")
+log = logging.getLogger("sickbay.kubernetes")
 
 #: Two to five seconds between two tries, however many failed.
 _BACKOFF = Backoff(first=5.0, most=5.0, spread=0.6)

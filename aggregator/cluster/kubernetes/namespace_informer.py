@@ -19,7 +19,7 @@ from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import ClusterError
 from aggregator.runtime.backoff import Backoff
 
-log = logging.getLogger("sickbay.kube")
+log = logging.getLogger("sickbay.kubernetes")
 
 #: Up to half a minute and a minute between two tries: a missing right does not come in seconds.
 _BACKOFF = Backoff(first=5.0, most=60.0, spread=0.5)

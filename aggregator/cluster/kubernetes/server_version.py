@@ -9,7 +9,7 @@ from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import ClusterTooOld, NotFound, Refused
 
-log = logging.getLogger("sickbay.kube")
+log = logging.getLogger("sickbay.kubernetes")
 
 #: docs/install.md#kubernetes-versions has what is used from which version.
 OLDEST = (1, 30)

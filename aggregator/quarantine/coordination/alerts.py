@@ -40,7 +40,7 @@ class CoordinationAlerts:
                 NO_UNCERTAINTY.differing,
             ):
                 self._told = False
-                self._note(EventKind.REPLICAS_TOGETHER, "the replicas confer again")
+                self._note(EventKind.REPLICAS_TOGETHER, "the replicas coordinate again")
         elif self._missing is not None and now - self._missing >= MISSING_FOR:
             self.emit_alert(
                 f"for {span(MISSING_FOR)} the replicas have not told each other everything, so "

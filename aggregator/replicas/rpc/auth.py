@@ -40,7 +40,7 @@ class ReplicaAuthenticator:
         `IdentityError`.
         """
         if self._plaintext and not is_local(peer):
-            text = "replicas confer without TLS on one machine only"
+            text = "replicas coordinate without TLS on one machine only"
             raise IdentityError(Refusal.NOT_LOOPBACK, text)
         return await self.renew(Caller(peer, metadata).bearer())
 

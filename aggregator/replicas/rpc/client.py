@@ -28,7 +28,7 @@ from aggregator.runtime.tasks import run_until_first_exit
 from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
 
-log = logging.getLogger("sickbay.confer")
+log = logging.getLogger("sickbay.coordination")
 
 _DIGITS = re.compile(r"\d+")
 
@@ -81,7 +81,7 @@ class ReplicaCredentials:
             if not is_loopback(address):
                 raise ReplicaRpcConfigError(
                     f"{address} is not on this machine, and there is no shards.ca_file: replicas "
-                    "confer without TLS on one machine only"
+                    "coordinate without TLS on one machine only"
                 )
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
         certificate = key = None

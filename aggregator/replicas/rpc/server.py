@@ -24,7 +24,7 @@ from aggregator.runtime.tasks import run_until_first_exit
 from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
 
-log = logging.getLogger("sickbay.confer")
+log = logging.getLogger("sickbay.coordination")
 
 #: A replica must introduce itself within so many seconds of opening a stream.
 INTRODUCED_WITHIN = 10.0
@@ -89,7 +89,9 @@ class CoordinationService(shards_pb2_grpc.CoordinationServicer):
             seat = self._coordinator.open_session(introduction.name, introduction.epoch)
         except NotLeader as error:
             raise _Refused(_Code.FAILED_PRECONDITION, str(error)) from None
-        log.info("a replica confers", extra={"replica": seat.name, "peer": context.peer()})
+        log.info(
+            "a replica reports to this leader", extra={"replica": seat.name, "peer": context.peer()}
+        )
         try:
             await _Stream(seat, context, self._replica_auth, self._cluster_away, until).serve()
         finally:
