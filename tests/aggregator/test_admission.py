@@ -512,9 +512,15 @@ def test_a_leader_that_does_not_know_all_nodes_admits_a_few_faults(
     missing: str, admitted: int
 ) -> None:
     asked = [replace(one, basis=EvidenceBasis.FAULT) for one in many(5)]
-    doubt = Uncertainty(missing=missing)
+    uncertainty = Uncertainty(missing=missing)
     outcome = admit(
-        Record(), asked, OPEN, FleetSize(100, 100), now=5.0, policy_hash="h", doubt=doubt
+        Record(),
+        asked,
+        OPEN,
+        FleetSize(100, 100),
+        now=5.0,
+        policy_hash="h",
+        uncertainty=uncertainty,
     )
     assert len(outcome.admitted) == admitted
     for held in outcome.held.values():
@@ -636,7 +642,7 @@ def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
     tripped = restraint(proposal("n1"), cooling)
     assert tripped is not None
     assert (tripped.limit, tripped.value) == ("limits.cooldown", "15m")
-    differing = restraint(proposal("n1"), doubt=Uncertainty(differing="r2"))
+    differing = restraint(proposal("n1"), uncertainty=Uncertainty(differing="r2"))
     assert differing is not None
     assert (differing.limit, differing.value) == ("shards", "differing")
 

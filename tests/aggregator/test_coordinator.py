@@ -126,7 +126,7 @@ class Bench:
 
     async def all_reported(self) -> None:
         """All replicas have reported all their nodes to the leader."""
-        await until(lambda: not self.leader.controller.coordinator.doubt().missing)
+        await until(lambda: not self.leader.controller.coordinator.uncertainty().missing)
         await asyncio.sleep(3)
 
     @property
@@ -684,7 +684,7 @@ def test_a_node_of_which_everything_fails_takes_the_stream_of_no_other() -> None
         bench.send_evidence(node, *(fault("xid:79", f"GPU-{n}") for n in range(1_000)))
         await until(lambda: bench.sick == {node}, bench.holds)
         await asyncio.sleep(5)
-        assert not bench.leader.controller.coordinator.doubt().missing
+        assert not bench.leader.controller.coordinator.uncertainty().missing
 
     on_bench(test, settings=WIDE)
 

@@ -64,8 +64,8 @@ class ScriptedReporter(Reporter):
     def node_report(self, node: str) -> NodeReport | None:
         return self.known[node]
 
-    def change(self, node: str, saying: NodeReport | None) -> None:
-        self.known[node] = saying
+    def change(self, node: str, report: NodeReport | None) -> None:
+        self.known[node] = report
         self.dirty_nodes.mark(node)
 
 
@@ -116,7 +116,7 @@ def test_many_nodes_are_told_in_several_messages_and_the_last_completes_them() -
         stream = Stream(loop, *(f"n{number}" for number in range(2 * NODES_A_MESSAGE + 1)))
         messages = [await stream.next() for _ in range(3)]
         words = [said for _, said in messages if isinstance(said, ReportBatch)]
-        assert [len(one.sayings) for one in words] == [NODES_A_MESSAGE, NODES_A_MESSAGE, 1]
+        assert [len(one.reports) for one in words] == [NODES_A_MESSAGE, NODES_A_MESSAGE, 1]
         assert [one.complete for one in words] == [False, False, True]
         assert [at for at, _ in messages] == [0.0, 0.0, 0.0]
 
@@ -145,7 +145,7 @@ def test_a_message_holds_so_many_bytes_and_not_much_more(large: NodeReport) -> N
         await asyncio.sleep(GATHER)
         _, words = await stream.next()
         assert isinstance(words, ReportBatch)
-        assert len(words.sayings) == BYTES_A_MESSAGE // 100_000 + 1
+        assert len(words.reports) == BYTES_A_MESSAGE // 100_000 + 1
 
     play(test)
 
@@ -183,7 +183,7 @@ def test_signs_are_told_with_their_age() -> None:
         stream.reporter.known["n1"] = NodeReport("n1", signs=frozenset({sign}))
         _, words = await stream.next()
         assert isinstance(words, ReportBatch)
-        assert words.sayings[0].signs == {sign._replace(since=7.0)}
+        assert words.reports[0].signs == {sign._replace(since=7.0)}
 
     play(test)
 

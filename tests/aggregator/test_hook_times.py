@@ -252,49 +252,49 @@ def test_a_hook_after_a_release_is_given_up_in_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("doubt", "after"),
+    ("uncertainty", "after"),
     [(Uncertainty(missing="r2"), MISSING_FOR), (Uncertainty(differing="r2"), DIFFERING_FOR)],
 )
 def test_replicas_that_are_apart_are_told_of_when_it_has_lasted_and_when_it_is_over(
-    doubt: Uncertainty, after: float
+    uncertainty: Uncertainty, after: float
 ) -> None:
     clock, notes = Turned(), Notes()
     apart = CoordinationAlerts(notes, Clocks(clock, clock))
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     clock.time += after - 0.5
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     assert notes.kinds("") == []
     clock.time += 0.5
-    apart.check_replicas(doubt)
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
+    apart.check_replicas(uncertainty)
     assert notes.kinds("") == ["fleet.replicas_apart"]
     assert notes.transitions[0].summary.endswith(": r2")
     apart.check_replicas(NO_UNCERTAINTY)
     apart.check_replicas(NO_UNCERTAINTY)
     assert notes.kinds("") == ["fleet.replicas_apart", "fleet.replicas_together"]
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     clock.time += after - 0.5
     apart.check_replicas(NO_UNCERTAINTY)
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     clock.time += after - 0.5
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     assert len(notes.transitions) == 2, "each time it has to last anew"
 
 
 @pytest.mark.parametrize(
-    ("doubt", "after"),
+    ("uncertainty", "after"),
     [(Uncertainty(missing="r2"), MISSING_FOR), (Uncertainty(differing="r2"), DIFFERING_FOR)],
 )
 def test_a_new_leader_does_not_count_the_time_that_it_did_not_lead(
-    doubt: Uncertainty, after: float
+    uncertainty: Uncertainty, after: float
 ) -> None:
     clock, notes = Turned(), Notes()
     apart = CoordinationAlerts(notes, Clocks(clock, clock))
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     apart.reset()
     clock.time += after
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     assert notes.kinds("") == []
     clock.time += after
-    apart.check_replicas(doubt)
+    apart.check_replicas(uncertainty)
     assert notes.kinds("") == ["fleet.replicas_apart"]

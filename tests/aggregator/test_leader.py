@@ -70,7 +70,7 @@ class Bench:
         self.registry = NodeRegistry(self.fleet, "pool", self.remote_nodes, now=loop.time)
         self.switch = SimpleNamespace(begin_check=self._note("begin check"))
         record_writer: Any = SimpleNamespace(
-            doubt_by=lambda _: None,
+            set_uncertainty_source=lambda _: None,
             record=Record(),
             switch=self.switch,
             propose=self._propose,
@@ -166,11 +166,11 @@ def test_only_a_known_replica_of_this_life_reports_to_who_leads() -> None:
         with pytest.raises(SessionClosed, match="opened another stream"):
             first.receive(KeepAlive())
         second.receive(KeepAlive())
-        assert bench.leader._seats == {"b": second}
+        assert bench.leader._sessions == {"b": second}
         first.close("again")
-        assert bench.leader._seats == {"b": second}
+        assert bench.leader._sessions == {"b": second}
         second.close("x")
-        assert bench.leader._seats == {}
+        assert bench.leader._sessions == {}
         bench.see("b", "a")
         with pytest.raises(NotLeader, match="a does not lead; b does"):
             made.open_session("b", "epoch-b")
@@ -347,11 +347,11 @@ def test_who_leads_anew_counts_anew_and_blames_nobody_at_first() -> None:
         assert bench.see("a", "b") == []
         b = bench.made.open_session("b", "epoch-b")
         b.receive(ReportBatch(complete=True))
-        assert bench.made.doubt().network != ""
+        assert bench.made.uncertainty().network != ""
         bench.membership_view = view("a")
-        assert bench.made.doubt() == Uncertainty(network=bench.made.doubt().network)
+        assert bench.made.uncertainty() == Uncertainty(network=bench.made.uncertainty().network)
         await asyncio.sleep(TRIANGULATES_AFTER)
-        assert bench.made.doubt() == NO_UNCERTAINTY
+        assert bench.made.uncertainty() == NO_UNCERTAINTY
 
     on_bench(test, "a", "b")
 
@@ -385,37 +385,37 @@ def test_what_the_leader_answers_is_taken_from_its_own_stream_alone() -> None:
         answer = FleetFindings((), (verdict,), 42, Uncertainty(missing="c has not told"))
         bench.made.receive_report(old, answer)
         assert bench.did == []
-        assert bench.made.doubt().missing == "the leader has not told anything yet"
+        assert bench.made.uncertainty().missing == "the leader has not told anything yet"
         bench.made.receive_report(session, answer)
         assert bench.did == ["causes answered"]
         assert bench.remote_nodes.reported == 42
         assert bench.fleet.network.keys() == {"target t"}
         since = bench.fleet.network["target t"].since
         assert since == pytest.approx(bench.loop.time() - 3)
-        assert bench.made.doubt().missing == "c has not told"
+        assert bench.made.uncertainty().missing == "c has not told"
         assert bench.fleet.incomplete == "c has not told"
         bench.made.receive_report(session, LeaderFindings({}))
         assert bench.did[1:] == ["network answered"]
         member = bench.membership_view.members["b"]
         session.close("x")
-        assert bench.made.doubt().missing == "b, which leads, is not reached"
+        assert bench.made.uncertainty().missing == "b, which leads, is not reached"
         bench.made.unreached(member, "refused")
-        assert bench.made.doubt().missing == "b, which leads, is not reached: refused"
+        assert bench.made.uncertainty().missing == "b, which leads, is not reached: refused"
         bench.made.unreached(Member("c"), "refused")
-        assert bench.made.doubt().missing == "b, which leads, is not reached"
+        assert bench.made.uncertainty().missing == "b, which leads, is not reached"
         bench.see("b")
         bench.see()
-        assert bench.made.doubt().missing == "no replica is known to lead"
+        assert bench.made.uncertainty().missing == "no replica is known to lead"
 
     on_bench(test)
 
 
 def test_a_leader_that_was_paused_admits_nothing() -> None:
     async def test(bench: Bench) -> None:
-        assert bench.made.doubt().missing == "b has not told of all nodes"
+        assert bench.made.uncertainty().missing == "b has not told of all nodes"
         assert await bench.made.propose(PROPOSAL) is None
         bench.certain = False
-        assert bench.made.doubt().unsure != ""
+        assert bench.made.uncertainty().unsure != ""
         held = await bench.made.propose(PROPOSAL)
         assert (held.limit, held.value) == ("shards", "no answer")
         assert not bench.made._is_certain()
@@ -483,7 +483,7 @@ def test_nodes_held_for_lack_of_an_answer_are_asked_again_when_a_doubt_changes()
         await asyncio.sleep(0.01)
         assert bench.did.count("again n1") == 1
         assert not {"again n2", "again n3"} & set(bench.did)
-        bench.made._doubt_changed()
+        bench.made._uncertainty_changed()
         await asyncio.sleep(0.01)
         assert bench.did.count("again n1") == 1, "nothing has changed"
 
@@ -499,7 +499,7 @@ def test_the_leader_counts_for_others_in_each_tick_and_alone_for_none() -> None:
         await asyncio.sleep(0.75)
         assert bench.did.count("find causes") == 1
         assert bench.leader.outlook.reported == 1
-        assert bench.leader.outlook.doubt.missing != ""
+        assert bench.leader.outlook.uncertainty.missing != ""
         await asyncio.sleep(0.5)
         assert bench.did.count("find causes") == 2
         assert "unreported n1" in bench.did

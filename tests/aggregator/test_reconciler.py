@@ -684,7 +684,7 @@ def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> No
 async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
     replica = Replica(World(), clock=Turned())
     controller = replica.controller
-    assert controller._record_writer._doubt == controller.coordinator.doubt
+    assert controller._record_writer._uncertainty == controller.coordinator.uncertainty
     assert controller._switch._listeners == [controller._cluster_events.stop_changed]
     assert controller._queue._worker is controller._reconciler
     await replica.stop()

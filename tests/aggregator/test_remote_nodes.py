@@ -12,7 +12,7 @@ from aggregator.quarantine.state.remote import LEAVING, DirtyNodes, RemoteNodes
 from tests.support.replica import hello, snapshot
 
 
-def saying(node: str) -> NodeReport:
+def report(node: str) -> NodeReport:
     return NodeReport(node, reported=True)
 
 
@@ -21,24 +21,24 @@ def test_a_node_is_known_by_its_last_teller_without_what_others_have_no_use_for(
     assert known.reported == 0
     assert (known.get("n1"), known.teller("n1"), len(known), "n1" in known) == (None, "", 0, False)
     seen = tuple((check, "x", Status.OK) for check in ("reach", "dns", "xid", "disk-mounts"))
-    known.apply_reports("r1", replace(saying("n1"), sees=seen, assigned=("10.0.0.1",)))
-    known.apply_reports("r2", saying("n2"))
-    assert known.get("n1") == replace(saying("n1"), sees=(seen[0], seen[1], seen[3]))
+    known.apply_reports("r1", replace(report("n1"), sees=seen, assigned=("10.0.0.1",)))
+    known.apply_reports("r2", report("n2"))
+    assert known.get("n1") == replace(report("n1"), sees=(seen[0], seen[1], seen[3]))
     assert (known.teller("n1"), known.tellers(), len(known)) == ("r1", {"r1", "r2"}, 2)
-    known.apply_reports("r2", saying("n1"))
+    known.apply_reports("r2", report("n1"))
     assert (known.teller("n1"), known.tellers(), len(known)) == ("r2", {"r2"}, 2)
-    assert [one.node for one in known.sayings()] == ["n1", "n2"]
+    assert [one.node for one in known.reports()] == ["n1", "n2"]
 
 
 def test_what_was_told_of_a_node_stands_for_a_minute_after_its_replica_left() -> None:
     known = RemoteNodes()
     for name in ("n1", "n2"):
-        known.apply_reports("r1", saying(name))
-    known.apply_reports("r2", saying("n3"))
+        known.apply_reports("r1", report(name))
+    known.apply_reports("r2", report("n3"))
     known.leave_all("r1", 100.0)
     known.leave_all("r1", 130.0)  # the time of the first call counts
     assert [known.is_leaving(name) for name in ("n1", "n2", "n3")] == [True, True, False]
-    known.apply_reports("r2", saying("n2"))
+    known.apply_reports("r2", report("n2"))
     assert not known.is_leaving("n2")
     assert known.take_expired(100.0 + LEAVING - 0.1) == []
     assert "n1" in known
@@ -51,7 +51,7 @@ def test_what_was_told_of_a_node_stands_for_a_minute_after_its_replica_left() ->
 
 def test_a_node_that_speaks_here_is_nobody_elses_and_not_on_its_way() -> None:
     known = RemoteNodes()
-    known.apply_reports("r1", saying("n1"))
+    known.apply_reports("r1", report("n1"))
     known.leave("n1", 100.0)
     known.reclaim("n1")
     assert ("n1" in known, known.is_leaving("n1")) == (False, False)
@@ -60,8 +60,8 @@ def test_a_node_that_speaks_here_is_nobody_elses_and_not_on_its_way() -> None:
 
 def test_all_that_is_forgotten_at_once_is_named() -> None:
     known = RemoteNodes()
-    known.apply_reports("r1", saying("n1"))
-    known.apply_reports("r1", saying("n2"))
+    known.apply_reports("r1", report("n1"))
+    known.apply_reports("r1", report("n2"))
     known.leave("n2", 5.0)
     known.leave("n3", 5.0)  # ours was
     assert sorted(known.take_all()) == ["n1", "n2", "n3"]
@@ -97,14 +97,14 @@ def test_silence_is_counted_of_the_clusters_nodes_and_of_all_before_these_are_li
         node_state.agent.health = NodeHealth(hello(name))
         node_state.agent.health.snapshot(snapshot())
         node_state.agent.silent = name != "n1"
-    known.apply_reports("r1", replace(saying("n3"), silent=True))
-    known.apply_reports("r1", replace(saying("gone"), silent=True))
+    known.apply_reports("r1", replace(report("n3"), silent=True))
+    known.apply_reports("r1", replace(report("gone"), silent=True))
     assert registry.silence() == (4, 5)
     registry.listed([NodeMeta(name, name) for name in ("n1", "n2", "n3")])
     assert registry.silence() == (2, 3)
     registry.node_state("n2").agent.attached = True
     assert registry.silence() == (1, 3), "it is fresh"
-    known.apply_reports("r1", saying("n2"))
+    known.apply_reports("r1", report("n2"))
     assert registry.silence() == (1, 3), "another counts it"
 
 

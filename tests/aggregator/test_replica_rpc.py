@@ -60,7 +60,7 @@ class Place:
 
     @property
     def missing(self) -> str:
-        return self.replica.controller.coordinator.doubt().missing
+        return self.replica.controller.coordinator.uncertainty().missing
 
 
 @dataclass
@@ -232,15 +232,17 @@ async def test_a_token_that_is_renewed_keeps_the_stream_up(tmp_path: Path) -> No
     async with site(tmp_path, "a", "b") as running:
         leader, follower = running.places["a"], running.places["b"]
         await until(lambda: not leader.missing)
-        [seat] = leader.replica.controller.coordinator._leader_role._seats.values()
+        [session] = leader.replica.controller.coordinator._leader_role._sessions.values()
         follower.token_file.write_text(token(expires_in=7200))
         running.clock.ahead = 3000  # the old one is still good, and it is time to look
-        heard = seat.heard_at
-        await until(lambda: seat.heard_at > heard + 0.5)
+        heard = session.heard_at
+        await until(lambda: session.heard_at > heard + 0.5)
         running.clock.ahead = 5000
-        heard = seat.heard_at
-        await until(lambda: seat.heard_at > heard + 0.5)
-        assert list(leader.replica.controller.coordinator._leader_role._seats.values()) == [seat]
+        heard = session.heard_at
+        await until(lambda: session.heard_at > heard + 0.5)
+        assert list(leader.replica.controller.coordinator._leader_role._sessions.values()) == [
+            session
+        ]
 
 
 class EndedCall:
@@ -296,8 +298,8 @@ async def test_a_stream_that_ends_while_a_word_is_written_is_opened_again(
             token_file=follower.token_file, ca_file=running.authority.certificate
         )
         follower.speaker._credentials = credentials
-        [seat] = leader.replica.controller.coordinator._leader_role._seats.values()
-        seat.close("another begins")
+        [session] = leader.replica.controller.coordinator._leader_role._sessions.values()
+        session.close("another begins")
         await until(
             lambda: any(
                 getattr(record, "error", "") == "UNAVAILABLE: it stops" for record in caplog.records
@@ -365,7 +367,7 @@ async def test_the_leaders_end_of_a_stream_ends_quietly_when_the_other_goes_unde
             await service.Report(None, context)  # type: ignore[arg-type]  # as much as it uses
         assert context.writes == 1
         assert "b has not told" in leader.missing  # and its session is free for the next stream
-        assert not coordinator._leader_role._seats
+        assert not coordinator._leader_role._sessions
 
 
 async def test_while_the_api_server_is_away_an_expired_token_ends_no_stream(
@@ -374,11 +376,11 @@ async def test_while_the_api_server_is_away_an_expired_token_ends_no_stream(
     async with site(tmp_path, "a", "b") as running:
         leader = running.places["a"]
         await until(lambda: not leader.missing)
-        [seat] = leader.replica.controller.coordinator._leader_role._seats.values()
+        [session] = leader.replica.controller.coordinator._leader_role._sessions.values()
         running.away = True
         running.clock.ahead = 7200
-        heard = seat.heard_at
-        await until(lambda: seat.heard_at > heard + 0.5)
+        heard = session.heard_at
+        await until(lambda: session.heard_at > heard + 0.5)
         running.away = False
         await until(lambda: leader.missing)
 

@@ -34,7 +34,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 name = text.filter(bool)
 age = st.floats(-10, 1e6)
 count = st.integers(0, 10_000)
-sayings = st.builds(
+reports = st.builds(
     NodeReport,
     node=name,
     reported=st.booleans(),
@@ -61,7 +61,7 @@ proposals = st.builds(
 said = (
     st.builds(
         ReportBatch,
-        st.lists(sayings, max_size=3).map(tuple),
+        st.lists(reports, max_size=3).map(tuple),
         st.lists(name, max_size=3).map(tuple),
         st.booleans(),
     )
@@ -133,7 +133,7 @@ def test_times_are_ages_on_the_way_whatever_the_two_clocks_show(
     words = ReportBatch(
         (NodeReport("n", signs=frozenset({Symptom("check:a", "", since, acting=True)})),)
     )
-    [arrived] = rebase_batch_ages(rebase_batch_ages(words, here), there).sayings
+    [arrived] = rebase_batch_ages(rebase_batch_ages(words, here), there).reports
     [sign] = arrived.signs
     assert math.isclose(there - sign.since, here - since, abs_tol=1e-6)
     outlook = FleetFindings((CommonCause("c", "check", "", "l", "", "", 1, 1, (), since, since),))

@@ -345,10 +345,10 @@ def test_who_is_left_alone_and_leads_now_blames_nobody_for_the_network_at_once(
         two.become("b")
         coordinator = two.replicas["b"].controller.coordinator
         await later(1)
-        assert coordinator.doubt().against(EvidenceBasis.REACH)
-        assert not coordinator.doubt().against(EvidenceBasis.OTHER)
+        assert coordinator.uncertainty().against(EvidenceBasis.REACH)
+        assert not coordinator.uncertainty().against(EvidenceBasis.OTHER)
         await later(60)
-        assert not coordinator.doubt().against(EvidenceBasis.REACH)
+        assert not coordinator.uncertainty().against(EvidenceBasis.REACH)
         await two.stop()
 
     virtual_time.run(main())

@@ -54,22 +54,22 @@ standing = st.lists(names, max_size=6, unique=True).map(
 
 @given(standing, proposals, doubts)
 def test_in_doubt_few_pass_and_what_stands_stays(
-    record: Record, asked: list[Proposal], doubt: Uncertainty
+    record: Record, asked: list[Proposal], uncertainty: Uncertainty
 ) -> None:
-    outcome = admit(record, asked, OPEN, SIZE, now=5.0, policy_hash="p", doubt=doubt)
+    outcome = admit(record, asked, OPEN, SIZE, now=5.0, policy_hash="p", uncertainty=uncertainty)
     basis = {one.node: one.basis for one in asked}
     new = outcome.record.entries.keys() - record.entries.keys()
     assert record.entries.keys() <= outcome.record.entries.keys()
     assert outcome.admitted == new | (basis.keys() & record.entries.keys())
     assert outcome.admitted | outcome.held.keys() == basis.keys()
-    if doubt.differing or doubt.unsure:
+    if uncertainty.differing or uncertainty.unsure:
         assert not new
-    if doubt.missing:
+    if uncertainty.missing:
         assert {basis[node] for node in new} <= {EvidenceBasis.FAULT}
         assert len(outcome.record.admissions) <= max(UNSURE, len(record.admissions))
-    if doubt.network:
+    if uncertainty.network:
         assert EvidenceBasis.REACH not in {basis[node] for node in new}
-    if doubt == NO_UNCERTAINTY:
+    if uncertainty == NO_UNCERTAINTY:
         assert new == basis.keys() - record.entries.keys()
     assert not outcome.record.cooldowns  # the uncertainty passes by itself: it needs no cooldown
     for hold in outcome.held.values():
@@ -81,18 +81,18 @@ def test_the_few_are_counted_in_the_record_and_not_by_each_new_leader() -> None:
     for turn in range(4):  # each time another leader, which remembers nothing
         asked = [Proposal(f"n{turn}", "i", "", "drain", basis=EvidenceBasis.FAULT)]
         record = admit(
-            record, asked, OPEN, SIZE, now=10.0 * turn, policy_hash="p", doubt=MISSING
+            record, asked, OPEN, SIZE, now=10.0 * turn, policy_hash="p", uncertainty=MISSING
         ).record
     assert list(record.entries) == ["n0", "n1", "n2"]
     asked = [Proposal("n9", "i", "", "drain", basis=EvidenceBasis.FAULT)]
     later = OPEN.window + 30
-    outcome = admit(record, asked, OPEN, SIZE, now=later, policy_hash="p", doubt=MISSING)
+    outcome = admit(record, asked, OPEN, SIZE, now=later, policy_hash="p", uncertainty=MISSING)
     assert outcome.admitted == {"n9"}
 
 
 def test_a_hold_names_who_is_missing_and_what_passes() -> None:
     asked = [Proposal("n1", "i", "", "drain", basis=EvidenceBasis.OTHER)]
-    outcome = admit(Record(), asked, OPEN, SIZE, now=1.0, policy_hash="p", doubt=MISSING)
+    outcome = admit(Record(), asked, OPEN, SIZE, now=1.0, policy_hash="p", uncertainty=MISSING)
     hold = outcome.held["n1"]
     assert (hold.limit, hold.value) == ("shards", "incomplete")
     assert hold.reason == (
@@ -104,9 +104,12 @@ def test_a_hold_names_who_is_missing_and_what_passes() -> None:
 def test_a_cordon_that_rests_on_a_check_becomes_no_drain_in_doubt() -> None:
     proposal = Proposal("n1", "i", "", "drain", basis=EvidenceBasis.OTHER)
 
-    def hold(basis: EvidenceBasis, doubt: Uncertainty) -> bool:
+    def hold(basis: EvidenceBasis, uncertainty: Uncertainty) -> bool:
         asked = replace(proposal, basis=basis)
-        return escalation_hold(Record(), asked, OPEN, now=1.0, causes={}, doubt=doubt) is not None
+        return (
+            escalation_hold(Record(), asked, OPEN, now=1.0, causes={}, uncertainty=uncertainty)
+            is not None
+        )
 
     assert hold(EvidenceBasis.OTHER, MISSING)
     assert not hold(EvidenceBasis.FAULT, MISSING)

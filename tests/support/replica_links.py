@@ -75,27 +75,27 @@ class Links:
             if leader is None or there is None or frozenset((name, leader.name)) in self._cut:
                 continue
             try:
-                seat = there.coordinator.open_session(name, here.epoch)
+                session = there.coordinator.open_session(name, here.epoch)
                 leader_session = here.coordinator.report_to_leader(leader)
             except NotLeader:
                 continue
             key = f"{name}>{leader.name}"
-            stream = self._streams[key] = asyncio.create_task(self._carry(leader_session, seat))
+            stream = self._streams[key] = asyncio.create_task(self._carry(leader_session, session))
             await asyncio.wait([stream])
             del self._streams[key]
 
-    async def _carry(self, leader_session: LeaderSession, seat: FollowerSession) -> None:
+    async def _carry(self, leader_session: LeaderSession, session: FollowerSession) -> None:
         async def there() -> None:
             while True:
                 said = await leader_session.next()
                 await asyncio.sleep(self._late())
                 raw = encode_report(said).SerializeToString()
                 assert len(raw) < MOST_BYTES
-                seat.receive(decode_report(pb.ShardMessage.FromString(raw)))
+                session.receive(decode_report(pb.ShardMessage.FromString(raw)))
 
         async def back() -> None:
             while True:
-                answer = await seat.next()
+                answer = await session.next()
                 await asyncio.sleep(self._late())
                 raw = encode_answer(answer).SerializeToString()
                 assert len(raw) < MOST_BYTES
@@ -109,7 +109,7 @@ class Links:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             leader_session.close("the stream broke")
-            seat.close("the stream broke")
+            session.close("the stream broke")
         for way in ended:
             if not isinstance(way.exception(), SessionClosed | LeaderSessionClosed):
                 way.result()

@@ -308,7 +308,7 @@ class Host:
         self._stops_in = 0
         self.leaving, self.policy_hash = False, sim.policy_hash
         self._pipes: set[Pipe] = set()
-        self._seats: list[asyncio.Task[None]] = []
+        self._sessions: list[asyncio.Task[None]] = []
         self.process = process = Process(
             sim.time, rate=rng.uniform(0.99, 1.01), offset=rng.uniform(100, 1e6)
         )
@@ -378,12 +378,14 @@ class Host:
             pipe.break_()
             return
         try:
-            seat = self.controller.coordinator.open_session(name, member.epoch)
+            session = self.controller.coordinator.open_session(name, member.epoch)
         except NotLeader:
             pipe.break_()
             return
         self._pipes.add(pipe)
-        self._seats.append(self.process.begin(pipe.carry(seat, "down", "up"), f"seat of {name}"))
+        self._sessions.append(
+            self.process.begin(pipe.carry(session, "down", "up"), f"session of {name}")
+        )
 
     @property
     def up(self) -> bool:

@@ -71,7 +71,7 @@ HOLDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": "drill"}, "stop"),
     ({"record": replace(entries("m1"), rebuilt=Rebuilt(NOW, "was deleted", "u"))}, "record"),
     ({"size": replace(SIZE, listed=False)}, "limits.quorum_percent"),
-    ({"doubt": Uncertainty(differing="r2")}, "shards"),
+    ({"uncertainty": Uncertainty(differing="r2")}, "shards"),
     ({"causes": {CAUSE: DISK}}, "limits.common_cause_nodes"),
     ({"limits": replace(OPEN, concurrent=0)}, "limits.concurrent"),
 ]
@@ -107,7 +107,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
     )
     record = Record().enter([Entry("m1", "i", "a", "drain", NOW)], "h")
     asked = proposal(pool="a")
-    doubt = Uncertainty(missing="r2")
+    uncertainty = Uncertainty(missing="r2")
     told = []
     changes: tuple[dict[str, Any], ...] = (
         {},
@@ -119,7 +119,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
     )
     for change in changes:
         limits = replace(limits, **change)
-        found = at(asked, record=record, limits=limits, size=pools, doubt=doubt).held
+        found = at(asked, record=record, limits=limits, size=pools, uncertainty=uncertainty).held
         told.append(found["n1"].limit if found else "")
     assert told == [
         "limits.concurrent",
@@ -306,6 +306,6 @@ def test_a_drain_is_held_by_what_is_suspected_and_by_no_count() -> None:
     suspect = proposal(suspects=(frozenset({CAUSE}),))
     assert hold(suspect) is None
     assert hold(suspect, causes={CAUSE: DISK}) == Held(DISK.limit, "50", DISK.reason, CAUSE)
-    assert hold(proposal(), doubt=Uncertainty(missing="r2")) is None
+    assert hold(proposal(), uncertainty=Uncertainty(missing="r2")) is None
     other = proposal(basis=EvidenceBasis.OTHER)
-    assert hold(other, doubt=Uncertainty(missing="r2")) is not None
+    assert hold(other, uncertainty=Uncertainty(missing="r2")) is not None

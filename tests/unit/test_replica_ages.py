@@ -34,7 +34,7 @@ def test_a_reports_symptoms_alone_have_times() -> None:
 def test_a_batch_keeps_all_else_that_it_says() -> None:
     batch = ReportBatch((REPORT, NodeReport("n2")), gone=("n3",), complete=True)
     turned = rebase_batch_ages(batch, 100.0)
-    assert turned.sayings == (rebase_report_ages(REPORT, 100.0), NodeReport("n2"))
+    assert turned.reports == (rebase_report_ages(REPORT, 100.0), NodeReport("n2"))
     assert (turned.gone, turned.complete) == (("n3",), True)
 
 

@@ -91,9 +91,9 @@ class _Outlook:
 class AdmissionRecordWriter:
     """Reads and writes the record.
 
-    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``doubt`` what
-    is not known of other replicas (a coordinator replaces it by `doubt_by`), ``pools`` the pools of
-    the nodes in quarantine, ``wall`` the wall
+    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``uncertainty``
+    what is not known of other replicas (`set_uncertainty_source` replaces it where there are
+    several), ``pools`` the pools of the nodes in quarantine, ``wall`` the wall
     clock, which must run evenly: a jump would let it forget recent admissions. ``switch`` is the
     stop switch, which is asked once more before an admission is written. All methods raise
     `ClusterError` when the record can't be read or written; no request is half done then, for a
@@ -109,7 +109,7 @@ class AdmissionRecordWriter:
         size: Callable[[], FleetSize],
         causes: Callable[[], Mapping[str, OpenCause]],
         wall: Callable[[], float],
-        doubt: Callable[[], Uncertainty] = lambda: NO_UNCERTAINTY,
+        uncertainty: Callable[[], Uncertainty] = lambda: NO_UNCERTAINTY,
         switch: StopSwitch | None = None,
         standing: QuarantineIndex | None = None,
         pools: Callable[[Iterable[str]], PoolFacts] = lambda _: NO_POOLS,
@@ -120,7 +120,7 @@ class AdmissionRecordWriter:
         self._size = size
         self._causes = causes
         self._wall = wall
-        self._doubt = doubt
+        self._uncertainty = uncertainty
         self.switch = switch or StopSwitch(cluster, now=wall)
         self._standing = standing or QuarantineIndex()
         self._pools = pools
@@ -144,9 +144,9 @@ class AdmissionRecordWriter:
         #: Why the record can't be used; empty when it can.
         self.problem = ""
 
-    def doubt_by(self, source: Callable[[], Uncertainty]) -> None:
+    def set_uncertainty_source(self, source: Callable[[], Uncertainty]) -> None:
         """From now on ``source`` tells what is not known of other replicas."""
-        self._doubt = source
+        self._uncertainty = source
 
     @property
     def record(self) -> Record:
@@ -280,7 +280,7 @@ class AdmissionRecordWriter:
                 now=now,
                 stop=stop,
                 causes=self._causes(),
-                doubt=self._doubt(),
+                uncertainty=self._uncertainty(),
                 unrecorded=unrecorded,
                 pools=self._pools({*self._record.entries, *unrecorded}),
             )
@@ -301,7 +301,7 @@ class AdmissionRecordWriter:
             self._limits,
             now=self._wall(),
             causes=self._causes(),
-            doubt=self._doubt(),
+            uncertainty=self._uncertainty(),
         )
 
     async def propose(self, proposal: Proposal) -> Held | None:
@@ -477,7 +477,7 @@ class AdmissionRecordWriter:
             policy_hash=self._policy_hash,
             stop=stop,
             causes=self._causes(),
-            doubt=self._doubt(),
+            uncertainty=self._uncertainty(),
             unrecorded=unrecorded,
             pools=self._pools({*record.entries, *unrecorded}),
         )

@@ -30,12 +30,12 @@ class CoordinationAlerts:
         self._missing = self._differing = None
         self._told = False
 
-    def check_replicas(self, doubt: Uncertainty) -> None:
+    def check_replicas(self, uncertainty: Uncertainty) -> None:
         now = self._clocks.now()
-        self._missing = _since(self._missing, doubt.missing, now)
-        self._differing = _since(self._differing, doubt.differing, now)
+        self._missing = _since(self._missing, uncertainty.missing, now)
+        self._differing = _since(self._differing, uncertainty.differing, now)
         if self._told:
-            if (doubt.missing, doubt.differing) == (
+            if (uncertainty.missing, uncertainty.differing) == (
                 NO_UNCERTAINTY.missing,
                 NO_UNCERTAINTY.differing,
             ):
@@ -44,12 +44,12 @@ class CoordinationAlerts:
         elif self._missing is not None and now - self._missing >= MISSING_FOR:
             self.emit_alert(
                 f"for {span(MISSING_FOR)} the replicas have not told each other everything, so "
-                f"little is admitted: {doubt.missing}"
+                f"little is admitted: {uncertainty.missing}"
             )
         elif self._differing is not None and now - self._differing >= DIFFERING_FOR:
             self.emit_alert(
                 f"for {span(DIFFERING_FOR)} replicas have differed, so no new quarantine is "
-                f"admitted: {doubt.differing}"
+                f"admitted: {uncertainty.differing}"
             )
 
     def emit_alert(self, text: str) -> None:

@@ -95,17 +95,17 @@ class Coordinator:
             record_writer=record_writer,
             fleet=fleet,
             clocks=clocks,
-            settled=self._doubt_changed,
+            settled=self._uncertainty_changed,
         )
         self._leader_session: LeaderSession | None = None
         self._outlook: FleetFindings | None = None
         self._unreached: tuple[Member, str] | None = None
         self._leading = True
         self._network_from = float("-inf")
-        self._doubted = NO_UNCERTAINTY
+        self._known_uncertainty = NO_UNCERTAINTY
         self._reported = 0
         self._asking: asyncio.Task[None] | None = None
-        record_writer.doubt_by(self.doubt)
+        record_writer.set_uncertainty_source(self.uncertainty)
         shards.on_change(self._membership_changed)
         self._membership_changed()
 
@@ -133,7 +133,7 @@ class Coordinator:
             self._leader_session.close(f"{self._leader_session.leader.name} does not lead any more")
             self._leader_session = None
         self._leader_role.members_changed()
-        self._doubt_changed()
+        self._uncertainty_changed()
 
     def _lead(self) -> None:
         if self._leading:
@@ -183,7 +183,7 @@ class Coordinator:
     def unreached(self, leader: Member, reason: str) -> None:
         """There is no stream to the leader; ``reason`` is for people."""
         self._unreached = (leader, reason)
-        self._doubt_changed()
+        self._uncertainty_changed()
 
     def receive_report(self, leader_session: LeaderSession, answer: Answer) -> None:
         if leader_session is not self._leader_session:
@@ -196,11 +196,11 @@ class Coordinator:
             self._remote_nodes.reported = answer.reported
             self._cause_tracker.answered(self._outlook.causes)
             self._fleet.network = {one.subject: one for one in self._outlook.network}
-            self._doubt_changed()
+            self._uncertainty_changed()
 
     # -- admission -----------------------------------------------------------------------------
 
-    def doubt(self) -> Uncertainty:
+    def uncertainty(self) -> Uncertainty:
         """Our gaps in knowledge of other replicas: by our own count where we lead, else the
         leader's.
         """
@@ -226,7 +226,7 @@ class Coordinator:
             return Uncertainty(
                 "", membership_view.differing, silent or "the leader has not told anything yet"
             )
-        theirs = outlook.doubt
+        theirs = outlook.uncertainty
         return replace(theirs, differing=membership_view.differing or theirs.differing)
 
     def _no_answer(self) -> str:
@@ -281,11 +281,11 @@ class Coordinator:
                 turn += 1
                 if self._is_certain():
                     self._cause_tracker.find_causes()
-                doubt = self.doubt()
-                self._leader_role.find_causes(doubt, self._reported)
+                uncertainty = self.uncertainty()
+                self._leader_role.find_causes(uncertainty, self._reported)
                 if self._shards.leads():
-                    self._coordination_alerts.check_replicas(doubt)
-            self._doubt_changed()
+                    self._coordination_alerts.check_replicas(uncertainty)
+            self._uncertainty_changed()
 
     def go_round(self) -> None:
         """Changes by time alone, in each of the controller's rounds."""
@@ -305,15 +305,15 @@ class Coordinator:
         """
         return self._shards.leads() or bool(self._shards.membership_view.frozen)
 
-    def _doubt_changed(self) -> None:
+    def _uncertainty_changed(self) -> None:
         """Check nodes that were held for lack of knowledge again as soon as we have it."""
-        doubt = self.doubt()
-        if doubt == self._doubted:
+        uncertainty = self.uncertainty()
+        if uncertainty == self._known_uncertainty:
             return
-        self._doubted = doubt
-        self._fleet.incomplete = doubt.unsure or doubt.missing
+        self._known_uncertainty = uncertainty
+        self._fleet.incomplete = uncertainty.unsure or uncertainty.missing
         if self._leading and len(self._shards.membership_view.members) > 1:
-            self._leader_role.find_causes(doubt, self._reported)
+            self._leader_role.find_causes(uncertainty, self._reported)
         waits = any(
             node_state.decision.hold is not None for node_state in self._registry.node_states()
         )

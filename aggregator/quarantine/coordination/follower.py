@@ -228,7 +228,7 @@ class LeaderSession:
             return questions.popleft().ask
         if dirty_nodes and (questions or now >= self._flush_at):
             words = self._words(now)
-            if words.sayings or words.gone:
+            if words.reports or words.gone:
                 return words
             if questions:
                 return self._due(now)
@@ -237,21 +237,21 @@ class LeaderSession:
     def _words(self, now: float) -> ReportBatch:
         """The changed reports, as many as one message takes."""
         dirty_nodes, size = self._reporter.dirty_nodes, 0
-        sayings: list[NodeReport] = []
+        reports: list[NodeReport] = []
         gone: list[str] = []
-        while dirty_nodes and size < BYTES_A_MESSAGE and len(sayings) + len(gone) < NODES_A_MESSAGE:
+        while dirty_nodes and size < BYTES_A_MESSAGE and len(reports) + len(gone) < NODES_A_MESSAGE:
             node = dirty_nodes.take_dirty()
             self._spoken += 1
-            saying, before = self._reporter.node_report(node), self._said.get(node)
-            if saying is None:
+            report, before = self._reporter.node_report(node), self._said.get(node)
+            if report is None:
                 if self._said.pop(node, None) is not None:
                     gone.append(node)
-            elif saying != before:
-                self._said[node] = saying
-                sayings.append(saying)
-                size += _size(saying)
+            elif report != before:
+                self._said[node] = report
+                reports.append(report)
+                size += _size(report)
         self._complete = self._complete or self._spoken >= self._all
-        return rebase_batch_ages(ReportBatch(tuple(sayings), tuple(gone), self._complete), now)
+        return rebase_batch_ages(ReportBatch(tuple(reports), tuple(gone), self._complete), now)
 
     def note_silence(self) -> None:
         """Report agents that have been gone for too long, or are back: time alone changes that."""
@@ -280,11 +280,11 @@ def _short(sees: tuple[Seen, ...]) -> tuple[Seen, ...]:
     return tuple(one for one in sees if len(one[1]) <= LONGEST)[:MOST_SEEN]
 
 
-def _size(saying: NodeReport) -> int:
+def _size(report: NodeReport) -> int:
     """About how many bytes it takes."""
-    seen = sum(len(one[0]) + len(one[1]) + 8 for one in saying.sees)
-    signs = sum(len(one.what) + len(one.component) + 24 for one in saying.signs)
-    checks = sum(len(one) + 2 for one in saying.checks)
-    assigned = sum(len(one) + 2 for one in saying.assigned)
-    traits = sum(len(a) + len(b) + 6 for a, b in saying.traits)
+    seen = sum(len(one[0]) + len(one[1]) + 8 for one in report.sees)
+    signs = sum(len(one.what) + len(one.component) + 24 for one in report.signs)
+    checks = sum(len(one) + 2 for one in report.checks)
+    assigned = sum(len(one) + 2 for one in report.assigned)
+    traits = sum(len(a) + len(b) + 6 for a, b in report.traits)
     return 100 + seen + signs + checks + assigned + traits

@@ -80,7 +80,7 @@ class Leader:
         self._fleet = fleet
         self._clocks = clocks
         self._settled = settled
-        self._seats: dict[str, FollowerSession] = {}
+        self._sessions: dict[str, FollowerSession] = {}
         self.outlook = FleetFindings()
         network_tracker.tell_owner = self._tell_owner
 
@@ -93,16 +93,16 @@ class Leader:
             raise NotLeader(f"{membership_view.me} does not lead; {led}")
         if name == membership_view.me or member is None or member.epoch != epoch:
             raise NotLeader(f"{name} is not among the replicas that {membership_view.me} knows")
-        earlier = self._seats.pop(name, None)
+        earlier = self._sessions.pop(name, None)
         if earlier is not None:
             earlier.close("the replica has opened another stream")
         self._remote_nodes.leave_all(name, self._clocks.now())
-        made = self._seats[name] = FollowerSession(name, epoch, self, self._clocks)
+        made = self._sessions[name] = FollowerSession(name, epoch, self, self._clocks)
         return made
 
-    def end_session(self, seat: "FollowerSession") -> None:
-        if self._seats.get(seat.name) is seat:
-            del self._seats[seat.name]
+    def end_session(self, session: "FollowerSession") -> None:
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
             self._settled()
 
     def missing(self) -> str:
@@ -121,43 +121,43 @@ class Leader:
         return f"{', '.join(names)} {have} not told of all nodes"
 
     def _has_told(self, name: str, epoch: str, now: float) -> bool:
-        seat = self._seats.get(name)
-        if seat is None or seat.epoch != epoch or not seat.complete:
+        session = self._sessions.get(name)
+        if session is None or session.epoch != epoch or not session.complete:
             return False
-        return is_responding(seat.heard_at, now)
+        return is_responding(session.heard_at, now)
 
     def members_changed(self) -> None:
         """A replica that has left reports no more; its reports stand until new owners report."""
         members = self._shards.membership_view.members
-        for name, seat in list(self._seats.items()):
+        for name, session in list(self._sessions.items()):
             member = members.get(name)
-            if member is None or member.epoch != seat.epoch:
-                seat.close("it is not among the replicas any more")
+            if member is None or member.epoch != session.epoch:
+                session.close("it is not among the replicas any more")
         for name in self._remote_nodes.tellers() - members.keys():
             self._remote_nodes.leave_all(name, self._clocks.now())
 
     def close(self, reason: str) -> None:
         """We do not lead any more."""
-        for seat in list(self._seats.values()):
-            seat.close(reason)
+        for session in list(self._sessions.values()):
+            session.close(reason)
         self.outlook = FleetFindings()
 
-    def find_causes(self, doubt: Uncertainty, reported: int) -> None:
+    def find_causes(self, uncertainty: Uncertainty, reported: int) -> None:
         """Send the fleet's findings to all replicas, where they have changed."""
         causes = tuple(self._fleet.causes.values())[:MOST_CAUSES]
         network = tuple(self._fleet.network.values())[:MOST_CAUSES]
-        self.outlook = FleetFindings(causes, network, reported, doubt)
-        for seat in self._seats.values():
-            seat.wake_sender()
+        self.outlook = FleetFindings(causes, network, reported, uncertainty)
+        for session in self._sessions.values():
+            session.wake_sender()
 
     # -- for the sessions -----------------------------------------------------------------
 
-    def receive_report(self, name: str, saying: NodeReport) -> bool:
+    def receive_report(self, name: str, report: NodeReport) -> bool:
         """Take a replica's report on a node; returns whether it counts."""
-        node_state = self._registry.known(saying.node)
-        if self._shards.owns(saying.node) and node_state is not None and node_state.agent.is_fresh:
+        node_state = self._registry.known(report.node)
+        if self._shards.owns(report.node) and node_state is not None and node_state.agent.is_fresh:
             return False  # its agent reports to us
-        told = rebase_report_ages(saying, self._clocks.now())
+        told = rebase_report_ages(report, self._clocks.now())
         self._remote_nodes.apply_reports(name, told)
         self._cause_tracker.set_symptoms(told)
         self._network_tracker.set_report(told)
@@ -188,9 +188,9 @@ class Leader:
         )
 
     def _tell_owner(self, node: str) -> None:
-        seat = self._seats.get(self._remote_nodes.teller(node))
-        if seat is not None:
-            seat.found(node)
+        session = self._sessions.get(self._remote_nodes.teller(node))
+        if session is not None:
+            session.found(node)
 
 
 class FollowerSession:
@@ -240,13 +240,13 @@ class FollowerSession:
         for node in words.gone:
             self._nodes.discard(node)
             self._leader_role.stop_hearing(self.name, node)
-        for saying in words.sayings:
+        for report in words.reports:
             if (
-                self._leader_role.receive_report(self.name, saying)
-                and saying.node not in self._nodes
+                self._leader_role.receive_report(self.name, report)
+                and report.node not in self._nodes
             ):
-                self._nodes.add(saying.node)
-                self.found(saying.node)  # findings from before its first report to us
+                self._nodes.add(report.node)
+                self.found(report.node)  # findings from before its first report to us
         if len(self._nodes) > MOST_NODES:
             raise ProtocolViolation(f"{self.name} speaks of more than {MOST_NODES} nodes")
         if words.complete and not self.complete:

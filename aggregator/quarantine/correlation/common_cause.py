@@ -140,26 +140,26 @@ class CommonCauseTracker:
 
     def _hear_of(self, node: str) -> None:
         """Another replica's node: its labels may have changed, or it has just left us."""
-        saying = self._remote_nodes.get(node)
-        if saying is not None:
-            self.set_symptoms(saying)
+        report = self._remote_nodes.get(node)
+        if report is not None:
+            self.set_symptoms(report)
         elif self._common.knows(node):
             self._remote_nodes.leave(node, self._clocks.now())
             self._dirty_nodes.mark(node)
 
-    def set_symptoms(self, saying: NodeReport) -> None:
+    def set_symptoms(self, report: NodeReport) -> None:
         """Count a node as another replica reports it."""
-        if not (saying.reported or saying.signs or saying.checks or saying.traits):
+        if not (report.reported or report.signs or report.checks or report.traits):
             return  # its agent has not reported yet
-        node_state = self._registry.known(saying.node)
-        told = dict(saying.traits)
+        node_state = self._registry.known(report.node)
+        told = dict(report.traits)
         fabrics = told.pop(FABRIC, "")
         groups = (
             *self._places(node_state),
             *told.items(),
             *self._fabrics(node_state, fabrics.split(",")),
         )
-        self._common.set_symptoms(saying.node, saying.signs, groups, saying.checks)
+        self._common.set_symptoms(report.node, report.signs, groups, report.checks)
 
     def drop_report(self, node: str) -> None:
         """No replica reports on the node any more."""

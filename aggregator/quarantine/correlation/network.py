@@ -154,13 +154,13 @@ class NetworkTracker:
         """
         self._told_findings.pop(node, None)
 
-    def set_report(self, saying: NodeReport) -> None:
+    def set_report(self, report: NodeReport) -> None:
         """Take another replica's report on a node of its own."""
-        node = saying.node
-        self._place(node, saying.address)
-        self._assign(node, saying.assigned)
-        self._speak(node, speaking=saying.speaking)
-        told = {(one[0], one[1]): one[2] for one in saying.sees if one[0] in NETWORK}
+        node = report.node
+        self._place(node, report.address)
+        self._assign(node, report.assigned)
+        self._speak(node, speaking=report.speaking)
+        told = {(one[0], one[1]): one[2] for one in report.sees if one[0] in NETWORK}
         self._see(node, told, self._word(node).sees.keys() - told.keys())
         self._soon()
 

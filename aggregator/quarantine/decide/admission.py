@@ -164,7 +164,7 @@ def admit(
     policy_hash: str,
     stop: str = "",
     causes: Mapping[str, OpenCause] | None = None,
-    doubt: Uncertainty = NO_UNCERTAINTY,
+    uncertainty: Uncertainty = NO_UNCERTAINTY,
     unrecorded: Mapping[str, str] | None = None,
     pools: PoolFacts = NO_POOLS,
 ) -> Outcome:
@@ -181,7 +181,7 @@ def admit(
         now=now,
         stop=stop,
         causes=causes,
-        doubt=doubt,
+        uncertainty=uncertainty,
         unrecorded=unrecorded,
         pools=pools,
     )
@@ -212,7 +212,7 @@ class AdmissionBatch:
         now: float,
         stop: str = "",
         causes: Mapping[str, OpenCause] | None = None,
-        doubt: Uncertainty = NO_UNCERTAINTY,
+        uncertainty: Uncertainty = NO_UNCERTAINTY,
         unrecorded: Mapping[str, str] | None = None,
         pools: PoolFacts = NO_POOLS,
     ) -> None:
@@ -220,7 +220,7 @@ class AdmissionBatch:
         self._stop = stop
         self._waiting = settling(record, now) or quorum(limits, size)
         self._board = _Budget(
-            record, limits, size, now, causes or {}, doubt, unrecorded or {}, pools
+            record, limits, size, now, causes or {}, uncertainty, unrecorded or {}, pools
         )
         self._admitted: set[str] = set()
 
@@ -255,14 +255,14 @@ def escalation_hold(
     *,
     now: float,
     causes: Mapping[str, OpenCause],
-    doubt: Uncertainty = NO_UNCERTAINTY,
+    uncertainty: Uncertainty = NO_UNCERTAINTY,
 ) -> Held | None:
     """The hold that keeps a standing cordon from becoming a drain, or None.
 
     The node is counted already, so no limit applies. A cause that many nodes share evicts no pods.
     ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
     """
-    return _Budget(record, limits, _NO_SIZE, now, causes, doubt, {}).suspicion(proposal)
+    return _Budget(record, limits, _NO_SIZE, now, causes, uncertainty, {}).suspicion(proposal)
 
 
 class _Budget:
@@ -275,7 +275,7 @@ class _Budget:
         size: FleetSize,
         now: float,
         causes: Mapping[str, OpenCause],
-        doubt: Uncertainty,
+        uncertainty: Uncertainty,
         unrecorded: Mapping[str, str],
         pools: PoolFacts = NO_POOLS,
     ) -> None:
@@ -285,7 +285,7 @@ class _Budget:
         self._size = size
         self._now = now
         self._causes = causes
-        self._doubt = doubt
+        self._uncertainty = uncertainty
         self._entered: list[Entry] = []
         self._unrecorded = {n: p for n, p in unrecorded.items() if n not in size.absent}
         self._absent = size.absent & record.entries.keys()
@@ -316,7 +316,7 @@ class _Budget:
     def suspicion(self, proposal: Proposal) -> Held | None:
         """The reason to suspect a shared cause and not the node."""
         return (
-            self._doubtful(proposal)
+            self._uncertain(proposal)
             or self._explained(proposal)
             or self._cooling(proposal)
             or self._unsettled(proposal)
@@ -413,20 +413,20 @@ class _Budget:
             return None
         return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
 
-    def _doubtful(self, proposal: Proposal) -> Held | None:
+    def _uncertain(self, proposal: Proposal) -> Held | None:
         """Held while we lack the knowledge to decide."""
-        reason = self._doubt.against(proposal.basis)
-        return Held("shards", self._doubt.value, reason) if reason else None
+        reason = self._uncertainty.against(proposal.basis)
+        return Held("shards", self._uncertainty.value, reason) if reason else None
 
     def _unsure(self) -> Held | None:
         """Held while others may know more than we do. No cooldown: their reports are coming."""
-        if not self._doubt.missing or self._lately < UNSURE:
+        if not self._uncertainty.missing or self._lately < UNSURE:
             return None
         return Held(
             "shards",
             "incomplete",
             f"{self._lately} nodes were admitted within {span(self._limits.window)}, and no more "
-            f"than {UNSURE} are until the leader knows of all nodes: {self._doubt.missing}",
+            f"than {UNSURE} are until the leader knows of all nodes: {self._uncertainty.missing}",
         )
 
     def _too_fast(self) -> Held | None:

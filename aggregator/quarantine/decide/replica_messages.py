@@ -54,7 +54,7 @@ class ReportBatch:
     ``complete``: with this, all of the replica's nodes have been reported in this stream.
     """
 
-    sayings: tuple[NodeReport, ...] = ()
+    reports: tuple[NodeReport, ...] = ()
     gone: tuple[str, ...] = ()
     complete: bool = False
 
@@ -84,7 +84,7 @@ class FleetFindings:
     causes: tuple[CommonCause, ...] = ()
     network: tuple[NetworkVerdict, ...] = ()
     reported: int = 0
-    doubt: Uncertainty = NO_UNCERTAINTY
+    uncertainty: Uncertainty = NO_UNCERTAINTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def rebase_report_ages(said: NodeReport, now: float) -> NodeReport:
 
 
 def rebase_batch_ages(words: ReportBatch, now: float) -> ReportBatch:
-    return replace(words, sayings=tuple(rebase_report_ages(one, now) for one in words.sayings))
+    return replace(words, reports=tuple(rebase_report_ages(one, now) for one in words.reports))
 
 
 def rebase_outlook_ages(outlook: FleetFindings, now: float) -> FleetFindings:

@@ -135,8 +135,8 @@ class NodeRegistry:
             health = node_state.agent.health
             if health is not None and node_state.node not in self._remote_nodes:
                 seen.update(wanted.intersection(health.components.names_of(check)))
-        for saying in self._remote_nodes.sayings():
-            seen.update(wanted.intersection(one[1] for one in saying.sees if one[0] == check))
+        for report in self._remote_nodes.reports():
+            seen.update(wanted.intersection(one[1] for one in report.sees if one[0] == check))
         return seen
 
     def silence(self) -> tuple[int, int]:
@@ -149,14 +149,14 @@ class NodeRegistry:
             and node_state.node not in self._remote_nodes
         ]
         theirs = [
-            saying
-            for saying in self._remote_nodes.sayings()
-            if not self._listed or saying.node in self._metas
+            report
+            for report in self._remote_nodes.reports()
+            if not self._listed or report.node in self._metas
         ]
         silent = sum(
             1 for node_state in heard if node_state.agent.silent and not node_state.agent.is_fresh
         )
-        silent += sum(1 for saying in theirs if saying.silent)
+        silent += sum(1 for report in theirs if report.silent)
         return silent, len(heard) + len(theirs)
 
     def count(self, node_state: NodeState) -> None:
@@ -179,10 +179,10 @@ class NodeRegistry:
     def size(self) -> FleetSize:
         """Of all replicas' nodes; where we follow, as the leader last counted them."""
         reported = self._counted
-        for saying in self._remote_nodes.sayings():
-            if self._may_count(saying.node):
-                node_state = self._cases.get(saying.node)
-                reported += saying.reported - (node_state is not None and node_state.work.counted)
+        for report in self._remote_nodes.reports():
+            if self._may_count(report.node):
+                node_state = self._cases.get(report.node)
+                reported += report.reported - (node_state is not None and node_state.work.counted)
         reported = max(reported, self._remote_nodes.reported)
         return FleetSize(
             max(len(self._metas), reported),

@@ -21,7 +21,7 @@ class RemoteReport:
     """The last replica to report a node, and its report; times are of our own monotonic clock."""
 
     member: str
-    saying: NodeReport
+    report: NodeReport
 
 
 class RemoteNodes:
@@ -41,7 +41,7 @@ class RemoteNodes:
 
     def get(self, node: str) -> NodeReport | None:
         found = self._told.get(node)
-        return found.saying if found is not None else None
+        return found.report if found is not None else None
 
     def teller(self, node: str) -> str:
         """The replica that reported it last; empty before a report."""
@@ -52,14 +52,14 @@ class RemoteNodes:
         """The replicas with reports that still stand."""
         return {told.member for told in self._told.values()}
 
-    def sayings(self) -> Iterator[NodeReport]:
-        return (told.saying for told in self._told.values())
+    def reports(self) -> Iterator[NodeReport]:
+        return (told.report for told in self._told.values())
 
-    def apply_reports(self, member: str, saying: NodeReport) -> None:
+    def apply_reports(self, member: str, report: NodeReport) -> None:
         """A replica reports a node of its own."""
-        counted = tuple(one for one in saying.sees if one[0] in SHARED_TARGETS)
-        self._told[saying.node] = RemoteReport(member, replace(saying, sees=counted, assigned=()))
-        self._leaving.pop(saying.node, None)
+        counted = tuple(one for one in report.sees if one[0] in SHARED_TARGETS)
+        self._told[report.node] = RemoteReport(member, replace(report, sees=counted, assigned=()))
+        self._leaving.pop(report.node, None)
 
     def reclaim(self, node: str) -> None:
         """The node reports here now."""

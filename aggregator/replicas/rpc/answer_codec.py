@@ -96,10 +96,10 @@ def _put_outlook(outlook: FleetFindings) -> pb.Outlook:
             for one in outlook.network
         ],
         reported=outlook.reported,
-        differing=outlook.doubt.differing,
-        missing=outlook.doubt.missing,
-        unjudged=outlook.doubt.network,
-        unsure=outlook.doubt.unsure,
+        differing=outlook.uncertainty.differing,
+        missing=outlook.uncertainty.missing,
+        unjudged=outlook.uncertainty.network,
+        unsure=outlook.uncertainty.unsure,
     )
 
 
@@ -110,7 +110,7 @@ def _read_outlook(outlook: pb.Outlook) -> FleetFindings:
         causes=tuple(_read_cause(one) for one in outlook.causes),
         network=tuple(_read_verdict(one) for one in outlook.network),
         reported=outlook.reported,
-        doubt=Uncertainty(
+        uncertainty=Uncertainty(
             text("outlook.unsure", outlook.unsure),
             text("outlook.differing", outlook.differing),
             text("outlook.missing", outlook.missing),

@@ -37,7 +37,7 @@ from sickbay.v1 import shards_pb2 as pb
 
 def encode_report(said: Said) -> pb.ShardMessage:
     if isinstance(said, ReportBatch):
-        nodes = [_put_saying(one) for one in said.sayings]
+        nodes = [_encode_node(one) for one in said.reports]
         batch = pb.ReportBatch(nodes=nodes, gone=said.gone, complete=said.complete)
         return pb.ShardMessage(report_batch=batch)
     if isinstance(said, AdmissionRequest):
@@ -53,7 +53,7 @@ def decode_report(message: pb.ShardMessage) -> Said:
             bounded("report_batch.nodes", batch.nodes, MAX_NODES)
             bounded("report_batch.gone", batch.gone, MAX_NODES)
             return ReportBatch(
-                tuple(_read_saying(one) for one in batch.nodes),
+                tuple(_decode_node(one) for one in batch.nodes),
                 tuple(name("report_batch.gone", one) for one in batch.gone),
                 batch.complete,
             )
@@ -65,18 +65,18 @@ def decode_report(message: pb.ShardMessage) -> Said:
             raise InvalidReport(f"{other or 'nothing'}: not in its place")
 
 
-def _put_saying(saying: NodeReport) -> pb.NodeReport:
+def _encode_node(report: NodeReport) -> pb.NodeReport:
     return pb.NodeReport(
-        node=saying.node,
-        reported=saying.reported,
-        silent=saying.silent,
-        speaking=saying.speaking,
-        address=saying.address,
-        traits=dict(saying.traits),
-        checks=saying.checks,
+        node=report.node,
+        reported=report.reported,
+        silent=report.silent,
+        speaking=report.speaking,
+        address=report.address,
+        traits=dict(report.traits),
+        checks=report.checks,
         signs=[
             pb.NodeSign(what=one.what, component=one.component, age_s=one.since, acting=one.acting)
-            for one in saying.signs
+            for one in report.signs
         ],
         sees=[
             pb.SeenComponent(
@@ -84,13 +84,13 @@ def _put_saying(saying: NodeReport) -> pb.NodeReport:
                 component=component,
                 status=int(status),  # type: ignore[arg-type]  # the same numbers, by contract
             )
-            for check, component, status in saying.sees
+            for check, component, status in report.sees
         ],
-        assigned=saying.assigned,
+        assigned=report.assigned,
     )
 
 
-def _read_saying(report: pb.NodeReport) -> NodeReport:
+def _decode_node(report: pb.NodeReport) -> NodeReport:
     bounded("signs", report.signs, MAX_SIGNS)
     bounded("sees", report.sees, MAX_SEEN)
     bounded("assigned", report.assigned, MAX_ASSIGNED)

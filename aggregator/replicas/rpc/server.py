@@ -86,16 +86,17 @@ class CoordinationService(shards_pb2_grpc.CoordinationServicer):
             raise _of(error) from None
         introduction = await self._introduction(context)
         try:
-            seat = self._coordinator.open_session(introduction.name, introduction.epoch)
+            session = self._coordinator.open_session(introduction.name, introduction.epoch)
         except NotLeader as error:
             raise _Refused(_Code.FAILED_PRECONDITION, str(error)) from None
         log.info(
-            "a replica reports to this leader", extra={"replica": seat.name, "peer": context.peer()}
+            "a replica reports to this leader",
+            extra={"replica": session.name, "peer": context.peer()},
         )
         try:
-            await _Stream(seat, context, self._replica_auth, self._cluster_away, until).serve()
+            await _Stream(session, context, self._replica_auth, self._cluster_away, until).serve()
         finally:
-            seat.close("its stream ended")
+            session.close("its stream ended")
 
     async def _introduction(self, context: _Context) -> pb.Introduction:
         try:
@@ -115,13 +116,13 @@ class _Stream:
 
     def __init__(
         self,
-        seat: FollowerSession,
+        session: FollowerSession,
         context: _Context,
         replica_auth: ReplicaAuthenticator,
         cluster_away: Callable[[], bool],
         until: float,
     ) -> None:
-        self._follower_session = seat
+        self._follower_session = session
         self._context = context
         self._replica_auth = replica_auth
         self._cluster_away = cluster_away
