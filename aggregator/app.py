@@ -348,12 +348,12 @@ async def run(config: Config) -> None:
     )
 
     lemons = LemonDetector(
-        stories=history,
+        history=history,
         fleet=fleet,
         event_sink=event_sink,
         clocks=clocks,
         bounds=config.lemons,
-        say=controller.record_own_evidence,
+        record_evidence=controller.record_own_evidence,
         # Each file of history is its own replica's alone to read.
         leads=lambda: config.history.is_file or replica_runtime.shards.leads(),
     )

@@ -26,7 +26,7 @@ class ClusterActions(Protocol):
     def resume(self) -> str: ...
     def release(self, node: str) -> str: ...
     def quarantine(self, node: str, spec: QuarantineSpec) -> str: ...
-    def annotate(self, node: str, wish: "AnnotationChange") -> str: ...
+    def annotate(self, node: str, change: "AnnotationChange") -> str: ...
 
     def drain_preview(self, node: str) -> str:
         """What a drain of the node would end, before a person confirms it."""
@@ -97,7 +97,7 @@ def unpinned(node: str) -> AnnotationChange:
     return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
 
 
-def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:
+def manual_quarantine(action: Action, reason: str, requester: str) -> QuarantineSpec:
     """A quarantine made by hand. The name "sickbay" is the aggregator's own: it would end it."""
     who = requester if requester not in {"", "sickbay"} else "a person"
     return QuarantineSpec(action=action, kind="manual", reason=reason, requester=who)

@@ -144,7 +144,7 @@ class KubeActions:
 
         return self._session.call(work)
 
-    def annotate(self, node: str, wish: actions.AnnotationChange) -> str:
+    def annotate(self, node: str, change: actions.AnnotationChange) -> str:
         async def work(api: Transport) -> str:
             where = paths.node(node)
             try:
@@ -152,22 +152,22 @@ class KubeActions:
                     "GET", where, kind="nodes", lane=Priority.RECORD, accept=METADATA
                 )
                 meta = decode(body, PartialObjectMetadata).metadata
-                if wish.idle and not wish.changes(meta.annotations or {}):
-                    return wish.idle
+                if change.idle and not change.changes(meta.annotations or {}):
+                    return change.idle
                 await api.request(
                     "PATCH",
                     where,
                     kind="nodes",
                     lane=Priority.RECORD,
                     query=self._dry,
-                    body=encode({"metadata": {"uid": meta.uid, "annotations": wish.annotations}}),
+                    body=encode({"metadata": {"uid": meta.uid, "annotations": change.annotations}}),
                     content_type=MERGE_PATCH,
                 )
             except NotFound as error:
                 raise CommandFailed(
                     f'there is no node "{node}"\n  See: kubectl get nodes'
                 ) from error
-            return wish.said
+            return change.said
 
         return self._session.call(work)
 

@@ -108,22 +108,22 @@ class LocalActions:
         """The site's own command drains: its work is known to it alone."""
         return f"{node}: a drain runs the commands of cluster.local, which end the work on it."
 
-    def annotate(self, node: str, wish: actions.AnnotationChange) -> str:
+    def annotate(self, node: str, change: actions.AnnotationChange) -> str:
         with self._store() as store:
             new = _if_unknown(store, node)
-            if new and wish.idle:
+            if new and change.idle:
                 raise CommandFailed(actions.unknown(node))
             while True:
                 found = store.node(node)
-                if wish.idle and not wish.changes(found.annotations):
-                    return wish.idle
-                merged = {**found.annotations, **wish.annotations}
+                if change.idle and not change.changes(found.annotations):
+                    return change.idle
+                merged = {**found.annotations, **change.annotations}
                 kept = {key: value for key, value in merged.items() if value is not None}
                 try:
                     store.write_node(replace(found, annotations=kept))
                 except Conflict:
                     continue  # the aggregator wrote in between
-                return wish.said + new
+                return change.said + new
 
     def forget_node(self, node: str) -> str:
         """Take a name out of the file that belongs to no node: misspelt, or of a machine that is

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from aggregator.cli.actions import (
     ClusterActions,
     exempted,
+    manual_quarantine,
     pinned,
     seconds_of,
     unexempted,
     unpinned,
-    wish,
 )
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import UsageError
@@ -117,7 +117,7 @@ def quarantine(options: argparse.Namespace) -> None:
     """A drain kills work that runs, so that it asks first."""
     who = _readable(options.requester) or _this_user()
     action = Action(options.action)
-    spec = wish(action, _reason(options), who)
+    spec = manual_quarantine(action, _reason(options), who)
     asks = action is Action.DRAIN and not (options.yes or options.dry_run)
     if asks:
         require_terminal("a drain")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from types import FrameType
 
-from aggregator.demo.news import NotSeen
+from aggregator.demo.event_poller import NotSeen
 from aggregator.demo.processes import ChildEnded
-from aggregator.demo.terminal import NobodyListens, print_line
+from aggregator.demo.terminal import OutputClosed, print_line
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -46,10 +46,10 @@ def present(run: Callable[[], None], *, once: bool) -> int:
     try:
         run()
     except KeyboardInterrupt:
-        with contextlib.suppress(NobodyListens):
+        with contextlib.suppress(OutputClosed):
             print_line("\nended; nothing is left of it")
         return OK if not once else INTERRUPTED
-    except NobodyListens:
+    except OutputClosed:
         return OK
     except (NotSeen, ChildEnded, TimeoutError) as error:
         print(f"demo: {error}", file=sys.stderr)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from aggregator.demo.news import News
+from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.ports import free_port
-from aggregator.demo.processes import Crew
-from aggregator.demo.story import BRISK, LEISURELY, POLICY, Stage
+from aggregator.demo.processes import ChildProcesses
+from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
 from aggregator.demo.terminal import headline, note, print_line
 
 #: The folder of the programs of this installation.
@@ -60,10 +60,10 @@ _ADDRESSES = """\
 class Simulator:
     """``sickbay-agent simulate`` with ``count`` nodes; faults are injected as they are wanted."""
 
-    def __init__(self, crew: Crew, count: int, aggregator: str) -> None:
+    def __init__(self, children: ChildProcesses, count: int, aggregator: str) -> None:
         options = ["--stdin", "--nodes", str(count), "--aggregator", aggregator]
         command: list[str | Path] = [BIN / "sickbay-agent", "simulate", *options]
-        self._process = crew.start("simulator", command, stdin=subprocess.PIPE)
+        self._process = children.start("simulator", command, stdin=subprocess.PIPE)
 
     def inject(self, **event: Any) -> None:
         """One event, as docs/simulate.md has it; its ``at`` counts from now."""
@@ -84,60 +84,62 @@ def run(*, count: int, once: bool, in_storm: Callable[[str], None] = _ignore) ->
     """Tell the story, and go on until interrupted; with ``once`` return after it.
 
     ``in_storm`` is called with the page's URL while a limit holds most of the storm's nodes.
-    Raises ChildEnded, NotSeen, NobodyListens.
+    Raises ChildEnded, NotSeen, OutputClosed.
     """
     node = _own_name()
-    with Crew() as crew:
+    with ChildProcesses() as children:
         grpc, web = free_port(), _web_port()
         print_line(_INTRODUCTION.format(count=count))
-        _write_files(crew.folder, node, grpc, web)
-        config = crew.folder / "aggregator.yaml"
-        crew.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
-        news = News(f"127.0.0.1:{web}", crew.check)
-        news.until(lambda: _answers(news), "the aggregator's page")
+        _write_files(children.folder, node, grpc, web)
+        config = children.folder / "aggregator.yaml"
+        children.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
+        events = EventPoller(f"127.0.0.1:{web}", children.check)
+        events.until(lambda: _answers(events), "the aggregator's page")
         print_line(_ADDRESSES.format(web=web))
-        crew.start("agent", [BIN / "sickbay-agent", "run", "--config", crew.folder / "agent.toml"])
-        simulator = Simulator(crew, count, f"127.0.0.1:{grpc}")
-        _introduce_fleet(news, crew.folder / "agent.toml", count)
-        stage = Stage(news, simulator.inject, BRISK if once else LEISURELY)
+        children.start(
+            "agent", [BIN / "sickbay-agent", "run", "--config", children.folder / "agent.toml"]
+        )
+        simulator = Simulator(children, count, f"127.0.0.1:{grpc}")
+        _introduce_fleet(events, children.folder / "agent.toml", count)
+        story = Story(events, simulator.inject, BRISK if once else LEISURELY)
         nodes = [f"sim-{number:04d}" for number in range(1, count + 1)]
-        _run_story(stage, nodes, lambda: in_storm(f"http://127.0.0.1:{web}/"))
+        _run_story(story, nodes, lambda: in_storm(f"http://127.0.0.1:{web}/"))
         if not once:
             print_line()
             note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
-            stage.go_on()
+            story.go_on()
 
 
-def _run_story(stage: Stage, nodes: list[str], in_storm: Callable[[], None]) -> None:
-    pace, news = stage.pace, stage.news
+def _run_story(story: Story, nodes: list[str], in_storm: Callable[[], None]) -> None:
+    pace, events = story.pace, story.events
     sick, busy, full, *rest = nodes
-    news.rest(pace.first)
-    stage.fault_drains(sick)
-    news.rest(pace.between)
-    stage.application_fault_does_nothing(busy)
-    news.rest(pace.between)
-    stage.full_disk_recovers(full)
-    news.rest(pace.between)
+    events.show_for(pace.first)
+    story.fault_drains(sick)
+    events.show_for(pace.between)
+    story.application_fault_does_nothing(busy)
+    events.show_for(pace.between)
+    story.full_disk_recovers(full)
+    events.show_for(pace.between)
     storm = rest[: max(8, len(nodes) // 3)]
-    stage.storm_is_held(storm)
+    story.storm_is_held(storm)
     in_storm()
-    news.rest(pace.between)
-    stage.reboot_releases(sick, storm)
+    events.show_for(pace.between)
+    story.reboot_releases(sick, storm)
 
 
-def _introduce_fleet(news: News, config: Path, count: int) -> None:
+def _introduce_fleet(events: EventPoller, config: Path, count: int) -> None:
     def attached() -> bool:
-        return bool(news.get("/api/v1/fleet")["attached"] == count + 1)
+        return bool(events.get("/api/v1/fleet")["attached"] == count + 1)
 
-    news.until(attached, f"{count + 1} nodes attached")
+    events.until(attached, f"{count + 1} nodes attached")
     note(f"{count + 1} nodes are attached: {count} simulated, and this machine")
     headline("what this machine's own agent says: sickbay-agent check")
-    shown = _settled(news, config)
+    shown = _settled(events, config)
     for line in shown.splitlines():
         print_line(f"             {line}".rstrip())
 
 
-def _settled(news: News, config: Path) -> str:
+def _settled(events: EventPoller, config: Path) -> str:
     """The table, when each check has run once: no event has come in for a second."""
     looks: list[tuple[list[str], str]] = []
 
@@ -146,16 +148,16 @@ def _settled(news: News, config: Path) -> str:
         done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
         rows = [row.split()[:3] for row in done.stdout.splitlines()]
         looks.append(([" ".join(row) for row in rows], done.stdout))
-        news.rest(0.5)
+        events.show_for(0.5)
         return len(looks) > 3 and looks[-1][0] == looks[-3][0] and "by its agent" in done.stdout
 
-    news.until(same, "this machine's first results")
+    events.until(same, "this machine's first results")
     return looks[-1][1]
 
 
-def _answers(news: News) -> bool:
+def _answers(events: EventPoller) -> bool:
     try:
-        news.get("/api/v1/fleet")
+        events.get("/api/v1/fleet")
     except (OSError, ValueError, http.client.HTTPException):
         return False
     return True

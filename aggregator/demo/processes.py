@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from aggregator.demo.keeper import Keeper
+from aggregator.demo.process_guard import ProcessGuard
 
 #: Seconds that a process has to end in order, and its children after it.
 _FAREWELL = 8.0
@@ -23,16 +23,16 @@ class ChildEnded(Exception):
     """A process of the demo ended without having been told to; the text has its last words."""
 
 
-class Crew:
+class ChildProcesses:
     """Use it as a context manager. ``folder`` is the demo's own, and goes with it.
 
-    When this process is killed, its keeper kills what was guarded and
+    When this process is killed, its guard kills what was guarded and
     removes the folder.
     """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sickbay-demo-"))
-        self._keeper = Keeper(self.folder, remove=True)
+        self._process_guard = ProcessGuard(self.folder, remove=True)
         self._members: list[tuple[str, subprocess.Popen[bytes], Path]] = []
 
     def start(
@@ -59,7 +59,7 @@ class Crew:
 
     def guard(self, pid: int) -> None:
         """Have it killed if we are."""
-        self._keeper.guard(pid)
+        self._process_guard.guard(pid)
 
     def check(self) -> None:
         """Raise ChildEnded when one has ended."""
@@ -83,8 +83,8 @@ class Crew:
             signal.signal(signal.Signals[name], signal.SIG_IGN)
         for _, process, _ in reversed(self._members):
             _end(process)
-        self._keeper.close()
-        # A last copy of an agent's state may have come after the keeper's look.
+        self._process_guard.close()
+        # A last copy of an agent's state may have come after the guard's.
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from aggregator.demo.news import News, NotSeen
+from aggregator.demo.event_poller import EventPoller, NotSeen
 from aggregator.demo.terminal import headline, note
 
 #: Rules as shipped wait for minutes before a release; a demo's spectator would not.
@@ -37,10 +37,10 @@ BRISK = Pace(first=1, between=0.5, disk=4)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Where the story happens."""
+class Story:
+    """The steps of the story; each waits for its effect."""
 
-    news: News
+    events: EventPoller
     inject: Inject
     pace: Pace
 
@@ -62,8 +62,8 @@ class Stage:
         [incident] = self._incidents(node)
         note(f"   {node}: {incident['summary']}")
         note(f"   {incident['advice']}")
-        self.news.rest(2)
-        if self.news.of("quarantine.admitted", node):
+        self.events.show_for(2)
+        if self.events.of_kind("quarantine.admitted", node):
             raise NotSeen(f"{node} left alone: it was quarantined")
 
     def full_disk_recovers(self, node: str) -> None:
@@ -80,19 +80,19 @@ class Stage:
         told = "the storm held by the limit"
 
         def decided() -> bool:
-            held = {event.node for event in self.news.of("quarantine.held", *nodes)}
-            taken = {event.node for event in self.news.of("quarantine.cordoned", *nodes)}
+            held = {event.node for event in self.events.of_kind("quarantine.held", *nodes)}
+            taken = {event.node for event in self.events.of_kind("quarantine.cordoned", *nodes)}
             return bool(held) and held | taken == set(nodes)
 
-        self.news.until(decided, told)
-        held = len({event.node for event in self.news.of("quarantine.held", *nodes)})
+        self.events.until(decided, told)
+        held = len({event.node for event in self.events.of_kind("quarantine.held", *nodes)})
         note(f"   {held} of {len(nodes)} are held: so many at once say more of us than of them")
 
     def budget_holds(self, node: str, open_it: Callable[[], None]) -> None:
         headline(f"{node}: Xid 79 too, and a disruption budget protects the pod that runs there")
         self.inject(node=node, fault="xid:79", gpu=0)
         self._seen("pod.blocked", node)
-        self.news.rest(self.pace.between)
+        self.events.show_for(self.pace.between)
         note("   the budget is opened (kubectl delete poddisruptionbudget)")
         open_it()
         self._seen("quarantine.drained", node)
@@ -105,24 +105,24 @@ class Stage:
 
     def reboot_releases(self, node: str, waiting: Sequence[str]) -> None:
         headline(f"{node} is rebooted: that ends an Xid 79, so it is released, and a held one goes")
-        before = len(self.news.of("quarantine.cordoned", *waiting))
+        before = len(self.events.of_kind("quarantine.cordoned", *waiting))
         self.inject(node=node, reboot=True)
         self._seen("quarantine.released", node)
-        self.news.until(
-            lambda: len(self.news.of("quarantine.cordoned", *waiting)) > before,
+        self.events.until(
+            lambda: len(self.events.of_kind("quarantine.cordoned", *waiting)) > before,
             "a held node admitted in its place",
         )
 
     def go_on(self, until: Callable[[], bool] = lambda: False) -> None:
         """Show what happens, for ever or until."""
         while not until():
-            self.news.rest(1)
+            self.events.show_for(1)
 
     def _seen(self, kind: str, node: str) -> Any:
-        return self.news.until(lambda: self.news.of(kind, node), f"{kind} of {node}")[-1]
+        return self.events.until(lambda: self.events.of_kind(kind, node), f"{kind} of {node}")[-1]
 
     def _incidents(self, node: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.news.get(f"/api/v1/nodes/{node}")["incidents"]
+        found: list[dict[str, Any]] = self.events.get(f"/api/v1/nodes/{node}")["incidents"]
         return found
 
 

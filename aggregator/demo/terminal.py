@@ -5,18 +5,18 @@ import os
 import sys
 
 
-class NobodyListens(Exception):
+class OutputClosed(Exception):
     """Standard output is closed: there is no reader."""
 
 
 def print_line(text: str = "") -> None:
-    """A line as it is. Raises NobodyListens."""
+    """A line as it is. Raises OutputClosed."""
     try:
         print(text, flush=True)
     except OSError:
         # Or the interpreter would try once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise NobodyListens from None
+        raise OutputClosed from None
 
 
 def note(text: str, *, at: dt.datetime | None = None) -> None:

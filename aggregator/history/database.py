@@ -162,7 +162,7 @@ class Database:
         )
         return [str(row["node"]) for row in self._read(query, seconds=COUNTING)]
 
-    def stories(
+    def node_transitions(
         self, nodes: Sequence[str], kinds: Sequence[str], since: float, rows: int
     ) -> dict[str, list[Transition]]:
         """The newest ``rows`` transitions of these kinds of each node, at or after ``since``.

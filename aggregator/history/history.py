@@ -58,8 +58,8 @@ _CLOSE_WITHIN = 5.0
 MOST_ROWS = 10_000_000
 #: After every row of its moment.
 _LAST = (1 << 63) - 1
-#: Nodes whose stories are read at a time, so that a page's read comes between.
-_STORIES = 20
+#: Nodes whose transitions are read at a time, so that a page's read comes between.
+_NODES_AT_A_TIME = 20
 
 
 class History:
@@ -203,7 +203,7 @@ class History:
         database = self._reader.database
         return await self._reader.ask(database.page, node, since, min(limit, MOST_READ), before)
 
-    async def stories(
+    async def node_transitions(
         self,
         acted: Iterable[EventKind],
         kinds: Iterable[EventKind],
@@ -222,9 +222,9 @@ class History:
         )
         wanted = [name for kind in kinds for name in kind.names]
         found: dict[str, list[Transition]] = {}
-        for start in range(0, len(busiest), _STORIES):
-            few = busiest[start : start + _STORIES]
-            found |= await ask(database.stories, few, wanted, since, rows)
+        for start in range(0, len(busiest), _NODES_AT_A_TIME):
+            few = busiest[start : start + _NODES_AT_A_TIME]
+            found |= await ask(database.node_transitions, few, wanted, since, rows)
         return found
 
     # -- writing -------------------------------------------------------------------

@@ -27,7 +27,7 @@ log = logging.getLogger("sickbay.lemons")
 #: Seconds.
 FIRST_AFTER = 60.0
 LOOK_EVERY = 3600.0
-SAY_EVERY = 60.0
+REPORT_EVERY = 60.0
 #: The same lemon is reported again after so long.
 TOLD_EVERY = 7 * 86400.0
 #: Nodes that are examined, those with the most quarantines first; and transitions of each.
@@ -48,7 +48,7 @@ _PAST = {
 class LemonIndex(Protocol):
     """The queries that the detector needs of the history."""
 
-    async def stories(
+    async def node_transitions(
         self,
         acted: Iterable[EventKind],
         kinds: Iterable[EventKind],
@@ -65,7 +65,8 @@ class LemonIndex(Protocol):
 
 
 class LemonDetector:
-    """``say`` gives the controller evidence on a node, in our own name; False: the node is unknown.
+    """``record_evidence`` gives the controller evidence on a node, in our own name; False: it does
+    not know the node.
 
     ``leads``: whether this replica is the one that alerts people, where several read one history.
     Each of them shows the lemons, and gives evidence on the nodes that it owns.
@@ -74,25 +75,25 @@ class LemonDetector:
     def __init__(
         self,
         *,
-        stories: LemonIndex,
+        history: LemonIndex,
         fleet: FleetState,
         event_sink: EventSink,
         clocks: Clocks,
         bounds: LemonThresholds,
-        say: Callable[[str, Component], bool],
+        record_evidence: Callable[[str, Component], bool],
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._stories = stories
+        self._history = history
         self._fleet = fleet
         self._event_sink = event_sink
         self._clocks = clocks
         self._bounds = bounds
-        self._say = say
+        self._record_evidence = record_evidence
         self._leads = leads
         self._since: dict[str, float] = {}
         self._said: set[str] = set()
         self._looked = False
-        self._stories_of: frozenset[str] = frozenset()
+        self._nodes_with_transitions: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Check for ever."""
@@ -103,14 +104,14 @@ class LemonDetector:
                 await self.check_events()
                 due = self._clocks.now() + LOOK_EVERY
             self.report_lemons()
-            await asyncio.sleep(SAY_EVERY)
+            await asyncio.sleep(REPORT_EVERY)
 
     async def check_events(self) -> None:
         """Read the last weeks again."""
         now = self._clocks.earliest()
         kinds = [*_PAST, EventKind.LEMON]
         try:
-            stories = await self._stories.stories(
+            transitions = await self._history.node_transitions(
                 _ACTED, kinds, now - WINDOW, MOST_NODES, MOST_ROWS
             )
         except OSError as error:
@@ -121,7 +122,7 @@ class LemonDetector:
         self._fleet.lemons_trouble = ""
         found = (
             judge_past(node, lemon_events(past), self._bounds, now)
-            for node, past in stories.items()
+            for node, past in transitions.items()
         )
         lemons = sorted(
             (lemon for lemon in found if lemon is not None),
@@ -129,10 +130,10 @@ class LemonDetector:
         )
         self._fleet.lemons = tuple(lemons)
         self._looked = True
-        self._stories_of = frozenset(stories)
+        self._nodes_with_transitions = frozenset(transitions)
         if self._leads():
             for lemon in lemons:
-                self.log_verdict(lemon, stories[lemon.node], now)
+                self.log_verdict(lemon, transitions[lemon.node], now)
 
     def report_lemons(self) -> None:
         """Give every lemon's node its evidence, and take it back where the node is none any
@@ -143,13 +144,13 @@ class LemonDetector:
         lemons = {lemon.node: lemon for lemon in self._fleet.lemons}
         for node, lemon in lemons.items():
             since = self._since.setdefault(node, self._clocks.now())
-            if self._say(node, evidence(lemon, since)):
+            if self._record_evidence(node, evidence(lemon, since)):
                 self._said.add(node)
         for node in (self._said | set(self._remembered())) - lemons.keys():
             if self._is_forgotten(node):
                 continue
             self._since.pop(node, None)
-            if self._say(node, evidence(None, self._clocks.now())):
+            if self._record_evidence(node, evidence(None, self._clocks.now())):
                 self._said.discard(node)
 
     def _remembered(self) -> Iterable[str]:
@@ -169,7 +170,7 @@ class LemonDetector:
         """
         node_summary = self._fleet.node_summaries.get(node)
         quarantine = node_summary.quarantine if node_summary is not None else None
-        if quarantine is None or node in self._stories_of:
+        if quarantine is None or node in self._nodes_with_transitions:
             return False
         return self._clocks.earliest() - quarantine.status.cordoned_at < WINDOW
 

@@ -446,7 +446,7 @@ class Controller:
                 return
 
     async def _by_slices(self) -> AsyncIterator[NodeState]:
-        """All cases, yielding to the event loop every millisecond or so."""
+        """The states of all nodes, yielding to the event loop every millisecond or so."""
         for count, node_state in enumerate(self._registry.node_states(), 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)

@@ -85,7 +85,7 @@ async def page_of_nodes(
 async def _fleet(
     queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
 ) -> models.Fleet:
-    return queries.glance(await queries.current_snapshot())
+    return queries.fleet_summary(await queries.current_snapshot())
 
 
 async def _nodes(

@@ -18,10 +18,10 @@ class ChangeNotifier:
     """Ticks on the event stream whenever the view of its subscribers has changed."""
 
     def __init__(
-        self, look: Callable[[], Awaitable[FleetSnapshot]], stories: NodeDetails, feed: EventBroker
+        self, look: Callable[[], Awaitable[FleetSnapshot]], details: NodeDetails, feed: EventBroker
     ) -> None:
         self._look = look
-        self._stories = stories
+        self._details = details
         self._feed = feed
         self._revision = 0
         self._nodes: dict[str, models.Node] = {}
@@ -49,7 +49,7 @@ class ChangeNotifier:
             self._revision = look.revision
             self._feed.tick(tick)
         watched = sorted(self._feed.nodes)
-        told = await asyncio.gather(*(self._stories.of(name) for name in watched))
+        told = await asyncio.gather(*(self._details.of(name) for name in watched))
         nodes = {one.node: node_view.steady(one) for one in told if one is not None}
         for name, one in nodes.items():
             # Heartbeats come all the time, and are no change. A new subscriber is notified at once,

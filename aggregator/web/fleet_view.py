@@ -369,14 +369,6 @@ def row_told(
     )
 
 
-def survey(fleet: FleetState, moment: ViewMoment) -> FleetViewFindings:
-    """All nodes at once."""
-    found = FleetViewBuilder(fleet, moment)
-    for node_summary in fleet.node_summaries.values():
-        found.add(node_summary)
-    return found.conclude(sorted(fleet.node_summaries, key=natural))
-
-
 def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
     """Stuck ones first, then those under way, then those that wait for a repair."""
     since = one.phase_since

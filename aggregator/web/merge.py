@@ -30,10 +30,10 @@ class Scope(Protocol):
     def begin(self) -> None:
         """A snapshot begins: until the next one the same reports count."""
 
-    def add(self, survey: FleetViewBuilder, name: str) -> None:
+    def add(self, builder: FleetViewBuilder, name: str) -> None:
         """Add one node."""
 
-    def conclude(self, survey: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
+    def conclude(self, builder: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
         """The findings, by names in the order in which people read them."""
 
 
@@ -85,13 +85,13 @@ class LocalScope:
     def begin(self) -> None:
         """Use the fleet's present state."""
 
-    def add(self, survey: FleetViewBuilder, name: str) -> None:
+    def add(self, builder: FleetViewBuilder, name: str) -> None:
         node_summary = self._fleet.node_summaries.get(name)
         if node_summary is not None:
-            survey.add(node_summary)
+            builder.add(node_summary)
 
-    def conclude(self, survey: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
-        return survey.conclude(names)
+    def conclude(self, builder: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
+        return builder.conclude(names)
 
 
 class OwnedScope:
@@ -107,17 +107,17 @@ class OwnedScope:
     def begin(self) -> None:
         """Use the fleet's present state."""
 
-    def add(self, survey: FleetViewBuilder, name: str) -> None:
+    def add(self, builder: FleetViewBuilder, name: str) -> None:
         node_summary = self._fleet.node_summaries.get(name)
         if node_summary is None:
             return
         if self._owners.mine(name):
-            survey.add(node_summary)
+            builder.add(node_summary)
         else:
-            survey.count(node_summary)
+            builder.count(node_summary)
 
-    def conclude(self, survey: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
-        return survey.conclude(names)
+    def conclude(self, builder: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
+        return builder.conclude(names)
 
 
 class ReplicaReports(Protocol):
@@ -157,20 +157,20 @@ class MergedScope:
     def begin(self) -> None:
         self._tellings = self._others.tellings()
 
-    def add(self, survey: FleetViewBuilder, name: str) -> None:
+    def add(self, builder: FleetViewBuilder, name: str) -> None:
         node_summary = self._fleet.node_summaries.get(name)
         if not self._tellings:
             if node_summary is not None:
-                survey.add(node_summary)
+                builder.add(node_summary)
             return
         said = best_report(name, node_summary, self._owners, self._tellings)
         if said is not None:
-            survey.add_told(*said, node_summary)
+            builder.add_told(*said, node_summary)
         elif node_summary is not None:
-            survey.add(node_summary)
+            builder.add(node_summary)
 
-    def conclude(self, survey: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
-        found, membership_view = survey.conclude(names), self._shards.membership_view
+    def conclude(self, builder: FleetViewBuilder, names: Iterable[str]) -> FleetViewFindings:
+        found, membership_view = builder.conclude(names), self._shards.membership_view
         leader = membership_view.leader
         counts = Counter(map(self._owners.of, found.names)) if self._tellings else Counter()
         here = found.attached - sum(map(_attached, self._tellings.values()))

@@ -30,7 +30,7 @@ _KINDS = ("gpu", "disk", "network", "node")
 
 
 @dataclass(frozen=True, slots=True)
-class ShardScene:
+class ShardNumbers:
     """The other replicas as seen by this one: their names, and whether each answers."""
 
     nodes: int
@@ -42,14 +42,14 @@ class ShardScene:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ScrapeContent:
     """The content of one scrape: this replica's own nodes, so that sums over replicas are right.
 
     Fleet-wide values (mode, stop, limits, causes) are reported by each.
     """
 
     found: FleetViewFindings
-    shards: ShardScene
+    shards: ShardNumbers
     feed: EventBroker
     requests: Counter[tuple[str, int]]
     durations: Mapping[str, Histogram]
@@ -61,41 +61,41 @@ class Scene:
     ready: bool
 
 
-def registry_of(scene: Scene) -> CollectorRegistry:
-    """A registry with the metrics of this scene, and of the process."""
+def registry_of(scrape: ScrapeContent) -> CollectorRegistry:
+    """A registry with the metrics of this scrape, and of the process."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_SceneCollector(scene))
+    registry.register(_ScrapeCollector(scrape))
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
 
 
-class _SceneCollector(Collector):
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+class _ScrapeCollector(Collector):
+    def __init__(self, scrape: ScrapeContent) -> None:
+        self._scrape = scrape
 
     def collect(self) -> Iterable[Metric]:
-        scene = self._scene
-        yield from _fleet(scene.found)
-        yield from _work(scene.found)
-        yield from gpu_metrics(scene.found.gpus)
-        yield from stage_metrics(scene.stages)
-        yield from _shards(scene.shards)
-        yield from _own(scene)
-        if scene.stats.ingest is not None:
-            yield from _ingest(scene.stats.ingest)
-        if scene.stats.api is not None:
-            yield from _api(scene.stats.api)
-        if scene.stats.outbox is not None:
+        scrape = self._scrape
+        yield from _fleet(scrape.found)
+        yield from _work(scrape.found)
+        yield from gpu_metrics(scrape.found.gpus)
+        yield from stage_metrics(scrape.stages)
+        yield from _shards(scrape.shards)
+        yield from _own(scrape)
+        if scrape.stats.ingest is not None:
+            yield from _ingest(scrape.stats.ingest)
+        if scrape.stats.api is not None:
+            yield from _api(scrape.stats.api)
+        if scrape.stats.outbox is not None:
             outbox = gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
-            for webhook, depth in scene.stats.outbox().items():
+            for webhook, depth in scrape.stats.outbox().items():
                 outbox.add_metric([webhook], depth)
             yield outbox
-            out = not scene.stats.alert_trouble()
-            yield from _routes(scene.stats.alerts().routes)
+            out = not scrape.stats.alert_trouble()
+            yield from _routes(scrape.stats.alerts().routes)
             yield single_gauge("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
-        if scene.stats.history is not None:
-            yield from _history(scene.stats.history)
+        if scrape.stats.history is not None:
+            yield from _history(scrape.stats.history)
 
 
 def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
@@ -204,7 +204,7 @@ def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
     yield oldest
 
 
-def _shards(shards: ShardScene) -> Iterator[Metric]:
+def _shards(shards: ShardNumbers) -> Iterator[Metric]:
     yield single_gauge("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
     yield single_gauge("sickbay_replica_members", "Replicas that are alive.", shards.members)
     yield single_gauge("sickbay_replica_leader", "1 where this one leads.", shards.leads)
@@ -220,42 +220,42 @@ def _shards(shards: ShardScene) -> Iterator[Metric]:
     yield up
 
 
-def _own(scene: Scene) -> Iterator[Metric]:
+def _own(scrape: ScrapeContent) -> Iterator[Metric]:
     build = gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
-    build.add_metric([scene.version], 1)
+    build.add_metric([scrape.version], 1)
     yield build
-    yield single_gauge("sickbay_ready", "1 while /readyz reports no trouble.", scene.ready)
+    yield single_gauge("sickbay_ready", "1 while /readyz reports no trouble.", scrape.ready)
     ends = gauge(
         "sickbay_certificate_expires_timestamp_seconds",
         "When a certificate of the listeners ends.",
         ["certificate"],
     )
-    for purpose, until in sorted(scene.stats.certificates().items()):
+    for purpose, until in sorted(scrape.stats.certificates().items()):
         ends.add_metric([purpose], until)
     yield ends
-    yield single_gauge("sickbay_web_streams", "Event streams that are open.", scene.feed.streams)
-    yield single_gauge("sickbay_web_connections", "Connections that are open.", scene.connections)
+    yield single_gauge("sickbay_web_streams", "Event streams that are open.", scrape.feed.streams)
+    yield single_gauge("sickbay_web_connections", "Connections that are open.", scrape.connections)
     ended = counter(
         "sickbay_web_connections_ended",
         "Connections that a limit ended or refused, by limit.",
         ["reason"],
     )
     for reason in ("evicted", "overdue", "refused"):
-        ended.add_metric([reason], scene.connections_ended.get(reason, 0))
+        ended.add_metric([reason], scrape.connections_ended.get(reason, 0))
     yield ended
     transitions = counter("sickbay_transitions", "Transitions, by kind.", ["kind"])
     for kind in EventKind:
-        transitions.add_metric([kind.value], scene.feed.counts[kind])
+        transitions.add_metric([kind.value], scrape.feed.counts[kind])
     yield transitions
     requests = counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
-    for (route, code), count in sorted(scene.requests.items()):
+    for (route, code), count in sorted(scrape.requests.items()):
         requests.add_metric([route, str(code)], count)
     yield requests
     yield histogram(
         "sickbay_web_request_duration_seconds",
         "Answers of this listener, event streams excepted.",
         ["route"],
-        {(route,): found for route, found in scene.durations.items()},
+        {(route,): found for route, found in scrape.durations.items()},
     )
 
 

@@ -130,7 +130,7 @@ class Pages:
             "fleet.html",
             values,
             look=look,
-            fleet=self._queries.glance(look),
+            fleet=self._queries.fleet_summary(look),
             incidents=equal_rows.equal_incidents(found.incidents)[:rows],
             quarantines=equal_rows.equal_quarantines(found.quarantines)[:rows],
             marked_only=found.marked_only(),
@@ -172,7 +172,7 @@ class Pages:
             "nodes.html",
             values,
             look=look,
-            fleet=self._queries.glance(look),
+            fleet=self._queries.fleet_summary(look),
             page=page,
             groups=groups,
             asked=values,
@@ -192,7 +192,7 @@ class Pages:
         return self._page(
             "node.html",
             values,
-            fleet=self._queries.glance(look),
+            fleet=self._queries.fleet_summary(look),
             node=story,
         )
 

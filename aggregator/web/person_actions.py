@@ -14,11 +14,11 @@ import msgspec
 from aggregator.cli.actions import (
     ClusterActions,
     exempted,
+    manual_quarantine,
     pinned,
     seconds_of,
     unexempted,
     unpinned,
-    wish,
 )
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import clean
@@ -115,7 +115,7 @@ def read_request(body: bytes, action: PersonAction) -> ActionRequest:
 def _quarantine(cluster: ClusterActions, ask: ActionContext) -> str:
     if ask.body.action is Action.OBSERVE:
         raise BadAction('action: "observe" is no quarantine; expected "cordon" or "drain"')
-    spec = wish(ask.body.action, ask.body.reason, clean(ask.user, 200))
+    spec = manual_quarantine(ask.body.action, ask.body.reason, clean(ask.user, 200))
     return cluster.quarantine(ask.node, spec)
 
 

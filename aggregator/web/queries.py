@@ -23,7 +23,7 @@ from aggregator.web.node_detail import NodeDetails
 from aggregator.web.node_table import RowCache
 from aggregator.web.replica_poller import ReplicaPoller
 from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
-from aggregator.web.summary import glance
+from aggregator.web.summary import summarize
 
 log = logging.getLogger("sickbay.web")
 
@@ -57,7 +57,7 @@ class FleetQueries:
     version: str
     ready: Callable[[], list[str]]
     peers: ReplicaPoller
-    stories: NodeDetails
+    details: NodeDetails
     alert_trouble: Callable[[], str]
     history_shared: bool = False
     alerts: Callable[[], AlertOverview] = AlertOverview
@@ -71,9 +71,9 @@ class FleetQueries:
         await self.peers.answering_replicas()
         return await self.snapshots.current_snapshot()
 
-    def glance(self, look: FleetSnapshot) -> models.Fleet:
+    def fleet_summary(self, look: FleetSnapshot) -> models.Fleet:
         """The fleet's numbers."""
-        numbers = glance(
+        numbers = summarize(
             look.found,
             self.snapshots.moment(),
             version=self.version,
@@ -88,14 +88,14 @@ class FleetQueries:
     def rows(self, names: Iterable[str], look: FleetSnapshot) -> list[models.NodeRow]:
         """These nodes in a line each, as of the snapshot; without those that are gone since."""
         moment, found, rows = self.snapshots.moment(), look.found, list[models.NodeRow]()
-        here = self.stories.replica_name
+        here = self.details.replica_name
         for name in names:
             telling, node_summary = (
                 found.remote_nodes.get(name),
                 self.fleet.node_summaries.get(name),
             )
             if telling is not None:
-                told = self.stories.read_node(name, telling)
+                told = self.details.read_node(name, telling)
                 rows.append(fleet_view.row_told(told, telling, node_summary, moment))
             elif node_summary is not None:
                 row = node_view.node_row(node_summary, moment)
@@ -122,7 +122,7 @@ class FleetQueries:
     async def story(self, name: str) -> models.Node | None:
         """One node with its timeline, or None where no replica knows it."""
         await self.peers.answering_replicas()
-        found, past = await asyncio.gather(self.stories.of(name), self.past(name))
+        found, past = await asyncio.gather(self.details.of(name), self.past(name))
         if found is None:
             return None
         return msgspec.structs.replace(

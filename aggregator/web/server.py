@@ -36,7 +36,7 @@ from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
 from aggregator.web.login import LogIn
 from aggregator.web.merge import MergedScope, OwnedScope, Owners
-from aggregator.web.metrics import Scene, ShardScene, registry_of
+from aggregator.web.metrics import ScrapeContent, ShardNumbers, registry_of
 from aggregator.web.mode_effect import Preview
 from aggregator.web.node_detail import NodeDetails
 from aggregator.web.pages import Pages
@@ -137,7 +137,7 @@ class Web:
 
         whole = MergedScope(fleet, shards, owners, self._peers, not_ready)
         snapshots = SnapshotCache(fleet, clocks, whole)
-        stories = NodeDetails(
+        details = NodeDetails(
             me=me, fleet=fleet, snapshots=snapshots, owners=owners, peers=self._peers
         )
         self._queries = FleetQueries(
@@ -148,7 +148,7 @@ class Web:
             version,
             not_ready,
             self._peers,
-            stories,
+            details,
             stats.alert_trouble,
             history_shared,
             stats.alerts,
@@ -167,7 +167,7 @@ class Web:
         self._guard_access = AccessGuard(access, now=clocks.now)
         self._log_in = LogIn(access, self._guard_access, self._pages.log_in)
         self._actions = ActionEndpoints(access, self._guard_access, actions)
-        self._pulse = ChangeNotifier(self._queries.current_snapshot, stories, feed)
+        self._change_notifier = ChangeNotifier(self._queries.current_snapshot, details, feed)
         self._feed, self._fleet = feed, fleet
         self._shards = shards
         self._stats = stats
@@ -212,7 +212,7 @@ class Web:
         # Beside the rest: a history that hangs must not keep the aggregator from starting.
         for work, name in (
             (self._queries.prime(), "web past"),
-            (self._pulse.run(), "web pulse"),
+            (self._change_notifier.run(), "web change notifier"),
             (self._peers.run(), "web peers"),
             (TrendRecorder(self._queries).run(), "web trend"),
         ):
@@ -284,7 +284,7 @@ class Web:
     async def _metrics(self, request: web.Request) -> web.Response:
         alone = not self._peers.others
         look = await (self._queries.snapshots if alone else self._own).current_snapshot()
-        scene = Scene(
+        scrape = ScrapeContent(
             found=look.found,
             shards=self._standing(look.found),
             feed=self._feed,
@@ -298,13 +298,13 @@ class Web:
             ready=not self._queries.ready(),
         )
         encode, kind = choose_encoder(request.headers.get("Accept", ""))
-        response = web.Response(body=encode(registry_of(scene)), headers={"Content-Type": kind})
+        response = web.Response(body=encode(registry_of(scrape)), headers={"Content-Type": kind})
         response.enable_compression()
         return response
 
-    def _standing(self, found: FleetViewFindings) -> ShardScene:
+    def _standing(self, found: FleetViewFindings) -> ShardNumbers:
         membership_view = self._shards.membership_view
-        return ShardScene(
+        return ShardNumbers(
             nodes=len(found.standings),
             members=len(membership_view.members),
             leads=self._shards.leads(),

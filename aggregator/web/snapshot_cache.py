@@ -66,14 +66,14 @@ class SnapshotCache:
 
     async def _take(self, before: FleetSnapshot | None) -> FleetSnapshot:
         moment, began = self.moment(), self._clocks.now()
-        names, survey, scope = self._ordered(), FleetViewBuilder(self._fleet, moment), self._scope
+        names, builder, scope = self._ordered(), FleetViewBuilder(self._fleet, moment), self._scope
         scope.begin()
         spent = self._clocks.now() - began
         spent += await visit_in_chunks(
-            names, lambda name: scope.add(survey, name), self._clocks.now
+            names, lambda name: scope.add(builder, name), self._clocks.now
         )
         began = self._clocks.now()
-        found = scope.conclude(survey, names)
+        found = scope.conclude(builder, names)
         changed = before is None or before.found != found
         revision = (before.revision if before else 0) + changed
         spent += self._clocks.now() - began

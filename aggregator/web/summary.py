@@ -6,7 +6,7 @@ from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.node_view import ViewMoment
 
 
-def glance(
+def summarize(
     found: FleetViewFindings,
     moment: ViewMoment,
     *,

@@ -14,7 +14,7 @@ from typing import Any
 
 from aggregator.ingest.identity import TrustingAuthenticator
 from tests.agent.agent_process import AgentProcess
-from tests.support.in_process_aggregator import InProcessAggregator, bedside
+from tests.support.in_process_aggregator import InProcessAggregator, running_aggregator
 from tests.support.waiting import until
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
@@ -94,7 +94,7 @@ async def play(bench: InProcessAggregator, agent: AgentProcess) -> dict[str, Any
 async def main(folder: Path) -> None:
     agent = AgentProcess(folder / "node")
     try:
-        async with bedside(
+        async with running_aggregator(
             "node-a",
             silent_after=SILENT_AFTER,
             heartbeat=1.0,

@@ -8,7 +8,7 @@ from pathlib import Path
 from aggregator.cluster.port import Phase
 from aggregator.replicas.membership.view import MembershipView
 from tests.support.coordination import PlayedShards, member
-from tests.support.in_process_aggregator import InProcessAggregator, bedside
+from tests.support.in_process_aggregator import InProcessAggregator, running_aggregator
 from tests.support.memory_cluster import World, phase_of
 from tests.support.simulator import Simulator
 from tests.support.waiting import until
@@ -28,8 +28,10 @@ async def test_nodes_are_sent_home_come_back_when_their_replica_dies_and_go_agai
     world, names = World(), [f"sim-{number:04d}" for number in range(1, NODES + 1)]
     one, two = PlayedShards("one", ["one"]), PlayedShards("two", ["two"])
     async with AsyncExitStack() as ending, AsyncExitStack() as second:
-        first = await ending.enter_async_context(bedside(*names, world=world, shards=one))
-        other = await second.enter_async_context(bedside(world=world, shards=two))
+        first = await ending.enter_async_context(
+            running_aggregator(*names, world=world, shards=one)
+        )
+        other = await second.enter_async_context(running_aggregator(world=world, shards=two))
         both = [("one", first), ("two", other)]
         one.take(membership_view("one", both))
         two.take(membership_view("two", both))
@@ -54,7 +56,7 @@ async def test_nodes_are_sent_home_come_back_when_their_replica_dies_and_go_agai
 
         # It is back, and its own agents are redirected to it in the middle of their streams.
         again = PlayedShards("two", ["two"])
-        back = await ending.enter_async_context(bedside(world=world, shards=again))
+        back = await ending.enter_async_context(running_aggregator(world=world, shards=again))
         both = [("one", first), ("two", back)]
         again.take(membership_view("two", both))
         one.take(membership_view("one", both))

@@ -25,7 +25,7 @@ from aggregator.ingest.duplicate_agents import CALM
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.tokens import TokenAuthenticator
 from tests.agent.agent_process import AgentProcess
-from tests.support.in_process_aggregator import InProcessAggregator, bedside
+from tests.support.in_process_aggregator import InProcessAggregator, running_aggregator
 from tests.support.ingest import Agent, Clock
 from tests.support.pki import TokenIssuer
 from tests.support.waiting import until
@@ -79,7 +79,7 @@ async def trouble(agent: AgentProcess, text: str) -> str:
 
 
 async def test_two_agents_of_one_node_are_shown_nothing_new_is_done_and_it_ends(make: Make) -> None:
-    async with bedside("node-a") as bench:
+    async with running_aggregator("node-a") as bench:
         ours, other = make("ours", bench), make("other", bench)
         ours.start()
         await shown(bench, "node-a", lambda node: node["agent"] == "attached")
@@ -146,7 +146,7 @@ async def token_aggregator(
             now=clock.wall,
         )
 
-    async with bedside(*nodes, make_authenticator=tokens) as bench:
+    async with running_aggregator(*nodes, make_authenticator=tokens) as bench:
         yield bench
 
 
@@ -202,7 +202,7 @@ async def test_a_clock_that_takes_a_certificate_for_one_of_tomorrow_is_named(
 ) -> None:
     """TLS is the one place where a node's own wall clock counts."""
     (tmp_path / "pki").mkdir()
-    async with bedside("node-a", folder=tmp_path / "pki") as bench:
+    async with running_aggregator("node-a", folder=tmp_path / "pki") as bench:
         agent = make("behind", bench)
         assert bench.site.authority is not None
         agent.uplink = f'ca_file = "{bench.site.authority.certificate}"\n'
@@ -233,7 +233,7 @@ async def acknowledged(agent: Agent, first: int, count: int) -> float:
 async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with bedside("node-a", "node-b") as bench, bench.site.agent("node-b") as other:
+    async with running_aggregator("node-a", "node-b") as bench, bench.site.agent("node-b") as other:
         await other.attend()
         quiet = await acknowledged(other, 2, 60)
         line = [sys.executable, "-m", "tests.aggregator.flooding_agent", bench.address, "node-a"]

@@ -441,10 +441,10 @@ def test_a_hook_that_wants_to_be_asked_much_later_is_given_up_in_its_time() -> N
     virtual_time.run(main())
 
 
-class NoStories:
+class NoTransitions:
     """A history that was lost."""
 
-    async def stories(self, *_: object) -> dict[str, list[Transition]]:
+    async def node_transitions(self, *_: object) -> dict[str, list[Transition]]:
         return {}
 
 
@@ -463,12 +463,12 @@ def test_a_history_that_was_lost_releases_nobody() -> None:
 
         replica = Replica(world, clock=clock, policy=policy)
         watch = LemonDetector(
-            stories=NoStories(),
+            history=NoTransitions(),
             fleet=replica.fleet,
             event_sink=replica.notes,
             clocks=Clocks(clock, clock),
             bounds=LemonThresholds(),
-            say=replica.controller.record_own_evidence,
+            record_evidence=replica.controller.record_own_evidence,
         )
         replica.agent("n1", snapshot())
         await later(10)

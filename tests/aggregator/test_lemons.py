@@ -179,12 +179,12 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
 
         def watch(*, leads: bool = True) -> LemonDetector:
             return LemonDetector(
-                stories=history,
+                history=history,
                 fleet=replica.fleet,
                 event_sink=_Both(history, notes),
                 clocks=Clocks(replica.clock, time.time),
                 bounds=BOUNDS,
-                say=replica.controller.record_own_evidence,
+                record_evidence=replica.controller.record_own_evidence,
                 leads=lambda: leads,
             )
 
@@ -236,12 +236,12 @@ async def test_a_history_that_cannot_be_read_keeps_what_was_found(tmp_path: Path
     assert lemon is not None
     fleet.lemons = (lemon,)
     watch = LemonDetector(
-        stories=history,
+        history=history,
         fleet=fleet,
         event_sink=Notes(),
         clocks=CLOCKS,
         bounds=BOUNDS,
-        say=lambda _, __: True,
+        record_evidence=lambda _, __: True,
     )
     await watch.check_events()
     assert fleet.lemons == (lemon,)
@@ -267,12 +267,12 @@ async def test_a_clock_that_jumps_ahead_ends_no_lemon(tmp_path: Path) -> None:
     history.start()
     fleet = FleetState()
     lemons = LemonDetector(
-        stories=history,
+        history=history,
         fleet=fleet,
         event_sink=Notes(),
         clocks=clocks,
         bounds=BOUNDS,
-        say=lambda *_: True,
+        record_evidence=lambda *_: True,
     )
     try:
         await keep_story(history, "n1", (20, 15, 10, 5))

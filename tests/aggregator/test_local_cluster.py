@@ -20,7 +20,7 @@ from typing import Self
 
 import pytest
 
-from aggregator.cli.actions import wish
+from aggregator.cli.actions import manual_quarantine
 from aggregator.clock import Clocks
 from aggregator.cluster.local import cluster as local_module
 from aggregator.cluster.local.cluster import Commands, LocalCluster
@@ -443,7 +443,7 @@ async def test_a_command_gets_the_environment_that_the_aggregator_was_started_wi
     }
     file.write_text(json.dumps(settings))
     with closing(LocalStore(database, wall=time.time)) as store:
-        spec = wish(Action.CORDON, "to see what it gets", "tests")
+        spec = manual_quarantine(Action.CORDON, "to see what it gets", "tests")
         store.create_quarantine("n1", spec, finalizer=False)
     given = {"PATH": os.environ["PATH"], "GRPC_TRACE": "", "SITE": "x"}
     aggregator = await asyncio.create_subprocess_exec(

@@ -152,7 +152,9 @@ def test_rows_that_an_older_replica_goes_on_writing_are_read_by_the_name_of_toda
     [read] = place.ask(lambda database: database.recent("", 0.0, 9))
     assert read.kind is EventKind.SUPPRESSED
     assert place.ask(lambda database: database.busiest(names, 0.0, 9)) == ["n1"]
-    assert place.ask(lambda database: database.stories(["n1"], names, 0.0, 9)) == {"n1": [read]}
+    assert place.ask(lambda database: database.node_transitions(["n1"], names, 0.0, 9)) == {
+        "n1": [read]
+    }
 
 
 async def test_tables_of_a_newer_major_are_left_alone_and_everything_goes_on(place: Place) -> None:

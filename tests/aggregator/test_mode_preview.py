@@ -7,10 +7,10 @@ import pytest
 from aggregator.cluster.port import Action
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web.fleet_view import survey
 from aggregator.web.mode_effect import mode_effect
 from aggregator.web.models import ModeEffect
 from aggregator.web.node_view import ViewMoment
+from tests.support.fleet_views import view_fleet
 from tests.support.memory_cluster import World
 from tests.support.replica import OPEN, SETTINGS, Replica, Turned, fault, snapshot
 from tests.support.waiting import until
@@ -42,7 +42,7 @@ async def fleet_in(mode: Action, limits: Limits) -> tuple[Replica, World]:
 
 
 def effect_of(replica: Replica) -> ModeEffect:
-    found = survey(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
+    found = view_fleet(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
     return mode_effect(found, replica.controller.mode_preview.holds)
 
 

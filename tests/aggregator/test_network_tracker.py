@@ -8,9 +8,9 @@ from dataclasses import replace
 from aggregator.cluster.port import Phase
 from aggregator.health.model import Component, Delta, Snapshot, Status
 from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.web.fleet_view import survey
 from aggregator.web.node_view import ViewMoment
 from tests.support import virtual_time
+from tests.support.fleet_views import view_fleet
 from tests.support.memory_cluster import World, phase_of
 from tests.support.networks import RACK, TARGET, Network, address, name
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica
@@ -200,7 +200,7 @@ def test_what_is_blamed_is_on_the_page_and_a_target_that_is_a_common_cause_not_t
         for _ in range(4):
             await site.observe()
         fleet = site.replica.fleet
-        shown = survey(fleet, ViewMoment(site.loop.time(), site.loop.time())).causes
+        shown = view_fleet(fleet, ViewMoment(site.loop.time(), site.loop.time())).causes
         assert [(one.value, one.nodes, one.total) for one in shown if one.scope == "network"] == [
             ("domain", RACK, RACK)
         ]

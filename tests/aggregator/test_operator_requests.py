@@ -31,9 +31,9 @@ from aggregator.quarantine.decide.operator_requests import (
     read_operator_requests,
 )
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web.fleet_view import survey
 from aggregator.web.node_view import ViewMoment
 from tests.support import virtual_time
+from tests.support.fleet_views import view_fleet
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running, later, soon
@@ -210,7 +210,7 @@ def test_an_exempt_node_is_left_alone_shown_and_judged_again_when_it_ends() -> N
         assert not is_marked(world.nodes["n1"])
         node_summary = replica.fleet.node_summaries["n1"]
         assert node_summary.standing() is QuarantineSummary.HELD
-        found = survey(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
+        found = view_fleet(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
         assert found.exempt == 1
         assert [one.limit for one in found.holds] == ["exempt"]
         assert "firmware test" in found.requested[0].requests[0]

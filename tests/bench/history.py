@@ -165,7 +165,7 @@ def _measure(place: Place, rng: random.Random) -> dict[str, float]:
         back = [_timed(partial(database.page, "", since, 200, place)) for place in places]
         busiest: list[str] = []
         lemons = _timed(lambda: busiest.extend(database.busiest(acted, since, MOST_NODES)))
-        stories = _timed(lambda: database.stories(busiest, told, since, MOST_ROWS))
+        stories = _timed(lambda: database.node_transitions(busiest, told, since, MOST_ROWS))
         batches = [_timed(partial(database.write, batch)) for batch in _burst(rng)]
         bound = _timed(lambda: database.bound(ROWS))
         cut = since + MONTH / 2

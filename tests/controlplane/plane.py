@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from aggregator.demo.keeper import Keeper
+from aggregator.demo.process_guard import ProcessGuard
 from tests.controlplane import audit, binaries, commands, kubeconfigs
 from tests.controlplane.api import ApiClient
 from tests.controlplane.objects import ClusterObjects
@@ -245,8 +245,8 @@ class ControlPlane(ClusterObjects):
 
     def _prepare(self) -> None:
         self.folder = self._make_folder()
-        self._keeper = Keeper(self.folder, remove=self._kept_folder is None)
-        self._cleanup.callback(self._keeper.close)
+        self._process_guard = ProcessGuard(self.folder, remove=self._kept_folder is None)
+        self._cleanup.callback(self._process_guard.close)
         self._authority = Authority.create(self.folder / "pki")
         self.ca_file = self._authority.certificate
         self._etcd_port, self._peer_port = self._reserve(), self._reserve()
@@ -279,7 +279,8 @@ class ControlPlane(ClusterObjects):
             self._options, programs, at, self._ports, self._component_kubeconfig
         )
         self.servers = {
-            name: Server(name, line, self.folder, self._keeper) for name, line in lines.items()
+            name: Server(name, line, self.folder, self._process_guard)
+            for name, line in lines.items()
         }
 
     def _start_controllers(self) -> None:

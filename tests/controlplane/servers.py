@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aggregator.demo.keeper import Keeper
+from aggregator.demo.process_guard import ProcessGuard
 from tests.controlplane.processes import stopped
 from tests.controlplane.waiting import wait_until
 
@@ -19,13 +19,15 @@ class PlaneError(RuntimeError):
 class Server:
     """One server process that can be started again with the same arguments."""
 
-    def __init__(self, name: str, argv: Sequence[str | Path], folder: Path, keeper: Keeper) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str | Path], folder: Path, process_guard: ProcessGuard
+    ) -> None:
         self.name = name
         self.argv = list(argv)
         self.log_path = folder / f"{name}.log"
         self.paused = False
         self._folder = folder
-        self._keeper = keeper
+        self._process_guard = process_guard
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -55,7 +57,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._keeper.guard(self._process.pid)
+        self._process_guard.guard(self._process.pid)
         self.paused = False
 
     def kill(self) -> None:

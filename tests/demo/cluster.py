@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from aggregator.demo.news import News
-from aggregator.demo.processes import Crew
-from aggregator.demo.story import BRISK, LEISURELY, POLICY, Stage
+from aggregator.demo.event_poller import EventPoller
+from aggregator.demo.processes import ChildProcesses
+from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
 from aggregator.demo.terminal import note, print_line
 from tests.controlplane.plane import ControlPlane
 from tests.support.simulator import Simulator
@@ -43,51 +43,51 @@ In other terminals:
 def run(*, count: int, once: bool) -> None:
     """Tell the story, and go on until interrupted; with ``once`` return after it.
 
-    Raises NoControlPlane, PlaneError, ChildEnded, NotSeen, NobodyListens, TimeoutError.
+    Raises NoControlPlane, PlaneError, ChildEnded, NotSeen, OutputClosed, TimeoutError.
     """
     print_line(_INTRODUCTION.format(count=count))
-    with Crew() as crew, ControlPlane(progress=note) as plane:
+    with ChildProcesses() as children, ControlPlane(progress=note) as plane:
         nodes = plane.create_nodes(count, "gpu")
         note(f"{count} nodes are created")
-        stack = Stack(plane, crew.folder, more=_MORE, policy=POLICY)
+        stack = Stack(plane, children.folder, more=_MORE, policy=POLICY)
         aggregator = stack.aggregator.start()
         assert aggregator.process is not None
-        crew.guard(aggregator.process.pid)
-        crew.adopt("aggregator", aggregator.process, aggregator.log_path)
+        children.guard(aggregator.process.pid)
+        children.adopt("aggregator", aggregator.process, aggregator.log_path)
         aggregator.ready()
         _start_jobs(plane, nodes)
-        simulator = _start_agents(crew, stack, nodes)
-        news = News(f"127.0.0.1:{aggregator.web_port}", crew.check)
-        news.until(
-            lambda: news.get("/api/v1/fleet")["attached"] == count, f"{count} agents attached"
+        simulator = _start_agents(children, stack, nodes)
+        events = EventPoller(f"127.0.0.1:{aggregator.web_port}", children.check)
+        events.until(
+            lambda: events.get("/api/v1/fleet")["attached"] == count, f"{count} agents attached"
         )
         note(f"{count} agents are attached, each with a token bound to its pod")
         print_line(_WATCH.format(web=aggregator.web_port, kubeconfig=plane.kubeconfig))
-        stage = Stage(news, simulator.inject, BRISK if once else LEISURELY)
-        _run_story(stage, plane, nodes)
+        story = Story(events, simulator.inject, BRISK if once else LEISURELY)
+        _run_story(story, plane, nodes)
         if not once:
             print_line()
             note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
-            stage.go_on()
+            story.go_on()
 
 
-def _run_story(stage: Stage, plane: ControlPlane, nodes: list[str]) -> None:
-    pace, news = stage.pace, stage.news
+def _run_story(story: Story, plane: ControlPlane, nodes: list[str]) -> None:
+    pace, events = story.pace, story.events
     sick, guarded, busy, full, *rest = nodes
-    news.rest(pace.first)
-    stage.fault_drains(sick)
-    news.rest(pace.between)
+    events.show_for(pace.first)
+    story.fault_drains(sick)
+    events.show_for(pace.between)
     budget = f"/apis/policy/v1/namespaces/{_TRAINING}/poddisruptionbudgets/guarded"
-    stage.budget_holds(guarded, lambda: _delete(plane, budget))
-    news.rest(pace.between)
-    stage.application_fault_does_nothing(busy)
-    news.rest(pace.between)
-    stage.full_disk_recovers(full)
-    news.rest(pace.between)
-    stage.storm_is_held(rest[: max(8, len(nodes) // 3)])
-    news.rest(pace.between)
+    story.budget_holds(guarded, lambda: _delete(plane, budget))
+    events.show_for(pace.between)
+    story.application_fault_does_nothing(busy)
+    events.show_for(pace.between)
+    story.full_disk_recovers(full)
+    events.show_for(pace.between)
+    story.storm_is_held(rest[: max(8, len(nodes) // 3)])
+    events.show_for(pace.between)
     quarantine = f"/apis/sickbay.dev/v1alpha1/quarantines/{sick}"
-    stage.person_releases(sick, lambda: _delete(plane, quarantine))
+    story.person_releases(sick, lambda: _delete(plane, quarantine))
 
 
 def _delete(plane: ControlPlane, path: str) -> None:
@@ -101,9 +101,9 @@ def _start_jobs(plane: ControlPlane, nodes: list[str]) -> None:
     protect(plane, _TRAINING, "guarded", 1)
 
 
-def _start_agents(crew: Crew, stack: Stack, nodes: list[str]) -> Simulator:
+def _start_agents(children: ChildProcesses, stack: Stack, nodes: list[str]) -> Simulator:
     """One simulated agent for each node, with the token that its pod would be given."""
-    tokens: Path = crew.folder / "tokens"
+    tokens: Path = children.folder / "tokens"
     tokens.mkdir(mode=0o700)
 
     def fetch(node: str) -> None:
@@ -111,12 +111,12 @@ def _start_agents(crew: Crew, stack: Stack, nodes: list[str]) -> Simulator:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(fetch, nodes))
-    names = crew.folder / "names"
+    names = children.folder / "names"
     names.write_text("\n".join(nodes))
-    log = crew.folder / "simulator.log"
+    log = children.folder / "simulator.log"
     line: list[str | Path] = ["--names", names, "--token-dir", tokens]
     simulator = Simulator(
-        [*line, "--aggregator", stack.aggregator.address], log=log, guard=crew.guard
+        [*line, "--aggregator", stack.aggregator.address], log=log, guard=children.guard
     )
-    crew.adopt("simulator", simulator.process, log)
+    children.adopt("simulator", simulator.process, log)
     return simulator

@@ -55,7 +55,7 @@ class InProcessAggregator:
 
 
 @asynccontextmanager
-async def bedside(
+async def running_aggregator(
     *nodes: str,
     silent_after: float = 60.0,
     host: str = "localhost",

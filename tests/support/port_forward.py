@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.demo.keeper import Keeper
+from aggregator.demo.process_guard import ProcessGuard
 from tests.controlplane import binaries
 from tests.controlplane.api import STRATEGIC_PATCH
 from tests.controlplane.commands import STAGES_FILE
@@ -85,7 +85,7 @@ def port_forwarder(plane: ControlPlane, folder: Path) -> Iterator[PortForwarder]
         # kwok starts with no configuration that lacks stages.
         stages = STAGES_FILE.read_text("utf-8")
         config.write_text(stages + _CONFIG.format(port=target.number))
-        keeper = Keeper(folder, remove=False)
+        process_guard = ProcessGuard(folder, remove=False)
         line: list[str | Path] = [
             binaries.program("kwok"),
             f"--kubeconfig={plane.kubeconfig}",
@@ -95,11 +95,11 @@ def port_forwarder(plane: ControlPlane, folder: Path) -> Iterator[PortForwarder]
             f"--tls-cert-file={pair.certificate}",
             f"--tls-private-key-file={pair.key}",
         ]
-        server = Server("kwok-forwarding", line, folder, keeper)
+        server = Server("kwok-forwarding", line, folder, process_guard)
         server.start()
         try:
             server.wait_ready(lambda: _listens(kubelet.number), 60)
             yield PortForwarder(plane, target.number, kubelet.number)
         finally:
             server.kill()
-            keeper.close()
+            process_guard.close()

@@ -9,7 +9,7 @@ _SKIPPED = (asyncio.AbstractEventLoop, asyncio.Future, asyncio.Handle)
 
 
 def places_of(text: str, *roots: object) -> list[str]:
-    """The paths ("controller._census._cases") at which ``text`` is a key, an item or a value."""
+    """The paths ("controller._registry._metas") at which ``text`` is a key, an item or a value."""
     found: list[str] = []
     seen: set[int] = set()
     todo = [(type(root).__name__, root) for root in roots]

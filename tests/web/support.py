@@ -431,10 +431,10 @@ def pulse_alone(fleet: FleetState, clocks: Clocks, feed: EventBroker) -> ChangeN
     """The pulse of a replica that is alone, without a server."""
     shards, snapshots = SingleReplica(), SnapshotCache(fleet, clocks)
     peers = ReplicaPoller(shards, ReplicaClient(None, deadline=1.0), clocks, feed, snapshots.moment)
-    stories = NodeDetails(
+    details = NodeDetails(
         me="here", fleet=fleet, snapshots=snapshots, owners=Owners(shards), peers=peers
     )
-    return ChangeNotifier(snapshots.current_snapshot, stories, feed)
+    return ChangeNotifier(snapshots.current_snapshot, details, feed)
 
 
 # -- the server --------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from aggregator.web.equal_rows import (
     equal_quarantines,
     rows_in,
 )
-from aggregator.web.fleet_view import survey
 from aggregator.web.node_view import ViewMoment
+from tests.support.fleet_views import view_fleet
 from tests.web.support import Hands, incident_of, quarantine_of, rack_fleet, serving, well
 
 HANDS = Hands()
@@ -25,7 +25,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil <img src=x onerror=alert(
 
 
 def test_a_rack_with_one_fault_takes_a_row_for_each_state() -> None:
-    found = survey(rack_fleet(HANDS), NOW)
+    found = view_fleet(rack_fleet(HANDS), NOW)
     incidents = equal_incidents(found.incidents)
     assert [len(group.rows) for group in incidents] == [28, 13]
     assert [group.first.doing for group in incidents] == [
@@ -49,7 +49,7 @@ def test_incidents_with_another_code_action_or_state_are_not_equal() -> None:
     for number, changed in enumerate(changes):
         node_summary = well(fleet, f"node-{number}", HANDS.now)
         incident_of(node_summary, HANDS.now, **({"code": "xid:48"} | changed))
-    groups = equal_incidents(survey(fleet, NOW).incidents)
+    groups = equal_incidents(view_fleet(fleet, NOW).incidents)
     assert sorted(len(group.rows) for group in groups) == [1, 1, 1, 1, 2]
 
 
@@ -60,7 +60,7 @@ def test_a_quarantine_that_needs_a_person_has_a_row_of_its_own() -> None:
         stuck = (Blocker("a/b", "budget", HANDS.wall),) if number == 3 else ()
         quarantine_of(node_summary, HANDS.wall, blockers=stuck)
     fleet.node_summaries["node-4"].work.last_error = "conflict"
-    groups = equal_quarantines(survey(fleet, NOW).quarantines)
+    groups = equal_quarantines(view_fleet(fleet, NOW).quarantines)
     assert sorted([row.node for row in group.rows] for group in groups) == [
         ["node-0", "node-1", "node-2"],
         ["node-3"],
@@ -73,7 +73,7 @@ def test_holds_by_another_limit_or_for_another_reason_are_not_equal() -> None:
     for number, (limit, reason) in enumerate((("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"))):
         node_summary = well(fleet, f"node-{number}", HANDS.now)
         node_summary.decision.hold = NodeHold(limit, "1", reason, HANDS.wall)
-    groups = equal_holds(survey(fleet, NOW).holds)
+    groups = equal_holds(view_fleet(fleet, NOW).holds)
     assert [len(group.rows) for group in groups] == [2, 1, 1]
 
 
@@ -82,7 +82,7 @@ def test_no_row_is_lost_or_shown_twice(phases: list[Phase]) -> None:
     fleet = FleetState(mode="drain")
     for number, phase in enumerate(phases):
         quarantine_of(well(fleet, f"node-{number}", HANDS.now), HANDS.wall, phase=phase)
-    found = survey(fleet, NOW).quarantines
+    found = view_fleet(fleet, NOW).quarantines
     groups = equal_quarantines(found)
     assert rows_in(groups) == len(found)
     assert {row.node for group in groups for row in group.rows} == {one.node for one in found}
@@ -114,7 +114,7 @@ def escaped(text: str) -> str:
 
 
 def test_a_group_keeps_its_key_while_its_nodes_come_and_go() -> None:
-    found = survey(rack_fleet(HANDS), NOW).incidents
+    found = view_fleet(rack_fleet(HANDS), NOW).incidents
     fewer = equal_incidents([one for one in found if one.node != "node-1"])
     assert [group.key for group in fewer] == [group.key for group in equal_incidents(found)]
     assert len(fewer[0].rows) == 27

@@ -15,10 +15,10 @@ from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import trend_recorder
 from aggregator.web.fleet_trend import LENGTH, STEP, FleetTrend, TrendSample, points_before
-from aggregator.web.fleet_view import survey
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.trend_chart import trend_chart
 from aggregator.web.trend_recorder import TrendRecorder
+from tests.support.fleet_views import view_fleet
 from tests.support.waiting import until
 from tests.web.replicas import replicas, told_until, whole
 from tests.web.support import (
@@ -55,7 +55,7 @@ def past_of(
     transitions = [
         Transition(NIGHT - ago, kind, node, "text", incident="i") for ago, kind, node in events
     ]
-    found = points_before(survey(fleet, NOW), transitions, NIGHT, NIGHT - hours * 3600)
+    found = points_before(view_fleet(fleet, NOW), transitions, NIGHT, NIGHT - hours * 3600)
     assert [one.at for one in found] == sorted(one.at for one in found)
     return {NIGHT - one.at: one for one in found}
 

@@ -5,11 +5,11 @@ import pytest
 from aggregator.health.model import Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web.fleet_view import survey
 from aggregator.web.gpu_names import gpu_name
 from aggregator.web.node_view import ViewMoment
 from nodeagent.checks.gpu_inventory import judge
 from nodeagent.sources.gpu_sample import Gpu
+from tests.support.fleet_views import view_fleet
 from tests.web.support import GPU, LOST, Hands, component, fault, hello, incident_of, serving, well
 
 HANDS = Hands()
@@ -64,7 +64,7 @@ def test_evidence_of_incident_and_fault_has_the_device() -> None:
         Snapshot((), (fault(HANDS.now, details={"pci": "0000:1b:00"}),))
     )
     incident_of(node_summary, HANDS.now)
-    found = survey(fleet, ViewMoment(HANDS.now, HANDS.wall)).incidents
+    found = view_fleet(fleet, ViewMoment(HANDS.now, HANDS.wall)).incidents
     assert [item.device for item in found[0].evidence] == ["GPU at 0000:1b:00"]
 
 

@@ -25,6 +25,7 @@ from aggregator.web.replica_messages import (
     Unreadable,
 )
 from aggregator.web.summary import headline
+from tests.support.fleet_views import view_fleet
 from tests.support.node_states import set_fields
 from tests.web.replicas import Seat, Town, owned
 from tests.web.support import (
@@ -234,7 +235,7 @@ def test_what_all_tell_together_is_what_one_alone_would_show(others: set[str]) -
     town, fleet = Town(), small_fleet(HANDS)
     for name in ("a", *others):
         town.joins(name)
-    alone = fleet_view.survey(fleet, NOW)
+    alone = view_fleet(fleet, NOW)
     tellings = {
         name: telling_of(name, told_by(owned(fleet, Seat(name, town)), Seat(name, town)))
         for name in others

@@ -6,9 +6,9 @@ import pytest
 
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web.fleet_view import survey
 from aggregator.web.mode_effect import mode_effect
 from aggregator.web.node_view import ViewMoment
+from tests.support.fleet_views import view_fleet
 from tests.web.support import Hands, incident_of, serving, small_fleet, well
 
 HANDS = Hands()
@@ -42,7 +42,7 @@ def test_the_oldest_incidents_come_first_and_exempt_nodes_are_not_asked_about() 
         asked.extend(wanted)
         return first_two(asked)
 
-    effect = mode_effect(survey(observing_fleet(), ViewMoment(HANDS.now, HANDS.wall)), preview)
+    effect = mode_effect(view_fleet(observing_fleet(), ViewMoment(HANDS.now, HANDS.wall)), preview)
     assert asked == [
         ("node-5", "cordon"),
         ("node-4", "drain"),

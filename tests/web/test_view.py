@@ -17,9 +17,10 @@ from aggregator.quarantine.decide.uncordon import describe_left
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.web import advice, node_view, replica_messages, timefmt
-from aggregator.web.fleet_view import FleetViewFindings, natural, survey
+from aggregator.web.fleet_view import FleetViewFindings, natural
 from aggregator.web.node_view import ViewMoment
-from aggregator.web.summary import glance, headline
+from aggregator.web.summary import headline, summarize
+from tests.support.fleet_views import view_fleet
 from tests.support.node_states import set_fields
 from tests.web.support import (
     NIGHT,
@@ -37,7 +38,7 @@ NOW = ViewMoment(HANDS.now, HANDS.wall)
 
 
 def view_of(fleet: FleetState) -> FleetViewFindings:
-    return survey(fleet, NOW)
+    return view_fleet(fleet, NOW)
 
 
 def test_a_monotonic_time_becomes_wall_clock() -> None:
@@ -303,7 +304,7 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     assert view_of(fleet).incidents[0].doing == "a person exempted the node"
     assert "would" not in f"{told.why}{hold.reason}"
     assert "sickbay unexempt node-1" in hold.advice
-    assert glance(view_of(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
+    assert summarize(view_of(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
 
 
 def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
@@ -401,12 +402,14 @@ def test_a_heartbeat_is_no_change() -> None:
 
 def test_nothing_in_a_look_changes_with_time_alone() -> None:
     fleet = small_fleet(HANDS)
-    assert survey(fleet, NOW) == survey(fleet, ViewMoment(HANDS.now + 7.5, HANDS.wall + 7.5))
+    assert view_fleet(fleet, NOW) == view_fleet(
+        fleet, ViewMoment(HANDS.now + 7.5, HANDS.wall + 7.5)
+    )
 
 
 def test_a_glance_is_encodable_and_small_for_a_large_fleet() -> None:
     found = view_of(big_fleet(HANDS))
-    told = glance(found, NOW, version="1", revision=3, not_ready=[])
+    told = summarize(found, NOW, version="1", revision=3, not_ready=[])
     assert told.nodes == sum(told.counts.values()) == 7500
     assert len(msgspec.json.encode(told)) < 2000
 

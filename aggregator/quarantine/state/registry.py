@@ -1,4 +1,4 @@
-"""All cases by node, and the fleet's size, with the nodes of other replicas counted in."""
+"""The state of each node, and the fleet's size, with the nodes of other replicas counted in."""
 
 import time
 from collections import Counter
@@ -32,7 +32,7 @@ class NodeRegistry:
         self._now = now
         self._pool_label = pool_label
         self._remote_nodes = remote_nodes if remote_nodes is not None else RemoteNodes()
-        self._cases: dict[str, NodeState] = {}
+        self._node_states: dict[str, NodeState] = {}
         self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False
         self._pools: dict[str, int] = {}
@@ -42,24 +42,24 @@ class NodeRegistry:
 
     def node_state(self, node: str) -> NodeState:
         """The node's state, made when there is none yet."""
-        found = self._cases.get(node)
+        found = self._node_states.get(node)
         if found is None:
-            found = self._cases[node] = NodeState(self._fleet.node_summary(node), self._now)
+            found = self._node_states[node] = NodeState(self._fleet.node_summary(node), self._now)
         return found
 
     def known(self, node: str) -> NodeState | None:
-        return self._cases.get(node)
+        return self._node_states.get(node)
 
     def node_states(self) -> list[NodeState]:
         """A copy, as the caller's work may add nodes."""
-        return list(self._cases.values())
+        return list(self._node_states.values())
 
     def forget_node(self, node_state: NodeState) -> None:
         """The node is gone, and no step is left for it."""
         if node_state.decision.timer is not None:
             node_state.decision.timer.cancel()
         self._counted -= node_state.work.counted
-        del self._cases[node_state.node]
+        del self._node_states[node_state.node]
         self._fleet.node_summaries.pop(node_state.node, None)
 
     def is_listed(self, node: str) -> bool:
@@ -77,7 +77,7 @@ class NodeRegistry:
 
     def labels_of(self, node: str) -> Mapping[str, str] | None:
         """The node's labels, as it was last read or listed; None: they are not known."""
-        node_state = self._cases.get(node)
+        node_state = self._node_states.get(node)
         if node_state is not None and node_state.cluster.labels is not None:
             return node_state.cluster.labels
         meta = self._metas.get(node)
@@ -88,7 +88,7 @@ class NodeRegistry:
         meta = self._metas.get(node)
         if meta is not None:
             return meta.uid
-        node_state = self._cases.get(node)
+        node_state = self._node_states.get(node)
         return node_state.agent.claimed if node_state is not None else ""
 
     def annotated(self, key: str) -> set[str]:
@@ -110,7 +110,7 @@ class NodeRegistry:
         for meta in nodes:
             pool = meta.labels.get(self._pool_label, "")
             self._pools[pool] = self._pools.get(pool, 0) + 1
-        for node_state in self._cases.values():
+        for node_state in self._node_states.values():
             self.count(node_state)
 
     def note_absence(self, node: str, *, absent: bool) -> None:
@@ -131,7 +131,7 @@ class NodeRegistry:
         """
         wanted = frozenset(components)
         seen: Counter[str] = Counter()
-        for node_state in self._cases.values():
+        for node_state in self._node_states.values():
             health = node_state.agent.health
             if health is not None and node_state.node not in self._remote_nodes:
                 seen.update(wanted.intersection(health.components.names_of(check)))
@@ -143,7 +143,7 @@ class NodeRegistry:
         """How many agents have been gone for too long, of how many that have reported."""
         heard = [
             node_state
-            for node_state in self._cases.values()
+            for node_state in self._node_states.values()
             if node_state.agent.health is not None
             and (not self._listed or node_state.node in self._metas)
             and node_state.node not in self._remote_nodes
@@ -181,7 +181,7 @@ class NodeRegistry:
         reported = self._counted
         for report in self._remote_nodes.reports():
             if self._may_count(report.node):
-                node_state = self._cases.get(report.node)
+                node_state = self._node_states.get(report.node)
                 reported += report.reported - (node_state is not None and node_state.work.counted)
         reported = max(reported, self._remote_nodes.reported)
         return FleetSize(

@@ -29,9 +29,9 @@ from sickbay.v1 import shards_pb2 as pb
 
 def encode_answer(answer: Answer) -> pb.LeaderMessage:
     if isinstance(answer, FleetFindings):
-        return pb.LeaderMessage(outlook=_put_outlook(answer))
+        return pb.LeaderMessage(outlook=_encode_outlook(answer))
     if isinstance(answer, LeaderFindings):
-        found = [_put_finding(node, one) for node, one in answer.findings.items()]
+        found = [_encode_finding(node, one) for node, one in answer.findings.items()]
         return pb.LeaderMessage(findings=pb.NetworkFindings(findings=found))
     if isinstance(answer, AdmissionDecision):
         held = answer.held or Held("", "", "")
@@ -51,21 +51,21 @@ def decode_answer(message: pb.LeaderMessage) -> Answer:
     """Raises `InvalidReport`."""
     match message.WhichOneof("body"):
         case "outlook":
-            return _read_outlook(message.outlook)
+            return _decode_outlook(message.outlook)
         case "findings":
             bounded("findings", message.findings.findings, MAX_NODES)
             return LeaderFindings(
-                {name("node", one.node): _read_finding(one) for one in message.findings.findings}
+                {name("node", one.node): _decode_finding(one) for one in message.findings.findings}
             )
         case "decision":
-            return _read_decision(message.decision)
+            return _decode_decision(message.decision)
         case "keep_alive":
             return KeepAlive()
         case other:
             raise InvalidReport(f"{other or 'nothing'}: not in its place")
 
 
-def _put_outlook(outlook: FleetFindings) -> pb.Outlook:
+def _encode_outlook(outlook: FleetFindings) -> pb.Outlook:
     return pb.Outlook(
         causes=[
             pb.SharedCause(
@@ -103,12 +103,12 @@ def _put_outlook(outlook: FleetFindings) -> pb.Outlook:
     )
 
 
-def _read_outlook(outlook: pb.Outlook) -> FleetFindings:
+def _decode_outlook(outlook: pb.Outlook) -> FleetFindings:
     bounded("outlook.causes", outlook.causes, MAX_CAUSES)
     bounded("outlook.network", outlook.network, MAX_CAUSES)
     return FleetFindings(
-        causes=tuple(_read_cause(one) for one in outlook.causes),
-        network=tuple(_read_verdict(one) for one in outlook.network),
+        causes=tuple(_decode_cause(one) for one in outlook.causes),
+        network=tuple(_decode_verdict(one) for one in outlook.network),
         reported=outlook.reported,
         uncertainty=Uncertainty(
             text("outlook.unsure", outlook.unsure),
@@ -119,7 +119,7 @@ def _read_outlook(outlook: pb.Outlook) -> FleetFindings:
     )
 
 
-def _read_cause(cause: pb.SharedCause) -> CommonCause:
+def _decode_cause(cause: pb.SharedCause) -> CommonCause:
     faded = age("causes.faded_s", cause.faded_s) if cause.HasField("faded_s") else None
     return CommonCause(
         id=text("causes.id", cause.id),
@@ -136,7 +136,7 @@ def _read_cause(cause: pb.SharedCause) -> CommonCause:
     )
 
 
-def _read_verdict(verdict: pb.NetworkVerdict) -> NetworkVerdict:
+def _decode_verdict(verdict: pb.NetworkVerdict) -> NetworkVerdict:
     return NetworkVerdict(
         kind=name("network.kind", verdict.kind),
         name=text("network.name", verdict.name),
@@ -148,7 +148,7 @@ def _read_verdict(verdict: pb.NetworkVerdict) -> NetworkVerdict:
     )
 
 
-def _put_finding(node: str, finding: Finding) -> pb.NetworkFinding:
+def _encode_finding(node: str, finding: Finding) -> pb.NetworkFinding:
     return pb.NetworkFinding(
         node=node,
         status=int(finding.status),  # type: ignore[arg-type]  # the same numbers, by contract
@@ -159,7 +159,7 @@ def _put_finding(node: str, finding: Finding) -> pb.NetworkFinding:
     )
 
 
-def _read_finding(finding: pb.NetworkFinding) -> Finding:
+def _decode_finding(finding: pb.NetworkFinding) -> Finding:
     bounded("findings.edges", finding.edges, MAX_CHECKS)
     return Finding(
         status=status(finding.status),
@@ -173,7 +173,7 @@ def _read_finding(finding: pb.NetworkFinding) -> Finding:
     )
 
 
-def _read_decision(decision: pb.Decision) -> AdmissionDecision:
+def _decode_decision(decision: pb.Decision) -> AdmissionDecision:
     held = None
     if decision.limit:
         held = Held(

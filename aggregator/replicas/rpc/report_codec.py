@@ -41,7 +41,7 @@ def encode_report(said: Said) -> pb.ShardMessage:
         batch = pb.ReportBatch(nodes=nodes, gone=said.gone, complete=said.complete)
         return pb.ShardMessage(report_batch=batch)
     if isinstance(said, AdmissionRequest):
-        return pb.ShardMessage(question=_put_ask(said))
+        return pb.ShardMessage(question=_encode_question(said))
     return pb.ShardMessage(keep_alive=pb.KeepAlive())
 
 
@@ -58,7 +58,7 @@ def decode_report(message: pb.ShardMessage) -> Said:
                 batch.complete,
             )
         case "question":
-            return _read_ask(message.question)
+            return _decode_question(message.question)
         case "keep_alive":
             return KeepAlive()
         case other:
@@ -113,16 +113,16 @@ def _decode_node(report: pb.NodeReport) -> NodeReport:
             )
             for one in report.signs
         ),
-        sees=tuple(_read_seen(one) for one in report.sees),
+        sees=tuple(_decode_seen(one) for one in report.sees),
         assigned=names("assigned", report.assigned),
     )
 
 
-def _read_seen(seen: pb.SeenComponent) -> Seen:
+def _decode_seen(seen: pb.SeenComponent) -> Seen:
     return name("sees.check", seen.check), component(seen.component), status(seen.status)
 
 
-def _put_ask(ask: AdmissionRequest) -> pb.Question:
+def _encode_question(ask: AdmissionRequest) -> pb.Question:
     proposal = ask.proposal
     different = list(dict.fromkeys(proposal.suspects))  # each only once
     return pb.Question(
@@ -138,7 +138,7 @@ def _put_ask(ask: AdmissionRequest) -> pb.Question:
     )
 
 
-def _read_ask(question: pb.Question) -> AdmissionRequest:
+def _decode_question(question: pb.Question) -> AdmissionRequest:
     bounded("question.suspects", question.suspects, MAX_SUSPECTS)
     for one in question.suspects:
         bounded("question.suspects.causes", one.causes, MAX_CAUSES)

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import IO
 
-_PROGRAM = Path(__file__).with_name("keeper_process.py")
+_PROGRAM = Path(__file__).with_name("process_guard_main.py")
 
 
-class Keeper:
-    """The process that ends our processes if we can't; see keeper_process.py."""
+class ProcessGuard:
+    """The process that ends our processes if we can't; see process_guard_main.py."""
 
     def __init__(self, folder: Path, *, remove: bool) -> None:
         self._process = subprocess.Popen(
@@ -21,7 +21,7 @@ class Keeper:
 
     @property
     def pid(self) -> int:
-        """The keeper's own process id."""
+        """The guard's own process id."""
         return self._process.pid
 
     def guard(self, pid: int) -> None:

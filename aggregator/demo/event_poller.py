@@ -40,7 +40,7 @@ class NotSeen(Exception):
 
 
 @dataclass(frozen=True)
-class Event:
+class SeenEvent:
     """A transition."""
 
     at: dt.datetime
@@ -50,13 +50,13 @@ class Event:
 
 
 @dataclass
-class News:
+class EventPoller:
     """Polls ``host:port``. ``check`` is called at each poll; it may raise."""
 
     address: str
     check: Callable[[], None]
-    seen: list[Event] = field(default_factory=list)
-    _known: set[Event] = field(default_factory=set)
+    seen: list[SeenEvent] = field(default_factory=list)
+    _known: set[SeenEvent] = field(default_factory=set)
     _since: float = field(default_factory=time.time)
 
     def get(self, path: str) -> Any:
@@ -81,7 +81,9 @@ class News:
         except (OSError, http.client.HTTPException):
             return  # it is busy or has gone; the latter ``check`` says
         events = [
-            Event(dt.datetime.fromisoformat(one["at"]), one["kind"], one["node"], one["summary"])
+            SeenEvent(
+                dt.datetime.fromisoformat(one["at"]), one["kind"], one["node"], one["summary"]
+            )
             for one in reversed(items)
         ]
         fresh = [event for event in events if event not in self._known]
@@ -99,19 +101,19 @@ class News:
             time.sleep(0.1)
         return found
 
-    def rest(self, seconds: float) -> None:
+    def show_for(self, seconds: float) -> None:
         """Show what comes for so long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.poll()
             time.sleep(0.2)
 
-    def of(self, kind: str, *nodes: str) -> list[Event]:
+    def of_kind(self, kind: str, *nodes: str) -> list[SeenEvent]:
         """The events of this kind, of these nodes or of all."""
         return [e for e in self.seen if e.kind == kind and (not nodes or e.node in nodes)]
 
 
-def _show(fresh: list[Event]) -> None:
+def _show(fresh: list[SeenEvent]) -> None:
     shown: dict[str, int] = {}
     for event in fresh:
         if event.kind not in SHOWN:
