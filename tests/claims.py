@@ -16,7 +16,7 @@ import pytest
 
 #: Claimed first, in this order: a long file that is begun last keeps one process busy alone.
 LONG_FILES: Sequence[str] = (
-    "tests/e2e/test_first_light.py",
+    "tests/e2e/test_fault_to_release.py",
     "tests/e2e/test_shards.py",
     "tests/e2e/test_bursts.py",
     "tests/kube/test_kube_drain_blocked.py",

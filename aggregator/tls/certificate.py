@@ -38,20 +38,13 @@ class Validity:
         return ""
 
 
-def is_signed_by(
-    chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
-) -> bool:
-    """Whether one of the authorities has signed the first of the chain, or one that leads there.
-
-    A certificate that is among them is its own authority.
-    """
-    return bool(signers_of(chain, authorities))
-
-
 def signers_of(
     chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
 ) -> list[x509.Certificate]:
-    """The authorities that have signed the first of the chain, or the one that leads there."""
+    """The authorities that have signed the first of the chain, or the one that leads there.
+
+    A certificate that is among them is its own authority.
+    """
     at: x509.Certificate | None = chain[0]
     left = list(chain[1:])
     while at is not None:

@@ -138,7 +138,7 @@ class AccessGuard:
     def log_log_in(self, request: web.Request, identity: UserIdentity) -> None:
         """A person has logged in."""
         log.info(
-            "logged in",
+            "a person logged in",
             extra={
                 "event": "access.logged_in",
                 "user": identity.name,

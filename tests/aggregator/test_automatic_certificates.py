@@ -14,7 +14,7 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.tls.authority import BACKDATED, create_authority
 from aggregator.tls.automatic import POLL_EVERY, AutomaticCertificates
-from aggregator.tls.certificate import is_signed_by
+from aggregator.tls.certificate import signers_of
 from aggregator.tls.pair_files import PairFiles, writable_files
 from aggregator.tls.rotation import Rules
 from tests.support.authorities import MemoryAuthorities, MemoryFiles, trusts
@@ -89,7 +89,7 @@ async def test_a_certificate_covers_the_names_and_is_signed_by_the_authority() -
     replica = await started()
     pair, [authority] = replica.made.pair, replica.made.known
     assert pair.names == NAMES
-    assert is_signed_by([pair.certificate], [authority.certificate])
+    assert signers_of([pair.certificate], [authority.certificate]) == [authority.certificate]
     assert pair.validity.until == replica.now + RULES.lifetime
     assert authority.until == replica.now + RULES.authority_lifetime
     assert pair.validity.since == replica.now - BACKDATED

@@ -31,7 +31,7 @@ OWNED_WITHIN = 30.0
 
 
 @dataclass
-class Weather:
+class ApiFaults:
     """The faults of the network to the lease store, for all."""
 
     lost: float = 0.0  # of requests, before or after they are carried out
@@ -42,10 +42,12 @@ class Weather:
 class Replica:
     """A process: its own clocks and way to the Lease store. It is paused, killed and started."""
 
-    def __init__(self, name: str, board: MemoryBoard, weather: Weather, rng: random.Random) -> None:
+    def __init__(
+        self, name: str, board: MemoryBoard, faults: ApiFaults, rng: random.Random
+    ) -> None:
         self.name = name
         self.board = board
-        self.weather = weather
+        self.faults = faults
         self.rng = rng
         self.lives = 0
         self.awake = asyncio.Event()
@@ -91,12 +93,12 @@ class Replica:
 
     async def _on_the_way(self, what: str) -> None:
         """There, and back again: a process that is paused neither sends nor hears."""
-        await asyncio.sleep(self.rng.uniform(0, self.weather.slow))
+        await asyncio.sleep(self.rng.uniform(0, self.faults.slow))
         await self._paused()
-        if self.weather.away or what in self.cut:
+        if self.faults.away or what in self.cut:
             await asyncio.sleep(self.rng.choice([0.0, 60.0]))  # refused, or no answer
             raise LeaseStoreError("away")
-        if self.rng.random() < self.weather.lost:
+        if self.rng.random() < self.faults.lost:
             raise LeaseStoreError("lost")
 
     async def _paused(self) -> None:
@@ -110,8 +112,8 @@ class Fleet:
     def __init__(self, names: list[str], seed: int) -> None:
         rng = random.Random(seed)
         self.board = MemoryBoard()
-        self.weather = Weather()
-        self.replicas = {name: Replica(name, self.board, self.weather, rng) for name in names}
+        self.faults = ApiFaults()
+        self.replicas = {name: Replica(name, self.board, self.faults, rng) for name in names}
         self.told: list[str] = []
 
     def __getitem__(self, name: str) -> Replica:
@@ -217,9 +219,9 @@ async def play(plan: Plan, seed: int) -> None:
             await happen(all_of_them, event, name)
             all_of_them.check()
         # The last change: all replicas awake, the lease store back, at least one replica there.
-        weather = all_of_them.weather
-        weather.away = all_of_them.board.read_only = False
-        weather.lost = weather.slow = 0.0
+        faults = all_of_them.faults
+        faults.away = all_of_them.board.read_only = False
+        faults.lost = faults.slow = 0.0
         for replica in all_of_them.replicas.values():
             replica.cut.clear()
             replica.awake.set()
@@ -231,7 +233,7 @@ async def play(plan: Plan, seed: int) -> None:
 
 
 async def happen(all_of_them: Fleet, event: str, name: str) -> None:
-    replica, weather = all_of_them[name], all_of_them.weather
+    replica, faults = all_of_them[name], all_of_them.faults
     match event:
         case "start":
             replica.start()
@@ -239,7 +241,7 @@ async def happen(all_of_them: Fleet, event: str, name: str) -> None:
             await replica.kill()
         case "stop":
             if (
-                not weather.away and not replica.cut
+                not faults.away and not replica.cut
             ):  # else its farewell would take its time: a schedule of its own
                 await replica.stop()
         case "pause":
@@ -257,14 +259,14 @@ async def happen(all_of_them: Fleet, event: str, name: str) -> None:
         case "delete":
             all_of_them.board.leases.pop(name, None)
         case "away":
-            weather.away = True
+            faults.away = True
         case "full":
             all_of_them.board.read_only = True
         case "back":
-            weather.away = all_of_them.board.read_only = False
-            weather.lost = weather.slow = 0.0
+            faults.away = all_of_them.board.read_only = False
+            faults.lost = faults.slow = 0.0
         case "rough":
-            weather.lost, weather.slow = 0.3, 2.0
+            faults.lost, faults.slow = 0.3, 2.0
 
 
 @settings(max_examples=80, deadline=None)
@@ -299,7 +301,7 @@ def test_alone_it_acts_at_once_and_so_does_its_successor_after_a_crash() -> None
 def test_before_there_is_a_council_every_node_is_ours_and_nothing_is_done() -> None:
     async def story() -> None:
         async with fleet("a", "b") as two:
-            two.weather.away = True
+            two.faults.away = True
             two["a"].start()
             await two.pass_time(10)
             lease_manager = two.lease_manager("a")
@@ -364,7 +366,7 @@ def test_a_farewell_that_can_not_be_said_takes_its_bounded_time() -> None:
             two["a"].start()
             two["b"].start()
             await two.all_owned()
-            two.weather.away = True
+            two.faults.away = True
             loop = asyncio.get_running_loop()
             began = loop.time()
             assert not await two.lease_manager("a").leave()
@@ -406,14 +408,14 @@ def test_the_leases_server_away_stops_all_and_moves_nothing() -> None:
             await three.all_owned()
             before = three.held_by()
             homes = [three.lease_manager("a").owner_address(node) for node in NODES]
-            three.weather.away = True
+            three.faults.away = True
             await three.pass_time(60)
             assert not three.held_by()
             assert all(three.lease_manager(name).membership_view.frozen for name in "abc")
             assert [three.lease_manager("a").owner_address(node) for node in NODES] == homes, (
                 "streams stay"
             )
-            three.weather.away = False
+            three.faults.away = False
             await three.all_owned()
             assert three.held_by() == before
 
@@ -492,7 +494,7 @@ def test_changes_are_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
             await two.pass_time(30)
             assert ("a", "b") in told
             assert told[-1] == ("a",)
-            two.weather.away = True
+            two.faults.away = True
             await two.pass_time(20)
 
     virtual(story)

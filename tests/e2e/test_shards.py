@@ -17,7 +17,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
-from tests.support.faulty_proxy import Hold, RoughProxy, Weather
+from tests.support.faulty_proxy import ApiFaults, FaultyProxy, Hold
 from tests.support.shards import TRUSTING_TLS, Replicas
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quarantines
@@ -42,9 +42,9 @@ class Trio:
         ends.callback(remove_quarantines, self.plane, space.node_prefix)
         settings = {**TRUSTING_TLS, "drain": {"evict_unmanaged": True}, **more}
         self.replicas = ends.enter_context(Replicas(self.plane, folder / "replicas", more=settings))
-        self.proxies: dict[str, RoughProxy] = {}
+        self.proxies: dict[str, FaultyProxy] = {}
         for name, replica in self.replicas.replicas.items():
-            proxy = ends.enter_context(RoughProxy(self.plane, folder / f"way-{name}", Weather()))
+            proxy = ends.enter_context(FaultyProxy(self.plane, folder / f"way-{name}", ApiFaults()))
             replica.goes_by(proxy.kubeconfig)
             self.proxies[name] = proxy
         self.replicas.start()

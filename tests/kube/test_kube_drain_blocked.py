@@ -23,7 +23,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_drain import SETTINGS, aggregator, pod, pods_left, until
 from tests.support.evictions import accepted_evictions
-from tests.support.faulty_proxy import RoughProxy, Weather
+from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.kube_cluster import kube_cluster
 
 TOLERATES_ALL = [{"operator": "Exists"}]
@@ -264,8 +264,8 @@ async def test_evictions_that_a_busy_server_puts_off_are_not_sent_after_a_releas
     names = [f"job-{number}" for number in range(8)]
     for name in names:
         await pod(space, node, name)
-    weather = Weather(retry_after=RETRY_AFTER)
-    with RoughProxy(plane, tmp_path / "proxy", weather) as proxy, ExitStack() as stack:
+    faults = ApiFaults(retry_after=RETRY_AFTER)
+    with FaultyProxy(plane, tmp_path / "proxy", faults) as proxy, ExitStack() as stack:
         stack.callback(plane.request, "DELETE", f"{BINDINGS}/{space.namespace}")
         by_proxy = proxy.kubeconfig(administrator(space))
         async with (

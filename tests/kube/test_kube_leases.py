@@ -26,7 +26,7 @@ from aggregator.replicas.membership.membership import Membership
 from aggregator.replicas.membership.view import Member
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
-from tests.support.faulty_proxy import RoughProxy, Weather
+from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.waiting import until
 
 MEMBER = Member(
@@ -226,7 +226,7 @@ async def test_two_share_the_nodes_through_cuts_deletions_and_deaths(
     plane, namespace = cluster_space.plane, cluster_space.namespace
     direct = account(cluster_space)
     async with AsyncExitStack() as stack:
-        proxy = stack.enter_context(RoughProxy(plane, tmp_path / "proxy", Weather()))
+        proxy = stack.enter_context(FaultyProxy(plane, tmp_path / "proxy", ApiFaults()))
         way_of_a = await stack.enter_async_context(
             board_of(direct, namespace, deadline=QUICK.deadline)
         )
@@ -251,12 +251,12 @@ async def test_two_share_the_nodes_through_cuts_deletions_and_deaths(
         assert a.members == {"a", "b"}
 
         # b is cut off: it freezes, and a takes over; then b is back, and has its own again.
-        proxy.weather.resets = 1.0
+        proxy.faults.resets = 1.0
         await until(lambda: b.lease_manager.membership_view.frozen, "b is frozen")
         assert not b.acts()
         assert b.members == {"a", "b"}, "as last known"
         await until(lambda: a.acts() == both, "a has b's nodes")
-        proxy.weather.resets = 0.0
+        proxy.faults.resets = 0.0
         await until(lambda: (a.acts(), b.acts()) == shares, "all is as before")
         assert a.lease_manager.leads()
 

@@ -29,7 +29,7 @@ _HOP = {"connection", "content-length", "transfer-encoding", "host", "keep-alive
 
 
 @dataclass
-class Weather:
+class ApiFaults:
     """How often each thing happens to a request (0 to 1), and how long a watch lives (seconds)."""
 
     fails: float = 0.0
@@ -80,16 +80,16 @@ class Hold:
 
 
 @dataclass
-class RoughProxy:
-    """``weather`` may change while it runs; ``log`` has every request in the order they came."""
+class FaultyProxy:
+    """``faults`` may change while it runs; ``log`` has every request in the order they came."""
 
     plane: ControlPlane
     folder: Path
-    weather: Weather
+    faults: ApiFaults
     log: list[Happened] = field(default_factory=list)
     port: int = 0
     hold: Hold | None = None
-    #: The next request whose path ends so is answered 429, with ``weather.retry_after``.
+    #: The next request whose path ends so is answered 429, with ``faults.retry_after``.
     busy_once: str = ""
 
     def __enter__(self) -> Self:
@@ -161,7 +161,7 @@ class RoughProxy:
         if what == "failed":
             return web.json_response({"kind": "Status", "message": "made to fail"}, status=500)
         if what == "busy":
-            wait = {"Retry-After": str(self.weather.retry_after)}
+            wait = {"Retry-After": str(self.faults.retry_after)}
             said = {"kind": "Status", "message": "too many requests", "code": 429}
             return web.json_response(said, status=429, headers=wait)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
@@ -180,12 +180,12 @@ class RoughProxy:
             return web.Response(body=content, status=answer.status, headers=kept)
 
     def _fate(self) -> str:
-        draw, weather = self._rng.random(), self.weather
+        draw, faults = self._rng.random(), self.faults
         for what, share in (
-            ("failed", weather.fails),
-            ("reset", weather.resets),
-            ("answer lost", weather.loses_answers),
-            ("busy", weather.busy),
+            ("failed", faults.fails),
+            ("reset", faults.resets),
+            ("answer lost", faults.loses_answers),
+            ("busy", faults.busy),
         ):
             if draw < share:
                 return what
@@ -199,7 +199,7 @@ class RoughProxy:
         response = web.StreamResponse(status=answer.status, headers=kept)
         await response.prepare(request)
         try:
-            async with asyncio.timeout(self.weather.watches_live * self._rng.uniform(0.5, 1.0)):
+            async with asyncio.timeout(self.faults.watches_live * self._rng.uniform(0.5, 1.0)):
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
         except (TimeoutError, ConnectionError):

@@ -1,4 +1,4 @@
-"""First light: a real fault on a real node, on a real kube-apiserver.
+"""From a fault to the release: a real fault on a real node, on a real kube-apiserver.
 
 Each test is one sentence of the promises of sickbay. The agents' kernel log is a FIFO of real
 records (tests/agent has the real device); all other parts are real.

@@ -10,7 +10,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.e2e.test_bursts import TRUSTING, quarantined, tainted
 from tests.support.evictions import accepted_evictions
-from tests.support.faulty_proxy import RoughProxy, Weather
+from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack, remove_quarantines
 
@@ -30,10 +30,10 @@ def test_with_30_per_cent_of_answers_500_or_reset_no_fault_is_lost_and_no_pod_ev
     plane.wait_pod_running(space.namespace, nodes[-1], timeout_s=60)
     mark = plane.audit_mark()
     request.addfinalizer(lambda: remove_quarantines(plane, space.node_prefix))
-    weather = Weather(fails=0.15, resets=0.08, loses_answers=0.07, busy=0.01, watches_live=15)
+    faults = ApiFaults(fails=0.15, resets=0.08, loses_answers=0.07, busy=0.01, watches_live=15)
     with (
         Stack(plane, tmp_path, more=TRUSTING | EVERY_POD) as stack,
-        RoughProxy(plane, tmp_path / "proxy", Weather()) as proxy,
+        FaultyProxy(plane, tmp_path / "proxy", ApiFaults()) as proxy,
     ):
         stack.aggregator.goes_by(proxy.kubeconfig)
         stack.aggregator.start().ready()
@@ -42,7 +42,7 @@ def test_with_30_per_cent_of_answers_500_or_reset_no_fault_is_lost_and_no_pod_ev
         line: list[str | Path] = ["--names", names, "--aggregator", stack.aggregator.address]
         with Simulator(line, log=tmp_path / "simulator.log") as simulator:
             simulator.until_streaming(count)
-            proxy.weather = weather
+            proxy.faults = faults
             simulator.inject(nodes="all", fault="xid:79")
             stack.until(
                 lambda: list(quarantined(plane, space.node_prefix).values()) == ["Drained"] * count,
@@ -68,7 +68,7 @@ def test_a_server_that_asks_for_patience_is_asked_nothing_until_then(
     request.addfinalizer(lambda: remove_quarantines(plane, space.node_prefix))
     with (
         Stack(plane, tmp_path, more=TRUSTING) as stack,
-        RoughProxy(plane, tmp_path / "proxy", Weather()) as proxy,
+        FaultyProxy(plane, tmp_path / "proxy", ApiFaults()) as proxy,
     ):
         stack.aggregator.goes_by(proxy.kubeconfig)
         stack.aggregator.start().ready()
@@ -77,14 +77,14 @@ def test_a_server_that_asks_for_patience_is_asked_nothing_until_then(
         line: list[str | Path] = ["--names", names, "--aggregator", stack.aggregator.address]
         with Simulator(line, log=tmp_path / "simulator.log") as simulator:
             simulator.until_streaming(len(nodes))
-            proxy.weather = Weather(busy=1.0, retry_after=2)
+            proxy.faults = ApiFaults(busy=1.0, retry_after=2)
             simulator.inject(nodes="all", fault="xid:79")
             wait_until(
                 lambda: any(entry.what == "busy" for entry in proxy.log), what="a 429", timeout_s=30
             )
             time.sleep(5)  # the measured time: how often it asks in it
             asked = [entry for entry in proxy.log if entry.what == "busy"]
-            proxy.weather = Weather()
+            proxy.faults = ApiFaults()
             wait_until(lambda: tainted(plane, nodes) == sorted(nodes), what="taints", timeout_s=60)
     # Requests under way at the first 429 had been sent; then one pause follows another.
     later = [entry.at - asked[0].at for entry in asked]
