@@ -31,15 +31,23 @@ _BUFFER = re.compile(
 # Linux before 4.5 names the controller by its PCI address.
 _NVME = re.compile(
     rb"nvme (nvme\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:"
-    rb"(?:I/O (?:tag )?\d{1,6}.{0,60}\bQID \d{1,5} timeout(, completion polled)?)"
+    rb"(?:I/O (?:tag )?\d{1,6}.{0,60}\bQID \d{1,5} timeout(, completion polled)?"
+    rb"|Cancelling I/O \d{1,6}\b)"
     rb"|(controller is down; will reset|Failed status: [0-9a-fx]{1,10}, reset controller"
     rb"|Device not ready; aborting|Device (?:failed to resume|shutdown incomplete)"
     rb"|Removing after probe failure|Disabling device after reset failure"
     rb"|Removing controller|failed to mark controller|IO queues (?:lost|not created)"
     rb"|Identify Controller failed|Reading (?:CAP|VS|CRTO) failed"
+    rb"|resetting controller due to persistent internal error"
     rb"|frozen state error detected|failure state error detected"
     rb"|can't change power state from D3\w{3,4} to D0 \(config space inaccessible\)"
     rb"|Unable to change power state from D3\w{3,4} to D0, device inaccessible))"
+)
+# Linux 5.16 and later, before the block layer's line. Types and codes are NVMe's: 2 is the media
+# (without "compare failure" and "access denied"), of 0 those of the drive itself.
+_NVME_COMMAND = re.compile(
+    rb"(nvme\d{1,4}(?:c\d{1,4})?n\d{1,6}): .{1,40}\(0x[0-9a-f]{1,2}\) @ LBA (\d{1,20}), "
+    rb"\d{1,10} blocks, .{1,60} \(sct 0x(?:(2) / sc 0x8[0-47]|0 / sc 0x(?:4|5|6|82))\)"
 )
 _NVME_PATH = re.compile(
     rb"block " + _DEV + rb": no (?:available path - failing|usable path - requeuing) I/O"
@@ -51,7 +59,21 @@ _MULTIPATH = re.compile(
     rb"|multipath: IO failure on " + _DEV + rb", disabling IO path"
 )
 _XFS = re.compile(
-    rb"XFS \(" + _DEV + rb"\): (?:"
+    # A process that calls an old ioctl is named before the kernel's words.
+    rb"XFS \((?![^)]{1,32}\): .{1,60} should use fallocate;)" + _DEV + rb"\): (?:"
+    # What a debugging kernel does on purpose, and a feature that this kernel is too old for.
+    # Nor what the kernel writes after the name of a process, which may be "XFS (ab): ".
+    rb"(?!Intentionally corrupted |Superblock has unknown |First \d"
+    rb"|.{0,6}\[\d{1,10}\]|.{0,8}Corrupted page table at address )(?:"
+    rb".{0,160}\bxfs_repair\b|.{0,100}(?i:\bcorrupt(?:ed|ion)?\b)"
+    rb"|.{0,44}\b[Bb]ad (?:\w{1,12} )?inode |.{0,44}Bad inode\b"
+    rb"|SB (?:[a-z/ -]{1,40} )?(?:sanity check|validate|read) failed"
+    rb"|Superblock has bad magic number"
+    rb"|(?:filesystem|log) size mismatch detected|(?:last sector|log device) read failed"
+    rb"|Log inconsistent |RT mount failed|failed to (?:read RT inodes|write sb changes)"
+    rb"|Failed to remove inode\(s\) from unlinked list|Access to block zero in inode "
+    rb"|write error -?\d{1,4} updating a secondary superblock|Allocated a known in-use inode "
+    rb"|xlog_\w{1,40}: (?:bad|invalid|unexpected|unrecogni[sz]ed|failed to clear) )|"
     # Linux 5.14 and later: the reason of a shutdown, unless an operator asked for it.
     rb"(?!User )[A-Z][\w /-]{3,40} \(0x[0-9a-f]{1,8}\) detected at "
     rb"|Filesystem has been shut down|Please u(?:n)?mount the filesystem"
@@ -68,29 +90,63 @@ _XFS = re.compile(
     rb"|ondisk log corrupt|empty log check failed|xlog_recover_\w{1,40}: bad "
     rb"|xfs_\w{1,40}: .{0,40}returned error -?\d)"
 )
+_BTRFS_REFUSALS = (
+    rb"unrecognized (?:mount option|(?:\w{1,20}|discard mode) value) |invalid value "
+    rb"|support for ACL |'.{1,255}' is not a valid|subvol '"
+    rb"|balance: |relocate: |reloc already|deleting default |device (?:add|remove|replace) "
+    rb"|dev-replace: |target device |send_in_progress |unable to set label |scrub is "
+    rb"|scrub on devid .{1,300} not writable|cannot (?:disable|mount|replay) "
+    rb"|\S{1,40} must be used with ro |.{0,40}extent tree v2|btrfs RAID5/6 is EXPERIMENTAL"
+    rb"|zoned: (?:mode not|space cache|mixed block|NODATACOW)|old qgroup version|qgroup "
+    rb"|failed to (?:open device for|lookup block device for) path |replace without active item"
+    rb"|sectorsize \d{1,10} not yet|unsupported checksum algorithm|remount"
+)
+_BTRFS_WARNINGS = (
+    rb"csum failed|(?:csum|checksum|i/o|header) error at logical |checksum (?:error|verify failed)"
+    rb"|direct IO failed |lost (?:page|super block) write|forced readonly"
+    rb"|super block (?:checksum )?error on |tree block \d{1,20} mirror \d{1,3} has bad "
+    rb"|(?:couldn't|failed to) read[ -](?:fs )?(?:tree(?: root| block)?|log tree|root \()"
+    rb"|chunk \d{1,20} missing \d{1,4} devices|error -\d{1,4} while searching for "
+    rb"|devid \d{1,20} uuid [0-9a-f-]{36} is missing"
+)
 _BTRFS = re.compile(
-    # The letters of the state (fs/btrfs/super.c): E is an error, A an aborted transaction. A mount
-    # option that is not known, and a write for which there is no space (-28), are no trouble of it.
-    rb"(?!BTRFS error \([^)]{1,60}\): (?:unrecognized mount option |.{1,256}: -28$))"
+    # A person's command or mount option that btrfs refuses, a feature that it lacks, and a write
+    # for which there is no space (-28), are no trouble of the disk.
+    rb"(?!BTRFS (?:error|alert) \([^)]{1,60}\): (?:" + _BTRFS_REFUSALS + rb"|.{1,256}: -28$))"
+    # The letters of the state (fs/btrfs/super.c): E is an error, A an aborted transaction.
     rb"BTRFS:? (?:(?:error|critical|alert|emergency|panic)"
     rb"|warning(?= \(device [\w-]{1,32}:? state [A-Z]{0,11}[EA])"
-    rb"|(?:warning|info)(?= \([^)]{1,60}\): (?:csum failed|checksum (?:error|verify failed)"
-    rb"|lost page write|forced readonly|devid \d{1,20} uuid [0-9a-f-]{36} is missing)))"
+    rb"|(?:warning|info)(?= \([^)]{1,60}\): (?:" + _BTRFS_WARNINGS + rb")))"
     rb" \(device " + _DEV + rb"(?::? state \w{1,12})?\)"
     rb"|(?:BTRFS|btrfs): bdev /dev/" + _DEV + rb" errs: "
     rb"|(?:BTRFS|btrfs): lost page write due to I/?O error on /dev/" + _DEV + rb"\b"
+    rb"|(?:BTRFS|btrfs): (?:unable to fixup \(\w{1,12}\)|fixed up|checksum|i/o) error at logical "
+    rb"\d{1,20} on dev /dev/" + _DEV + rb"\b"
 )
 _EXT = re.compile(
     rb"EXT[234]-fs error \(device " + _DEV + rb"\)"
     rb"|EXT[234]-fs \(" + _DEV + rb"\): (?:(?:error: )?Remounting filesystem read-only"
     rb"|I/O error while writing superblock|previous I/O error to superblock"
-    rb"|failed to convert unwritten|[Dd]elayed block allocation failed"
+    rb"|.{1,80} -- potential data loss!|[Dd]elayed block allocation failed"
     rb"|This should not happen!! +Data will be lost|error count since last fsck: "
     rb"|(?:initial|last) error at time \d|\w{1,40}: jbd2_start: .{1,60} err -\d"
-    rb"|warning: mounting fs with errors)"
+    rb"|warning: mounting fs with errors|Errors on filesystem, clearing orphan list"
+    rb"|ext[34]_check_descriptors: |group descriptors corrupted|can't read (?:group )?descriptor \d"
+    rb"|get (?:orphan inode|root inode|root dentry) failed|corrupt root inode"
+    rb"|VFS: Found ext4 filesystem with invalid superblock checksum"
+    rb"|[Uu]nable to read superblock|Can't read superblock on 2nd try|Magic mismatch, very weird"
+    rb"|error loading journal|no journal found|(?:journal inode is deleted|invalid journal inode)"
+    rb"|Could not load journal inode|journal bmap failed|can't get journal size"
+    rb"|couldn't read superblock of external journal|external journal has (?:bad|corrupt) "
+    rb"|bad geometry: (?:block count|first data block) \d|Failed to update primary superblock"
+    rb"|failed to initialize (?:system zone|mballoc) \(-(?:5|74|117)\))"
     rb"|EXT[234]-fs warning \(device " + _DEV + rb"\): (?:ext[34]_end_bio:\d{1,5}: I/O error"
     rb"|ext[34]_clear_journal_err:\d{1,5}: Filesystem error recorded"
-    rb"|htree_dirblock_to_tree:\d{1,5}: inode #\d{1,20}: lblock \d{1,20}: comm .{1,64}: error -\d)"
+    rb"|htree_dirblock_to_tree:\d{1,5}: inode #\d{1,20}: lblock \d{1,20}: comm .{1,64}: error -\d"
+    rb"|dx_probe:\d{1,5}: (?:inode #\d{1,20}: comm .{1,64}: )?(?:Corrupt dir(?:ectory| inode \d)"
+    rb"|dx entry: (?:limit|count) \d)"
+    rb"|\w{1,40}:\d{1,5}: Error -?\d{1,4} (?:while )?reading MMP block"
+    rb"|\w{1,40}:\d{1,5}: (?:Cannot read inode bitmap - |Marked fs in need of filesystem check))"
 )
 # The name of a journal is its device's with the inode's number, or an external journal's device.
 _JOURNAL = re.compile(
@@ -106,9 +162,13 @@ _ARRAY = re.compile(
     rb"md/(?:raid\d{0,2}|linear|multipath):?(md[\w-]{1,24}): "
     rb"(?:Disk failure on " + _DEV + rb"(?:, disabling| detected, failing)"
     rb"|(?:" + _DEV + rb": )?unrecoverable I/O (?:read )?error"
-    rb"|read error (?:NOT corrected|not correctable)|Too many read errors, failing device"
-    rb"|Cannot continue operation|not enough operational (?:devices|mirrors)"
-    rb"|cannot start dirty degraded array)"
+    rb"|read error (?:NOT corrected|not correctable|on replacement device)"
+    rb"|Too many read errors, failing device"
+    rb"|" + _DEV + rb": (?:Raid device exceeded read_error threshold|Failing raid device)"
+    rb"|Cannot continue operation|not enough (?:operational|configured) (?:devices|mirrors)"
+    rb"|(?:too few disks|not enough drives present)|journal disk is missing|failed to run raid set"
+    rb"|recovery aborted due to read error|read correction write failed"
+    rb"|(?:cannot start|starting) dirty degraded array)"
 )
 
 # Printed when an array starts (raid1, raid10, raid456); it lacks members where the first is less.
@@ -124,7 +184,12 @@ FIRST = first_bytes(
         *(b"device offline", b"blk_", b"print_req", b"end_request", b"Buffer I/O ", b"nvme "),
         *(b"EXT2", b"EXT3", b"EXT4", b"XFS (", b"BTRFS", b"btrfs: ", b"Aborting journal"),
         *(b"JBD:", b"JBD2", b"jbd2_", b"journal_bmap", b"md/r", b"md/l", b"md/m", b"lost page "),
-        *(b"block nvme", b"device-mapper: multipath: ", b"multipath: IO"),
+        *(
+            *(b"nvme%d" % digit for digit in range(10)),
+            b"block nvme",
+            b"device-mapper: multipath: ",
+            b"multipath: IO",
+        ),
     )
 )
 
@@ -166,6 +231,12 @@ def parse(line: bytes) -> DiskLine | None:
         kind = LOST if nvme[3] else LOST_INTERRUPT if nvme[2] else TIMEOUT
         name = text(nvme[1])
         return DiskLine(kind, name, controller=True, details={"controller": name})
+    command = _NVME_COMMAND.match(line)
+    if command is not None:
+        # A path of a drive ("nvme0c1n1") has no block device: its name is without the path's.
+        device = re.sub(r"c\d+n", "n", text(command[1]))
+        details = {"logical_block": text(command[2])}
+        return DiskLine(MEDIUM if command[3] else ERROR, device, details=details)
     return _filesystem(line) or _paths(line) or _array(line)
 
 
@@ -199,4 +270,6 @@ def _array(line: bytes) -> DiskLine | None:
     found = _ARRAY.match(line)
     if found is None:
         return None
-    return DiskLine(ARRAY, text(found[1]), details={"member": text(found[2] or found[3] or b"")})
+    return DiskLine(
+        ARRAY, text(found[1]), details={"member": text(found[2] or found[3] or found[4] or b"")}
+    )

@@ -23,7 +23,7 @@ from nodeagent.sources.kmsg import Record, is_packet_log
 NAME = "file-server"
 
 _STARTS = (
-    *(b"nfs: ", b"nfs4: ", b"nfs3: ", b"nfsacl: ", b"NFS: ", b"lockd: server "),
+    *(b"nfs: ", b"nfs4: ", b"nfs3: ", b"nfsacl: ", b"NFS: ", b"NFSv4: ", b"lockd: server "),
     *(b"rpcbind: server ", b"Lustre"),
 )
 _SERVER = rb"(\S{1,100})"
@@ -32,10 +32,14 @@ _RPC = re.compile(
     rb"(still trying|timed out)"
 )
 _NFS_STATE = re.compile(
-    rb"NFS: state manager(?:: [\w ]{1,60}|[\w ]{1,60})? failed on NFSv4 server " + _SERVER
+    rb"NFS: (?:state manager(?:: [\w ]{1,60}|[\w ]{1,60})? failed on NFSv4 server "
+    + _SERVER
+    + rb"|migration recovery failed \(server ([^\s()]{1,100})\)"
+    rb"|\w{1,40}: (?:lost \d{1,10} locks|Lock reclaim failed!))"
+    rb"|NFSv4: state recovery failed for open file "
 )
 _LUSTRE = re.compile(
-    rb"Lustre(?:Error)?: (?:\d{1,10}-\d{1,10}: |\d{1,10}:\d{1,10}:\([\w.:()]{1,120}\) )?"
+    rb"Lustre(?:Error)?: (?:\d{1,10}-\d{1,10}: |\d{1,10}:(?:\d{1,10}:)?\([\w.:()]{1,120}\) )?"
     rb"(?:\S{1,120}: (?:This client was (evicted) by " + _SERVER + rb";"
     rb"|Connection to " + _SERVER + rb" \(at \S{1,100}\) was lost;)"
     rb"|Evicted from " + _SERVER + rb" \(at \S{1,100}\) after server handle changed )"
@@ -67,7 +71,7 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, str]] | None:
         return "not-responding", text(rpc[1]), {"outcome": text(rpc[2])}
     state = _NFS_STATE.match(line)
     if state is not None:
-        return "state-lost", text(state[1]), {}
+        return "state-lost", text(state[1] or state[2] or b""), {}
     lustre = _LUSTRE.match(line)
     if lustre is not None:
         kind = "connection-lost" if lustre[3] else "evicted"

@@ -41,7 +41,7 @@ _HARD = re.compile(
 # RCU-tasks (rcu_tasks, rcu_tasks_rude, rcu_tasks_trace) has tasks that stall, and no CPUs.
 _RCU = re.compile(
     rb"(?:rcu: )?INFO: (rcu_\w{2,24}) (?:self-)?detected (?:expedited )?"
-    rb"stalls?(?: on (?:CPUs?|tasks)\b|\? \(Late IPI\?\))"
+    rb"stalls?(?: on (?:CPUs?|tasks)\b|\? \(Late IPI\?\)|, but suppressed full report )"
 )
 _WORKQUEUE = re.compile(rb"BUG: workqueue lockup - pool .{0,160} stuck for (\d{1,6})s!")
 

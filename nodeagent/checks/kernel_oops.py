@@ -31,31 +31,37 @@ _FIRST = first_bytes(
         *(b"BUG: ", b"kernel BUG at ", b"Oops: ", b"general protection fault", b"invalid opcode: "),
         *(b"divide error: ", b"double fault: ", b"stack segment: ", b"int3: ", b"invalid TSS: "),
         *(b"segment not present: ", b"alignment check: ", b"Unable to handle kernel "),
+        *(b"bounds: ", b"overflow: ", b"fpu exception: ", b"simd exception: ", b"iret exception: "),
+        *(b"control protection: ", b"kernel stack overflow ", b"Bad pagetable: ", b"BUG "),
         *(b"Internal error: ", b"Kernel panic - not syncing", b"PANIC: double fault"),
         b"traps: PANIC: double fault",
     )
 )
 
-# Letters must follow the bracket: the crash of a process called "Oops: 0000 [#1]" ("[4711]:
-# segfault", " invoked oom-killer") would else be read as the kernel's.
+# Four digits and letters after the bracket are more than the 15 bytes of a process's name: the
+# crash of a process called "int3 [#1] SMP" ("[4711]: segfault") would else be read as the kernel's.
 _DIE = re.compile(
-    rb"(?:Internal error: |Oops: )?([A-Za-z][\w ,./()'-]{2,100}?)"
+    rb"(?:Internal error: ([A-Za-z][\w ,./()'-]{2,100}?): [0-9a-f]{1,16}"
+    rb"|(?:Oops: )?([A-Za-z][\w ,./()'-]{2,100}?)"
     rb"(?:[, ]{1,2}(?:probably|maybe) for (?:non-canonical )?address 0x[0-9a-f]{1,16})?"
-    rb"(?:: [0-9a-f]{1,16})? \[#(\d{1,4})\](?: (?:[A-Z_]{2,}\b|$)|$)"
+    rb": [0-9a-f]{4,16}) \[#(\d{1,4})\](?: (?:[A-Z_]{2,}\b|$)|$)"
 )
 # Each has more than the 15 bytes of a process's name before the first word that may differ.
 _BUG = re.compile(
     rb"BUG: (?:unable to handle (?:kernel |page fault|[\w ]{1,40} at )"
     rb"|kernel NULL pointer dereference|Bad page (?:state|map) in process "
     rb"|\w{0,12} ?stack guard page was hit"
-    rb"|(?:KASAN|KFENCE|KCSAN): [\w -]{4,60} in \w|spinlock [\w ]{1,40} on CPU#)"
+    rb"|(?:KASAN|KFENCE|KCSAN|KMSAN): [\w -]{4,60} in \w|spinlock [\w ]{1,40} on CPU#)"
+    # The allocator's own check of a cache ("kmalloc-64") that was written to after it was freed.
+    rb"|BUG [\w.:-]{1,60} \((?:Not tainted|Tainted: .{1,60}?)\): [A-Z]"
     rb"|kernel BUG at [\w./+-]{1,200}:\d{1,6}!"
     rb"|Unable to handle kernel [\w ]{4,80} at virtual address "
 )
 _WARNING = re.compile(
     rb"BUG: (?:Bad rss-counter state |scheduling while atomic: "
     rb"|sleeping function called from invalid context|using \w{1,40}\(\) in preemptible "
-    rb"|non-zero (?:pgtables_bytes|nr_\w{3,8}) on freeing )"
+    rb"|non-zero (?:pgtables_bytes|nr_\w{3,8}) on freeing |workqueue leaked (?:lock|atomic)"
+    rb"|assuming (?:atomic|non migratable) context at )"
 )
 _PANIC = re.compile(rb"Kernel panic - not syncing|(?:traps: )?PANIC: double fault, error_code: 0x")
 
@@ -86,7 +92,9 @@ def _parse(line: bytes) -> tuple[str, dict[str, str]] | None:
     if _WARNING.match(line):
         return WARNING, {}
     died = _DIE.match(line)
-    return None if died is None else ("oops", {"what": text(died[1]), "number": text(died[2])})
+    if died is None:
+        return None
+    return "oops", {"what": text(died[1] or died[2]), "number": text(died[3])}
 
 
 def _build(_sources: Sources, _options: Mapping[str, Any]) -> KernelOops:

@@ -9,7 +9,8 @@ One event is several lines; the one that states its severity counts, and is not 
 - ``{1}[Hardware Error]: event severity: recoverable``: the firmware's word. Without the number
   it is of the boot before this one: the boot error record table (drivers/acpi/apei/bert.c).
 - ``[Hardware Error]: Corrected error, no action required.``: AMD's decoder.
-- ``Memory failure: 0x12ab3: recovery action for dirty LRU page: Recovered``: a page taken away.
+- ``Memory failure: 0x12ab3: recovery action for dirty LRU page: Recovered``: a page taken away;
+  until Linux 4.5 "MCE 0x12ab3: dirty LRU page recovery: Recovered".
 - ``SError Interrupt on CPU3, code 0x00000000be000011 -- SError``: an Arm CPU's uncorrected error,
   "Bad mode in Error handler detected on CPU3" until Linux 4.14; a panic follows.
 - ``mce: [Hardware Error]: Machine check events logged``: no further line unless a program decodes.
@@ -32,7 +33,7 @@ NAME = "machine-check"
 CORRECTED, UNCORRECTED, FATAL, UNSTATED = "corrected", "uncorrected", "fatal", "unstated"
 
 _STARTS = (
-    *(b"mce: ", b"EDAC ", b"[Hardware Error]: ", b"{", b"Memory failure: "),
+    *(b"mce: ", b"EDAC ", b"[Hardware Error]: ", b"{", b"Memory failure: ", b"MCE 0x"),
     *(b"SError Interrupt on CPU", b"Bad mode in Error handler", b"Unhandled fault: synchronous"),
 )
 
@@ -40,8 +41,12 @@ _BANK = re.compile(
     rb"(?:mce: )?\[Hardware Error\]: CPU (\d{1,5}): Machine Check( Exception)?: [0-9a-f]{1,16} "
     rb"Bank (\d{1,3}): ([0-9a-f]{16})"
 )
-_LOGGED = re.compile(rb"mce: \[Hardware Error\]: Machine check events logged")
-_USER_ACCESS = re.compile(rb"mce: Uncorrected hardware memory error in user-access at ([0-9a-f]+)")
+_LOGGED = re.compile(rb"(?:mce: )?\[Hardware Error\]: Machine check events logged")
+_USER_ACCESS = re.compile(
+    rb"mce: (?:Uncorrected hardware memory error in user-access at ([0-9a-f]{1,16})"
+    rb"|Kernel accessed poison in user space at ([0-9a-f]{1,16})"
+    rb"|Uncorrected memory error in page (0x[0-9a-f]{1,16}) ignored|Memory error not recovered)"
+)
 # CE and UE must be followed by words: the crash of a process called "EDAC MC0: 1 UE " ("[4711]:
 # segfault ... on CPU 1 (core 1") would else be read as an error.
 _EDAC = re.compile(
@@ -51,13 +56,14 @@ _APEI = re.compile(
     rb"(\{\d{1,10}\})?\[Hardware Error\]: event severity: (info|corrected|recoverable|fatal)\b"
 )
 _AMD = re.compile(
-    rb"\[Hardware Error\]: (Corrected error, no action required"
+    rb"\[Hardware Error\]: (?:Error Status: )?(Corrected error, no action required"
     rb"|Deferred error, no action required"
     rb"|Uncorrected, software (?:restartable|containable) error"
     rb"|System Fatal error)\b"
 )
 _PAGE = re.compile(
-    rb"Memory failure: (0x[0-9a-f]{1,16}): recovery action for (.{1,60}): "
+    rb"(?:Memory failure: |MCE )(0x[0-9a-f]{1,16}): "
+    rb"(?:recovery action for (.{1,60}?)|(.{1,60}?) page recovery): "
     rb"(Recovered|Delayed|Ignored|Failed)"
 )
 _SERROR = re.compile(
@@ -131,12 +137,13 @@ def _amd(line: re.Match[bytes]) -> _Parsed:
 
 
 def _page(line: re.Match[bytes]) -> _Parsed:
-    details = {"page": text(line[1]), "what": text(line[2]), "outcome": text(line[3]).lower()}
+    what = text(line[2] or line[3])
+    details = {"page": text(line[1]), "what": what, "outcome": text(line[4]).lower()}
     return UNCORRECTED, "", {"by": "memory-failure", **details}
 
 
 def _user_access(line: re.Match[bytes]) -> _Parsed:
-    return UNCORRECTED, "", {"by": "mce", "address": text(line[1])}
+    return UNCORRECTED, "", {"by": "mce", "address": text(line[1] or line[2] or line[3] or b"")}
 
 
 def _serror(line: re.Match[bytes]) -> _Parsed:

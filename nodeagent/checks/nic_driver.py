@@ -3,8 +3,8 @@
 - mlx5: ``mlx5_core 0000:5e:00.0: mlx5_pcie_event:299:(pid 4711): Detected insufficient power on the
   PCIe slot (27W).``, high temperature, a health poll that fails, commands that time out, a failed
   recovery or start, cables that were unplugged or are bad.
-- EFA: ``efa 0000:00:06.0 efa_0: The device didn't send any completion for admin cmd ...``. A
-  command that the device refuses may be a program's mistake, and is passed over.
+- EFA: ``efa 0000:00:06.0 efa_0: The device didn't send any completion for admin cmd ...``, and
+  likewise ENA. A command that the device refuses may be a program's mistake, and is passed over.
 - Queues: ``NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out`` and the drivers' own.
 - Bonds: ``bond0: (slave eth0): link status definitely down, disabling slave``.
 
@@ -30,7 +30,9 @@ NAME = "nic-driver"
 _IFACE = rb"([^\s:/()\\]{1,15})"
 
 #: The kernel's words after the name of an interface, for the lookup that each record costs.
-_AFTER_A_NAME = frozenset({b"(sla", b"link", b"now ", b"NETD", b"tran", b"bond", b"TX t"})
+_AFTER_A_NAME = frozenset(
+    {b"(sla", b"link", b"now ", b"NETD", b"tran", b"bond", b"TX t", b"inte", b"back"}
+)
 
 _PCI = re.compile(
     rb"([a-z][\w-]{1,15}) ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?: ([^\s:/()\\]{1,32}))?: "
@@ -40,6 +42,8 @@ _TIMEOUT = re.compile(
     rb"NETDEV WATCHDOG: (?:CPU: \d{1,5}: )?transmit queue \d{1,6} timed out"
     rb"|TX timeout (?:detected|on queue)|(?:initiating reset due to |NIC )?tx[_ ]timeout\b"
     rb"|initiating reset due to (?:tx|lost link) |Keep alive watchdog timeout"
+    rb"|transmit timed out|Detected (?:Tx|Hardware) Unit Hang|Timeout on tx queue\b"
+    rb"|Found a Tx that wasn't completed on time"
 )
 _WATCHDOG = re.compile(
     rb"NETDEV WATCHDOG: " + _IFACE + rb" \([\w-]{1,32}\): transmit queue \d{1,6} timed out"
@@ -54,7 +58,8 @@ _WATCHDOG = re.compile(
 _DOWN = rb"link status (?:definitely down|down|up again)"
 _BOND = re.compile(
     rb"(?:bonding: )?" + _IFACE + rb": (?:"
-    rb"\(slave " + _IFACE + rb"\): " + _DOWN + rb"\b"
+    rb"\(slave " + _IFACE + rb"\): (?:" + _DOWN + rb"|(?:backup )?interface is now down)\b"
+    rb"|(?:backup )?interface " + _IFACE + rb" is now down\b"
     rb"|"
     + _DOWN
     + rb".{0,24}? interface "
@@ -79,6 +84,7 @@ _MLX = (
             rb".{0,60}\bunrecoverable|health recovery (?:failed|flow aborted)"
             rb"|(?:new )?health works are not permitted|handling bad device here"
             rb"|(?:Failed|failed) to recover"
+            rb"|mlx5_\w{1,40}: (?:wait vital|mlx5_pci_enable_device) failed with error code"
             rb"|mlx\d_(?:load|init)_one failed with error code -\d"
             rb"|probe with driver mlx\d_core failed with error -\d"
         ),
@@ -91,7 +97,8 @@ _MLX = (
             rb"|.{0,20}(?:assert_var\[0\]|assert_exit_ptr) |starting health recovery flow"
             rb"|Internal error detected|Internal error mark was detected"
             rb"|Firmware over \d{1,9} MS in (?:pre-)?initializing state"
-            rb"|device (?:is going to be reset|was reset) )"
+            rb"|device (?:is going to be reset|was reset)\b|Driver is in error state\. Unloading"
+            rb"|PCI slot is unavailable|Firmware is not responsive )"
         ),
     ),
     (
@@ -101,6 +108,7 @@ _MLX = (
             rb"(?:timeout\b|canceled on out of queue timeout)"
             rb"|.{0,40}\bcommand 0x[0-9a-f]{1,8} timed out"
             rb"|Cmd failed due to timeout"
+            rb"|[\w ]{1,80}\(0x[0-9a-fA-F]{1,8}\) timed out while waiting for a slot"
         ),
     ),
     (
@@ -113,8 +121,10 @@ _MLX = (
     ("transmit-timeout", _TIMEOUT),
 )
 _EFA = re.compile(
-    rb"The device (?:didn't send any completion|sent a completion but the driver didn't receive)"
-    rb"|Wait for completion \(\w{1,20}\) timeout|Reading register (?:timed out|failed)"
+    rb"The (?:ena )?device (?:didn't send (?:any|a) completion"
+    rb"|sent a completion but the driver didn't receive)"
+    rb"|Wait for completion \(\w{1,20}\) timeout|Reg read(?:32)? timeout"
+    rb"|Reading register (?:timed out|failed)"
     rb"|Device isn't ready|Reset indication didn't turn|Admin queue is closed"
     rb"|EFA device init failed|.{0,20}[Kk]eep alive watchdog timeout"
 )
@@ -195,7 +205,7 @@ def _of_adapter(line: bytes) -> tuple[str, str, dict[str, str]] | None:
 def _kind(driver: bytes, words: bytes) -> str | None:
     if driver in (b"mlx5_core", b"mlx4_core", b"mlx4_en"):
         return next((kind for kind, pattern in _MLX if pattern.match(words)), None)
-    if driver == b"efa":
+    if driver == b"efa" or (driver == b"ena" and not _TIMEOUT.match(words)):
         return "device-error" if _EFA.match(words) else None
     return "transmit-timeout" if _TIMEOUT.match(words) else None
 
@@ -208,12 +218,12 @@ def _of_interface(line: bytes) -> tuple[str, str, dict[str, str]] | None:
     bond = _BOND.match(line)
     if bond is None:
         return None
-    if bond[4]:
+    if bond[5]:
         return "bond-down", text(bond[1]), {}
     return (
         "bond-member-down",
         text(bond[1]),
-        {"member": text(bond[2] or bond[3]).rstrip(",")},
+        {"member": text(bond[2] or bond[3] or bond[4]).rstrip(",")},
     )
 
 

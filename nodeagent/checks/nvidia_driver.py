@@ -46,7 +46,8 @@ _NVLINK = re.compile(
     rb"NVRM: (?:GPU\d{1,3} )?(knvlink\w{1,80}): (?=.{0,200}(?:"
     rb"Rx Detect Link mask!|postRxDetLinkMask failed|ALI (?:Error|Links)"
     rb"|[Ll]inks? (?:\d{1,3} |mask |setup |connection )?.{0,40}(?:failed|lost|down\b|degraded)"
-    rb"|(?:[Ff]ailed to|[Uu]nable to|Error|[Ll]ost|[Ll]oss).{0,80}\b(?i:(?:nv)?links?)\b"
+    rb"|(?:[Ff]ailed to|FAILED TO|[Uu]nable to|Error|[Ll]ost|[Ll]oss).{0,80}"
+    rb"\b(?i:(?:nv)?links?\d{0,2})\b|GPU\d{1,3} marked Degraded\b"
     rb"|Timed out retrying to send inband data|NVLINK Degradation))"
 )
 _PEERMEM = re.compile(

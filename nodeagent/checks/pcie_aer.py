@@ -28,16 +28,18 @@ from nodeagent.sources.pci_bus import PciBus
 
 NAME = "pcie-aer"
 
-_DEVICE = rb"[\w.-]{1,40} ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): "
+# Until Linux 4.19 the name of a port's device has its service: "dpc 0000:89:02.0:pcie010: ".
+_DEVICE = rb"[\w.-]{1,40} ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?::pcie\d{2,3})?: "
 _ERROR = re.compile(
     _DEVICE + rb"(?:AER: )?PCIe Bus Error: severity="
     rb"(Correct(?:ed|able)|Uncorrect(?:ed|able) \((?:Non-)?Fatal\)), type=([\w ]{1,40})"
 )
-_CONTAINED = re.compile(_DEVICE + rb"DPC: containment event, (.{1,80})")
+_CONTAINED = re.compile(_DEVICE + rb"DPC:? containment event, (.{1,80})")
 _NOT_RECOVERED = re.compile(
     _DEVICE + rb"(?:AER: |DPC: )?(?:[Dd]evice recovery failed"
     rb"|subordinate device (?:recovery|reset) failed|can't recover \(.{1,60}\)"
-    rb"|(?:device|driver) has no (?:AER|error)-aware driver)"
+    rb"|(?:device|driver) has no (?:AER|error)-aware driver"
+    rb"|link reset at upstream device .{1,20} failed|no link-reset support at upstream device )"
 )
 _FIRMWARE = re.compile(
     _DEVICE + rb"(?:AER: )?aer_(?:(status): 0x[0-9a-f]{1,8}, aer_mask: |(uncor_severity): 0x)"
@@ -45,7 +47,8 @@ _FIRMWARE = re.compile(
 # Until Linux 4.19 the name of the device has its service, and until 4.11 slots are small.
 _SLOT = re.compile(
     rb"(?:pcieport|pciehp) ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?::pcie\d{2,3})?: "
-    rb"(?:pciehp: )?(?:[Ss]lot\((.{1,40}?)\): (?:(Link Down)(?!/)|Card not present\b|(Power fault))"
+    rb"(?:pciehp: )?(?:[Ss]lot\((.{1,40}?)\): (?:"
+    rb"(Link Down)(?!/)|Card not present\b|Cannot train link\b|No link\b|(Power fault))"
     rb"|(?:Card not present|(Power fault)) on [Ss]lot ?\(?(.{1,40}?)\)?$)"
 )
 

@@ -34,14 +34,15 @@ def test_a_record_that_dmesg_broke_up_is_one_fault(tmp_path: Path) -> None:
     ]
 
 
-def test_lines_that_people_have_posted_have_the_codes_that_a_person_gives_them() -> None:
-    told = (FIXTURES / "public-lines.codes").read_text().splitlines()
+@pytest.mark.parametrize(("fixture", "least"), [("public-lines", 140), ("source-lines", 530)])
+def test_lines_have_the_codes_that_a_person_gives_them(fixture: str, least: int) -> None:
+    told = (FIXTURES / f"{fixture}.codes").read_text().splitlines()
     codes = {int(number): code for number, code in (line.split() for line in told)}
     found = dict.fromkeys(codes, "-")
-    for fault in decode_file(FIXTURES / "public-lines.log"):
+    for fault in decode_file(FIXTURES / f"{fixture}.log"):
         found[999 + fault["line"]] = fault["code"]
     assert found == codes
-    assert len(codes) > 140
+    assert len(codes) > least
 
 
 def test_lines_of_other_records_are_not_joined(tmp_path: Path) -> None:
