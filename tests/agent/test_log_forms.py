@@ -26,7 +26,7 @@ WITHOUT_FACILITY = {
     *(f"dmesg-caller-{name}" for name in ("default", "ctime", "iso", "reltime", "colour")),
     *("dmesg-delta-alone", "dmesg-colour", "journal-no-hostname", "journal-with-unit"),
     *(f"journal-short{name}" for name in ("", "-full", "-iso", "-iso-precise", "-precise")),
-    *("journal-short-monotonic", "journal-short-unix"),
+    *("journal-short-monotonic", "journal-short-delta", "journal-short-unix"),
 }
 NAMES = sorted(path.stem for path in FORMS.glob("*.log"))
 SAME_LOG = [name for name in NAMES if name not in ("journal-cat", "bare-kernel")]
@@ -442,3 +442,10 @@ def test_many_lines_are_named_by_the_first_twenty(tmp_path: Path) -> None:
     lines = table(decode_file(log)).splitlines()
     assert " ".join(lines[1:]) == said
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("delta", [" " * 16, " <    0.000012 >", " <    0.000012*>"])
+def test_a_short_delta_line_is_decoded_without_its_delta_too(tmp_path: Path, delta: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"[12345.678901{delta}] gpu-7 kernel: {XID}\n")
+    assert [fault["code"] for fault in decode_file(path)] == ["xid:79"]

@@ -64,7 +64,9 @@ _TALOS = re.compile(
     rb"(?:[^\s\[\]]{1,255}: )?([a-z0-9]{2,9}): +" + _LEVELS + rb": \[" + _ISO + _ZONE + rb"\]: ?"
 )
 
-_DELTA = rb"(?: ?<[ +.\d-]{1,24}>)?"
+# journalctl -o short-delta marks a delta that it cannot know well with "*", and leaves the place of
+# the first one, and of the first of a boot, empty.
+_DELTA = rb"(?: ?<[ +.\d*-]{1,24}>| {8,24})?"
 _STAMP = re.compile(
     rb"\[ *(?:(\d{1,10}\.\d{1,9})" + _DELTA + rb"|"
     rb"\S{1,12} +\S{1,12} +\d{1,2} " + _CLOCK + rb" \d{4}" + _DELTA + rb"|"  # ctime
