@@ -28,7 +28,7 @@ _ADDRESS = rb"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7
 
 _XID = re.compile(
     rb"NVRM: Xid \(" + _ADDRESS + rb"((?: GPU-[IC]{1,2}:[0-9a-fA-F]{1,4}){0,2})\): "
-    rb"(\d{1,5})(?:, |$)"
+    rb"(\d{1,5})(?:, |,?$)"
 )
 
 # The kernel gives a printk of several lines as one record, its newlines escaped; where a line ends
@@ -60,10 +60,16 @@ _VERDICT = re.compile(
 
 # Units are as in NVIDIA's decode table: SAW_MVB, NETIR_LINK_EVT, and "MSE Degraded". Drivers of
 # before R575 write "XC 1 i 2 Link 01 [0x0000000a]". A line may lack its registers or be cut short.
+# The kernel writes a tab as "\x09".
+_GAP5 = rb"(?:[\s,:]|\\x09){1,16}"
 _NVLINK5 = re.compile(
-    rb"\b([A-Z][A-Z0-9_]{2,40}(?: (?!Non)[A-Z][a-z]{2,20})?)[\s,:]{1,16}((?i:non-? ?)?(?i:fatal))\b"
-    rb"(?:[\s,]{1,16}XC ?\d{1,4})?(?:[\s,]{1,16}i ?(\d{1,4}))?"
-    rb"(?:[\s,]{1,16}Link ?(-?\d{1,3})\b)?(?:\s{0,16}[(\[]\s{0,4}(0x[0-9a-fA-Fx, ]{1,160}[)\]]?))?"
+    rb"\b([A-Z][A-Z0-9_]{2,40}(?: (?!Non)[A-Z][a-z]{2,20})?)"
+    + _GAP5
+    + rb"((?i:non-? ?)?(?i:fatal))\b"
+    rb"(?:" + _GAP5 + rb"XC ?\d{1,4})?(?:" + _GAP5 + rb"i ?(\d{1,4}))?"
+    rb"(?:"
+    + _GAP5
+    + rb"Link ?(-?\d{1,3})\b)?(?:(?:\s|\\x09){0,16}[(\[]\s{0,4}(0x[0-9a-fA-Fx, ]{1,160}[)\]]?))?"
 )
 # A register that a cut line ends in may lack digits, so one that nothing follows has all eight.
 _REGISTER = re.compile(rb"0x(?:[0-9a-fA-F]{8}\b|[0-9a-fA-F]{1,8}(?=[, \])]))")

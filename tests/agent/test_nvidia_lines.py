@@ -93,6 +93,15 @@ def test_the_name_of_a_process_does_not_state_the_severity(
     assert details(gpus, rest).get("severity") == severity
 
 
+def test_a_line_spaced_with_tabs_or_cut_after_its_number_is_read(gpus: GpuMap) -> None:
+    tabs = details(
+        gpus, r"NETIR_LINK_EVT\x09Fatal\x09XC0\x09i0\x09Link 01\x09(0x021425c6 0x00000000)"
+    )
+    assert (tabs["severity"], tabs["link"], tabs["intr_info"]) == ("fatal", "1", "0x021425c6")
+    [cut] = XidCheck(gpus).read(record(f"NVRM: Xid (PCI:{GPU}): 149,".encode()))
+    assert (cut.code, dict(cut.details)) == ("xid:149", {"pci": GPU})
+
+
 def test_the_drivers_new_verdicts_are_told(found: dict[int, FaultSighting]) -> None:
     assert [found[at].details["verdict"] for at in (13, 14)] == ["recover-imex", "unknown"]
 
