@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.chart.installation import (
     AGGREGATOR,
@@ -22,10 +23,10 @@ from tests.chart.installation import (
     older_chart,
     written_nodes,
 )
-from tests.chart.renderings import BUILT_IN, Rendering, render
+from tests.chart.renderings import BUILT_IN, OPERATOR, Rendering, render
 from tests.chart.same_objects import comparable
 from tests.chart.templates import CHART
-from tests.controlplane import binaries
+from tests.controlplane import binaries, sources
 from tests.controlplane import manifests as server_side
 from tests.controlplane.api import APPLY_PATCH, MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
@@ -59,12 +60,11 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- before anything is installed ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rendering", BUILT_IN, ids=lambda r: r.name)
-def test_the_server_accepts_every_object_with_no_unknown_field(
-    plane: ControlPlane, helm: Path, rendering: Rendering
-) -> None:
+def accepted(plane: ControlPlane, helm: Path, rendering: Rendering) -> set[str]:
+    """Has the server judge every object, strictly, and keep none. Their kinds."""
     own = f"dry-run-{rendering.name}"
     plane.create_namespace(own)
+    kinds = set()
     for document in render(helm, replace(rendering, namespace=own)):
         namespace = document["metadata"].get("namespace", "default")
         collection = server_side.resource_path(
@@ -74,7 +74,36 @@ def test_the_server_accepts_every_object_with_no_unknown_field(
         path = f"{collection}/{document['metadata']['name']}{query}"
         answer = plane.request("PATCH", path, json.dumps(document).encode(), APPLY_PATCH)
         assert answer.status in {200, 201}, answer.body
+        kinds.add(document["kind"])
     plane.delete_namespace(own)
+    return kinds
+
+
+@pytest.mark.parametrize("rendering", BUILT_IN, ids=lambda r: r.name)
+def test_the_server_accepts_every_object_with_no_unknown_field(
+    plane: ControlPlane, helm: Path, rendering: Rendering
+) -> None:
+    assert "StatefulSet" in accepted(plane, helm, rendering)
+
+
+@pytest.fixture
+def operator_definitions(plane: ControlPlane) -> Iterator[None]:
+    """The definitions of Prometheus Operator, which the cluster has for one test alone."""
+    files = sources.operator_definitions()
+    for file in files:
+        server_side.apply(plane.client, file)
+    yield
+    for file in files:
+        name = yaml.safe_load(file.read_text("utf-8"))["metadata"]["name"]
+        plane.call("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+
+
+@pytest.mark.usefixtures("operator_definitions")
+def test_the_server_accepts_the_objects_of_prometheus_operator(
+    plane: ControlPlane, helm: Path
+) -> None:
+    kinds = set[str]().union(*(accepted(plane, helm, rendering) for rendering in OPERATOR))
+    assert {"PodMonitor", "ServiceMonitor", "PrometheusRule"} <= kinds
 
 
 def refused(installation: Installation, *arguments: str) -> str:

@@ -1,0 +1,43 @@
+"""Files of Go modules that tests read and do not build: a download takes seconds."""
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tests.controlplane.binaries import cache_folder, to_stderr
+from tests.controlplane.toolchain import NoControlPlane, find_go, go_environment
+from tests.controlplane.versions import GO_MODULE, VERSIONS_FILE, programs
+
+
+def kubernetes_openapi(which: str) -> dict[str, Any]:
+    """The OpenAPI document of the "newest" or the "oldest" Kubernetes. Raises NoControlPlane."""
+    apiserver = programs({"SICKBAY_KUBERNETES": which})["kube-apiserver"]
+    source = _source(f"k8s.io/kubernetes@{apiserver.version}", apiserver.lock or GO_MODULE)
+    text = (source / "api" / "openapi-spec" / "swagger.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def operator_definitions() -> list[Path]:
+    """The definitions of PodMonitor, PrometheusRule and ServiceMonitor. Raises NoControlPlane."""
+    module = tomllib.loads(VERSIONS_FILE.read_text("utf-8"))["sources"]["prometheus-operator"]
+    folder = _source(module, GO_MODULE) / "example" / "prometheus-operator-crd"
+    names = ("podmonitors", "prometheusrules", "servicemonitors")
+    return [folder / f"monitoring.coreos.com_{name}.yaml" for name in names]
+
+
+def _source(module: str, lock: Path) -> Path:
+    """The folder with the module's files. Its hash is checked where ``lock`` has a go.sum of it."""
+    done = subprocess.run(
+        [find_go(cache_folder(), to_stderr), "mod", "download", "-json", module],
+        cwd=lock,
+        env=go_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise NoControlPlane(f"{module} can't be downloaded: {done.stdout}{done.stderr}")
+    return Path(json.loads(done.stdout)["Dir"])
