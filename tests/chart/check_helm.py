@@ -65,6 +65,8 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
         ({"agent": {"expect": {"gpus": 8}}}, ["/agent", "'expect' not allowed"]),
         ({"image": {"agentDigest": "latest"}}, ["/image/agentDigest", "does not match"]),
         ({"agent": {"maxUnavailable": "some"}}, ["/agent/maxUnavailable"]),
+        ({"agent": {"maxUnavailable": "0%"}}, ["/agent/maxUnavailable"]),
+        ({"agent": {"maxUnavailable": 0}}, ["/agent/maxUnavailable"]),
         ({"history": {"database": "mysql://x"}}, ["/history/database", "postgresql"]),
         ({"profile": "large"}, ["history.database is empty: set it", "--set history.database="]),
         (
@@ -75,7 +77,9 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
         ({"admissionPolicies": {"enabled": None}}, ["/admissionPolicies", "property 'enabled'"]),
         ({"agent": {"tolerations": None}}, ["/agent", "missing property 'tolerations'"]),
         ({"aggregator": {"config": {"marks": "x"}}}, ["/aggregator/config/marks", "got string"]),
+        ({"aggregator": {"config": {"mode": "dranin"}}}, ["/aggregator/config/mode"]),
         ({"aggregator": {"config": {"conditions": [{}]}}}, ["/conditions/0", "property 'type'"]),
+        ({"aggregator": {"config": {"conditions": [{"type": "a'b"}]}}}, ["/conditions/0/type"]),
         (
             {"agent": {"config": {"checks": {"reach": {"targets": [None]}}}}},
             ["agent.config", "a list has a null"],
@@ -135,6 +139,76 @@ def test_pools_reach_the_configuration_as_they_were_written(helm: Path) -> None:
     ]
     assert yaml.safe_load(text)["pools"] == [pool]
     assert yaml.safe_load(text)["mode"] == "observe"
+
+
+#: Where a template reads a key below, so that another type would end in an error about Go.
+SECTIONS = [
+    ("aggregator", key)
+    for key in ("access", "conditions", "history", "listen", "marks", "pools", "shards")
+] + [("agent", "expect")]
+
+
+@pytest.mark.parametrize(("program", "key"), SECTIONS, ids=str)
+@pytest.mark.parametrize("wrong", ["x", 7, True], ids=str)
+def test_a_section_of_a_configuration_of_the_wrong_type_is_refused_by_name(
+    helm: Path, program: str, key: str, wrong: Any
+) -> None:
+    with pytest.raises(HelmError, match=f"/{program}/config/{key}"):
+        render(helm, with_values({program: {"config": {key: wrong}}}))
+
+
+@pytest.mark.parametrize("namespace", ["2026", "1e3", "on", "null", "true"])
+def test_a_namespace_that_yaml_would_not_read_as_a_text_will_do(helm: Path, namespace: str) -> None:
+    objects = render(helm, replace(SMALL, namespace=namespace))
+    named = [each["metadata"]["namespace"] for each in objects if "namespace" in each["metadata"]]
+    assert set(named) == {namespace, "default"}, "the Role for Events about nodes is in default"
+    subjects = [s["namespace"] for each in objects for s in each.get("subjects", ())]
+    assert set(subjects) == {namespace}
+
+
+def test_names_of_objects_that_look_like_numbers_stay_texts(helm: Path) -> None:
+    values = {
+        "certificates": {"secretName": "1"},
+        "history": {"database": "postgresql+asyncpg://db/x", "secretName": "2"},
+        "aggregator": {
+            "priorityClassName": "3",
+            "persistence": {"enabled": True, "storageClassName": "4"},
+        },
+        "agent": {"priorityClassName": "5"},
+    }
+    text = yaml.safe_dump(render(helm, with_values(values)))
+    for line in ("secretName", "priorityClassName", "storageClassName"):
+        assert f"{line}: '" in text, line
+    for number in range(1, 6):
+        assert f"Name: '{number}'" in text, number
+
+
+def notes(helm: Path, values: dict[str, Any]) -> str:
+    """What a person reads after the install."""
+    done = subprocess.run(
+        [helm, "install", "sickbay", CHART, "--dry-run=client", "--values", "-"],
+        input=yaml.safe_dump(values),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("\nNOTES:\n")[2]
+
+
+def test_the_notes_name_the_mode_that_is_in_force_and_three_commands(helm: Path) -> None:
+    shipped = notes(helm, {})
+    assert "in mode observe: it writes to no node." in shipped
+    for number, command in enumerate(("helm test", "kubectl -n", "helm upgrade"), start=1):
+        assert f"\n{number}. " in shipped
+        assert command in shipped.partition(f"\n{number}. ")[2]
+    by_config = notes(helm, {"aggregator": {"config": {"mode": "drain"}}})
+    assert "in mode drain." in by_config
+    assert "writes to no node" not in by_config
+    pool = {"name": "canary", "selector": {"matchLabels": {"a": "b"}}, "mode": "cordon"}
+    assert "writes to no node" not in notes(helm, {"aggregator": {"config": {"pools": [pool]}}})
+    asks = notes(helm, {"aggregator": {"config": {"access": {"anonymous": False}}}})
+    assert "create token sickbay-viewer" in asks
 
 
 def test_a_cluster_that_is_too_old_is_refused(helm: Path) -> None:

@@ -34,7 +34,7 @@ def _pod(text: ManifestText, container: Path, program: str, values: str) -> None
     """Edits that the pods of a StatefulSet and of a DaemonSet share."""
     text.set_value((*container, "image"), _image(program))
     text.set_value((*container, "imagePullPolicy"), "{{ .Values.image.pullPolicy }}")
-    text.set_value((*POD, "priorityClassName"), f"{{{{ {values}.priorityClassName }}}}")
+    text.set_value((*POD, "priorityClassName"), f"{{{{ {values}.priorityClassName | quote }}}}")
     text.set_items((*POD, "nodeSelector"), _to_yaml(f"{values}.nodeSelector", 8))
     pull = [
         "{{- with .Values.image.pullSecrets }}",
@@ -95,7 +95,7 @@ def _aggregator(text: ManifestText) -> None:
     )
     _merged_resources(container, f"{values}.resources", text, shipped)
     tls = (*POD, "volumes", ("name", "tls"), "secret", "secretName")
-    text.set_value(tls, "{{ .Values.certificates.secretName }}")
+    text.set_value(tls, "{{ .Values.certificates.secretName | quote }}")
     # With certificates of the user's own, pods wait for them.
     automatic = '{{ ne .Values.certificates.source "provided" }}'
     text.set_value((*tls[:-1], "optional"), automatic)
@@ -110,7 +110,7 @@ def _aggregator(text: ManifestText) -> None:
             "# Read at each connection, so that a new password needs no restart.",
             "- name: history",
             "  secret:",
-            "    secretName: {{ .Values.history.secretName }}",
+            "    secretName: {{ .Values.history.secretName | quote }}",
             "    defaultMode: 0440",
             "{{- end }}",
         ],
@@ -140,7 +140,7 @@ def _aggregator(text: ManifestText) -> None:
             "    spec:",
             "      accessModes: [ReadWriteOnce]",
             f"      {{{{- with {values}.persistence.storageClassName }}}}",
-            "      storageClassName: {{ . }}",
+            "      storageClassName: {{ . | quote }}",
             "      {{- end }}",
             "      resources:",
             "        requests:",

@@ -21,11 +21,13 @@ SOURCES = [
     PROFILES / "service-monitor" / "service-monitor.yaml",
 ]
 
-#: The namespace as manifests write it, and as the chart does.
+#: The namespace as the chart writes it. Quoted where it is a whole value: a namespace may be called
+#: `2026` or `on`, which YAML does not read as a text.
 _NAMESPACE = "{{ .Release.Namespace }}"
+_QUOTED = "{{ .Release.Namespace | quote }}"
 _REPLACED = (
-    (re.compile(r"^(\s*(?:- )?namespace:) sickbay$", re.MULTILINE), rf"\1 {_NAMESPACE}"),
-    (re.compile(r"^(\s*namespaces:) \[sickbay\]$", re.MULTILINE), rf"\1 [{_NAMESPACE}]"),
+    (re.compile(r"^(\s*(?:- )?namespace:) sickbay$", re.MULTILINE), rf"\1 {_QUOTED}"),
+    (re.compile(r"^(\s*namespaces:) \[sickbay\]$", re.MULTILINE), rf"\1 [{_QUOTED}]"),
     (
         re.compile(r"^(\s*serverName: sickbay-page)\.sickbay\.svc$", re.MULTILINE),
         rf"\1.{_NAMESPACE}.svc",
