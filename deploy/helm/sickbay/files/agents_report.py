@@ -44,7 +44,9 @@ def _problem(url: str, ca_file: str, token_file: str) -> str:
     if not nodes or attached < nodes:
         return (
             f"{attached} of {nodes} nodes have an agent that reports. Look at `kubectl describe "
-            "daemonset sickbay-agent` (pods that the cluster refuses) and at the agents' logs"
+            "daemonset sickbay-agent` and at the agents' logs. If the cluster refuses the pods "
+            "(`violates PodSecurity`), label the namespace: `kubectl label --overwrite namespace "
+            "NAMESPACE pod-security.kubernetes.io/enforce=privileged`"
         )
     print(f"ok: the agents of all {nodes} nodes report; mode {fleet['mode']}", flush=True)
     return ""
