@@ -65,7 +65,11 @@ def accepted(plane: ControlPlane, helm: Path, rendering: Rendering) -> set[str]:
     own = f"dry-run-{rendering.name}"
     plane.create_namespace(own)
     kinds = set()
-    for document in render(helm, replace(rendering, namespace=own)):
+    documents = render(helm, replace(rendering, namespace=own))
+    for document in documents:  # the pod of `helm test` is refused where its account is missing
+        if document["kind"] == "ServiceAccount":
+            server_side.apply(plane.client, yaml.safe_dump(document))
+    for document in documents:
         namespace = document["metadata"].get("namespace", "default")
         collection = server_side.resource_path(
             plane.client, document["apiVersion"], document["kind"], namespace
