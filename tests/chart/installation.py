@@ -109,6 +109,17 @@ class Installation:
         assert found is not None
         return found
 
+    def until_quarantined(self, quarantines: int) -> dict[str, Any]:
+        """Wait until the page shows this many quarantines: it draws them some moments later."""
+
+        def shown() -> dict[str, Any] | None:
+            fleet = self.fleet()
+            return fleet if fleet is not None and fleet["quarantines"] == quarantines else None
+
+        found = wait_until(shown, what=f"{quarantines} quarantines on the page", timeout_s=60)
+        assert found is not None
+        return found
+
     def until_none_runs(self) -> None:
         """Wait until every container has ended, as after an uninstall."""
         wait_until(
