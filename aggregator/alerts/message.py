@@ -1,6 +1,7 @@
 """One delivery as a receiver renders it, and its content in words. Pure."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +16,11 @@ from aggregator.runtime.text import visible
 SEVERITIES = ("critical", "warning", "info")
 #: Alerts of one kind that are written out; more are counted.
 _WRITTEN_OUT = 3
+#: Causes of one kind that have a line of their own.
+_CAUSES = 3
+#: So that the nodes have room beside it.
+_LONGEST_CAUSE = 120
+_GPU = re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 #: Kubernetes' own bound of a node's name.
 _LONGEST_NAME = 253
 
@@ -98,7 +104,8 @@ def headline(message: Message, most: int) -> str:
 def digest(message: Message, *, most: int) -> Sequence[Line]:
     """The alerts in lines of at most so many characters, the worst first, those that ended last.
 
-    More than a few of one kind are one line.
+    More than a few of one kind are a line for each of the causes that most of them share, and one
+    line for all others.
     """
     kinds: dict[tuple[AlertState, str, str], list[Alert]] = {}
     for alert in group(message.alerts):
@@ -112,10 +119,36 @@ def digest(message: Message, *, most: int) -> Sequence[Line]:
         if len(alerts) <= _WRITTEN_OUT:
             texts = [summary_of(alert) for alert in alerts]
         else:
-            nodes = tuple(dict.fromkeys(node for alert in alerts for node in alert.nodes))
-            texts = [f"{len(alerts)} {kind}: {named(nodes)}"]
+            texts = _by_cause(kind, alerts)
         lines += [Line(state, severity, kind, visible(text, most)) for text in texts]
     return lines
+
+
+def _by_cause(kind: str, alerts: Sequence[Alert]) -> list[str]:
+    causes: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        causes.setdefault(_cause(alert), []).append(alert)
+    shared = [cause for cause, same in causes.items() if len(same) > 1]
+    told = sorted(shared, key=lambda cause: -len(causes[cause]))[:_CAUSES]
+    rest = [alert for cause, same in causes.items() if cause not in told for alert in same]
+    texts = [f"{len(causes[cause])} {kind}: {cause}: {_names(causes[cause])}" for cause in told]
+    if len(rest) == 1:
+        texts.append(summary_of(rest[0]))
+    elif rest:
+        texts.append(f"{len(rest)} {kind}{' of other causes' * bool(told)}: {_names(rest)}")
+    return texts
+
+
+def _cause(alert: Alert) -> str:
+    """The sentence without what differs from node to node: the node's name and a GPU's UUID."""
+    text = summary_of(alert)
+    if alert.node:
+        text = text.replace(f"{alert.node}: ", "")
+    return visible(_GPU.sub("a GPU", text), _LONGEST_CAUSE)
+
+
+def _names(alerts: Sequence[Alert]) -> str:
+    return named(tuple(dict.fromkeys(node for alert in alerts for node in alert.nodes)))
 
 
 def summary_of(alert: Alert) -> str:

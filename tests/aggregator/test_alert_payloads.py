@@ -1,6 +1,7 @@
 """Each receiver's payload against its published schema, with hostile names and many nodes."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from email import message_from_bytes
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, alert_of
 from aggregator.alerts.composition import PendingDelivery
-from aggregator.alerts.message import Message, headline, message_of, sections
+from aggregator.alerts.message import Message, digest, headline, message_of, sections
 from aggregator.alerts.receivers import alertmanager, email, pagerduty, slack, teams, webhook
 from aggregator.alerts.receivers.email import EmailOptions
 from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions
@@ -182,6 +183,38 @@ def test_a_rack_is_a_few_lines_and_not_one_for_each_node() -> None:
         check(name, payload)
         if name != "alertmanager":
             assert len(json.dumps(payload)) < 28_000
+
+
+def opened(number: int, code: str) -> Alert:
+    node, uuid = f"gpu-{number:04}", f"GPU-0000{number:04}-7f43-4b6e-9a20-1f2e3d4c5b6a"
+    summary = f"{node}: {code} on {uuid}"
+    found = alert_of(Transition(NOW, EventKind.INCIDENT_OPENED, node, summary, f"i-{number}"))
+    assert found is not None
+    return found
+
+
+def test_a_storm_is_told_by_its_causes_with_the_nodes_of_each() -> None:
+    faults = ["xid:48 (GPU ECC DBE)"] * 9 + ["xid:79 (off the bus)"] * 2 + ["xid:95 (ECC)"]
+    one = message(*(opened(number, code) for number, code in enumerate(faults)))
+    lines = [line.text for line in digest(one, most=500)]
+    assert lines == [
+        "9 incident.opened: xid:48 (GPU ECC DBE) on a GPU: "
+        + ", ".join(f"gpu-{number:04}" for number in range(9)),
+        "2 incident.opened: xid:79 (off the bus) on a GPU: gpu-0009, gpu-0010",
+        "gpu-0011: xid:95 (ECC) on GPU-00000011-7f43-4b6e-9a20-1f2e3d4c5b6a",
+    ]
+    assert headline(one, 150).startswith(
+        "[WARNING] 12 alerts about 12 nodes: 9 incident.opened: xid"
+    )
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", "e", "f"]), min_size=1, max_size=30))
+def test_each_alert_of_a_storm_is_counted_once(codes: list[str]) -> None:
+    one = message(*(opened(number, code) for number, code in enumerate(codes)))
+    lines = [line.text for line in digest(one, most=10_000)]
+    counted = [re.match(r"(\d+) incident\.opened", line) for line in lines]
+    assert sum(int(found[1]) if found else 1 for found in counted) == len(codes)
+    assert len(lines) <= 4
 
 
 @pytest.mark.parametrize("base", ["", "https://docs.test/sickbay/0.1.0/"])
