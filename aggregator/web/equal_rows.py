@@ -51,14 +51,16 @@ def equal_incidents(found: Iterable[models.Incident]) -> list[EqualRows[models.I
 
 
 def equal_quarantines(found: Iterable[models.Quarantine]) -> list[EqualRows[models.Quarantine]]:
-    """Equal: phase, action, kind, reason and requester. One that waits for a person is alone."""
+    """Equal: phase, action, kind, reason and requester, whichever GPU the reason names. One that
+    waits for a person is alone.
+    """
     return _grouped(
         found,
         lambda one: (
             one.phase,
             one.action,
             one.kind,
-            one.reason,
+            hide_devices(one.reason, one.evidence),
             one.requester,
             one.message,
             one.override,
@@ -78,6 +80,12 @@ def titles(group: EqualRows[models.Incident]) -> list[str]:
     """
     change = name_devices if len(group.rows) == 1 else hide_devices
     return list(dict.fromkeys(change(row.summary, row.evidence) for row in group.rows))
+
+
+def reason_of(group: EqualRows[models.Quarantine]) -> str:
+    """The reason of a group, with GPUs as in `titles`."""
+    change = name_devices if len(group.rows) == 1 else hide_devices
+    return change(group.first.reason, group.first.evidence)
 
 
 def rows_in(groups: Iterable[EqualRows[Row]]) -> int:

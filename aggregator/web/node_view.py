@@ -133,13 +133,15 @@ def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> 
     loose = "the node is schedulable" if is_left_schedulable(quarantine.status) else ""
     wrong = "; ".join(one for one in (loose, unmarked(node_summary, quarantine)) if one)
     lost = f" ({wrong})" if wrong else ""
-    return f"{quarantine.status.phase}{by}{lost}: {brief(quarantine.spec.reason)}"
+    spec = quarantine.spec
+    reason = _with_devices(node_summary, brief(spec.reason), spec.evidence)
+    return f"{quarantine.status.phase}{by}{lost}: {reason}"
 
 
 def _worst(node_summary: NodeSummary) -> str:
     incidents = sorted(node_summary.decision.incidents.values(), key=_by_strength)
     if incidents:
-        return incidents[0].summary
+        return _with_devices(node_summary, incidents[0].summary, incidents[0].evidence)
     if node_summary.agent.health is None:
         return ""
     bad = node_summary.agent.health.components.that_are(Status.DEGRADED, Status.FAILED)
@@ -325,6 +327,19 @@ def _device(node_summary: NodeSummary, code: str, component: str) -> str:
     health = node_summary.agent.health
     fault = health.faults.get((code, component)) if health is not None else None
     return gpu_name(health, component, fault.details if fault is not None else None)
+
+
+def _with_devices(
+    node_summary: NodeSummary,
+    text: str,
+    evidence: Iterable[policy.Evidence | port.EvidenceItem],
+) -> str:
+    """The text with GPUs by index and address: a line for people has no room for UUIDs."""
+    for item in evidence:
+        device = _device(node_summary, item.code, item.component) if item.component else ""
+        if device:
+            text = text.replace(item.component, device)
+    return text
 
 
 def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> models.Evidence:

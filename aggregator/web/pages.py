@@ -113,6 +113,7 @@ class Pages:
             iso=timefmt.iso,
             pieces=doc_links.pieces,
             titles=equal_rows.titles,
+            reason_of=equal_rows.reason_of,
             name_devices=gpu_names.name_devices,
         )
 

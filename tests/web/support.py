@@ -213,6 +213,7 @@ def quarantine_of(
     requester: str = "sickbay",
     action: Action = Action.DRAIN,
     kind: str = "gpu",
+    component: str = GPU,
 ) -> Quarantine:
     at = wall - 230.0
     later = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED, Phase.RELEASING)
@@ -224,7 +225,9 @@ def quarantine_of(
         incident="a1b2c3d4",
         boot_id=BOOT,
         evidence=(
-            EvidenceItem("xid:79", GPU, BOOT, "reboot", "gpu-off-bus", "a1b2c3d4", "off the bus"),
+            EvidenceItem(
+                "xid:79", component, BOOT, "reboot", "gpu-off-bus", "a1b2c3d4", "off the bus"
+            ),
         )
         if requester == "sickbay"
         else (),
@@ -357,7 +360,7 @@ def rack_fleet(hands: Hands, sick: int = 41) -> FleetState:
         if number > sick:
             continue
         gpu = f"GPU-{number:08d}-7f43-4b6e-9a20-1f2e3d4c5b6a"
-        summary = "xid:48 (double-bit ECC error) on 1 GPU"
+        summary = f"xid:48 (double-bit ECC error) on {gpu}"
         incident_of(
             node_summary,
             now,
@@ -368,7 +371,9 @@ def rack_fleet(hands: Hands, sick: int = 41) -> FleetState:
             ago=float(60 + number),
         )
         if number % 3 == 0:
-            quarantine_of(node_summary, wall - number, pods=number % 9, reason=summary)
+            quarantine_of(
+                node_summary, wall - number, pods=number % 9, reason=summary, component=gpu
+            )
             fleet.record_entries += 1
         else:
             text = "13 nodes are in quarantine; the limit is 13"

@@ -10,7 +10,18 @@ from aggregator.web.node_view import ViewMoment
 from nodeagent.checks.gpu_inventory import judge
 from nodeagent.sources.gpu_sample import Gpu
 from tests.support.fleet_views import view_fleet
-from tests.web.support import GPU, LOST, Hands, component, fault, hello, incident_of, serving, well
+from tests.web.support import (
+    GPU,
+    LOST,
+    Hands,
+    component,
+    fault,
+    hello,
+    incident_of,
+    quarantine_of,
+    serving,
+    well,
+)
 
 HANDS = Hands()
 
@@ -91,6 +102,32 @@ async def test_a_title_names_the_gpu_and_a_group_of_them_no_gpu() -> None:
         assert "like it" not in text
         text = await served.text("/nodes/node-1")
         assert "<b>xid:48 (GPU ECC DBE) on GPU 3 at 0000:1b:00</b>" in text
+
+
+async def test_equal_quarantines_of_different_gpus_are_one_row() -> None:
+    fleet = FleetState(mode="drain")
+    for number in (1, 2, 3):
+        uuid = f"GPU-0000000{number}-7f43-4b6e-9a20-1f2e3d4c5b6a"
+        node_summary = well(fleet, f"node-{number}", HANDS.now)
+        assert node_summary.agent.health is not None
+        node_summary.agent.health.snapshot(
+            Snapshot((component(HANDS.now, "gpu-inventory", uuid, Status.FAILED, LOST),), ())
+        )
+        code = 79 if number < 3 else 95
+        reason = f"xid:{code} (a fault) on {uuid}"
+        quarantine_of(node_summary, HANDS.wall, reason=reason, component=uuid)
+    async with serving(fleet, HANDS.clocks()) as served:
+        text = await served.text("/")
+        assert text.count("xid:79 (a fault) on a GPU") == 1
+        assert text.count("xid:95 (a fault) on GPU 3 at 0000:1b:00") == 1
+        rows = await served.json("/api/v1/nodes")
+        assert [one["why"] for one in rows["items"]] == [
+            "Draining: xid:79 (a fault) on GPU 3 at 0000:1b:00",
+            "Draining: xid:79 (a fault) on GPU 3 at 0000:1b:00",
+            "Draining: xid:95 (a fault) on GPU 3 at 0000:1b:00",
+        ]
+        text = await served.text("/nodes/node-3")
+        assert "<p>xid:95 (a fault) on GPU 3 at 0000:1b:00</p>" in text
 
 
 async def test_page_and_api_show_the_device_and_the_page_has_the_uuid_too() -> None:
