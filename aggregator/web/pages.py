@@ -1,8 +1,11 @@
 """The HTML pages, rendered from the same models as the API answers.
 
-All text is escaped: names, messages and reasons come from nodes and from pods' owners. A page
-requested with ``fragment=1`` comes without its frame, for the script that keeps it up to date. With
-``base``, the tag of the text that the script has, only the lines come that differ, as JSON.
+All text is escaped: names, messages and reasons come from nodes and from pods' owners. Characters
+that are not printable are "?", since a mark that reverses text would change the words after it.
+
+A page requested with ``fragment=1`` comes without its frame, for the script that keeps it up to
+date. With ``base``, the tag of the text that the script has, only the lines come that differ, as
+JSON.
 """
 
 import datetime as dt
@@ -15,6 +18,7 @@ from urllib.parse import urlencode
 import jinja2
 import msgspec
 from aiohttp import web
+from markupsafe import Markup
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import (
@@ -72,6 +76,15 @@ SAID = {
 }
 
 
+def _printable(value: object) -> object:
+    """A value as a template shows it. Markup has gone through here in its parts."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(
+        char if char.isprintable() else " " if char in "\n\r\t" else "?" for char in value
+    )
+
+
 class Pages:
     """Renders. Created once; holds no state of any request."""
 
@@ -89,6 +102,7 @@ class Pages:
         self._jinja = jinja2.Environment(
             loader=jinja2.PackageLoader("aggregator.web", "templates"),
             autoescape=True,
+            finalize=_printable,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,

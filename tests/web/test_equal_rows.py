@@ -104,10 +104,13 @@ async def test_the_page_names_the_nodes_of_a_group_and_keeps_hostile_text_harmle
         assert "<img" not in text
         for name in fleet.node_summaries:
             assert len(re.findall(f'<li data-key="{re.escape(escaped(name))}">', text)) == 2
+        # Left alone, a mark that reverses text would change the page's own words after it.
+        assert sorted({char for char in text if not char.isprintable()}) == ["\n"]
 
 
 def escaped(text: str) -> str:
     """As the templates write it into an attribute."""
+    text = "".join(char if char.isprintable() else "?" for char in text)
     for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(letter, entity)
     return text.replace('"', "&#34;").replace("'", "&#39;")
