@@ -15,7 +15,7 @@ _CLEARS = {
     "gpu_reset": "reset the GPU (nvidia-smi --gpu-reset) or reboot the node",
     "expiry": "wait, it expires by itself",
     "operator": "repair it, then clear it by hand",
-    "": "mend what the check names",
+    "": "fix the fault that the check names",
 }
 
 _CAUSE = "Mend what they share; no node is quarantined for it. "

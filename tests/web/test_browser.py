@@ -211,6 +211,28 @@ async def test_41_nodes_with_one_fault_are_short_on_a_phone(browser: Browser) ->
         assert one.complaints == []
 
 
+async def test_on_a_phone_no_label_covers_another_and_charts_begin_at_their_newest_end(
+    browser: Browser,
+) -> None:
+    hands = monotonic_hands()
+    async with serving(small_fleet(hands), running_clocks()) as served:
+        one = await tab(browser, served.url + "/nodes", width=390, height=844)
+        await expect(one.page.locator("#list tbody td").first).to_be_visible()
+        overlaps = await one.page.evaluate(
+            """() => [...document.querySelectorAll("#list tbody td")]
+            .filter((cell) => getComputedStyle(cell).display !== "none")
+            .filter((cell) => cell.getBoundingClientRect().height < 15).length"""
+        )
+        assert overlaps == 0
+        one = await tab(browser, served.url + "/nodes/node-2", width=390, height=844)
+        chart = one.page.locator("figure.scrolls")
+        left, right = await chart.evaluate(
+            "(box) => [box.querySelector('svg').getBoundingClientRect().right,"
+            " box.getBoundingClientRect().right]"
+        )
+        assert abs(left - right) < 30
+
+
 async def test_an_opened_group_stays_open_and_focused_when_a_node_joins_it(
     browser: Browser,
 ) -> None:
