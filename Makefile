@@ -217,8 +217,8 @@ $(CURVES)/.synced: requirements/bench.txt | $(UV)
 bench-figures: env ## Put the last figures of bench-scale and bench-faults into docs/
 	@$(BIN)/python -m tests.bench.report
 
-.PHONY: screenshot
-screenshot: env ## The pictures in README.md and docs/tutorial.md (needs chromium)
+.PHONY: screenshots
+screenshots: env ## The pictures in README.md and docs/tutorial.md (needs chromium)
 	@$(BIN)/python -m tests.demo.screenshot
 	@SICKBAY_TUTORIAL_PICTURE=docs/figures/tutorial.png $(BIN)/pytest -q tests/e2e/test_tutorial.py
 
