@@ -343,7 +343,13 @@ async def run(config: Config) -> None:
         hosts=config.listen.hosts,
         access=build_access(config, cluster, keys, now=clocks.now, wall=clocks.wall),
         replica_token=replica_token(config),
-        actions=build_actions(config, cluster, event_sink.record_event, wall=clocks.wall),
+        actions=build_actions(
+            config,
+            cluster,
+            event_sink.record_event,
+            known=fleet.node_summaries.__contains__,
+            wall=clocks.wall,
+        ),
         preview=controller.mode_preview.holds,
     )
 

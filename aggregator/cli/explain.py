@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock
+from aggregator.cli.text_table import ago, clean, clock, with_devices
 
 Answer = dict[str, Any]
 
@@ -80,10 +80,12 @@ def _why(answer: Answer, now: dt.datetime) -> Iterator[str]:
     if quarantine is not None:
         who = quarantine["requester"] or "a person, by hand"
         since = ago(quarantine["created_at"], now)
-        yield f"Quarantine ({quarantine['action']}) of {who}, {since} ago: {quarantine['reason']}"
+        reason = with_devices(quarantine["reason"], quarantine["evidence"])
+        yield f"Quarantine ({quarantine['action']}) of {who}, {since} ago: {reason}"
     for incident in answer["incidents"]:
         since = ago(incident["since"], now)
-        yield f"Incident, {since} old, calls for {incident['action']}: {incident['summary']}"
+        summary = with_devices(incident["summary"], incident["evidence"])
+        yield f"Incident, {since} old, calls for {incident['action']}: {summary}"
         yield from map(_evidence, incident["evidence"])
     if quarantine is not None and not answer["incidents"]:
         yield from map(_evidence, quarantine["evidence"])
@@ -108,7 +110,9 @@ def _evidence(one: Answer) -> str:
     )
     lost = "; the agent no longer reports it" if one["lost"] else ""
     message = f": {one['message']}" if one["message"] else ""
-    return f"- {one['code']} {one['component']}".rstrip() + f"{rule}, {state}{lost}{message}"
+    device = one.get("device")
+    component = f"{device} ({one['component']})" if device else one["component"]
+    return f"- {one['code']} {component}".rstrip() + f"{rule}, {state}{lost}{message}"
 
 
 def _mode(answer: Answer) -> str:
@@ -198,6 +202,6 @@ def _to_do(answer: Answer) -> Iterator[str]:
         yield quarantine["advice"]
     for incident in answer["incidents"]:
         yield incident["advice"]
-    if quarantine is not None:
+    if quarantine is not None and "sickbay release" not in quarantine["advice"]:
         yield f"To end the quarantine now: sickbay release {answer['node']}"
     yield f"All that is known: sickbay node {answer['node']}"

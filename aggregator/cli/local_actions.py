@@ -3,7 +3,7 @@
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,18 +46,16 @@ def scratch_copy(path: Path) -> Iterator[Path]:
         yield copy
 
 
-def _if_unknown(store: LocalStore, node: str) -> str:
-    """The addition to the answer: a name that is new may be misspelt."""
-    return f"\nBUT: {actions.unknown(node)}" if store.node_now(node) is None else ""
-
-
 class LocalActions:
     """`ClusterActions` on the database at ``path``. Raises UsageError where there is none.
 
-    ``how``: the options that select it again, for people; it begins with a space.
+    ``how``: the options that select it again, for people; it begins with a space. ``known``:
+    whether a node of this name is known by other means than the file.
     """
 
-    def __init__(self, path: Path, *, how: str) -> None:
+    def __init__(
+        self, path: Path, *, how: str, known: Callable[[str], bool] = lambda _: False
+    ) -> None:
         if not path.is_file():
             raise UsageError(
                 f"--local: there is no database at {path}; expected the aggregator's "
@@ -70,6 +68,7 @@ class LocalActions:
             )
         self._path = path
         self._how = how
+        self._known = known
 
     def stop(self, reason: str) -> str:
         with self._store() as store:
@@ -93,7 +92,7 @@ class LocalActions:
 
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         with self._store() as store:
-            new, stop = _if_unknown(store, node), store.stopped()
+            new, stop = self._if_unknown(store, node), store.stopped()
             try:
                 store.create_quarantine(node, spec, finalizer=False)
             except Conflict as error:
@@ -104,13 +103,19 @@ class LocalActions:
                 raise CommandFailed(actions.already(node, found.spec, change=change)) from error
             return actions.quarantined(node, spec, stop=stop, how=self._how) + new
 
+    def _if_unknown(self, store: LocalStore, node: str) -> str:
+        """The addition to the answer: a name that is new may be misspelt."""
+        if store.node_now(node) is not None or self._known(node):
+            return ""
+        return f"\nBUT: {actions.unknown(node)}"
+
     def drain_preview(self, node: str) -> str:
         """The site's own command drains: its work is known to it alone."""
         return f"{node}: a drain runs the commands of cluster.local, which end the work on it."
 
     def annotate(self, node: str, change: actions.AnnotationChange) -> str:
         with self._store() as store:
-            new = _if_unknown(store, node)
+            new = self._if_unknown(store, node)
             if new and change.idle:
                 raise CommandFailed(actions.unknown(node))
             while True:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, table
+from aggregator.cli.text_table import ago, clean, clock, evidence, table, with_devices
 
 Answer = dict[str, Any]
 
@@ -222,7 +222,7 @@ def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
                 ago(one["since"], screen.now),
                 one["doing"],
                 *([one["id"], evidence(one["evidence"])] if more else []),
-                one["summary"],
+                with_devices(one["summary"], one["evidence"]),
             )
             for one in answer["items"]
         ],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from aggregator.cli import render
 from aggregator.cli.render import IN_COMPANY, UNSEEN, Answer
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table
+from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table, with_devices
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
 #: So many names fit in one line.
@@ -81,7 +81,7 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
                 pods,
                 one["requester"],
                 *(_wide(one) if more else []),
-                f"{one['reason']}{blocked}{failing}",
+                f"{with_devices(one['reason'], one['evidence'])}{blocked}{failing}",
             )
         )
     head = ["NODE", "ACTION", "PHASE", "SINCE", "PODS", "BY", *more, "REASON"]
@@ -135,7 +135,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
     for incident in one["incidents"]:
         yield (
             f"\nINCIDENT ({incident['action']}, {ago(incident['since'], screen.now)} old): "
-            + clean(incident["summary"])
+            + clean(with_devices(incident["summary"], incident["evidence"]))
         )
         yield f"  evidence: {clean(evidence(incident['evidence']))}"
         yield f"  to do: {clean(incident['advice'])}"
@@ -185,7 +185,8 @@ def _marks(fault: Answer) -> str:
 def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     if one is None:
         return
-    yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(one['reason'])}"
+    reason = with_devices(one["reason"], one["evidence"])
+    yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(reason)}"
     yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
         "pods not counted"
         if one["pods_remaining"] is None

@@ -72,9 +72,12 @@ def build_actions(
     cluster: KubeCluster | LocalCluster,
     record: Callable[[Transition], None],
     *,
+    known: Callable[[str], bool],
     wall: Callable[[], float],
 ) -> ActionSetup | None:
-    """Within a running loop. None where people can't act by the page."""
+    """Within a running loop. None where people can't act by the page. ``known``: whether an agent
+    has reported for a node of this name.
+    """
     if not config.access.actions:
         return None
     where, loop = config.cluster, asyncio.get_running_loop()
@@ -88,10 +91,10 @@ def build_actions(
     @contextmanager
     def on_file(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
         if not dry_run:
-            yield LocalActions(where.local.database, how=where.how)
+            yield LocalActions(where.local.database, how=where.how, known=known)
             return
         with scratch_copy(where.local.database) as copy:
-            yield LocalActions(copy, how=where.how)
+            yield LocalActions(copy, how=where.how, known=known)
 
     return ActionSetup(
         on_kubernetes if isinstance(cluster, KubeCluster) else on_file,

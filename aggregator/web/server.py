@@ -382,8 +382,11 @@ class Web:
             moved.headers["Location"] = error.headers["Location"]
             return moved
         if error.status == 405:
-            allowed = self._problem(request, 405, f"{request.method} is not for here", _READ_ONLY)
-            allowed.headers["Allow"] = "GET, HEAD"
+            assert isinstance(error, web.HTTPMethodNotAllowed)
+            methods = sorted(error.allowed_methods)
+            hint = _ACTION if "POST" in methods else _READ_ONLY
+            allowed = self._problem(request, 405, f"{request.method} is not for here", hint)
+            allowed.headers["Allow"] = ", ".join(methods)
             return allowed
         hint = "See / for the page, /api/v1/openapi.json for the API."
         return self._problem(request, error.status, f"{error.reason}: {request.path[:200]}", hint)
@@ -422,6 +425,7 @@ def unsettled(shards: Ownership) -> list[str]:
     return []
 
 
+_ACTION = "Expected POST: docs/api.md#actions."
 _READ_ONLY = "This is read only. To act: kubectl, or the command sickbay with your own kubeconfig."
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.cli import render_nodes
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.explain import explanation, lines
 from aggregator.cli.screen import Screen
@@ -44,6 +45,21 @@ def test_a_node_whose_drain_is_blocked_is_explained_with_the_way_out() -> None:
     assert "training/llm-worker-17: disruption budget llm allows 0 more" in follows
     assert "It is released by itself after a reboot of the node" in follows
     assert "sickbay release node-2" in to_do
+
+
+def test_a_gpu_is_named_by_index_and_address_beside_its_uuid_and_a_command_comes_once() -> None:
+    one = answer("node-2")
+    uuid = one["quarantine"]["evidence"][0]["component"]
+    one["quarantine"]["reason"] = one["incidents"][0]["summary"] = f"xid:79 on {uuid}"
+    for found in (one["quarantine"], one["incidents"][0]):
+        found["evidence"][0] |= {"device": "GPU 3 at 0000:1b:00", "component": uuid}
+    text = rendered(one)
+    assert text.count(": xid:79 on GPU 3 at 0000:1b:00\n") == 2
+    assert f"- xid:79 GPU 3 at 0000:1b:00 ({uuid}) (rule" in text
+    assert text.count("sickbay release node-2") == 1
+    [line] = render_nodes.quarantines({"items": [one["quarantine"]]}, Screen(NOW))
+    assert "xid:79 on GPU 3 at 0000:1b:00" in line
+    assert uuid not in line
 
 
 def test_a_held_node_names_the_limit_and_the_advice() -> None:

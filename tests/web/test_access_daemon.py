@@ -1,5 +1,6 @@
 """Access control of the real aggregator, as its configuration asks for it."""
 
+import json
 import subprocess
 import sys
 import urllib.error
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.controlplane.waiting import wait_until
 from tests.support.local_aggregator import LocalAggregator
+from tests.support.simulator import Simulator
 
 TOKEN = "t" * 24
 
@@ -25,6 +28,18 @@ class GuardedAggregator(LocalAggregator):
             f"http://{self.web}/{path}", headers={"Authorization": f"Bearer {self.token}"}
         )
         return urllib.request.urlopen(request, timeout=timeout)
+
+    def act(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            f"http://{self.web}/api/v1/{path}",
+            data=json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self.token}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
 
 
 @pytest.fixture
@@ -51,6 +66,26 @@ def test_the_configuration_closes_the_page_and_the_metrics(aggregator: GuardedAg
     assert '"event": "access.refused"' in aggregator.log()
     for token in (TOKEN, aggregator.token):
         assert token not in aggregator.log()
+
+
+def test_a_node_whose_agent_reports_is_no_unknown_name_to_a_person_who_acts(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"{TOKEN},otto,operator\n")
+    more = {"access": {"anonymous": False, "actions": True, "tokens_file": str(file)}}
+    running = GuardedAggregator(tmp_path / "aggregator", more)
+    try:
+        names = ["--nodes", "1", "--aggregator", running.address]
+        with Simulator(names, log=tmp_path / "simulator.log"):
+            wait_until(lambda: running.ask("nodes/sim-0001"), what="the agent's node")
+            known = running.act("nodes/sim-0001/quarantine", reason="a fan")
+            unknown = running.act("nodes/sim-0002/quarantine", reason="a fan", dry_run=True)
+    finally:
+        running.close()
+    assert known["message"].startswith("sim-0001: cordon asked for: a fan")
+    assert "BUT" not in known["message"]
+    assert "BUT: this file has no node sim-0002" in unknown["message"]
 
 
 def test_a_file_of_tokens_that_can_not_be_used_ends_the_start_with_its_line(tmp_path: Path) -> None:

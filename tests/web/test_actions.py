@@ -116,6 +116,14 @@ async def test_a_release_of_a_node_that_is_not_in_quarantine_is_a_plain_answer(s
     assert site.store.quarantine("node-2") is not None
 
 
+async def test_a_read_of_an_action_is_told_to_be_a_post(site: Site) -> None:
+    url = f"{site.served.url}/api/v1/stop"
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    async with site.served.session.get(url, headers=headers) as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+        assert "Expected POST" in await answer.text()
+
+
 async def test_a_second_quarantine_is_a_plain_answer(site: Site) -> None:
     site.quarantines()
     status, told = await site.ask("nodes/node-1/quarantine", {"reason": "x", "action": "drain"})
