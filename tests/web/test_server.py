@@ -26,6 +26,7 @@ from tests.web.support import (
     ListHistory,
     Served,
     big_fleet,
+    component,
     fault,
     incident_of,
     record_common_cause,
@@ -193,6 +194,24 @@ async def test_nothing_here_acts(served: Served, method: str, path: str) -> None
         assert response.status == 405
         assert response.headers["Allow"] == "GET, HEAD"
         assert "read only" in (await response.text()).lower()
+
+
+async def test_components_that_are_ok_are_folded_below_the_others() -> None:
+    hands = Hands()
+    fleet = FleetState(mode="drain")
+    broken = component(hands.now, "disk-space", "/var", Status.FAILED, "full")
+    for name, parts in (("node-1", ()), ("node-2", (broken,))):
+        health = well(fleet, name, hands.now).agent.health
+        assert health is not None
+        fine = [component(hands.now, "gpu-ecc", f"GPU-{n}", Status.OK) for n in range(8)]
+        health.snapshot(Snapshot((*fine, *parts), ()))
+    async with serving(fleet, hands.clocks()) as served:
+        shown, folded = (await served.text("/nodes/node-2")).split("<summary>8 components are ok<")
+        assert shown.count('<tr data-key="disk-space /var failed">') == 1
+        assert folded.split("</details>")[0].count('<tr data-key="gpu-ecc GPU-') == 8
+        text = await served.text("/nodes/node-1")
+        assert "<summary>8 components are ok<" in text
+        assert 'class="status failed"' not in text
 
 
 async def test_a_drain_shows_progress_blocker_and_deadline(served: Served) -> None:
