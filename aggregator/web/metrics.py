@@ -75,27 +75,31 @@ class _ScrapeCollector(Collector):
         self._scrape = scrape
 
     def collect(self) -> Iterable[Metric]:
-        scrape = self._scrape
-        yield from _fleet(scrape.found)
-        yield from _work(scrape.found)
-        yield from gpu_metrics(scrape.found.gpus)
-        yield from stage_metrics(scrape.stages)
-        yield from _shards(scrape.shards)
-        yield from _own(scrape)
-        if scrape.stats.ingest is not None:
-            yield from _ingest(scrape.stats.ingest)
-        if scrape.stats.api is not None:
-            yield from _api(scrape.stats.api)
-        if scrape.stats.outbox is not None:
-            outbox = gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
-            for webhook, depth in scrape.stats.outbox().items():
-                outbox.add_metric([webhook], depth)
-            yield outbox
-            out = not scrape.stats.alert_trouble()
-            yield from _routes(scrape.stats.alerts().routes)
-            yield single_gauge("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
-        if scrape.stats.history is not None:
-            yield from _history(scrape.stats.history)
+        return families(self._scrape)
+
+
+def families(scrape: ScrapeContent) -> Iterator[Metric]:
+    """The metrics of this scrape except those of the process. A part that is not in use has none."""
+    yield from _fleet(scrape.found)
+    yield from _work(scrape.found)
+    yield from gpu_metrics(scrape.found.gpus)
+    yield from stage_metrics(scrape.stages)
+    yield from _shards(scrape.shards)
+    yield from _own(scrape)
+    if scrape.stats.ingest is not None:
+        yield from _ingest(scrape.stats.ingest)
+    if scrape.stats.api is not None:
+        yield from _api(scrape.stats.api)
+    if scrape.stats.outbox is not None:
+        outbox = gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
+        for webhook, depth in scrape.stats.outbox().items():
+            outbox.add_metric([webhook], depth)
+        yield outbox
+        out = not scrape.stats.alert_trouble()
+        yield from _routes(scrape.stats.alerts().routes)
+        yield single_gauge("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
+    if scrape.stats.history is not None:
+        yield from _history(scrape.stats.history)
 
 
 def _fleet(found: FleetViewFindings) -> Iterator[Metric]:

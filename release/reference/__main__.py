@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from release.reference import api, commands, quarantine, rules, schemas
+from release.reference import api, commands, events, metrics, quarantine, rules, schemas
 from release.tree import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
@@ -17,6 +17,8 @@ def files() -> Mapping[str, str]:
         "aggregator.schema.json": _json(schemas.aggregator_schema()),
         "api-fields.md": api.page(),
         "commands.md": commands.page(),
+        "events.md": events.page(),
+        "metrics.md": metrics.page(),
         "openapi.json": _json(api.openapi()),
         "quarantine.md": quarantine.page(),
         "rules.md": rules.page(),

@@ -12,9 +12,12 @@ import yaml
 from aggregator.config.schema import config_schema, duration, properties
 from aggregator.config.settings import load
 from aggregator.daemon_cli.main import main
+from aggregator.events import EventKind
 from nodeagent.config.settings import keys
 from release.reference.__main__ import FOLDER, files
+from release.reference.tables import code, rows
 from tests.aggregator.test_config import keys_of
+from tests.unit.test_public_names import aggregator_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +36,17 @@ def test_every_file_is_as_the_code_writes_it(written: dict[str, str]) -> None:
     assert found.keys() == written.keys()
     stale = [name for name, text in written.items() if found[name] != text]
     assert stale == [], "run make docs-reference"
+
+
+def test_the_page_of_metrics_has_each_with_its_type() -> None:
+    lines = (FOLDER / "metrics.md").read_text("utf-8")
+    found = {code(row[0]): row[1] for row in rows(lines)}
+    assert found == aggregator_metrics()
+
+
+def test_the_page_of_events_has_each_kind() -> None:
+    lines = (FOLDER / "events.md").read_text("utf-8")
+    assert [code(row[0]) for row in rows(lines)] == sorted(kind.value for kind in EventKind)
 
 
 # -- the aggregator's file --------------------------------------------------------
