@@ -80,3 +80,13 @@ def test_each_rule_and_code_of_a_quarantine_counts_once_and_pairs_are_bounded() 
     assert len(stages.causes) == MAX_CAUSES + 1
     assert stages.causes[OTHER, OTHER] == 3
     assert stages.causes["fatal", "xid:79"] == 2
+
+
+def test_a_hostile_code_is_one_short_line_of_printable_text() -> None:
+    stages = StageTimes()
+    stages.note_causes(spec(("full", "disk:\x1b[31m\u202e<b>\n" + "x" * 1_000_000)))
+    [(rule, code)] = stages.causes
+    assert rule == "full"
+    assert code.startswith("disk:?[31m?<b> x")
+    assert code.isprintable()
+    assert len(code) <= 100

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aggregator.cluster.port import QuarantineSpec
 from aggregator.health.model import Fault
 from aggregator.runtime.histogram import Histogram
+from aggregator.runtime.text import visible
 
 #: Upper bounds in seconds: milliseconds where no work waits, a minute where agents reconnect.
 _QUICK = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -20,6 +21,8 @@ _TAINT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 60
 _DRAIN = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400, 43200, 86400, 604800)
 #: Minutes for a check that recovers, days for a repair, weeks for a replacement.
 _RELEASE = (60, 300, 900, 1800, 3600, 7200, 14400, 43200, 86400, 259200, 604800, 2592000)
+#: Characters of a value of a label; codes of honest agents are far shorter.
+_LONGEST_LABEL = 100
 #: The source of faults that an agent reads from the kernel log; `nodeagent.sources.kmsg` names it.
 KERNEL_LOG = "kmsg"
 #: Pairs of rule and code that are counted apart: a site's own checks choose their codes.
@@ -93,7 +96,11 @@ class StageTimes:
 
     def note_causes(self, spec: QuarantineSpec) -> None:
         """A quarantine is carried out; each rule and code of its evidence counts once."""
-        pairs = {(item.rule, item.code) for item in spec.evidence} or {(MANUAL, MANUAL)}
+        # A code has words of an agent, and dashboards show the values of labels.
+        pairs = {
+            (visible(item.rule, _LONGEST_LABEL), visible(item.code, _LONGEST_LABEL))
+            for item in spec.evidence
+        } or {(MANUAL, MANUAL)}
         for pair in pairs:
             known = pair in self.causes or len(self.causes) < MAX_CAUSES
             self.causes[pair if known else (OTHER, OTHER)] += 1
