@@ -11,8 +11,8 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.web.event_broker import EventBroker
-from aggregator.web.fleet_view import survey
-from aggregator.web.metrics import Scene, ShardScene, families
+from aggregator.web.fleet_view import FleetViewBuilder
+from aggregator.web.metrics import ScrapeContent, ShardNumbers, families
 from aggregator.web.models import Pool
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.pool_metrics import pool_metrics
@@ -52,9 +52,9 @@ def all_families() -> Iterator[Metric]:
         outbox=dict,
         history=_NoHistory(),
     )
-    scene = Scene(
-        found=survey(FleetState(), ViewMoment(0.0, 0.0)),
-        shards=ShardScene(0, 0, leads=False, frozen=False, settled=False, peers={}),
+    scrape = ScrapeContent(
+        found=FleetViewBuilder(FleetState(), ViewMoment(0.0, 0.0)).conclude([]),
+        shards=ShardNumbers(0, 0, leads=False, frozen=False, settled=False, peers={}),
         feed=EventBroker(epoch=1),
         requests=Counter(),
         durations={},
@@ -65,7 +65,7 @@ def all_families() -> Iterator[Metric]:
         version="",
         ready=False,
     )
-    yield from families(scene)
+    yield from families(scrape)
     yield from pool_metrics([_POOL])
 
 

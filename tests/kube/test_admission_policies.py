@@ -113,7 +113,7 @@ async def bench(
         # A quarantine that begins expects a node without taints or cordon; the server tests that.
         unexpected = [
             error
-            for record in caplog.records
+            for record in caplog.get_records("call")
             if getattr(record, "event", "") == "step.node_differs"
             and "denied" not in (error := str(getattr(record, "error", "")))
         ]
