@@ -11,7 +11,7 @@ UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
 PACKAGING := build/packaging-env
 DOCS := build/docs-env
-BENCHES := taint agent scale faults network fleet history hostile install page
+BENCHES := taint agent scale nodes faults network fleet history hostile install page
 
 .PHONY: help
 help: ## This list
@@ -206,6 +206,10 @@ bench-agent: env ## The agent's cost (BENCH_SECONDS=60 for a short look)
 bench-scale: env $(CURVES)/.synced ## The load that replicas can take (BENCH_NODES=1000 BENCH_PARTS=steady,failover)
 	@$(BIN)/python -m tests.bench.scale
 	@$(CURVES)/bin/python tests/bench/curves.py
+
+.PHONY: bench-nodes
+bench-nodes: env ## Replicas that know 50,000 nodes (BENCH_NODES=10000,25000 for a short look)
+	@$(BIN)/python -m tests.bench.nodes
 
 # Only the curves need it, so no other target's environment has it.
 $(CURVES)/.synced: requirements/bench.txt | $(UV)

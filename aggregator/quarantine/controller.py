@@ -8,7 +8,7 @@ the record bring it back.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable, Iterator
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, Phase
@@ -69,9 +69,6 @@ REFRESH = 180.0
 #: While the cluster can't be seen its list of nodes is asked for again after so long (seconds).
 REFRESH_AGAIN = 60.0
 
-#: Nodes handled in a round before the event loop runs other tasks.
-_SLICE = 500
-
 log = logging.getLogger("sickbay.quarantine")
 
 _IN_SUSPENSE = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING, Phase.RELEASING)
@@ -113,7 +110,6 @@ class Controller:
         def writes_events(node: str) -> bool:
             return settings.events.observe or pools.mode_of(node) is not Action.OBSERVE
 
-        self._out_of_service = OutOfService(node_registry.node_states, shards.owns, fleet.stages)
         event_sink = self._node_events = NodeEventPublisher(
             event_sink,
             cluster=cluster,
@@ -134,6 +130,12 @@ class Controller:
             dirty_nodes=dirty_nodes,
         )
         standing = QuarantineIndex(node_registry.pool_of, pools.name_of)
+
+        def quarantined() -> Iterator[NodeState]:
+            known = (node_registry.known(one.node) for one in standing.quarantines())
+            return (node_state for node_state in known if node_state is not None)
+
+        self._out_of_service = OutOfService(quarantined, shards.owns, fleet.stages)
         self._switch = switch = StopSwitch(cluster, now=clocks.now)
         self._record_writer = record_writer = AdmissionRecordWriter(
             cluster,
@@ -406,12 +408,13 @@ class Controller:
                 unseen = now
             self._out_of_service.go_round(now)
             wall = self._clocks.earliest()
-            async for node_state in self._by_slices():
+            async for node_state in self._registry.by_slices():
                 self._agent_events.note_silence(node_state, now)
+            await self.coordinator.count_silence()
             self._tell_fleet()
             self._cluster_events.tell_stop()
             self._cluster_events.tell_record()
-            async for node_state in self._by_slices():
+            async for node_state in self._registry.by_slices():
                 if (
                     node_state.cluster.operator_requests != NONE
                     and node_state.decision.requests
@@ -445,16 +448,6 @@ class Controller:
             if not self._fleet.waiting_for_quorum:
                 return
 
-    async def _by_slices(self) -> AsyncIterator[NodeState]:
-        """The states of all nodes, yielding to the event loop every millisecond or so."""
-        for count, node_state in enumerate(self._registry.node_states(), 1):
-            if count % _SLICE == 0:
-                await asyncio.sleep(0)
-            if (
-                self._registry.known(node_state.node) is node_state
-            ):  # else it was forgotten in between
-                yield node_state
-
     def _look_at_held(self) -> None:
         """Enqueue some held nodes, in separate lines for those with and without a shared cause.
 
@@ -462,7 +455,7 @@ class Controller:
         those that a driver's roll-out holds.
         """
         lines: dict[bool, list[NodeState]] = {True: [], False: []}
-        for node_state in self._registry.node_states():
+        for node_state in self._registry.held():
             if node_state.decision.hold is not None:
                 lines[bool(node_state.decision.hold.cause)].append(node_state)
         for shared, held in lines.items():

@@ -376,7 +376,7 @@ async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_fo
 
     going = asyncio.create_task(other())
     await asyncio.sleep(0)
-    async for node_state in replica.controller._by_slices():
+    async for node_state in node_registry.by_slices():
         seen.append(node_state.node)  # noqa: PERF401 - the other looks at it meanwhile
     going.cancel()
     assert len({count for count in went if 0 < count < 1600}) >= 2

@@ -85,6 +85,7 @@ def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
             decision=bench.node_state.decision,
             show_requests=lambda _: (),
             rejudge=rejudge,
+            set_hold=bench.node_state.set_hold,
         )
         bench.made.evaluate_node(node_state)
         await asyncio.sleep(100)

@@ -122,7 +122,8 @@ class Bench:
         return self.node_registry.node_state(name)
 
     def due(self) -> list[str]:
-        return [node_state.node for node_state in self.poller._due()]
+        due = asyncio.run(self.poller._due())
+        return [node_state.node for node_state in due]
 
     def is_due(self, node_state: NodeState, *, after: float, every: float) -> None:
         """It is due so long after it was looked at, and not before."""
@@ -275,7 +276,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
         bench.nodes["n1"] = bare(labels=UPGRADE)
         node_state.take_node(bench.nodes["n1"])
         node_state.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
-        bench.due()
+        await bench.poller._due()
         wait = bench.poller._waits["n1"]
         assert wait.next_at == 1000.0 + WAITING_FIRST
         pauses = []
@@ -289,7 +290,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
         for number in range(100):
             other = bench.node_state(f"m{number}")
             set_fields(other, quarantine=quarantine(Phase.CORDONED), maintained="x")
-        bench.due()
+        await bench.poller._due()
         await bench.poll(node_state)
         assert wait.next_at - bench.time == 101.0, "one read a second for all that wait"
 
@@ -308,7 +309,7 @@ def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back
         node_state = bench.node_state()
         node_state.take_node(bare(labels=UPGRADE))
         node_state.decision.hold, node_state.cluster.node_gone = HELD, gone
-        bench.due()
+        await bench.poller._due()
         bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
         await bench.poll(node_state)
         assert node_state.work.needs_read == suspect

@@ -1,5 +1,6 @@
 """The state kept of other replicas' nodes, and the reports still due to them: pure."""
 
+import asyncio
 from dataclasses import replace
 
 from aggregator.cluster.port import NodeMeta
@@ -99,13 +100,13 @@ def test_silence_is_counted_of_the_clusters_nodes_and_of_all_before_these_are_li
         node_state.agent.silent = name != "n1"
     known.apply_reports("r1", replace(report("n3"), silent=True))
     known.apply_reports("r1", replace(report("gone"), silent=True))
-    assert registry.silence() == (4, 5)
+    assert asyncio.run(registry.silence()) == (4, 5)
     registry.listed([NodeMeta(name, name) for name in ("n1", "n2", "n3")])
-    assert registry.silence() == (2, 3)
+    assert asyncio.run(registry.silence()) == (2, 3)
     registry.node_state("n2").agent.attached = True
-    assert registry.silence() == (1, 3), "it is fresh"
+    assert asyncio.run(registry.silence()) == (1, 3), "it is fresh"
     known.apply_reports("r1", report("n2"))
-    assert registry.silence() == (1, 3), "another counts it"
+    assert asyncio.run(registry.silence()) == (1, 3), "another counts it"
 
 
 def test_an_absent_node_counts_for_no_limit_until_it_is_back() -> None:

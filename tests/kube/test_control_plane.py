@@ -360,6 +360,33 @@ def test_nothing_is_left_behind_however_its_starter_ends(
     wait_until(lambda: all(ended(int(pid)) for pid in pids), what=f"{pids} to end")
 
 
+def test_copies_of_a_node_are_nodes_of_their_own(control_plane: ControlPlane) -> None:
+    """They are written past the API server, which watches, lists and changes them as any other."""
+    [first] = control_plane.create_nodes(1, "copied", labels={"rack": "r1"})
+    copies = [f"copied-{number:05d}" for number in range(1, 251)]
+    control_plane.copy_node(first, copies)
+
+    def listed() -> list[dict[str, Any]]:
+        path = "/api/v1/nodes?labelSelector=rack%3Dr1&resourceVersion=0"
+        items: list[dict[str, Any]] = control_plane.call("GET", path)["items"]
+        return items
+
+    nodes = wait_until(
+        lambda: listed() if len(listed()) == 251 else None, what="250 copies in the watch cache"
+    )
+    assert {node["metadata"]["name"] for node in nodes} == {first, *copies}
+    assert len({node["metadata"]["uid"] for node in nodes}) == 251
+    for node in nodes:
+        assert node["metadata"]["labels"]["kubernetes.io/hostname"] == node["metadata"]["name"]
+    change = {"metadata": {"labels": {"rack": "r2"}}}
+    control_plane.call("PATCH", f"/api/v1/nodes/{copies[7]}", change, MERGE_PATCH)
+    assert control_plane.node(copies[7])["metadata"]["labels"]["rack"] == "r2"
+    assert control_plane.node(copies[8])["metadata"]["labels"]["rack"] == "r1"
+    with pytest.raises(ValueError, match="'copied-000001' is not as long as 'copied-00000'"):
+        control_plane.copy_node(first, ["copied-000001"])
+    control_plane.delete_nodes([first, *copies])
+
+
 def test_kubeconfigs_stand_alone(control_plane: ControlPlane) -> None:
     config = json.loads(control_plane.kubeconfig_for("someone", ["a-group"]).read_text())
     user = config["users"][0]["user"]

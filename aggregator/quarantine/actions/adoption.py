@@ -187,7 +187,7 @@ class MarkAdopter:
             node_state.own_quarantine_view().request_adoption()
             return
         await self._record_writer.forget_entry(entry)
-        node_state.decision.set_hold(None)
+        node_state.set_hold(None)
         log.info(
             "admission record entry removed",
             extra={"event": "step.entry_removed", "node": node_state.node, "because": because},

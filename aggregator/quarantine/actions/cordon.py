@@ -222,7 +222,7 @@ class NodeActions:
             await _given_up(reading)
             self._hold(node_state, held, wanted)
             return False
-        node_state.decision.set_hold(None)
+        node_state.set_hold(None)
         words = node_state.cluster.overruled
         entry = self._record_writer.record.entries.get(node_state.node)
         node = self._expected.expect(node_state) if reading is None else None
@@ -716,9 +716,7 @@ class NodeActions:
         self.stages.note_hold(node_state.node)
         before = node_state.decision.hold
         since = before.since if before is not None else self._clocks.wall()
-        node_state.decision.set_hold(
-            NodeHold(held.limit, held.value, held.reason, since, held.cause)
-        )
+        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
         if before is None or before.limit != held.limit:
             text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}
@@ -730,7 +728,7 @@ class NodeActions:
         """Another installation's quarantine stands; report that where we want one, too."""
         quarantine, wanted = node_state.node_summary.quarantine, node_state.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
-            node_state.decision.set_hold(None)
+            node_state.set_hold(None)
             return
         text = f"it is in quarantine by the sickbay in namespace {quarantine.foreign}"
         self._hold(node_state, Held("installation", quarantine.foreign, text), wanted)
@@ -746,7 +744,7 @@ class NodeActions:
         if quarantine is None or (known is not None and known.limit == held.limit):
             return
         since = self._clocks.wall()
-        node_state.decision.set_hold(NodeHold(held.limit, held.value, held.reason, since))
+        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since))
         if quarantine.status.phase not in MARKED:
             text = f"{quarantine.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}
@@ -757,13 +755,13 @@ class NodeActions:
         if node_state.node_summary.quarantine is not None and not self._switch.reason:
             known = node_state.decision.hold
             if known is not None and known.limit == "stop":
-                node_state.decision.set_hold(None)
+                node_state.set_hold(None)
 
     def _unhold(self, node_state: NodeState) -> None:
         """No limit holds the desired action any more; a stop may still keep it from being begun."""
         known = node_state.decision.hold
         if known is not None and not (known.limit == "stop" and self._switch.reason):
-            node_state.decision.set_hold(None)
+            node_state.set_hold(None)
 
     def announce(
         self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str

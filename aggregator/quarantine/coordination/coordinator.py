@@ -39,8 +39,6 @@ from aggregator.replicas.membership.view import Member, Ownership
 TICK = 0.5
 #: The same where there are no followers: time alone changes little.
 _ALONE = 2.0
-#: How many have reported is counted every so many ticks: it goes through all the others' nodes.
-COUNT_EVERY = 4
 #: A new leader blames no node for the network before so many seconds: agents whose replica is gone
 #: are reconnecting to another, and no replica knows what they see.
 TRIANGULATES_AFTER = 60.0
@@ -270,15 +268,12 @@ class Coordinator:
 
     async def run(self) -> None:
         """Run the leader's work for the followers, for ever."""
-        turn = 0
         while True:
             await asyncio.sleep(TICK if len(self._shards.membership_view.members) > 1 else _ALONE)
             for node in self._remote_nodes.take_expired(self._clocks.now()):
                 self._forget(node)
             if self._leading and len(self._shards.membership_view.members) > 1:
-                if turn % COUNT_EVERY == 0:
-                    self._reported = self._registry.size().reported
-                turn += 1
+                self._reported = self._registry.size().reported
                 if self._is_certain():
                     self._cause_tracker.find_causes()
                 uncertainty = self.uncertainty()
@@ -286,6 +281,11 @@ class Coordinator:
                 if self._shards.leads():
                     self._coordination_alerts.check_replicas(uncertainty)
             self._uncertainty_changed()
+
+    async def count_silence(self) -> None:
+        """Count the silent agents, before each round."""
+        if not self._leading or self._is_certain():
+            await self._cause_tracker.count_silence()
 
     def go_round(self) -> None:
         """Changes by time alone, in each of the controller's rounds."""
@@ -314,14 +314,11 @@ class Coordinator:
         self._fleet.incomplete = uncertainty.unsure or uncertainty.missing
         if self._leading and len(self._shards.membership_view.members) > 1:
             self._leader_role.find_causes(uncertainty, self._reported)
-        waits = any(
-            node_state.decision.hold is not None for node_state in self._registry.node_states()
-        )
-        if waits and (self._asking is None or self._asking.done()):
+        if self._registry.held() and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._ask_again(), name="ask again")
 
     async def _ask_again(self) -> None:
-        held = [one for one in self._registry.node_states() if _held_by_shards(one)]
+        held = [one for one in self._registry.held() if _held_by_shards(one)]
         for count, node_state in enumerate(held, 1):
             if _held_by_shards(node_state):
                 self._again(node_state)

@@ -387,14 +387,17 @@ class CommonCauseTracker:
             )
         self._fleet.causes = self._common.open
 
+    async def count_silence(self) -> None:
+        """Count the silent agents of the fleet; `find_causes` goes by the last count."""
+        if self._leading:
+            self._common.silence(*await self._registry.silence())
+
     def go_round(self, record: Record, *, lasting: bool = False) -> None:
-        """Changes by time alone: silence, the end of causes and of the fleet's cooldown.
+        """Changes by time alone: the end of causes and of the fleet's cooldown.
 
         ``lasting``: some replicas have not reported their nodes to us, so no cause is over.
         """
         self._lasting = lasting
-        if self._leading:
-            self._common.silence(*self._registry.silence())
         self.find_causes()
         now = self._clocks.trusted_wall()
         counted = record.pruned(now, window=self._window, cooldown=self._cooldown)

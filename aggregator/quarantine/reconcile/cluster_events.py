@@ -358,7 +358,7 @@ class ClusterEventHandler:
                 await asyncio.sleep(0)
         for name in self._record_writer.record.entries:
             self._entry_stands(self._registry.node_state(name))
-        for node_state in self._registry.node_states():
+        async for node_state in self._registry.by_slices():
             if self._is_no_more(node_state):
                 self._forget(node_state)
             elif self._is_unlisted(node_state):

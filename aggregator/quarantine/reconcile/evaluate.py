@@ -158,7 +158,7 @@ class NodeEvaluator:
             self._acts.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
-            node_state.decision.set_hold(None)
+            node_state.set_hold(None)
 
 
 def _is_done(quarantine: Quarantine | None, action: Action) -> bool:

@@ -91,7 +91,7 @@ class NodeConditionPublisher:
         await asyncio.gather(*(write(meta, wanted) for meta, wanted in due))
 
     async def _due(self) -> AsyncIterator[tuple[NodeMeta, Mapping[str, NodeCondition | None]]]:
-        names = self._registry.annotated(CONDITIONS)
+        names = set(self._registry.annotated(CONDITIONS))
         if self._rules:
             names |= {node_state.node for node_state in self._registry.node_states()}
         self._forget_others(names)

@@ -83,7 +83,7 @@ class OwnershipHandler:
                 extra={"event": "replica.nodes_moved", "came": len(came), "went": given},
             )
         self._take_over(came)
-        for node_state in self._registry.node_states():
+        async for node_state in self._registry.by_slices():
             self._queue.resume(node_state)
         if came and self._queue.view:
             await self._list_nodes()

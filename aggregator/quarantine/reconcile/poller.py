@@ -95,29 +95,29 @@ class NodePoller:
     async def run(self) -> None:
         """For ever."""
         while True:
-            for node_state in self._due():
+            for node_state in await self._due():
                 if self._is_due(node_state):
                     await self.poll_node(node_state)
                     await asyncio.sleep(1 / A_SECOND)
             await asyncio.sleep(_ROUND)
 
-    def _due(self) -> list[NodeState]:
+    async def _due(self) -> list[NodeState]:
         """The nodes of one round: drains come first, and no storm of silence puts them off."""
         now = self._clocks.now()
-        waits = self._waits
-        self._waits = {
-            node_state.node: self._wait(node_state, waits.get(node_state.node), now)
-            for node_state in self._registry.node_states()
-            if waits_for_its_node(node_state)
-        }
-        for node_state in self._registry.node_states():
-            if _is_drained(node_state) and node_state.work.looked_at == float(
-                "-inf"
-            ):  # since a restart
-                self._put_off(node_state, now)
-        due = [
-            node_state for node_state in self._registry.node_states() if self._is_due(node_state)
-        ]
+        waits: dict[str, _Wait] = {}
+        polled = []
+        async for node_state in self._registry.by_slices():
+            if waits_for_its_node(node_state):
+                waits[node_state.node] = self._wait(
+                    node_state, self._waits.get(node_state.node), now
+                )
+            elif not _may_be_due(node_state):
+                continue
+            if _is_drained(node_state) and node_state.work.looked_at == float("-inf"):
+                self._put_off(node_state, now)  # since a restart
+            polled.append(node_state)
+        self._waits = waits
+        due = [node_state for node_state in polled if self._is_due(node_state)]
         due.sort(key=lambda node_state: (_rank(node_state), node_state.work.looked_at))
         return due[: int(A_SECOND * _ROUND)]
 
@@ -215,6 +215,11 @@ class NodePoller:
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
         self._acts.emit_event(node_state, EventKind.SILENT_FAILING, text)
         self._evaluator.evaluate_node(node_state)
+
+
+def _may_be_due(node_state: NodeState) -> bool:
+    """Whether it is one of those that are polled; of a fleet that is well, none is."""
+    return node_state.node_summary.quarantine is not None or node_state.agent.silent
 
 
 def _is_draining(node_state: NodeState) -> bool:

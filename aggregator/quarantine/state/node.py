@@ -1,7 +1,7 @@
 """One node as the controller works on it: its summary, and the controller's own state."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, Quarantine, is_older
@@ -37,7 +37,7 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.quarantine.state.decision import Decision
+from aggregator.quarantine.state.decision import Decision, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.quarantine_view import (
     MARKED,
@@ -52,11 +52,12 @@ from aggregator.quarantine.state.work import Work
 class NodeState:
     """The controller's side of a node.
 
-    ``now``: monotonic seconds, for ages that are shown.
+    ``now``: monotonic seconds, for ages that are shown. ``held``: all held nodes of the registry.
     """
 
     node_summary: NodeSummary
     now: Callable[[], float]
+    held: dict[str, "NodeState"] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def node(self) -> str:
@@ -85,6 +86,14 @@ class NodeState:
     def own_quarantine_view(self) -> QuarantineView:
         """The node's own view, to be changed."""
         return self.node_summary.own_quarantine_view()
+
+    def set_hold(self, hold: NodeHold | None) -> None:
+        """The answer to a proposal; None: no limit holds it, or there is none any more."""
+        self.decision.set_hold(hold)
+        if hold is not None:
+            self.held[self.node] = self
+        else:
+            self.held.pop(self.node, None)
 
     @property
     def acting(self) -> bool:

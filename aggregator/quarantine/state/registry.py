@@ -1,14 +1,18 @@
 """The state of each node, and the fleet's size, with the nodes of other replicas counted in."""
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
 from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.remote import RemoteNodes
+
+#: Nodes visited before the event loop runs other tasks: a millisecond or so.
+_SLICE = 500
 
 
 class NodeRegistry:
@@ -32,11 +36,16 @@ class NodeRegistry:
         self._now = now
         self._pool_label = pool_label
         self._remote_nodes = remote_nodes if remote_nodes is not None else RemoteNodes()
+        self._remote_nodes.on_change(self._count)
         self._node_states: dict[str, NodeState] = {}
         self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False
         self._pools: dict[str, int] = {}
-        self._counted = 0
+        self._annotated: dict[str, frozenset[str]] = {}
+        #: The nodes that count as reported, so that each admission has their number at once: a
+        #: count over 50,000 nodes takes 20 ms.
+        self._reported: set[str] = set()
+        self._held: dict[str, NodeState] = {}
         #: Nodes in quarantine that are gone: their quarantines count for no limit.
         self.absent: set[str] = set()
 
@@ -44,7 +53,9 @@ class NodeRegistry:
         """The node's state, made when there is none yet."""
         found = self._node_states.get(node)
         if found is None:
-            found = self._node_states[node] = NodeState(self._fleet.node_summary(node), self._now)
+            found = self._node_states[node] = NodeState(
+                self._fleet.node_summary(node), self._now, self._held
+            )
         return found
 
     def known(self, node: str) -> NodeState | None:
@@ -54,12 +65,27 @@ class NodeRegistry:
         """A copy, as the caller's work may add nodes."""
         return list(self._node_states.values())
 
+    async def by_slices(self) -> AsyncIterator[NodeState]:
+        """All of them, one after the other. Other tasks run in between, and may forget nodes."""
+        for count, node_state in enumerate(self.node_states(), 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            if self._node_states.get(node_state.node) is node_state:
+                yield node_state
+
+    def held(self) -> list[NodeState]:
+        """Those that something keeps from their quarantine, in the order in which it began to."""
+        for name in [n for n, one in self._held.items() if one.decision.hold is None]:
+            del self._held[name]  # another replica's now
+        return list(self._held.values())
+
     def forget_node(self, node_state: NodeState) -> None:
         """The node is gone, and no step is left for it."""
         if node_state.decision.timer is not None:
             node_state.decision.timer.cancel()
-        self._counted -= node_state.work.counted
         del self._node_states[node_state.node]
+        self._held.pop(node_state.node, None)
+        self._count(node_state.node)
         self._fleet.node_summaries.pop(node_state.node, None)
 
     def is_listed(self, node: str) -> bool:
@@ -91,9 +117,14 @@ class NodeRegistry:
         node_state = self._node_states.get(node)
         return node_state.agent.claimed if node_state is not None else ""
 
-    def annotated(self, key: str) -> set[str]:
+    def annotated(self, key: str) -> frozenset[str]:
         """The nodes that had this annotation when they were last listed."""
-        return {name for name, meta in self._metas.items() if key in meta.annotations}
+        found = self._annotated.get(key)
+        if found is None:
+            found = self._annotated[key] = frozenset(
+                name for name, meta in self._metas.items() if key in meta.annotations
+            )
+        return found
 
     def in_cluster(self, node: str) -> bool:
         """Whether the node is known to be the cluster's: False until the nodes were listed.
@@ -104,14 +135,16 @@ class NodeRegistry:
 
     def listed(self, nodes: Sequence[NodeMeta]) -> None:
         """The cluster's nodes, as just listed."""
-        self._listed = True
-        self._metas = {meta.name: meta for meta in nodes}
-        self._pools = {}
-        for meta in nodes:
-            pool = meta.labels.get(self._pool_label, "")
-            self._pools[pool] = self._pools.get(pool, 0) + 1
-        for node_state in self._node_states.values():
-            self.count(node_state)
+        metas = {meta.name: meta for meta in nodes}
+        if self._listed:
+            changed = self._metas.keys() ^ metas.keys()
+        else:
+            changed = self._node_states.keys() | self._reported
+        self._listed, self._metas = True, metas
+        self._pools = dict(Counter(meta.labels.get(self._pool_label, "") for meta in nodes))
+        self._annotated.clear()
+        for name in changed:
+            self._count(name)
 
     def note_absence(self, node: str, *, absent: bool) -> None:
         """Take the absence of a Node from its Quarantine's status; an ended one shows none."""
@@ -139,34 +172,46 @@ class NodeRegistry:
             seen.update(wanted.intersection(one[1] for one in report.sees if one[0] == check))
         return seen
 
-    def silence(self) -> tuple[int, int]:
-        """How many agents have been gone for too long, of how many that have reported."""
-        heard = [
-            node_state
-            for node_state in self._node_states.values()
-            if node_state.agent.health is not None
-            and (not self._listed or node_state.node in self._metas)
-            and node_state.node not in self._remote_nodes
-        ]
-        theirs = [
-            report
-            for report in self._remote_nodes.reports()
-            if not self._listed or report.node in self._metas
-        ]
-        silent = sum(
-            1 for node_state in heard if node_state.agent.silent and not node_state.agent.is_fresh
-        )
-        silent += sum(1 for report in theirs if report.silent)
-        return silent, len(heard) + len(theirs)
+    async def silence(self) -> tuple[int, int]:
+        """How many agents have been gone for too long, of how many that have reported.
+
+        Goes through all nodes, in slices.
+        """
+        silent = heard = 0
+        async for node_state in self.by_slices():
+            agent, node = node_state.agent, node_state.node
+            if agent.health is None or node in self._remote_nodes or not self._has(node):
+                continue
+            heard += 1
+            silent += agent.silent and not agent.is_fresh
+        for count, told in enumerate(self._remote_nodes.copy(), 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            if self._has(told.report.node):
+                heard += 1
+                silent += told.report.silent
+        return silent, heard
+
+    def _has(self, node: str) -> bool:
+        """Whether the cluster has it, or no list has told yet which nodes it has."""
+        return not self._listed or node in self._metas
 
     def count(self, node_state: NodeState) -> None:
-        """The agent's snapshot came, or its evidence was discarded: `size` is kept up to date.
+        """The agent's snapshot came, or its evidence was discarded: `size` is kept up to date."""
+        self._count(node_state.node)
 
-        `size` is needed at each admission; a count over 10,000 nodes takes as long as all the rest.
-        """
-        counts = node_state.agent.was_heard and self._may_count(node_state.node)
-        self._counted += counts - node_state.work.counted
-        node_state.work.set_counted(counted=counts)
+    def _count(self, node: str) -> None:
+        """Whether it has reported, as the replica says that reported it, else as we know."""
+        report = self._remote_nodes.get(node)
+        if report is not None:
+            has_reported = report.reported
+        else:
+            node_state = self._node_states.get(node)
+            has_reported = node_state is not None and node_state.agent.was_heard
+        if has_reported and self._may_count(node):
+            self._reported.add(node)
+        else:
+            self._reported.discard(node)
 
     def _may_count(self, node: str) -> bool:
         """Whether it may be one of those that make the quorum.
@@ -178,12 +223,7 @@ class NodeRegistry:
 
     def size(self) -> FleetSize:
         """Of all replicas' nodes; where we follow, as the leader last counted them."""
-        reported = self._counted
-        for report in self._remote_nodes.reports():
-            if self._may_count(report.node):
-                node_state = self._node_states.get(report.node)
-                reported += report.reported - (node_state is not None and node_state.work.counted)
-        reported = max(reported, self._remote_nodes.reported)
+        reported = max(len(self._reported), self._remote_nodes.reported)
         return FleetSize(
             max(len(self._metas), reported),
             reported,

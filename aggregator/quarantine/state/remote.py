@@ -32,12 +32,17 @@ class RemoteNodes:
         self._leaving: dict[str, float] = {}
         #: How many nodes have reported in all, by the leader's count; we may know fewer.
         self.reported = 0
+        self._on_change: Callable[[str], None] | None = None
 
     def __contains__(self, node: str) -> bool:
         return node in self._told
 
     def __len__(self) -> int:
         return len(self._told)
+
+    def on_change(self, call: Callable[[str], None]) -> None:
+        """Have it called for each node whose report came, changed, or is void."""
+        self._on_change = call
 
     def get(self, node: str) -> NodeReport | None:
         found = self._told.get(node)
@@ -55,16 +60,22 @@ class RemoteNodes:
     def reports(self) -> Iterator[NodeReport]:
         return (told.report for told in self._told.values())
 
+    def copy(self) -> list[RemoteReport]:
+        """All reports as they are now, for a visit in slices: reports may come in between."""
+        return list(self._told.values())
+
     def apply_reports(self, member: str, report: NodeReport) -> None:
         """A replica reports a node of its own."""
         counted = tuple(one for one in report.sees if one[0] in SHARED_TARGETS)
         self._told[report.node] = RemoteReport(member, replace(report, sees=counted, assigned=()))
         self._leaving.pop(report.node, None)
+        self._changed(report.node)
 
     def reclaim(self, node: str) -> None:
         """The node reports here now."""
-        self._told.pop(node, None)
         self._leaving.pop(node, None)
+        if self._told.pop(node, None) is not None:
+            self._changed(node)
 
     def leave(self, node: str, now: float) -> None:
         """The replica that reported the node, we or another, does so no more."""
@@ -91,7 +102,13 @@ class RemoteNodes:
         nodes = list(self._told.keys() | self._leaving.keys())
         self._told.clear()
         self._leaving.clear()
+        for node in nodes:
+            self._changed(node)
         return nodes
+
+    def _changed(self, node: str) -> None:
+        if self._on_change is not None:
+            self._on_change(node)
 
 
 class DirtyNodes:

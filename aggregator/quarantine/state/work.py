@@ -17,7 +17,6 @@ class Work:
     ``looked_at``: when the node was last polled (monotonic).
     ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
     when it became ours (monotonic).
-    ``counted``: the registry counts it among those that have reported.
     ``in_record``: the record, as last seen, has an entry of it.
     ``last_error``: why the last step failed, which is tried again; empty: it did not.
     """
@@ -30,7 +29,6 @@ class Work:
     looked_at: float = float("-inf")
     ours: bool | None = None
     ours_since: float = float("-inf")
-    counted: bool = False
     in_record: bool = False
     last_error: str = ""
 
@@ -91,9 +89,6 @@ class Work:
     def lose(self) -> None:
         """The node is another replica's."""
         self.ours = False
-
-    def set_counted(self, *, counted: bool) -> None:
-        self.counted = counted
 
     def set_in_record(self, *, in_record: bool) -> None:
         self.in_record = in_record
