@@ -24,7 +24,15 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.credentials import CredentialSources
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport
-from aggregator.cluster.port import Action, Conflict, EvidenceItem, QuarantineSpec
+from aggregator.cluster.port import (
+    Action,
+    Conflict,
+    EvidenceItem,
+    Node,
+    QuarantineSpec,
+    Unread,
+)
+from aggregator.quarantine.actions.expected_nodes import DECIDING
 from aggregator.quarantine.decide.node_marks import cordon_change
 from tests.bench import watcher
 from tests.bench.parts import LIFTED, SETTLE, Findings, Site, plane_in_memory
@@ -154,13 +162,14 @@ async def _turns(
         await asyncio.to_thread(trials.until_quiet)
         some = [free.pop() for _ in range(size)]
         begun = time.monotonic()
-        await asyncio.gather(*(quarantine(cluster, node) for node in some))
+        await asyncio.gather(*(quarantine(cluster, expected[node]) for node in some))
         return max(await asyncio.to_thread(seen.all_of, some, within=PATIENCE)) - begun
 
     took = dict[int, list[tuple[float, float]]]()
     await cluster.start()
     try:
-        await asyncio.gather(*(quarantine(cluster, free.pop()) for _ in range(5)))  # warm
+        expected = await expected_nodes(cluster)
+        await asyncio.gather(*(quarantine(cluster, expected[free.pop()]) for _ in range(5)))  # warm
         for size, times in TURNS.items():
             for turn in range(min(times, trials.left // size)):
                 if turn % 2:
@@ -174,13 +183,30 @@ async def _turns(
     return took
 
 
-async def quarantine(cluster: KubeCluster, name: str) -> None:
+async def expected_nodes(cluster: KubeCluster) -> dict[str, Node]:
+    """The nodes as the list has them, which is all that a quarantine that begins needs."""
+    return {
+        meta.name: Node(
+            name=meta.name,
+            uid=meta.uid,
+            version="",
+            unschedulable=False,
+            taints=(),
+            labels=meta.labels,
+            annotations=meta.annotations,
+            unread=Unread(DECIDING, annotated=meta.annotated),
+        )
+        for meta in await cluster.list_nodes()
+    }
+
+
+async def quarantine(cluster: KubeCluster, expected: Node) -> None:
     """The requests for one node, as `aggregator.quarantine.actions.cordon` makes them."""
-    node = await cluster.read_node(name, cached=True)
-    quarantine = await cluster.create_quarantine(name, SPEC)
+    node: Node | None = expected
+    quarantine = await cluster.create_quarantine(expected.name, SPEC)
     while node is not None:
         with contextlib.suppress(Conflict):  # the controllers have touched it
             await cluster.patch_node(node, cordon_change(node, quarantine, off_balancers=True))
             return
-        node = await cluster.read_node(name)
-    raise LookupError(f"node {name} is gone")
+        node = await cluster.read_node(expected.name)
+    raise LookupError(f"node {expected.name} is gone")

@@ -20,7 +20,7 @@ from aggregator.ingest import grpc_env
 from tests.bench.figures import percentile, slope, straightness
 from tests.bench.processes import cost
 from tests.bench.simulated_agents import Crowd, certify, most_agents
-from tests.bench.trials import Trials, requests, requests_by_nodes
+from tests.bench.trials import Trials, requests, requests_by_nodes, requests_until_taint
 from tests.controlplane.plane import ControlPlane
 from tests.support.pki import Authority
 from tests.support.stack import AggregatorProcess, Place, install
@@ -198,9 +198,13 @@ def _trials(found: Findings, plane: ControlPlane, trials: Trials) -> None:
         "requests_per_quarantine": round(asked / count, 1),
     }
     for size, times in BURSTS.items():
+        trials.until_quiet()
+        mark = plane.audit_mark()
         took = [trials.burst(size) for _ in range(min(times, trials.left // size))]
         if not took:
             continue
+        trials.until_quiet()
+        found.figures["requests_until_taint"] = round(requests_until_taint(plane, mark), 2)
         found.curves[f"burst_{size}"] = max(took, key=lambda one: one[-1])
         found.figures[f"burst_{size}_p99_s"] = round(percentile([one[-1] for one in took], 99), 2)
 

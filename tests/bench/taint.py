@@ -26,9 +26,10 @@ from statistics import median
 from typing import Self
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Node
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from tests.bench.figures import percentile, table, write
-from tests.bench.limit import quarantine
+from tests.bench.limit import expected_nodes, quarantine
 from tests.bench.parts import plane_in_memory
 from tests.bench.watcher import Watcher, marked
 from tests.controlplane.plane import ControlPlane
@@ -112,6 +113,7 @@ class RequestsAlone:
         self._taints = Watcher(plane, "/api/v1/nodes?watch=true", marked)
         self._runner = asyncio.Runner()
         self._record = Record()
+        self._expected: dict[str, Node] = {}
         self._cluster: KubeCluster | None = None
 
     def __enter__(self) -> Self:
@@ -136,7 +138,9 @@ class RequestsAlone:
         self._record = replace(self._record, entries={**self._record.entries, node: entry})
         text = dump_record(self._record)
         self._stored = await self._cluster.write_record(text, self._stored.version)
-        await quarantine(self._cluster, node)
+        if node not in self._expected:  # the nodes are made after the client has started
+            self._expected = await expected_nodes(self._cluster)
+        await quarantine(self._cluster, self._expected[node])
 
     def __exit__(self, *_: object) -> None:
         if self._cluster is not None:

@@ -6,6 +6,7 @@ everywhere, so that no late request of one burst delays the next.
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,28 @@ def until_rest(plane: ControlPlane, user: str = "", *, timeout_s: float = 180.0)
 def requests(plane: ControlPlane, since: int, *, leases: bool = True) -> int:
     """The number of the aggregators' requests to the API server after a mark."""
     return len(list(_asked(plane, since, AGGREGATOR, leases=leases)))
+
+
+def requests_until_taint(plane: ControlPlane, since: int) -> float:
+    """The aggregators' requests for each node that was marked after a mark, until its taint.
+
+    Those about the node and its Quarantine, and the writes of the record, of which a burst shares
+    some. Conditions and statuses trail.
+    """
+    counted, marked, shared = Counter[str](), dict[str, int](), 0
+    for entry in _asked(plane, since, AGGREGATOR, leases=False):
+        what = entry.get("objectRef", {})
+        name, resource = what.get("name", ""), what.get("resource")
+        if resource == "configmaps" and entry["verb"] in _CHANGES:
+            shared += 1
+        elif resource == "quarantines" and entry["verb"] == "create":
+            shared += 1  # the audit log does not name an object that is created
+        elif resource in {"nodes", "quarantines"} and name and not what.get("subresource"):
+            counted[name] += 1
+            done = resource == "nodes" and entry["verb"] == "patch"
+            if done and entry["responseStatus"]["code"] == 200:
+                marked.setdefault(name, counted[name])
+    return (sum(marked.values()) + shared) / len(marked)
 
 
 def requests_by_nodes(plane: ControlPlane) -> int:

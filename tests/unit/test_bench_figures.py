@@ -1,12 +1,15 @@
 """The benchmarks' own arithmetic, their bar, and how their figures come into the documents."""
 
 import io
+from typing import Any, cast
 
 import pytest
 
 from tests.bench.figures import percentile, slope, straightness
 from tests.bench.progress import Progress
 from tests.bench.report import put, scale_rows, sizing_tables
+from tests.bench.trials import AGGREGATOR, requests_until_taint
+from tests.controlplane.plane import ControlPlane
 
 
 def test_a_percentile_is_a_value_that_was_seen() -> None:
@@ -76,3 +79,41 @@ def test_memory_is_that_of_the_day_on_which_one_replica_is_gone() -> None:
     told = sizing_tables(figures, {"growth": [[1000, 250.0, 3.0, 1.0]]})
     assert "| 10,000 | 1 | 10,000 | 1280Mi | 1792Mi |" in told
     assert "| 10,000 | 3 | 5,000 | 768Mi | 1024Mi |" in told
+
+
+class Audited:
+    """A control plane's audit log alone."""
+
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self._entries = entries
+
+    def audit_entries(self, since: int) -> list[dict[str, Any]]:
+        return self._entries[since:]
+
+
+def asked(verb: str, resource: str, name: str = "", code: int = 200, **more: str) -> dict[str, Any]:
+    about = {"resource": resource, **({"name": name} if name else {}), **more}
+    user = {"username": AGGREGATOR}
+    return {"verb": verb, "user": user, "objectRef": about, "responseStatus": {"code": code}}
+
+
+def test_requests_until_the_taint_are_those_of_marked_nodes_and_none_that_trails() -> None:
+    entries = [
+        asked("patch", "nodes", "earlier"),
+        asked("update", "configmaps", "sickbay-record"),
+        asked("create", "quarantines", code=201),
+        asked("create", "quarantines", code=201),
+        asked("patch", "nodes", "a"),
+        asked("patch", "nodes", "b", code=422),
+        asked("get", "nodes", "b"),
+        asked("get", "quarantines", "b"),
+        asked("patch", "nodes", "b"),
+        asked("patch", "nodes", "a", subresource="status"),
+        asked("update", "quarantines", "a", subresource="status"),
+        asked("patch", "nodes", "a"),
+        asked("get", "nodes", "c"),
+        asked("update", "leases", "sickbay-1"),
+        asked("list", "pods"),
+    ]
+    plane = cast(ControlPlane, Audited(entries))
+    assert requests_until_taint(plane, 1) == (1 + 2 + 1 + 4) / 2

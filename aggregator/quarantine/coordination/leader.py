@@ -35,8 +35,9 @@ from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import RemoteNodes
 from aggregator.replicas.membership.view import Ownership, is_responding
 
-#: Bounds on one replica's nodes and open questions; a peer above them is no replica of ours.
-MOST_NODES = 50_000
+#: Bounds on one replica's nodes and open questions; a peer above them is no replica of ours. Of
+#: 100,000 nodes two replicas have somewhat more or less than half each.
+MOST_NODES = 200_000
 MOST_ASKED = 10_000
 FINDINGS_A_MESSAGE = 400
 #: Causes that are sent to followers; admission here goes by all of them.
