@@ -148,8 +148,7 @@ class NvmlProcess:
             await self._begin()
         assert self._process.stdin is not None
         try:
-            question = {"op": "sample", "at": self.asked_at}
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.write(f"sample {self.asked_at!r}\n".encode())
             await self._process.stdin.drain()
         except ConnectionError:
             await self._ended()

@@ -6,9 +6,17 @@ when they are ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NV
 ``nvml_worker`` runs this under ``-I -S``: each import here is memory on every node.
 """
 
+from __future__ import annotations
+
 import ctypes
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # both would be imported for annotations alone
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    #: Makes one NVML call about a GPU: its name in errors, the function, its arguments.
+    _Call = Callable[..., Any]
 
 #: Seconds for which values that change seldom are given again, and for which a validation is.
 SLOW_EVERY = 290.0
@@ -72,9 +80,6 @@ _VALUES = (
     ("siVal", -1),
     ("usVal", 2**16 - 1),
 )
-
-#: Makes one NVML call about a GPU: its name in errors, the function, its arguments.
-_Call = Callable[..., Any]
 
 
 class Sampler:

@@ -6,8 +6,8 @@ asks this program over a pipe (``nvml_process`` is the other end). It runs by it
 is counted on 10,000 nodes.
 
 Arguments: the folder that holds ``pynvml``, then libraries to try in order (paths or names).
-Standard input: ``{"op": "sample", "at": SECONDS}``, one a line (of the agent's clock); its end is
-the end of this process.
+Standard input: ``sample SECONDS``, one a line (of the agent's clock); its end is the end of this
+process.
 Standard output, one JSON object a line:
 
 - once ``{"ready": LIBRARY, "driver": VERSION}``, or ``{"failed": CODE, "message": TEXT}`` and exit;
@@ -18,13 +18,18 @@ Its process name tells the call under way (``nvml 3 rows``), to the agent and to
 ``nvml_sampler`` chooses the values to read.
 """
 
+from __future__ import annotations
+
+import _thread
 import ctypes
-import json
 import os
 import sys
 import time
 import types
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` would import half a megabyte for annotations that never run
+if TYPE_CHECKING:
+    from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
@@ -34,15 +39,24 @@ _LIBRARY_MISMATCH = 18
 
 
 def _import_pynvml(folder: str) -> Any:
-    """The real pynvml, without the parts of the library that it imports and never uses here.
+    """The real pynvml, without the parts of the library that it imports and hardly uses.
 
     ``ctypes.util`` brings subprocess, tempfile and three compressors: 1.7 MB, for a search that
-    pynvml makes on no Linux. Compiling pynvml leaves 13 MB behind: when its bytecode was not
+    pynvml makes on no Linux. ``threading``, ``string`` and ``functools`` bring ``re`` and
+    ``collections``: 1.1 MB, for a lock, the names of exceptions and those of functions. They are
+    importable again afterwards. Compiling pynvml leaves 13 MB behind: when its bytecode was not
     there before and is now, this process starts over from it.
     """
-    unused = types.ModuleType("ctypes.util")
-    unused.find_library = lambda _name: None  # type: ignore[attr-defined]  # a stand-in module
-    sys.modules["ctypes.util"] = unused
+    _stand_in("ctypes.util", find_library=lambda _name: None)
+    given = [
+        name
+        for name, attributes in {
+            "threading": {"Lock": _thread.allocate_lock},
+            "string": {"capwords": _capwords},
+            "functools": {"wraps": lambda _wrapped: lambda wrapper: wrapper},
+        }.items()
+        if _stand_in(name, **attributes)
+    ]
     bytecode = f"{folder}/__pycache__/pynvml.{sys.implementation.cache_tag}.pyc"
     was_compiled = os.path.exists(bytecode)  # noqa: PTH110  pathlib costs 1 MB
     sys.path.append(folder)
@@ -50,7 +64,23 @@ def _import_pynvml(folder: str) -> Any:
 
     if not was_compiled and os.path.exists(bytecode):  # noqa: PTH110
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+    for name in given:
+        del sys.modules[name]
     return pynvml
+
+
+def _stand_in(name: str, **attributes: Any) -> bool:
+    """An import of this module gives these attributes alone; False: it is imported already."""
+    if name in sys.modules:
+        return False
+    module = types.ModuleType(name)
+    module.__dict__.update(attributes)
+    sys.modules[name] = module
+    return True
+
+
+def _capwords(text: str, separator: str) -> str:
+    return separator.join(word.capitalize() for word in text.split(separator))
 
 
 def _load(libraries: list[str]) -> tuple[str, list[str]]:
@@ -84,9 +114,30 @@ class _Wire:
         os.dup2(2, 1)
 
     def send(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message).encode() + b"\n"
+        line = to_json(message).encode() + b"\n"
         while line:
             line = line[os.write(self._out, line) :]
+
+
+def to_json(value: Any) -> str:
+    """The value as JSON. `json` brings `re`, 1 MB, so it is imported for unusual values alone."""
+    if value is None:
+        return "null"
+    kind = type(value)
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is int:
+        return str(value)
+    if kind is str and value.isascii() and value.isprintable() and not {"\\", '"'} & {*value}:
+        return f'"{value}"'
+    if kind is list or kind is tuple:
+        return f"[{', '.join([to_json(one) for one in value])}]"
+    if kind is dict and all(type(key) is str for key in value):
+        members = [f"{to_json(key)}: {to_json(one)}" for key, one in value.items()]
+        return f"{{{', '.join(members)}}}"
+    import json
+
+    return json.dumps(value)
 
 
 class _Progress:
@@ -115,9 +166,9 @@ def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
         return
     wire.send({"ready": library, "driver": driver})
     for line in sys.stdin.buffer:
-        request = json.loads(line)
-        if request["op"] == "sample":
-            sampler.sample(wire.send, request["at"])
+        what, _, at = line.partition(b" ")
+        if what == b"sample":
+            sampler.sample(wire.send, float(at))
 
 
 def main() -> None:
