@@ -48,15 +48,12 @@ def _import_pynvml(folder: str) -> Any:
     there before and is now, this process starts over from it.
     """
     _stand_in("ctypes.util", find_library=lambda _name: None)
-    given = [
-        name
-        for name, attributes in {
-            "threading": {"Lock": _thread.allocate_lock},
-            "string": {"capwords": _capwords},
-            "functools": {"wraps": lambda _wrapped: lambda wrapper: wrapper},
-        }.items()
-        if _stand_in(name, **attributes)
-    ]
+    unused: dict[str, dict[str, Any]] = {
+        "threading": {"Lock": _thread.allocate_lock},
+        "string": {"capwords": _capwords},
+        "functools": {"wraps": lambda _wrapped: lambda wrapper: wrapper},
+    }
+    given = [name for name, attributes in unused.items() if _stand_in(name, **attributes)]
     bytecode = f"{folder}/__pycache__/pynvml.{sys.implementation.cache_tag}.pyc"
     was_compiled = os.path.exists(bytecode)  # noqa: PTH110  pathlib costs 1 MB
     sys.path.append(folder)
