@@ -492,7 +492,7 @@ def test_nodes_held_for_lack_of_an_answer_are_asked_again_when_a_doubt_changes()
 
 def test_the_leader_counts_for_others_in_each_tick_and_alone_for_none() -> None:
     async def test(bench: Bench) -> None:
-        assert (coordinator.TICK, coordinator._ALONE) == (0.5, 2.0)
+        assert (coordinator.TICK, coordinator._ALONE, coordinator.COUNT_EVERY) == (0.5, 2.0, 4)
         bench.remote_nodes.apply_reports("c", NodeReport("n1", reported=True))
         bench.remote_nodes.leave("n1", bench.loop.time() - 59)
         running = asyncio.create_task(bench.made.run())
@@ -504,6 +504,8 @@ def test_the_leader_counts_for_others_in_each_tick_and_alone_for_none() -> None:
         assert bench.did.count("find causes") == 2
         assert "unreported n1" in bench.did
         assert len(bench.remote_nodes) == 0
+        assert bench.leader.outlook.reported == 1, "it is counted every fourth tick"
+        await asyncio.sleep(1.5)
         assert bench.leader.outlook.reported == 0
         bench.certain = False
         bench.did.clear()

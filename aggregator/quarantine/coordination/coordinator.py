@@ -39,6 +39,8 @@ from aggregator.replicas.membership.view import Member, Ownership
 TICK = 0.5
 #: The same where there are no followers: time alone changes little.
 _ALONE = 2.0
+#: How many have reported is taken every so many ticks: each change is sent to all followers.
+COUNT_EVERY = 4
 #: A new leader blames no node for the network before so many seconds: agents whose replica is gone
 #: are reconnecting to another, and no replica knows what they see.
 TRIANGULATES_AFTER = 60.0
@@ -268,12 +270,15 @@ class Coordinator:
 
     async def run(self) -> None:
         """Run the leader's work for the followers, for ever."""
+        turn = 0
         while True:
             await asyncio.sleep(TICK if len(self._shards.membership_view.members) > 1 else _ALONE)
             for node in self._remote_nodes.take_expired(self._clocks.now()):
                 self._forget(node)
             if self._leading and len(self._shards.membership_view.members) > 1:
-                self._reported = self._registry.size().reported
+                if turn % COUNT_EVERY == 0:
+                    self._reported = self._registry.size().reported
+                turn += 1
                 if self._is_certain():
                     self._cause_tracker.find_causes()
                 uncertainty = self.uncertainty()
