@@ -79,7 +79,7 @@ class _ScrapeCollector(Collector):
 
 
 def families(scrape: ScrapeContent) -> Iterator[Metric]:
-    """The metrics of this scrape except those of the process. A part that is not in use has none."""
+    """The metrics of this scrape without the process's. A part that is not in use has none."""
     yield from _fleet(scrape.found)
     yield from _work(scrape.found)
     yield from gpu_metrics(scrape.found.gpus)

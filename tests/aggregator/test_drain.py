@@ -283,7 +283,7 @@ def test_a_node_that_the_autoscaler_removes_is_left_alone_and_looked_at_again() 
         assert node_summary.decision.hold.limit == "maintenance"
         assert "ToBeDeletedByClusterAutoscaler" in node_summary.decision.hold.reason
         assert parse_record(world.record.text).entries == {}  # not counted as ours
-        # The list of nodes has no taints: the patch finds this one, and the Quarantine is withdrawn.
+        # The list of nodes has no taints: the patch finds this one, and it is withdrawn.
         assert [one for one in world.writes if one != "record"] == ["create n1", "drop n1"]
         assert replica.notes.kinds("n1").count("quarantine.held") == 1
         world.set_node(replace(world.nodes["n1"], taints=()))
