@@ -37,6 +37,13 @@ MAX_FAULTS_BYTES = 1_048_576
 MAX_SIGNS_BYTES = 131_072
 #: One encoded message.
 MAX_MESSAGE_BYTES = 4_194_304
+#: The evidence of one repair, and what one test profile may report.
+MAX_EVIDENCE_BYTES = 131_072
+MAX_TEST_STEPS = 64
+MAX_TEST_MEASUREMENTS = 1_024
+#: GPUs that one order names, test profiles that one Hello names.
+MAX_ORDER_GPUS = 64
+MAX_TEST_PROFILES = 64
 #: Ten years: no machine is up for longer.
 MAX_AGE_MS = 315_360_000_000
 MAX_COUNT = 2**64 - 1

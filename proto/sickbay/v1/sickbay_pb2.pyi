@@ -71,6 +71,101 @@ CLEARED_BY_EXPIRY: ClearedBy.ValueType  # 3
 CLEARED_BY_OPERATOR: ClearedBy.ValueType  # 4
 Global___ClearedBy: _TypeAlias = ClearedBy  # noqa: Y015
 
+class _RepairVerb:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RepairVerbEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RepairVerb.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPAIR_VERB_UNSPECIFIED: _RepairVerb.ValueType  # 0
+    REPAIR_VERB_GPU_RESET: _RepairVerb.ValueType  # 1
+    REPAIR_VERB_REBOOT: _RepairVerb.ValueType  # 2
+    REPAIR_VERB_TEST: _RepairVerb.ValueType  # 3
+
+class RepairVerb(_RepairVerb, metaclass=_RepairVerbEnumTypeWrapper): ...
+
+REPAIR_VERB_UNSPECIFIED: RepairVerb.ValueType  # 0
+REPAIR_VERB_GPU_RESET: RepairVerb.ValueType  # 1
+REPAIR_VERB_REBOOT: RepairVerb.ValueType  # 2
+REPAIR_VERB_TEST: RepairVerb.ValueType  # 3
+Global___RepairVerb: _TypeAlias = RepairVerb  # noqa: Y015
+
+class _RepairState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RepairStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RepairState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPAIR_STATE_UNSPECIFIED: _RepairState.ValueType  # 0
+    REPAIR_STATE_ACCEPTED: _RepairState.ValueType  # 1
+    """Recorded on the node, on disk, before any act."""
+    REPAIR_STATE_REFUSED: _RepairState.ValueType  # 2
+    """Nothing was done, and nothing will be done for this operation id."""
+    REPAIR_STATE_RUNNING: _RepairState.ValueType  # 3
+    """The act is under way. It carries the evidence that was collected before the act."""
+    REPAIR_STATE_SUCCEEDED: _RepairState.ValueType  # 4
+    """A reset whose GPUs answer again; a boot id that has changed; a test that passed."""
+    REPAIR_STATE_FAILED: _RepairState.ValueType  # 5
+    """The command failed, or the test did: reason and message tell how."""
+    REPAIR_STATE_UNKNOWN: _RepairState.ValueType  # 6
+    """The act was begun, and its end is not known (the agent was killed, no end by the time limit). The
+    agent never repeats it. Final, with one exception: a boot id that changes later makes an unknown
+    reboot SUCCEEDED.
+    """
+    REPAIR_STATE_INCONCLUSIVE: _RepairState.ValueType  # 7
+    """Only of tests: no verdict about the node (a missing tool, another diagnostic in the way, a test
+    that was cancelled). It neither passed nor failed.
+    """
+
+class RepairState(_RepairState, metaclass=_RepairStateEnumTypeWrapper): ...
+
+REPAIR_STATE_UNSPECIFIED: RepairState.ValueType  # 0
+REPAIR_STATE_ACCEPTED: RepairState.ValueType  # 1
+"""Recorded on the node, on disk, before any act."""
+REPAIR_STATE_REFUSED: RepairState.ValueType  # 2
+"""Nothing was done, and nothing will be done for this operation id."""
+REPAIR_STATE_RUNNING: RepairState.ValueType  # 3
+"""The act is under way. It carries the evidence that was collected before the act."""
+REPAIR_STATE_SUCCEEDED: RepairState.ValueType  # 4
+"""A reset whose GPUs answer again; a boot id that has changed; a test that passed."""
+REPAIR_STATE_FAILED: RepairState.ValueType  # 5
+"""The command failed, or the test did: reason and message tell how."""
+REPAIR_STATE_UNKNOWN: RepairState.ValueType  # 6
+"""The act was begun, and its end is not known (the agent was killed, no end by the time limit). The
+agent never repeats it. Final, with one exception: a boot id that changes later makes an unknown
+reboot SUCCEEDED.
+"""
+REPAIR_STATE_INCONCLUSIVE: RepairState.ValueType  # 7
+"""Only of tests: no verdict about the node (a missing tool, another diagnostic in the way, a test
+that was cancelled). It neither passed nor failed.
+"""
+Global___RepairState: _TypeAlias = RepairState  # noqa: Y015
+
+class _TestOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TestOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TestOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TEST_OUTCOME_UNSPECIFIED: _TestOutcome.ValueType  # 0
+    TEST_OUTCOME_PASSED: _TestOutcome.ValueType  # 1
+    TEST_OUTCOME_FAILED: _TestOutcome.ValueType  # 2
+    TEST_OUTCOME_SKIPPED: _TestOutcome.ValueType  # 3
+    """Not run: its tool is missing, or the node has not what it needs."""
+    TEST_OUTCOME_INCONCLUSIVE: _TestOutcome.ValueType  # 4
+    """Run, and without a verdict about the node."""
+
+class TestOutcome(_TestOutcome, metaclass=_TestOutcomeEnumTypeWrapper): ...
+
+TEST_OUTCOME_UNSPECIFIED: TestOutcome.ValueType  # 0
+TEST_OUTCOME_PASSED: TestOutcome.ValueType  # 1
+TEST_OUTCOME_FAILED: TestOutcome.ValueType  # 2
+TEST_OUTCOME_SKIPPED: TestOutcome.ValueType  # 3
+"""Not run: its tool is missing, or the node has not what it needs."""
+TEST_OUTCOME_INCONCLUSIVE: TestOutcome.ValueType  # 4
+"""Run, and without a verdict about the node."""
+Global___TestOutcome: _TypeAlias = TestOutcome  # noqa: Y015
+
 @_typing.final
 class AgentMessage(_message.Message):
     """---- agent to aggregator ----------------------------------------------------------------------"""
@@ -84,6 +179,7 @@ class AgentMessage(_message.Message):
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     COMMAND_RESULT_FIELD_NUMBER: _builtins.int
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
+    REPAIR_RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -98,6 +194,8 @@ class AgentMessage(_message.Message):
     def command_result(self) -> Global___CommandResult: ...
     @_builtins.property
     def measurements(self) -> Global___Measurements: ...
+    @_builtins.property
+    def repair_result(self) -> Global___RepairResult: ...
     def __init__(
         self,
         *,
@@ -108,12 +206,13 @@ class AgentMessage(_message.Message):
         credentials: Global___Credentials | None = ...,
         command_result: Global___CommandResult | None = ...,
         measurements: Global___Measurements | None = ...,
+        repair_result: Global___RepairResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements", "repair_result"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -152,6 +251,9 @@ class Hello(_message.Message):
     CHECKS_FIELD_NUMBER: _builtins.int
     TRAITS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    REPAIR_VERBS_FIELD_NUMBER: _builtins.int
+    TEST_PROFILES_FIELD_NUMBER: _builtins.int
+    BOOTTIME_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     """The kernel's boot id: it differs after every boot and has no order."""
@@ -165,6 +267,10 @@ class Hello(_message.Message):
     """The contract's minor version, counted up when fields are added."""
     instance: _builtins.str
     """Tells two live agents that claim one node apart."""
+    boottime_ms: _builtins.int
+    """The agent's CLOCK_BOOTTIME when it wrote this message: RepairOrder.deadline_ms is a time of that
+    clock. 0 where the agent allows no verb.
+    """
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckInfo]: ...
     @_builtins.property
@@ -173,6 +279,14 @@ class Hello(_message.Message):
         cliques of the node's GPUs ("CLUSTER-UUID.CLIQUE" by NVML, several with a comma between). Where one
         changes, the agent opens a new stream.
         """
+
+    @_builtins.property
+    def repair_verbs(self) -> _containers.RepeatedScalarFieldContainer[Global___RepairVerb.ValueType]:
+        """The verbs of RepairOrder that this agent's own configuration allows; all others are refused."""
+
+    @_builtins.property
+    def test_profiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the test profiles that it has; only where it allows tests."""
 
     def __init__(
         self,
@@ -186,10 +300,13 @@ class Hello(_message.Message):
         checks: _abc.Iterable[Global___CheckInfo] | None = ...,
         traits: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         instance: _builtins.str = ...,
+        repair_verbs: _abc.Iterable[Global___RepairVerb.ValueType] | None = ...,
+        test_profiles: _abc.Iterable[_builtins.str] | None = ...,
+        boottime_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "checks", b"checks", "contract_version", b"contract_version", "instance", b"instance", "last_acked_seq", b"last_acked_seq", "node", b"node", "spool_epoch", b"spool_epoch", "traits", b"traits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "boottime_ms", b"boottime_ms", "checks", b"checks", "contract_version", b"contract_version", "instance", b"instance", "last_acked_seq", b"last_acked_seq", "node", b"node", "repair_verbs", b"repair_verbs", "spool_epoch", b"spool_epoch", "test_profiles", b"test_profiles", "traits", b"traits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -530,20 +647,24 @@ class Heartbeat(_message.Message):
 
     DIGEST_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
+    BOOTTIME_MS_FIELD_NUMBER: _builtins.int
     digest: _builtins.int
     """Over the agent's whole state; docs/contract.md defines the hashed bytes. An aggregator whose
     own digest differs asks for a snapshot.
     """
     last_seq: _builtins.int
+    boottime_ms: _builtins.int
+    """As in Hello."""
     def __init__(
         self,
         *,
         digest: _builtins.int = ...,
         last_seq: _builtins.int = ...,
+        boottime_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "last_seq", b"last_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boottime_ms", b"boottime_ms", "digest", b"digest", "last_seq", b"last_seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,6 +791,147 @@ class MeasuredSeries(_message.Message):
 Global___MeasuredSeries: _TypeAlias = MeasuredSeries  # noqa: Y015
 
 @_typing.final
+class RepairResult(_message.Message):
+    """The state of one operation. Sent at each change of state, in answer to an order with a known
+    operation id, and again in each new stream until RepairResultTaken acknowledges a final state.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    QUARANTINE_UID_FIELD_NUMBER: _builtins.int
+    ORDERED_BOOT_ID_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    TEST_PROFILE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MEASUREMENTS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    verb: Global___RepairVerb.ValueType
+    state: Global___RepairState.ValueType
+    reason: _builtins.str
+    """One word that policy may match ("in-use", "unknown-error", "deadline", "not-allowed")."""
+    message: _builtins.str
+    quarantine_uid: _builtins.str
+    ordered_boot_id: _builtins.str
+    """The boot in which the order was taken, and the one in which this message was written."""
+    boot_id: _builtins.str
+    evidence: _builtins.str
+    """A JSON object: kernel log, GPUs with serials, versions, as they were before the act. Bounded."""
+    test_profile: _builtins.str
+    duration_ms: _builtins.int
+    """Seconds from the order's acceptance to its end, in milliseconds; over a reboot by the wall clock."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___TestStep]: ...
+    @_builtins.property
+    def measurements(self) -> _containers.RepeatedCompositeFieldContainer[Global___TestMeasurement]: ...
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        verb: Global___RepairVerb.ValueType = ...,
+        state: Global___RepairState.ValueType = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        quarantine_uid: _builtins.str = ...,
+        ordered_boot_id: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
+        evidence: _builtins.str = ...,
+        test_profile: _builtins.str = ...,
+        steps: _abc.Iterable[Global___TestStep] | None = ...,
+        measurements: _abc.Iterable[Global___TestMeasurement] | None = ...,
+        duration_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "duration_ms", b"duration_ms", "evidence", b"evidence", "measurements", b"measurements", "message", b"message", "operation_id", b"operation_id", "ordered_boot_id", b"ordered_boot_id", "quarantine_uid", b"quarantine_uid", "reason", b"reason", "state", b"state", "steps", b"steps", "test_profile", b"test_profile", "verb", b"verb"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairResult: _TypeAlias = RepairResult  # noqa: Y015
+
+@_typing.final
+class TestStep(_message.Message):
+    """One program of a test profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    outcome: Global___TestOutcome.ValueType
+    reason: _builtins.str
+    """"isolate", "reset", "triage", "config", "monitor" (severities of DCGM), "threshold",
+    "no-measurement", "timeout", "exit-code", "missing-tool".
+    """
+    message: _builtins.str
+    duration_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        outcome: Global___TestOutcome.ValueType = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        duration_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "message", b"message", "name", b"name", "outcome", b"outcome", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestStep: _TypeAlias = TestStep  # noqa: Y015
+
+@_typing.final
+class TestMeasurement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASURE_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    MINIMUM_FIELD_NUMBER: _builtins.int
+    MAXIMUM_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    measure: _builtins.str
+    """"all-reduce-bus-bandwidth"; docs/active-tests.md has all of them and their units."""
+    component: _builtins.str
+    """A GPU's UUID or index; empty for the node as a whole."""
+    value: _builtins.float
+    unit: _builtins.str
+    minimum: _builtins.float
+    """The bound that applied to it, and where that comes from; 0 where there is none."""
+    maximum: _builtins.float
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        measure: _builtins.str = ...,
+        component: _builtins.str = ...,
+        value: _builtins.float = ...,
+        unit: _builtins.str = ...,
+        minimum: _builtins.float = ...,
+        maximum: _builtins.float = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "maximum", b"maximum", "measure", b"measure", "minimum", b"minimum", "model", b"model", "unit", b"unit", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestMeasurement: _TypeAlias = TestMeasurement  # noqa: Y015
+
+@_typing.final
 class AggregatorMessage(_message.Message):
     """---- aggregator to agent ----------------------------------------------------------------------"""
 
@@ -683,6 +945,9 @@ class AggregatorMessage(_message.Message):
     QUIESCE_FIELD_NUMBER: _builtins.int
     RUN_CHECKS_FIELD_NUMBER: _builtins.int
     ENTRIES_DROPPED_FIELD_NUMBER: _builtins.int
+    REPAIR_ORDER_FIELD_NUMBER: _builtins.int
+    REPAIR_RESULT_TAKEN_FIELD_NUMBER: _builtins.int
+    CANCEL_REPAIR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -699,6 +964,12 @@ class AggregatorMessage(_message.Message):
     def run_checks(self) -> Global___RunChecks: ...
     @_builtins.property
     def entries_dropped(self) -> Global___EntriesDropped: ...
+    @_builtins.property
+    def repair_order(self) -> Global___RepairOrder: ...
+    @_builtins.property
+    def repair_result_taken(self) -> Global___RepairResultTaken: ...
+    @_builtins.property
+    def cancel_repair(self) -> Global___CancelRepair: ...
     def __init__(
         self,
         *,
@@ -710,12 +981,15 @@ class AggregatorMessage(_message.Message):
         quiesce: Global___Quiesce | None = ...,
         run_checks: Global___RunChecks | None = ...,
         entries_dropped: Global___EntriesDropped | None = ...,
+        repair_order: Global___RepairOrder | None = ...,
+        repair_result_taken: Global___RepairResultTaken | None = ...,
+        cancel_repair: Global___CancelRepair | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "redirect", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "redirect", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -938,3 +1212,111 @@ class RunChecks(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunChecks: _TypeAlias = RunChecks  # noqa: Y015
+
+@_typing.final
+class RepairOrder(_message.Message):
+    """An order to act on the node. The agent carries out each operation id at most once, over restarts
+    and reboots; an order with a known id is answered with that operation's state. Every other binding
+    that does not hold makes it REFUSED: a verb that the agent's configuration does not allow, another
+    boot id, a deadline that is over, a GPU that the node has not, an order under way, the agent's own
+    cap, a process that holds a GPU.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    QUARANTINE_UID_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    GPU_UUIDS_FIELD_NUMBER: _builtins.int
+    TEST_PROFILE_FIELD_NUMBER: _builtins.int
+    TEST_PEER_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    verb: Global___RepairVerb.ValueType
+    quarantine_uid: _builtins.str
+    boot_id: _builtins.str
+    """The boot that the order is for."""
+    deadline_ms: _builtins.int
+    """By the agent's CLOCK_BOOTTIME (Hello, Heartbeat: boottime_ms) the last moment to begin the act. The
+    aggregator adds to the latest boottime_ms the time since it came and the time that the order may
+    take to begin: no wall clock counts, and an order that was held up for long is refused.
+    """
+    test_profile: _builtins.str
+    """TEST: the name of a profile of the agent."""
+    test_peer: _builtins.str
+    """TEST: the address of the node at the other end, for profiles that need one."""
+    message: _builtins.str
+    """For the log of the node."""
+    @_builtins.property
+    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """GPU_RESET: at least one. Empty for all other verbs."""
+
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        verb: Global___RepairVerb.ValueType = ...,
+        quarantine_uid: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
+        deadline_ms: _builtins.int = ...,
+        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
+        test_profile: _builtins.str = ...,
+        test_peer: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "deadline_ms", b"deadline_ms", "gpu_uuids", b"gpu_uuids", "message", b"message", "operation_id", b"operation_id", "quarantine_uid", b"quarantine_uid", "test_peer", b"test_peer", "test_profile", b"test_profile", "verb", b"verb"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairOrder: _TypeAlias = RepairOrder  # noqa: Y015
+
+@_typing.final
+class RepairResultTaken(_message.Message):
+    """A final state is durable at the aggregator, or its operation is no longer of interest: the agent
+    stops sending it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairResultTaken: _TypeAlias = RepairResultTaken  # noqa: Y015
+
+@_typing.final
+class CancelRepair(_message.Message):
+    """Ends a test that is under way (INCONCLUSIVE, "cancelled"). A reset or reboot that has begun goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRepair: _TypeAlias = CancelRepair  # noqa: Y015
