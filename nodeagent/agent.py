@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from nodeagent.evidence.store import NAME, Store
 from nodeagent.kernel_feed import KernelFeed
 from nodeagent.local.routes import LocalRoutes
 from nodeagent.local.server import AlreadyRunning, LocalServer
-from nodeagent.model import CheckInfo, Gone
+from nodeagent.model import CheckInfo, Clearing, Gone
 from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.kmsg import Cursor, KmsgReader
@@ -33,6 +34,8 @@ from nodeagent.sources.process_state import stuck
 from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
+    from nodeagent.repair.executor import RepairExecutor
+    from nodeagent.repair.wire import OrderGateway
     from nodeagent.uplink.uplink import Uplink
 
 log = logging.getLogger(__name__)
@@ -119,6 +122,8 @@ class Agent:
         ]
         if self._uplink is not None:
             parts.append(asyncio.create_task(self._uplink.run(), name="uplink"))
+        if self._repairs is not None:
+            parts.append(asyncio.create_task(self._repairs.run(), name="repairs"))
         if self._reloader is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reloader.look_now)
             parts.append(asyncio.create_task(self._reloader.run(), name="configuration"))
@@ -205,8 +210,37 @@ class Agent:
             peers=self._sources.peers,
             measurements=self._measured,
         )
+        self._repairs: RepairExecutor | None = None
+        self._orders: OrderGateway
+        if config.repair.allow and config.uplink.address:
+            self._build_repairs()
         if config.uplink.address:
             self._build_uplink()
+
+    def _build_repairs(self) -> None:
+        # Imported here, so that an agent that obeys no order does not carry the modules.
+        from nodeagent.repair.executor import Driver, RepairExecutor
+        from nodeagent.repair.wire import OrderGateway
+
+        nvml = self._sources.nvml
+        self._repairs = RepairExecutor(
+            self._config,
+            machine=self._machine,
+            boot_id=self._boot_id,
+            driver=Driver(nvml.sample, self._commands.quiesce, self._commands.quiesced_for),
+            gpus=self._recorder.gpus,
+            was_reset=self._were_reset,
+            latched=self._recorder.summary_of_faults,
+            clock=self._clock,
+            wall=time.time,
+            wake=self._wake,
+        )
+        self._orders = OrderGateway(self._repairs)
+        self._commands.orders = self._orders
+
+    def _were_reset(self, gpus: Sequence[str]) -> None:
+        """A reset that was proved ends the faults that a reset ends."""
+        self._recorder.record_observations([Clearing(uuid, "gpu-reset") for uuid in gpus])
 
     def _build_uplink(self) -> None:
         from nodeagent.uplink import codec
@@ -214,7 +248,7 @@ class Agent:
 
         def hello() -> Any:
             latch = self._recorder.latch
-            return codec.hello(
+            message = codec.hello(
                 node=self._config.node,
                 boot_id=latch.boot_id,
                 epoch=latch.epoch,
@@ -224,6 +258,9 @@ class Agent:
                 traits=self._traits(),
                 instance=self._instance,
             )
+            if self._repairs is not None:
+                self._orders.hello(message, self._clock.boottime())
+            return message
 
         self._uplink = Uplink(
             address=self._config.uplink.address,

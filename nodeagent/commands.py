@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from nodeagent.evidence.latch import Latch
 from nodeagent.recorder import EvidenceRecorder
@@ -20,6 +20,25 @@ log = logging.getLogger(__name__)
 
 class CommandRefused(Exception):
     """A command cannot be carried out; the text goes back to its sender."""
+
+
+class Orders(Protocol):
+    """Takes the aggregator's orders to act on the node. Messages are those of the contract."""
+
+    @property
+    def has_due(self) -> bool: ...
+
+    def new_stream(self) -> None: ...
+
+    def order(self, order: Any) -> None: ...
+
+    def cancel(self, operation_id: str) -> None: ...
+
+    async def acknowledged(self, operation_id: str) -> None: ...
+
+    async def due(self) -> Sequence[Any]: ...
+
+    def sent(self, message: Any) -> None: ...
 
 
 class Host(Protocol):
@@ -42,6 +61,9 @@ class Host(Protocol):
 
     def name_peers(self, addresses: Sequence[str]) -> None: ...
 
+    @property
+    def orders(self) -> Orders | None: ...
+
 
 class Commands:
     """Carries commands out. Results are sentences for people."""
@@ -55,6 +77,8 @@ class Commands:
         peers: Peers,
         measurements: Callable[[], Sequence[Measured]] = tuple,
     ) -> None:
+        #: None where the configuration allows no order: the modules are not loaded then.
+        self.orders: Orders | None = None
         self._recorder = recorder
         self._scheduler = scheduler
         self._nvml = nvml

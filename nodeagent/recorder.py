@@ -98,6 +98,20 @@ class EvidenceRecorder:
         """The components of the node's GPUs: UUIDs, and addresses of those without one."""
         return sorted({self._gpus.component(address) for address in self._gpus.addresses()})
 
+    def summary_of_faults(self) -> list[dict[str, object]]:
+        """The faults in force, for a repair's evidence: their identity, count and latest words."""
+        now = self._clock.boottime()
+        return [
+            {
+                "code": each.code,
+                "component": each.component,
+                "message": each.message,
+                "count": each.count,
+                "age": round(now - each.last, 1),
+            }
+            for each in self.latch.faults.values()
+        ]
+
     def names_of_gpu(self, gpu: str) -> list[str]:
         """Every component that evidence on this GPU (UUID or PCI address) may stand under.
 

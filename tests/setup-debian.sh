@@ -6,9 +6,11 @@ set -euo pipefail
 PACKAGES=(
   chromium    # the status page, as a browser sees it (tests/web)
   e2fsprogs   # mkfs.ext4: real filesystems on loop devices
+  fio         # reads and writes of an active test (tests/agent)
   fish        # completion of commands (tests/unit)
   gcc         # the NVML library that stands in for a driver (tests/nvml)
   iproute2    # ip: network namespaces, veth
+  iperf3      # TCP of an active test (tests/agent)
   libc6-dev   # the same
   mmdebstrap  # a minimal Debian, for the set-up of both commands (tests/deploy)
   mount       # mount, losetup

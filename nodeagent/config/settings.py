@@ -23,6 +23,7 @@ __all__ = [
     "ConfigError",
     "KernelLogConfig",
     "NvmlConfig",
+    "RepairConfig",
     "UplinkConfig",
     "load",
 ]
@@ -65,6 +66,37 @@ class NvmlConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepairConfig:
+    """``[repair]``: the orders that this node obeys; none without ``allow``.
+
+    ``driver_root`` and all programs are paths on the host, whatever this process's own root is.
+    """
+
+    allow: tuple[str, ...] = ()
+    window: float = 86400.0
+    max_gpu_resets: int = 4
+    max_reboots: int = 2
+    max_tests: int = 48
+    driver_root: Path = Path("/")
+    nvidia_smi: Path = Path("/usr/bin/nvidia-smi")
+    persistence_socket: Path = Path("/run/nvidia-persistenced/socket")
+    gpu_daemons: tuple[str, ...] = ("nvidia-persistenced", "nv-fabricmanager")
+    reset_limit: float = 600.0
+    reboot_command: tuple[str, ...] = ("/bin/systemctl", "reboot")
+    reboot_limit: float = 1200.0
+    tool_path: tuple[str, ...] = (
+        "/usr/local/sbin",
+        "/usr/local/bin",
+        "/usr/sbin",
+        "/usr/bin",
+        "/sbin",
+        "/bin",
+    )
+    profiles: Path | None = None
+    insecure_own_pid_namespace: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSettings:
     """``[checks.NAME]``, defaults filled in: every option of the check's spec is in ``options``."""
 
@@ -95,10 +127,13 @@ class Config:
     uplink: UplinkConfig = field(default_factory=UplinkConfig)
     kernel_log: KernelLogConfig = field(default_factory=KernelLogConfig)
     nvml: NvmlConfig = field(default_factory=NvmlConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
     checks: Mapping[str, CheckSettings] = field(default_factory=dict)
     own: "tuple[CheckSpec, ...]" = ()
 
 
+#: The verbs of an order, as the configuration names them.
+VERBS = ("gpu-reset", "reboot", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ADDRESS = '"host:port" or "unix:/path"'
 
@@ -151,6 +186,7 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
         uplink=_uplink(top.table("aggregator"), environ),
         kernel_log=_kernel_log(top.table("kernel_log")),
         nvml=_nvml(top.table("nvml")),
+        repair=_repair(top.table("repair")),
         checks={**_checks(top.table("checks"), read=with_checks), **own_settings},
         own=own,
     )
@@ -280,6 +316,69 @@ def _nvml(table: Table) -> NvmlConfig:
         enabled=table.read("enabled", standard.enabled, values.flag, "true or false"),
         deadline=table.read("deadline", standard.deadline, values.duration(0.1), values.DURATION),
     )
+
+
+def _repair(table: Table) -> RepairConfig:
+    usual = RepairConfig()
+    path = "an absolute path on the host"
+    count = "a whole number from 0 to 1000"
+    return RepairConfig(
+        allow=table.read("allow", usual.allow, _verbs, f"a list of {', '.join(VERBS)}"),
+        window=table.read("window", usual.window, values.duration(60.0), values.DURATION),
+        max_gpu_resets=table.read(
+            "max_gpu_resets", usual.max_gpu_resets, values.integer(0, 1000), count
+        ),
+        max_reboots=table.read("max_reboots", usual.max_reboots, values.integer(0, 1000), count),
+        max_tests=table.read("max_tests", usual.max_tests, values.integer(0, 1000), count),
+        # Not looked for here: a driver container brings its root many minutes after a boot.
+        driver_root=table.read("driver_root", usual.driver_root, values.absolute, path),
+        nvidia_smi=table.read("nvidia_smi", usual.nvidia_smi, values.absolute, path),
+        persistence_socket=table.read(
+            "persistence_socket", usual.persistence_socket, values.absolute, path
+        ),
+        gpu_daemons=table.read(
+            "gpu_daemons", usual.gpu_daemons, values.texts, "a list of names of processes"
+        ),
+        reset_limit=table.read(
+            "reset_limit", usual.reset_limit, values.duration(1.0), values.DURATION
+        ),
+        reboot_command=table.read(
+            "reboot_command",
+            usual.reboot_command,
+            _command,
+            'a program and its arguments, such as ["/bin/systemctl", "reboot"]',
+        ),
+        reboot_limit=table.read(
+            "reboot_limit", usual.reboot_limit, values.duration(1.0), values.DURATION
+        ),
+        tool_path=table.read("tool_path", usual.tool_path, _folders, "a list of absolute paths"),
+        profiles=table.read("profiles", None, values.existing_directory, values.DIRECTORY),
+        insecure_own_pid_namespace=table.read(
+            "insecure_own_pid_namespace",
+            usual.insecure_own_pid_namespace,
+            values.flag,
+            "true or false",
+        ),
+    )
+
+
+def _verbs(value: Any) -> tuple[str, ...]:
+    verb = values.one_of(VERBS)
+    if not isinstance(value, list):
+        return values.texts(value)
+    return tuple(dict.fromkeys(verb(each) for each in value))
+
+
+def _command(value: Any) -> tuple[str, ...]:
+    command = values.texts(value)
+    if not command:
+        raise ValueError("is empty")
+    values.absolute(command[0])
+    return command
+
+
+def _folders(value: Any) -> tuple[str, ...]:
+    return tuple(str(values.absolute(each)) for each in values.texts(value))
 
 
 def _checks(table: Table, *, read: bool) -> Mapping[str, CheckSettings]:

@@ -254,6 +254,11 @@ class SimulatedNode:
             )
         return f"ran {len(names or machine.CHECKS)} checks (simulated)"
 
+    @property
+    def orders(self) -> None:
+        """It obeys none."""
+        return None
+
     def name_peers(self, addresses: Sequence[str]) -> None:
         """It has no network of its own to probe them from."""
 

@@ -31,9 +31,16 @@ class ChildProcess:
     Raises OSError when the program cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], on_line: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_line: Callable[[str], None],
+        *,
+        line_limit: int = _LINE_LIMIT,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_line = on_line
+        self._line_limit = line_limit
         self._rest = b""
         self.last_words = ""
         self.ended: asyncio.Future[int] = self._loop.create_future()
@@ -87,7 +94,7 @@ class ChildProcess:
             self._reap(_REAP_SECONDS[0])
             return
         *lines, rest = (self._rest + chunk).split(b"\n")
-        self._rest = rest[-_LINE_LIMIT:]
+        self._rest = rest[-self._line_limit :]
         for line in lines:
             text = line.decode("utf-8", "replace")
             self.last_words = text[-_LAST_WORDS:]

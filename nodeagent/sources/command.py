@@ -12,6 +12,11 @@ from nodeagent.sources.child_process import ChildProcess, python
 __all__ = ["CommandProcess", "CommandStuck", "Outcome"]
 
 
+#: Bytes: of standard output that are kept, and after which a program is ended.
+KEPT = 4096
+MOST = 4 << 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a run ended: exactly one of the first five is set, and the output until then.
@@ -41,10 +46,23 @@ class CommandStuck:
 
 
 class CommandProcess:
-    """One command, one run at a time. ``time_limit`` is in seconds; ``host_root`` is told to it."""
+    """One command, one run at a time. ``time_limit`` is in seconds; ``host_root`` is told to it.
 
-    def __init__(self, command: Sequence[str], *, time_limit: float, host_root: Path) -> None:
-        self._arguments = (f"{time_limit:g}", str(host_root), *command)
+    ``kept`` are the bytes of its output that are kept, ``most`` those after which it is ended.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        time_limit: float,
+        host_root: Path,
+        kept: int = KEPT,
+        most: int = MOST,
+    ) -> None:
+        self._arguments = (f"{time_limit:g}:{kept}:{most}", str(host_root), *command)
+        # JSON writes one control character as six.
+        self._line_limit = max(65536, 6 * kept + 65536)
         self._child: ChildProcess | None = None
         self._stuck = ""
 
@@ -60,7 +78,9 @@ class CommandProcess:
 
         try:
             child = self._child = ChildProcess(
-                python("command_child.py", *self._arguments), on_line
+                python("command_child.py", *self._arguments),
+                on_line,
+                line_limit=self._line_limit,
             )
         except OSError as error:
             return Outcome(broken=f"no process can be started: {error.strerror}")

@@ -1,4 +1,9 @@
-"""Runs one program of the site's: ``python -I -S -E command_child.py LIMIT HOST_ROOT COMMAND...``
+"""Runs one program of the site's.
+
+    python -I -S -E command_child.py LIMIT:KEPT:MOST HOST_ROOT COMMAND...
+
+LIMIT is in seconds, KEPT the bytes of standard output that are kept, MOST those of both streams
+after which the program is ended: reading more would cost a core.
 
 It stands between the agent and the program, since a program may fork, hang and print without end:
 every process that the program starts, even one that detaches itself, comes back to this process (a
@@ -28,8 +33,7 @@ else:  # run by its path: our packages can't be imported, nor psutil (2.3 MiB an
     from proc_stat import read_stat  # type: ignore[import-not-found,no-redef]
 
 _PR_SET_CHILD_SUBREAPER = 36
-_KEPT = {"out": 4096, "err": 1024}  # bytes
-_MOST = 4 << 20  # bytes; a program that prints more is ended: reading it costs a core
+_KEPT_ERR = 1024  # bytes
 _DEATH = 2.0  # seconds that processes get to go after SIGKILL
 _OOM_SCORE_ADJ = "500"
 _STDOUT = 1
@@ -39,8 +43,10 @@ _CATCHABLE = [n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTO
 class _Said:
     """The program's output: the beginning of each stream, and how much there was."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int, most: int) -> None:
         self.kept = {"out": b"", "err": b""}
+        self.most = most
+        self._bounds = {"out": kept, "err": _KEPT_ERR}
         self.total = 0
         self.streams: dict[int, str] = {}
 
@@ -52,13 +58,15 @@ class _Said:
             return False
         name = self.streams[fd]
         self.total += len(chunk)
-        self.kept[name] += chunk[: _KEPT[name] - len(self.kept[name])]
+        self.kept[name] += chunk[: self._bounds[name] - len(self.kept[name])]
         return bool(chunk)
 
 
-def run(command: list[str], limit: float, environ: dict[str, str]) -> dict[str, object]:
+def run(
+    command: list[str], limit: float, environ: dict[str, str], *, kept: int, most: int
+) -> dict[str, object]:
     """Run it to its end, its limit or its flood; all that it started is ended then."""
-    said = _Said()
+    said = _Said(kept, most)
     ends: dict[str, int] = {}
     for name in said.kept:
         reading, ends[name] = os.pipe()
@@ -84,7 +92,7 @@ def run(command: list[str], limit: float, environ: dict[str, str]) -> dict[str, 
         os.close(end)
     result = _watch(pid, said, time.monotonic() + limit)
     left, stuck = end_all()
-    texts = {name: kept.decode("utf-8", "replace") for name, kept in said.kept.items()}
+    texts = {name: text.decode("utf-8", "replace") for name, text in said.kept.items()}
     return {**result, **texts, "left": left if "exit" in result else 0, "stuck": stuck}
 
 
@@ -103,14 +111,14 @@ def _watch(pid: int, said: _Said, deadline: float) -> dict[str, object]:
         if ended in ready:
             # Do not wait for the streams' end: processes that it left behind may hold them open.
             for fd in said.streams:
-                while said.total < _MOST and said.read(fd):
+                while said.total < said.most and said.read(fd):
                     pass
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             return {"signal": -code} if code < 0 else {"exit": code}
         for fd in ready.keys() & said.streams.keys():
             if not said.read(fd):
                 poll.unregister(fd)
-        if said.total >= _MOST:
+        if said.total >= said.most:
             return {"flood": True}
     return {"late": _where(pid)}
 
@@ -189,8 +197,9 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def main(limit: str, host_root: str, *command: str) -> None:
+def main(limits: str, host_root: str, *command: str) -> None:
     """Run the command, print its result, wait for stuck processes."""
+    limit, kept, most = limits.split(":")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o077)
@@ -205,7 +214,10 @@ def main(limit: str, host_root: str, *command: str) -> None:
         "HOME": "/",
         "SICKBAY_HOST_ROOT": host_root,
     }
-    os.write(_STDOUT, json.dumps(run(list(command), float(limit), environ)).encode() + b"\n")
+    result = run(list(command), float(limit), environ, kept=int(kept), most=int(most))
+    line = json.dumps(result).encode() + b"\n"
+    while line:  # a pipe holds 64 KiB
+        line = line[os.write(_STDOUT, line) :]
     try:
         while True:
             os.wait()

@@ -125,8 +125,27 @@ class _History:
         self.most = limits.MAX_HISTORY if fits else max(1, limits.MAX_HISTORY // entries)
 
 
-def heartbeat(digest: int, last_seq: int) -> pb.AgentMessage:
-    return pb.AgentMessage(heartbeat=pb.Heartbeat(digest=digest, last_seq=last_seq))
+def heartbeat(digest: int, last_seq: int, boottime: float = 0.0) -> pb.AgentMessage:
+    """``boottime`` (seconds) is 0 where no order can come: it is for the deadlines of orders."""
+    return pb.AgentMessage(
+        heartbeat=pb.Heartbeat(digest=digest, last_seq=last_seq, boottime_ms=int(boottime * 1000))
+    )
+
+
+def order_not_allowed(order: pb.RepairOrder, boot_id: str) -> pb.AgentMessage:
+    """The answer of an agent whose configuration allows no order."""
+    return pb.AgentMessage(
+        repair_result=pb.RepairResult(
+            operation_id=cut(order.operation_id, limits.MAX_NAME),
+            verb=order.verb,
+            state=pb.REPAIR_STATE_REFUSED,
+            reason="not-allowed",
+            message="repair.allow of this node is empty",
+            quarantine_uid=cut(order.quarantine_uid, limits.MAX_NAME),
+            ordered_boot_id=boot_id,
+            boot_id=boot_id,
+        )
+    )
 
 
 def credentials(token: str) -> pb.AgentMessage:

@@ -190,6 +190,8 @@ class Stream:
         if not self._welcome.is_set():
             return "stopped"
         await self._send_snapshot()
+        if self._host.orders is not None:
+            self._host.orders.new_stream()
         # 10,000 agents that came at once must not beat at once.
         self._beat_at = self._now() + self._interval * self._random()
         self._measure_at = self._now() + EVERY * self._random()
@@ -212,6 +214,11 @@ class Stream:
             await self._send_delta()
         while self._replies:
             await self._send(self._replies.popleft())
+        orders = self._host.orders
+        if orders is not None and orders.has_due:
+            for message in await orders.due():
+                await self._send(message)
+                orders.sent(message)
         if self._now() >= self._beat_at:
             self._beat_at = self._now() + self._interval
             await self._beat()
@@ -257,7 +264,8 @@ class Stream:
                 await self._send(codec.credentials(renewed))
         latch = self._host.latch
         self._sign.asked()
-        await self._send(codec.heartbeat(latch.digest(), latch.last_seq))
+        now = 0.0 if self._host.orders is None else self._clock.boottime()
+        await self._send(codec.heartbeat(latch.digest(), latch.last_seq, now))
 
     async def _send_measurements(self) -> None:
         message = self._measurements.message(self._host.measurements())
@@ -349,6 +357,10 @@ class Stream:
                 )
             case "clear_faults" | "quiesce" | "run_checks":
                 self._begin(message)
+            case "repair_order":
+                self._take_order(message.repair_order)
+            case "repair_result_taken" | "cancel_repair":
+                self._about_order(message)
             case unknown:
                 log.warning("the aggregator sent a message of an unknown kind: %s", unknown)
 
@@ -399,6 +411,26 @@ class Stream:
             self._reply(command_id, ok=False, message=str(refused))
         else:
             self._reply(command_id, ok=True, message=said)
+
+    def _take_order(self, order: pb.RepairOrder) -> None:
+        if self._host.orders is not None:
+            self._host.orders.order(order)
+            return
+        if len(self._replies) < COMMANDS:
+            self._replies.append(codec.order_not_allowed(order, self._host.latch.boot_id))
+            self._wake.set()
+
+    def _about_order(self, message: pb.AggregatorMessage) -> None:
+        orders = self._host.orders
+        if orders is None:
+            return
+        if message.HasField("cancel_repair"):
+            orders.cancel(message.cancel_repair.operation_id)
+        elif len(self._commands) < COMMANDS:  # beyond that the result is sent once more, no harm
+            taken = orders.acknowledged(message.repair_result_taken.operation_id)
+            task = asyncio.create_task(taken)
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
 
     def _reply(self, command_id: str, *, ok: bool, message: str) -> None:
         self._replies.append(codec.result(command_id, ok=ok, message=message))

@@ -1,0 +1,1 @@
+"""Active tests: profiles of programs that put load on the node, and what their output means."""

@@ -1,0 +1,84 @@
+"""What an active test says: measurements, steps, and one verdict over them. Pure."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Measured", "Outcome", "Step", "TestReport", "overall"]
+
+
+class Outcome(enum.Enum):
+    """``INCONCLUSIVE``: it ran (or should have), and tells nothing about the node."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number with its unit. ``minimum`` and ``maximum`` are the bounds that applied to it."""
+
+    measure: str
+    value: float
+    unit: str = ""
+    component: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One program's result. ``required``: without it the whole test has no verdict."""
+
+    name: str
+    outcome: Outcome
+    reason: str = ""
+    message: str = ""
+    seconds: float = 0.0
+    measurements: Sequence[Measured] = field(default_factory=tuple)
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestReport:
+    """A whole test."""
+
+    # pytest would collect it by its name.
+    __test__ = False
+
+    profile: str
+    outcome: Outcome
+    reason: str
+    message: str
+    steps: Sequence[Step]
+
+
+def overall(profile: str, steps: Sequence[Step]) -> TestReport:
+    """The verdict over all steps.
+
+    One failed step fails the test, whatever else is missing. Then a step without a verdict, or one
+    that is required and was skipped, leaves the test without one. A test of which no step ran says
+    nothing: it must not read as passed.
+    """
+    for step in steps:
+        if step.outcome is Outcome.FAILED:
+            return _report(profile, Outcome.FAILED, step, steps)
+    for step in steps:
+        if step.outcome is Outcome.INCONCLUSIVE or (
+            step.outcome is Outcome.SKIPPED and step.required
+        ):
+            return _report(profile, Outcome.INCONCLUSIVE, step, steps)
+    passed = [step.name for step in steps if step.outcome is Outcome.PASSED]
+    if not passed:
+        why = "; ".join(f"{step.name}: {step.message or step.reason}" for step in steps)
+        return TestReport(
+            profile, Outcome.INCONCLUSIVE, "nothing-ran", f"no step ran: {why}", steps
+        )
+    return TestReport(profile, Outcome.PASSED, "", f"passed: {', '.join(passed)}", steps)
+
+
+def _report(profile: str, outcome: Outcome, step: Step, steps: Sequence[Step]) -> TestReport:
+    return TestReport(profile, outcome, step.reason, f"{step.name}: {step.message}", steps)

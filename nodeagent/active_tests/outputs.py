@@ -1,0 +1,313 @@
+"""The programs' output and exit codes, read into measurements and a verdict. Pure.
+
+Each reader takes the exit code and the output, and raises no exception, whatever they are. Output
+that cannot be read gives no measurement; a threshold then fails the step (``judge``).
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.active_tests.model import Measured, Outcome
+
+__all__ = ["KINDS", "MEASURES", "Reading", "read"]
+
+_WORDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """``outcome`` None: the output alone decides nothing, and the exit code does."""
+
+    outcome: Outcome | None
+    reason: str = ""
+    message: str = ""
+    measurements: Sequence[Measured] = ()
+
+
+# -- DCGM ------------------------------------------------------------------------------------------
+
+#: dcgmErrorSeverity_t (dcgm_errors.h of DCGM 4).
+_SEVERITIES = {
+    0: "none",
+    1: "monitor",
+    2: "isolate",
+    3: "unknown",
+    4: "triage",
+    5: "config",
+    6: "reset",
+}
+#: The gravest first. ``config`` (persistence mode off, another diagnostic) says nothing about the
+#: hardware, and a finding to ``monitor`` lets the node work.
+_GRAVE = ("isolate", "reset", "triage", "unknown")
+#: dcgmi ends with its return code modulo 256 (dcgm_structs.h): what each means for the node.
+_DCGMI_EXITS: Mapping[int, tuple[Outcome, str, str]] = {
+    205: (Outcome.FAILED, "isolate", "the diagnostic says: isolate the GPU (-51)"),
+    226: (Outcome.FAILED, "triage", "the diagnostic ran and reported an error (-30)"),
+    217: (Outcome.INCONCLUSIVE, "other-diagnostic", "another diagnostic is running (-39)"),
+    203: (Outcome.INCONCLUSIVE, "killed", "the diagnostic was killed (-53)"),
+    202: (Outcome.INCONCLUSIVE, "paused", "DCGM is paused (-54)"),
+}
+
+
+def _dcgm(code: int, text: str) -> Reading:
+    """By severity, not by pass or fail. The exit code counts where the output has no severity."""
+    document = _json(text)
+    results = list(_dcgm_results(document))
+    failed = [each for each in results if str(each.get("status", "")).lower() in ("fail", "warn")]
+    warnings = [warning for each in failed for warning in _dicts(each.get("warnings"))]
+    by_severity: dict[str, list[str]] = {}
+    for warning in warnings:
+        severity = _SEVERITIES.get(_integer(warning.get("error_severity")), "")
+        by_severity.setdefault(severity, []).append(str(warning.get("warning", ""))[:_WORDS])
+    known = _DCGMI_EXITS.get(code)
+    for severity in _GRAVE:
+        if severity in by_severity:
+            if known is not None and known[1] == "isolate":
+                severity = "isolate"  # noqa: PLW2901  # the exit code knows more than the list
+            said = next(iter(by_severity.values()))
+            return Reading(Outcome.FAILED, severity, said[0])
+    if known is not None and (known[1] == "isolate" or known[0] is Outcome.INCONCLUSIVE):
+        return Reading(*known)
+    if by_severity and "" not in by_severity:
+        severity = "config" if "config" in by_severity else "monitor"
+        said = (
+            by_severity[severity] if severity in by_severity else next(iter(by_severity.values()))
+        )
+        outcome = Outcome.INCONCLUSIVE if severity == "config" else Outcome.PASSED
+        return Reading(outcome, severity, said[0])
+    if known is not None:
+        said = [words for texts in by_severity.values() for words in texts if words]
+        return Reading(known[0], known[1], said[0] if said else known[2])
+    if code > 128:
+        return Reading(Outcome.INCONCLUSIVE, "killed", f"dcgmi ended by signal {code - 128}")
+    if code == 0 and not results:
+        return Reading(
+            Outcome.INCONCLUSIVE, "no-results", "dcgmi ended with 0 and printed no results"
+        )
+    if code == 0 and any(each.get("status", "").lower() == "fail" for each in failed):
+        return Reading(Outcome.FAILED, "triage", "a test of the diagnostic has the status Fail")
+    if code != 0:
+        return Reading(
+            Outcome.INCONCLUSIVE, "exit-code", f"dcgmi ended with {code}: {_first_words(text)}"
+        )
+    return Reading(Outcome.PASSED, "", f"{len(results)} results")
+
+
+def _dcgm_results(document: Any) -> Iterator[dict[str, Any]]:
+    """All results: of DCGM 4 ("DCGM Diagnostic") and 3 ("DCGM GPU Diagnostic")."""
+    if not isinstance(document, dict):
+        return
+    for key in ("DCGM Diagnostic", "DCGM GPU Diagnostic"):
+        top = document.get(key)
+        if isinstance(top, dict):
+            for category in _dicts(top.get("test_categories")):
+                for test in _dicts(category.get("tests")):
+                    yield from (
+                        {**each, "status": str(each.get("status", ""))}
+                        for each in _dicts(test.get("results"))
+                    )
+
+
+# -- bandwidth -------------------------------------------------------------------------------------
+
+_AVERAGE = re.compile(r"^# Avg bus bandwidth\s*:\s*([0-9.eE+-]+)", re.MULTILINE)
+_WRONG = re.compile(r"^# Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)", re.MULTILINE)
+
+
+def _nccl(code: int, text: str) -> Reading:
+    """nccl-tests: the average bus bandwidth, and the check of the data."""
+    found = [
+        Measured("all-reduce-bus-bandwidth", value, "GB/s")
+        for value in map(_number, _AVERAGE.findall(text)[-1:])
+        if value is not None
+    ]
+    wrong = _WRONG.findall(text)
+    if wrong and (wrong[-1][1] == "FAILED" or int(wrong[-1][0])):
+        message = f"{wrong[-1][0]} values of the result are wrong"
+        return Reading(Outcome.FAILED, "wrong-data", message, found)
+    return Reading(None, "", f"nccl-tests ended with {code}", found)
+
+
+def _nvbandwidth(code: int, text: str) -> Reading:
+    """The least bandwidth of each case: one slow GPU must not hide in a sum."""
+    del code
+    top = _json(text)
+    top = top.get("nvbandwidth") if isinstance(top, dict) else None
+    found, bad = [], []
+    for case in _dicts(top.get("testcases")) if isinstance(top, dict) else ():
+        name = str(case.get("name", ""))[:100]
+        if str(case.get("status", "")).lower() in ("failed", "error"):
+            bad.append(name)
+        measure = _NVBANDWIDTH.get(name)
+        cells = [value for value in map(_number, _cells(case.get("bandwidth_matrix"))) if value]
+        if measure and cells:
+            found.append(Measured(measure, min(cells), "GB/s"))
+    if bad:
+        return Reading(Outcome.FAILED, "case-failed", f"failed: {', '.join(bad)}", found)
+    return Reading(None, "", "", found)
+
+
+_NVBANDWIDTH = {
+    "host_to_device_memcpy_ce": "pcie-to-device-bandwidth",
+    "device_to_host_memcpy_ce": "pcie-to-host-bandwidth",
+    "device_to_device_memcpy_read_ce": "peer-read-bandwidth",
+}
+
+
+def _fio(code: int, text: str) -> Reading:
+    """The jobs' bandwidth, and an error of any of them."""
+    del code
+    document = _json(text[text.find("{") :] if "{" in text else "")
+    jobs = list(_dicts(document.get("jobs") if isinstance(document, dict) else None))
+    found = []
+    for kind in ("read", "write"):
+        sides = [job[kind] for job in jobs if isinstance(job.get(kind), dict)]
+        rates = [rate for rate in (_number(side.get("bw_bytes")) for side in sides) if rate]
+        if rates:
+            found.append(Measured(f"disk-{kind}-bandwidth", round(sum(rates) / 1e6, 3), "MB/s"))
+    errors = [number for number in (_integer(job.get("error")) for job in jobs) if number > 0]
+    if errors:
+        return Reading(Outcome.FAILED, "io-error", f"fio reports error {errors[0]}", found)
+    return Reading(None, "", "", found)
+
+
+def _iperf3(code: int, text: str) -> Reading:
+    """What the receiver got. Without a connection there is no verdict about this node."""
+    document = _json(text)
+    if not isinstance(document, dict):
+        return Reading(None)
+    if document.get("error"):
+        return Reading(Outcome.INCONCLUSIVE, "no-connection", str(document["error"])[:_WORDS])
+    end = document.get("end")
+    received = end.get("sum_received") if isinstance(end, dict) else None
+    rate = _number(received.get("bits_per_second")) if isinstance(received, dict) else None
+    if rate is None:
+        return Reading(None)
+    return Reading(None, "", f"iperf3 ended with {code}", [_gigabits("network-bandwidth", rate)])
+
+
+def _gigabits(measure: str, bits: float) -> Measured:
+    return Measured(measure, round(bits / 1e9, 6), "Gb/s")
+
+
+def _ib_write_bw(code: int, text: str) -> Reading:
+    """The average of the last line of figures, with ``--report_gbits``."""
+    del code
+    rates = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 4 and words[0].isdigit() and words[1].isdigit():
+            rates.append(_number(words[3]))
+    if not rates or rates[-1] is None:
+        return Reading(None)
+    return Reading(None, "", "", [Measured("rdma-write-bandwidth", rates[-1], "Gb/s")])
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def _gemm(code: int, text: str) -> Reading:
+    """``gemm_child``: the same product on every GPU, whose bits must be the same."""
+    document = _json(text.strip().splitlines()[-1] if text.strip() else "")
+    rows = list(_dicts(document.get("gpus") if isinstance(document, dict) else None))
+    digests: dict[str, list[str]] = {}
+    found = []
+    for row in rows:
+        name = str(row.get("gpu", ""))[:100]
+        digests.setdefault(str(row.get("digest", "")), []).append(name)
+        rate = _number(row.get("tflops"))
+        if rate is not None:
+            found.append(Measured("gemm-rate", rate, "TFLOP/s", name))
+        if row.get("repeats_differ"):
+            message = f"{name} gives different bits for the same product"
+            return Reading(Outcome.FAILED, "not-repeatable", message, found)
+    if len(digests) > 1:
+        most = max(len(names) for names in digests.values())
+        odd = sorted(name for names in digests.values() if len(names) < most for name in names)
+        who = (
+            ", ".join(odd)
+            if odd
+            else "no majority: " + ", ".join(sorted(str(row.get("gpu", "")) for row in rows))
+        )
+        return Reading(Outcome.FAILED, "bits-differ", f"other bits than the rest: {who}", found)
+    if code == 0 and not rows:
+        return Reading(Outcome.INCONCLUSIVE, "no-results", "the program printed no results")
+    return Reading(None, "", f"{len(rows)} GPUs with the same bits", found)
+
+
+def _exit(code: int, text: str) -> Reading:
+    del code
+    return Reading(None, "", _first_words(text))
+
+
+_READERS: Mapping[str, Callable[[int, str], Reading]] = {
+    "exit": _exit,
+    "dcgm": _dcgm,
+    "nccl-tests": _nccl,
+    "nvbandwidth": _nvbandwidth,
+    "fio": _fio,
+    "iperf3": _iperf3,
+    "ib-write-bw": _ib_write_bw,
+    "gemm": _gemm,
+}
+KINDS = tuple(_READERS)
+#: The measures that each kind of output can have.
+MEASURES: Mapping[str, tuple[str, ...]] = {
+    "exit": (),
+    "dcgm": (),
+    "nccl-tests": ("all-reduce-bus-bandwidth",),
+    "nvbandwidth": tuple(_NVBANDWIDTH.values()),
+    "fio": ("disk-read-bandwidth", "disk-write-bandwidth"),
+    "iperf3": ("network-bandwidth",),
+    "ib-write-bw": ("rdma-write-bandwidth",),
+    "gemm": ("gemm-rate",),
+}
+
+
+def read(kind: str, code: int, text: str) -> Reading:
+    """The reading of a program's end."""
+    return _READERS[kind](code, text)
+
+
+# -- small things ----------------------------------------------------------------------------------
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _cells(matrix: Any) -> Iterator[Any]:
+    for row in matrix if isinstance(matrix, list) else ():
+        yield from row if isinstance(row, list) else ()
+
+
+def _number(value: Any) -> float | None:
+    """A finite number from 0; None for anything else, "N/A" among it."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _integer(value: Any) -> int:
+    """-1 for anything that is none; fio and DCGM write some numbers as texts."""
+    number = _number(value)
+    return int(number) if number is not None else -1
+
+
+def _first_words(text: str) -> str:
+    return " ".join(text.split())[:_WORDS]

@@ -1,0 +1,108 @@
+"""Runs a test profile: one program after the other, each with its own time limit."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.active_tests.host import HostPrograms
+from nodeagent.active_tests.judge import judge
+from nodeagent.active_tests.model import Outcome, Step, TestReport, overall
+from nodeagent.active_tests.profile import Profile, StepSpec
+from nodeagent.clock import Clock
+
+__all__ = ["Node", "run_profile", "unmet"]
+
+#: DCGM's JSON of eight GPUs has some 100 KiB.
+_KEPT = 512 * 1024
+_FOLDER = Path(__file__).parent
+#: What people use as an address: no word that a program would take for an option.
+_PEER = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_%")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The node as a test needs it. ``models`` are the GPUs' names; fewer where NVML gives none.
+
+    ``scratch`` is a folder for the tests' files, which is made and removed.
+    """
+
+    gpus: int
+    models: Sequence[str]
+    scratch: Path
+    peer: str = ""
+
+
+def unmet(needs: Sequence[str], node: Node) -> str:
+    """What the node lacks of ``needs``; empty if nothing. ``idle`` is for the caller to see."""
+    if "gpu" in needs and node.gpus < 1:
+        return "the node has no GPU"
+    if "gpus" in needs and node.gpus < 2:
+        return f"it needs two GPUs, and the node has {node.gpus}"
+    if "peer" in needs and not is_peer(node.peer):
+        return "it needs the address of a node at the other end"
+    return ""
+
+
+def is_peer(address: str) -> bool:
+    """Whether it is an address, and no option of a program."""
+    return 0 < len(address) <= 253 and address[0] != "-" and set(address) <= _PEER
+
+
+async def run_profile(
+    profile: Profile,
+    *,
+    node: Node,
+    programs: HostPrograms,
+    clock: Clock,
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> TestReport:
+    """All steps, in order. A step that fails does not spare the next ones: each is evidence."""
+    steps: list[Step] = []
+    try:
+        _empty(node.scratch)
+        node.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for spec in profile.steps:
+            step = await _run_step(spec, node, programs, clock)
+            steps.append(step)
+            on_step(step)
+    finally:
+        _empty(node.scratch)
+    return overall(profile.name, steps)
+
+
+async def _run_step(spec: StepSpec, node: Node, programs: HostPrograms, clock: Clock) -> Step:
+    def no_run(outcome: Outcome, reason: str, message: str) -> Step:
+        required = spec.required and reason != "not-applicable"
+        return Step(spec.name, outcome, reason, message, required=required)
+
+    lacking = unmet(spec.needs, node)
+    if lacking:
+        return no_run(Outcome.SKIPPED, "not-applicable", lacking)
+    tool = programs.find(spec.command[0])
+    if tool is None:
+        message = f"there is no {spec.command[0]} in {':'.join(programs.path)} of the host"
+        return no_run(Outcome.SKIPPED, "missing-tool", message)
+    if len(node.models) < node.gpus and any(each.model for each in spec.thresholds):
+        message = "thresholds depend on the GPU's model, and NVML does not name all GPUs"
+        return no_run(Outcome.INCONCLUSIVE, "unknown-model", message)
+    began = clock.boottime()
+    ended = await programs.run(
+        [tool, *(_word(each, node) for each in spec.command[1:])], limit=spec.limit, kept=_KEPT
+    )
+    return judge(spec, ended, models=node.models, seconds=clock.boottime() - began)
+
+
+def _word(word: str, node: Node) -> str:
+    if word.startswith("@"):
+        return (_FOLDER / word[1:]).read_text(encoding="utf-8")
+    return (
+        word.replace("{peer}", node.peer)
+        .replace("{gpus}", str(node.gpus))
+        .replace("{scratch}", str(node.scratch))
+    )
+
+
+def _empty(folder: Path) -> None:
+    # A disk that gives an error here fails the step that writes to it.
+    shutil.rmtree(folder, ignore_errors=True)

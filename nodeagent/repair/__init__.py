@@ -1,0 +1,1 @@
+"""Orders of the aggregator: reset GPUs, reboot, test. Loaded where `repair.allow` names one."""

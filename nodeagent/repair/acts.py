@@ -1,0 +1,119 @@
+"""The acts of an order: reset GPUs, reboot. Fixed programs with fixed arguments.
+
+Facts (NVSentinel issues 1690 and 1691, PR 1243; gpu-operator issue 118): ``nvidia-smi --gpu-reset``
+is refused with exit code 255 and "In use by another client" while any process has the GPU open. It
+drops and restores persistence mode itself if it reaches the daemon's socket; without the socket it
+is refused until persistence mode is off. In clouds that block the reset it says "Unknown Error".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.active_tests.host import HostPrograms
+from nodeagent.config.settings import RepairConfig
+from nodeagent.repair import evidence
+from nodeagent.repair.operation import State
+from nodeagent.sources.command import CommandStuck, Outcome
+
+__all__ = ["Ended", "reboot_ended", "reset_ended", "reset_gpus"]
+
+_PERSISTENCE_LIMIT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an act ended: a state of the contract, a reason and a sentence."""
+
+    state: str
+    reason: str
+    message: str
+
+
+async def reset_gpus(gpus: Sequence[str], *, programs: HostPrograms, config: RepairConfig) -> Ended:
+    """Reset ``gpus`` (UUIDs) and look whether each answers again."""
+    smi, root = str(config.nvidia_smi), config.driver_root
+    persistent = await _persistent(gpus, programs, config)
+    for uuid in persistent:
+        await programs.run([smi, "-pm", "0", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
+    outcome = await programs.run(
+        [smi, "--gpu-reset", "-i", ",".join(gpus)], limit=config.reset_limit, below=root
+    )
+    ended = reset_ended(outcome)
+    for uuid in persistent:
+        await programs.run([smi, "-pm", "1", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
+    if ended.state != State.SUCCEEDED:
+        return ended
+    return _proved(gpus, await evidence.gpus(programs, config))
+
+
+async def _persistent(
+    gpus: Sequence[str], programs: HostPrograms, config: RepairConfig
+) -> list[str]:
+    """The GPUs whose persistence mode nvidia-smi cannot drop itself."""
+    socket = Path(programs.view(config.driver_root)) / str(config.persistence_socket).lstrip("/")
+    host_socket = Path(programs.view()) / str(config.persistence_socket).lstrip("/")
+    if socket.is_socket() or host_socket.is_socket():
+        return []
+    rows = await evidence.gpus(programs, config)
+    if isinstance(rows, str):
+        return []
+    on = {row["uuid"] for row in rows if row["persistence_mode"] == "Enabled"}
+    return [uuid for uuid in gpus if uuid in on]
+
+
+def reset_ended(outcome: Outcome | CommandStuck) -> Ended:
+    """What the end of ``nvidia-smi --gpu-reset`` means. Pure."""
+    if isinstance(outcome, CommandStuck):
+        return Ended(State.UNKNOWN, "stuck", f"nvidia-smi hangs: {outcome.where}")
+    if outcome.broken or outcome.errno is not None:
+        what = outcome.broken or f"nvidia-smi cannot be started (error {outcome.errno})"
+        return Ended(State.FAILED, "not-started", what)
+    said = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
+    if outcome.late is not None:
+        where = f" (it waited: {outcome.stuck or outcome.late})"
+        return Ended(State.UNKNOWN, "timeout", f"nvidia-smi did not end in time{where}")
+    if outcome.signal is not None:
+        return Ended(State.UNKNOWN, "killed", f"nvidia-smi ended by signal {outcome.signal}")
+    if outcome.flood:
+        return Ended(State.UNKNOWN, "flood", "nvidia-smi printed without end and was ended")
+    if "in use by another client" in said.lower():
+        return Ended(State.FAILED, "in-use", said)
+    if "unknown error" in said.lower():
+        return Ended(State.FAILED, "unknown-error", said)
+    if outcome.exit:
+        return Ended(State.FAILED, "exit-code", f"nvidia-smi ended with {outcome.exit}: {said}")
+    return Ended(State.SUCCEEDED, "", said)
+
+
+def _proved(gpus: Sequence[str], rows: list[dict[str, str]] | str) -> Ended:
+    """Exit code 0 alone proves nothing: each GPU must answer again."""
+    if isinstance(rows, str):
+        return Ended(State.FAILED, "not-back", f"the reset ended with 0, and then {rows}")
+    there = {row["uuid"] for row in rows}
+    missing = [uuid for uuid in gpus if uuid not in there]
+    if missing:
+        return Ended(State.FAILED, "not-back", f"after the reset: no {', '.join(missing)}")
+    return Ended(State.SUCCEEDED, "", f"reset, and they answer: {', '.join(gpus)}")
+
+
+def reboot_ended(outcome: Outcome | CommandStuck, command: Sequence[str]) -> Ended | None:
+    """A reboot that was refused. None when the command was obeyed, or may have been. Pure."""
+    if isinstance(outcome, CommandStuck):
+        return None
+    if outcome.broken or outcome.errno is not None:
+        what = outcome.broken or f"{command[0]} cannot be started (error {outcome.errno})"
+        return Ended(State.FAILED, "not-started", what)
+    if outcome.exit:
+        said = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
+        return Ended(State.FAILED, "exit-code", f"{command[0]} ended with {outcome.exit}: {said}")
+    return None
+
+
+#: The caps of the configuration, by verb.
+def caps(config: RepairConfig) -> Mapping[str, int]:
+    return {
+        "gpu-reset": config.max_gpu_resets,
+        "reboot": config.max_reboots,
+        "test": config.max_tests,
+    }

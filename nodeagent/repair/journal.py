@@ -1,0 +1,156 @@
+"""The record of operations on the node's disk: durable before an act, or there is no act.
+
+One file, replaced whole: written beside, fsync, rename, fsync of the folder. A disk that hangs
+holds a thread and not the agent; as long as it hangs every order is refused.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodeagent.repair.operation import Operations, RecordUnusable
+
+__all__ = ["Journal", "NotRecorded"]
+
+_NAME = "operations.json"
+_LARGEST = 16 << 20
+#: Operations whose evidence and results are kept.
+_DETAILS = 64
+
+
+class NotRecorded(Exception):
+    """The record could not be read or written; the text says why and what to do."""
+
+
+class Journal:
+    """The files in ``folder``. ``patience`` bounds each read and write, in seconds."""
+
+    def __init__(self, folder: Path, *, patience: float = 20.0) -> None:
+        self._folder = folder
+        self._patience = patience
+        self._hangs = False
+
+    async def load(self) -> Operations:
+        """Raises NotRecorded, for a record that is malformed too: it must not count from zero."""
+        operations: Operations = await self._guarded(self._load)
+        return operations
+
+    async def save(self, operations: Operations) -> None:
+        """When this returns the record is on the disk. Raises NotRecorded."""
+        content = json.dumps(operations.as_json(), separators=(",", ":")).encode()
+        await self._guarded(lambda: self._replace(_NAME, content))
+
+    async def save_details(self, operation_id: str, details: dict[str, Any]) -> None:
+        """Evidence and results of one operation. Raises NotRecorded."""
+        content = json.dumps(details, separators=(",", ":")).encode()
+        await self._guarded(lambda: self._replace_details(operation_id, content))
+
+    async def details(self, operation_id: str) -> dict[str, Any]:
+        """Empty when there are none (any more), or they cannot be read: results say it without."""
+        try:
+            found: dict[str, Any] = await self._guarded(lambda: self._read_details(operation_id))
+        except NotRecorded:
+            return {}
+        return found
+
+    def _load(self) -> Operations:
+        path = self._folder / _NAME
+        try:
+            content = _read(path)
+        except FileNotFoundError:
+            return Operations()
+        try:
+            return Operations.of(json.loads(content))
+        except (ValueError, RecursionError, RecordUnusable) as error:
+            raise NotRecorded(
+                f"{path} is malformed ({error}): no order is obeyed; see which repairs were done, "
+                "move the file away and restart the agent"
+            ) from error
+
+    def _replace(self, name: str, content: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = self._folder / name
+        temporary = target.with_name(name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.rename(target)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _replace_details(self, operation_id: str, content: bytes) -> None:
+        self._replace(_details_name(operation_id), content)
+        files = sorted(self._folder.glob("details-*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-_DETAILS]:
+            old.unlink(missing_ok=True)
+
+    def _read_details(self, operation_id: str) -> dict[str, Any]:
+        try:
+            document = json.loads(_read(self._folder / _details_name(operation_id)))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    async def _guarded(self, work: Callable[[], Any]) -> Any:
+        if self._hangs:
+            raise NotRecorded(
+                f"the disk of {self._folder} hangs; no order is obeyed until it works"
+            )
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        self._hangs = True
+
+        def settle(result: Any, error: Exception | None) -> None:
+            self._hangs = False
+            if done.cancelled() or done.done():
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001  # it is raised again in the event loop
+                failure = error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result, failure)
+
+        threading.Thread(target=run, name="repair-record", daemon=True).start()
+        finished, _ = await asyncio.wait({done}, timeout=self._patience)
+        if not finished:
+            raise NotRecorded(f"{self._folder}: no answer of the disk in {self._patience:g} s")
+        try:
+            return done.result()
+        except OSError as error:
+            raise NotRecorded(
+                f"{error.filename or self._folder}: {error.strerror}; state_dir must be a folder "
+                "on a disk that works, because an order is recorded before it is obeyed"
+            ) from error
+
+
+def _details_name(operation_id: str) -> str:
+    return f"details-{hashlib.blake2b(operation_id.encode(), digest_size=12).hexdigest()}.json"
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"it has more than {_LARGEST} bytes")
+    return content
