@@ -15,6 +15,8 @@ from nodeagent.config.settings import Config, ConfigError, default, load
 from nodeagent.terminal.arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse
 
 OK, BAD, USAGE = 0, 1, 2
+#: Of ``test``: it ran or could not run, and tells nothing about the node.
+NO_VERDICT = 3
 #: sysexits.h EX_SOFTWARE: a defect of ours must not read as "the node is bad" (1).
 INTERNAL = 70
 INTERRUPTED = 130
@@ -231,6 +233,24 @@ def _command_pod_prober(options: argparse.Namespace, environ: Mapping[str, str])
     return pod_prober.run(options.socket)
 
 
+def _command_test(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    config = _load(options, environ, with_checks=False)
+    from nodeagent.terminal import active_test
+    from nodeagent.terminal.report import as_json
+
+    if options.list:
+        profiles = active_test.profiles(config)
+        print(as_json(profiles) if options.json else active_test.listing(profiles))
+        return OK
+    try:
+        result = active_test.run(config, options, lambda line: _write(sys.stderr, line + "\n"))
+    except active_test.NotRun as error:
+        _write(sys.stderr, f"sickbay-agent: {error}\n")
+        return USAGE if error.wrong_use else NO_VERDICT
+    print(as_json(active_test.as_json(result)) if options.json else active_test.table(result))
+    return active_test.exit_code(result)
+
+
 def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """``cleared`` and ``quiesce``."""
     config = _load(options, environ, with_checks=False)
@@ -266,6 +286,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] 
     "explain": _command_explain,
     "parse-kmsg": _command_parse_kmsg,
     "pod-prober": _command_pod_prober,
+    "test": _command_test,
     "cleared": _command_order,
     "quiesce": _command_order,
     "simulate": _command_simulate,

@@ -82,7 +82,7 @@ def _dcgm(code: int, text: str) -> Reading:
     if known is not None:
         said = [words for texts in by_severity.values() for words in texts if words]
         return Reading(known[0], known[1], said[0] if said else known[2])
-    if code > 128:
+    if 128 < code <= 192:
         return Reading(Outcome.INCONCLUSIVE, "killed", f"dcgmi ended by signal {code - 128}")
     if code == 0 and not results:
         return Reading(

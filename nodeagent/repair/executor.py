@@ -16,13 +16,11 @@ whose end is unknown (UNKNOWN, or SUCCEEDED for a reboot once the boot id has ch
 import asyncio
 import contextlib
 import datetime as dt
-import fcntl
 import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from nodeagent.active_tests.host import HostPrograms
@@ -36,6 +34,7 @@ from nodeagent.config.settings import Config, ConfigError
 from nodeagent.repair import acts, evidence
 from nodeagent.repair.acts import Ended
 from nodeagent.repair.journal import Journal, NotRecorded
+from nodeagent.repair.lock import LOCK, lock_file
 from nodeagent.repair.operation import (
     Facts,
     Operation,
@@ -51,12 +50,10 @@ from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
 
-__all__ = ["LOCK", "Driver", "RepairExecutor", "Report"]
+__all__ = ["Driver", "RepairExecutor", "Report"]
 
 log = logging.getLogger(__name__)
 
-#: In run_dir: held while a test or a repair runs, by the agent or by ``sickbay-agent test``.
-LOCK = "repair.lock"
 #: Orders that wait to be recorded. The aggregator has one for a node at a time.
 _MOST_WAITING = 16
 #: Seconds for which the driver is let go of beyond the act's own limit.
@@ -291,7 +288,7 @@ class RepairExecutor:
     async def _carry_out(self, operation: Operation, deadline: float) -> None:
         began = self._clock.boottime()
         try:
-            with self._locked() as free:
+            with lock_file(self._config.run_dir) as free:
                 if not free:
                     text = f"{self._config.run_dir / LOCK} is held: a test by hand runs"
                     await self._put(_refused(operation, "busy", text))
@@ -484,11 +481,6 @@ class RepairExecutor:
         scratch = self._config.state_dir / "scratch"
         return Node(len(self._gpus()), models, scratch, peer if is_peer(peer) else "")
 
-    @contextlib.contextmanager
-    def _locked(self) -> Any:
-        with lock_file(self._config.run_dir) as free:
-            yield free
-
     # -- the record ----------------------------------------------------------------------------
 
     async def _put(self, operation: Operation, *, report: bool = True) -> None:
@@ -579,19 +571,3 @@ def _step_json(step: Step) -> dict[str, Any]:
     found = asdict(step)
     found["outcome"] = step.outcome.value
     return found
-
-
-@contextlib.contextmanager
-def lock_file(run_dir: Path) -> Any:
-    """Whether this process alone runs a test or a repair now. The lock goes with the process."""
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(fd)

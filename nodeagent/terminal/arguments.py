@@ -117,6 +117,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"where to answer (default: {POD_PROBER_SOCKET})",
     )
 
+    _add_test(commands)
     _add_cleared(commands)
     _add_quiesce(commands)
     _add_simulate(commands)
@@ -141,6 +142,27 @@ def _add_quiesce(commands: Any) -> None:
     how.add_argument("--end", action="store_true", help="use it again now")
     _add_config(quiesce)
     _add_timeout(quiesce)
+
+
+def _add_test(commands: Any) -> None:
+    test = _command(
+        commands,
+        "test",
+        "put load on this node and measure; exit 0 passed, 1 failed, 3 no verdict",
+    )
+    what = test.add_mutually_exclusive_group(required=True)
+    what.add_argument("--profile", metavar="NAME", help="run this test profile")
+    what.add_argument("--list", action="store_true", help="print the profiles and what they need")
+    test.add_argument(
+        "--peer", default="", metavar="ADDRESS", help="the other end, for profiles that need one"
+    )
+    test.add_argument(
+        "--force",
+        action="store_true",
+        help="even if processes have a GPU open; a test then disturbs them",
+    )
+    test.add_argument("--json", action="store_true", help="print the result as JSON")
+    _add_config(test)
 
 
 def _add_simulate(commands: Any) -> None:

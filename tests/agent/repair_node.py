@@ -52,6 +52,8 @@ class RepairNode(AgentProcess):
         )
         self.gpus = FakeGpus(folder, TWO)
         self._ids = itertools.count(1)
+        #: Resets that a test has counted so far.
+        self.folder_done = 0
 
     def order(self, verb: int, stream: Attended, **fields: Any) -> pb.RepairOrder:
         """An order that holds for a minute from the stream's Hello on, with an id of its own."""
@@ -116,7 +118,7 @@ class Aggregator(FakeAggregator):
             raise AssertionError(node.log()[-6000:]) from error
 
 
-def _name(state: int) -> str:
+def _name(state: "pb.RepairState.ValueType") -> str:
     return pb.RepairState.Name(state).removeprefix("REPAIR_STATE_").lower()
 
 

@@ -1,0 +1,375 @@
+"""The record of operations and the files that hold it: what must be true after any sequence."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.settings import VERBS, Config, RepairConfig
+from nodeagent.repair import evidence
+from nodeagent.repair.executor import Driver, RepairExecutor
+from nodeagent.repair.journal import Journal, NotRecorded
+from nodeagent.repair.operation import (
+    FINAL,
+    MOST,
+    Facts,
+    Operation,
+    Operations,
+    Order,
+    RecordUnusable,
+    State,
+    Verb,
+    recovered,
+    refusal,
+)
+from nodeagent.sources.gpu_sample import GpuSample
+from nodeagent.sources.host import HostRoots
+from sickbay.v1.limits import MAX_EVIDENCE_BYTES
+from tests.agent.fake_tools import FakeTools
+from tests.nvml import gpu, uuid_of
+from tests.support.waiting import until
+
+STATES = [State.ACCEPTED, State.RUNNING, *sorted(FINAL)]
+
+
+def operation(number: int = 1, **fields: Any) -> Operation:
+    return Operation(
+        **{
+            "operation_id": f"op-{number}",
+            "verb": Verb.REBOOT,
+            "quarantine_uid": "q",
+            "boot_id": "boot-1",
+            "wall": 1000.0,
+            "boottime": 100.0,
+            **fields,
+        }
+    )
+
+
+operations = st.builds(
+    operation,
+    st.integers(1, 9),
+    verb=st.sampled_from(VERBS),
+    boot_id=st.sampled_from(["boot-1", "boot-2"]),
+    state=st.sampled_from(STATES),
+    began=st.booleans(),
+    acknowledged=st.booleans(),
+    message=st.text(max_size=9),
+)
+
+
+@given(st.lists(operations, max_size=9), st.sampled_from(["boot-1", "boot-2", "boot-3"]))
+def test_a_record_survives_its_file(found: list[Operation], boot_id: str) -> None:
+    record = Operations({each.operation_id: each for each in found})
+    assert Operations.of(json.loads(json.dumps(record.as_json()))) == record
+    record.recover(boot_id)
+    assert record.unfinished() == [], "after a start nothing is left that would go on"
+    assert record.recover(boot_id) == [], "and a second start changes nothing"
+
+
+@given(operations, st.lists(st.sampled_from(["boot-1", "boot-2", "boot-3"]), max_size=4))
+def test_what_was_begun_never_reads_as_not_begun(before: Operation, boots: list[str]) -> None:
+    after = before
+    for boot_id in boots:
+        after = recovered(after, boot_id)
+    assert after.began == before.began
+    if before.began and not before.is_final and boots:
+        assert after.state in (State.UNKNOWN, State.SUCCEEDED)
+    if after.state == State.SUCCEEDED and before.state != State.SUCCEEDED:
+        assert before.verb == Verb.REBOOT
+        assert before.began
+        assert set(boots) != {before.boot_id}, "only another boot proves a reboot"
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda of: st.lists(of) | st.dictionaries(st.text(), of),
+)
+
+
+@given(JSON)
+def test_a_malformed_record_is_an_error_and_never_an_empty_one(document: Any) -> None:
+    with pytest.raises(RecordUnusable):
+        Operations.of(document)
+
+
+@pytest.mark.parametrize("name", ["operation_id", "state", "verb", "began", "wall", "gpus"])
+def test_a_record_with_one_wrong_field_is_malformed(name: str) -> None:
+    document = Operations({"op-1": operation()}).as_json()
+    document["operations"][0][name] = None
+    with pytest.raises(RecordUnusable):
+        Operations.of(document)
+
+
+def test_a_final_state_is_not_changed_but_by_the_proof_of_a_reboot() -> None:
+    record = Operations()
+    record.put(operation(state=State.FAILED, began=True))
+    with pytest.raises(AssertionError):
+        record.put(operation(state=State.SUCCEEDED, began=True))
+    with pytest.raises(AssertionError):
+        record.put(operation(state=State.FAILED, began=False))
+
+
+def test_only_what_is_over_and_acknowledged_is_forgotten() -> None:
+    record = Operations()
+    for number in range(MOST + 50):
+        record.put(operation(number, state=State.FAILED, acknowledged=number != 7))
+    assert len(record.known) == MOST + 1
+    assert record.get("op-7") is not None
+    assert record.get("op-8") is None
+    for number in range(MOST, 3 * MOST):
+        record.put(operation(number + 1000, state=State.FAILED))
+    assert record.is_full()
+
+
+@pytest.mark.parametrize(
+    ("wall", "boottime", "boot_id", "expected"),
+    [
+        (1e9, 100.0 + 3599, "boot-1", 1),
+        (1e9, 100.0 + 3600, "boot-1", 0),
+        (1000.0 + 3599, 5.0, "boot-2", 1),
+        (1000.0 + 3600, 5.0, "boot-2", 0),
+        (0.0, 5.0, "boot-2", 1),
+    ],
+)
+def test_a_cap_counts_by_this_boots_clock_and_holds_where_the_wall_clock_went_back(
+    wall: float, boottime: float, boot_id: str, expected: int
+) -> None:
+    record = Operations({"a": operation(1, began=True), "b": operation(2, began=False)})
+    found = record.begun(Verb.REBOOT, window=3600.0, wall=wall, boottime=boottime, boot_id=boot_id)
+    assert found == expected
+
+
+FACTS = Facts(
+    boot_id="boot-1",
+    boottime=100.0,
+    wall=1000.0,
+    allow=VERBS,
+    window=3600.0,
+    caps=dict.fromkeys(VERBS, 1),
+    gpus=["GPU-1"],
+    profiles=["quick"],
+)
+ORDER = Order("op-9", Verb.REBOOT, "q", "boot-1", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("order", "facts", "expected"),
+    [
+        (ORDER, FACTS, None),
+        (replace(ORDER, deadline=99.9), FACTS, "deadline"),
+        (replace(ORDER, boot_id="boot-0"), FACTS, "other-boot"),
+        (ORDER, replace(FACTS, allow=["test"]), "not-allowed"),
+        (ORDER, replace(FACTS, busy_with="x"), "busy"),
+        (replace(ORDER, verb=Verb.GPU_RESET, gpus=("GPU-1",)), FACTS, None),
+        (replace(ORDER, verb=Verb.GPU_RESET, gpus=("GPU-1", "GPU-2")), FACTS, "unknown-gpu"),
+        (replace(ORDER, verb=Verb.TEST, profile="long"), FACTS, "unknown-profile"),
+        (ORDER, replace(FACTS, caps={Verb.REBOOT: 0}), "capped"),
+    ],
+)
+def test_refusals(order: Order, facts: Facts, expected: str | None) -> None:
+    found = refusal(order, Operations(), facts)
+    assert (found and found[0]) == expected
+
+
+@given(st.lists(st.text(max_size=400), max_size=400), st.text(max_size=2000))
+def test_evidence_is_bounded_and_keeps_the_newest_lines(lines: list[str], sample: str) -> None:
+    found = {"node": "n", "nvml": sample * 9, "kernel_log": lines, "gpus": [], "faults": []}
+    text = evidence.bounded(found, most=3000)
+    assert len(text) <= 3000
+    told = json.loads(text)
+    kept = told.get("kernel_log", [])
+    assert kept == lines[len(lines) - len(kept) :]
+    assert len(evidence.bounded(found)) <= MAX_EVIDENCE_BYTES
+
+
+# -- an agent that dies at every access to the disk ------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class MortalJournal(Journal):
+    """Dies at its ``at``-th write, before or after it is on the disk."""
+
+    def __init__(self, folder: Path, at: int, *, after: bool) -> None:
+        super().__init__(folder)
+        self.left = at
+        self.after = after
+
+    async def save(self, operations: Operations) -> None:
+        await self._mortal(super().save(operations))
+
+    async def save_details(self, operation_id: str, details: dict[str, Any]) -> None:
+        await self._mortal(super().save_details(operation_id, details))
+
+    async def _mortal(self, work: Any) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            work.close()
+            raise Killed
+        await work
+        if self.left == 0:
+            raise Killed
+
+
+class Machine:
+    """One node's disk and programs, and executors that come and go on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tools = FakeTools(folder / "tools", [gpu(0)])
+        self.tools.tool("dcgmi", "", 205)
+        proc = folder / "proc/sys/kernel/random"
+        proc.mkdir(parents=True)
+        self.reset: list[str] = []
+
+    def executor(self, journal: Journal, boot_id: str) -> RepairExecutor:
+        repair = RepairConfig(
+            allow=VERBS,
+            nvidia_smi=self.tools.smi,
+            reboot_command=(str(self.tools.folder / "reboot-now"),),
+            reboot_limit=0.1,
+            tool_path=(str(self.tools.folder),),
+            insecure_own_pid_namespace=True,
+        )
+        config = Config(
+            node="n",
+            run_dir=self.folder / "run",
+            state_dir=self.folder / "state",
+            repair=repair,
+        )
+        clock = SystemClock()
+
+        async def sample() -> GpuSample:
+            return GpuSample(0.0)
+
+        async def quiesce(_seconds: float) -> str:
+            return ""
+
+        return RepairExecutor(
+            replace(config, kernel_log=replace(config.kernel_log, enabled=False)),
+            machine=HostRoots(clock, proc=self.folder / "proc", sys=self.folder / "sys"),
+            boot_id=boot_id,
+            driver=Driver(sample, quiesce, lambda: 0.0),
+            gpus=lambda: [uuid_of(0)],
+            was_reset=self.reset.extend,
+            latched=list,
+            clock=clock,
+            wall=time.time,
+            wake=lambda: None,
+            journal=journal,
+        )
+
+    @property
+    def acts(self) -> int:
+        words = ("--gpu-reset", "reboot-now", "dcgmi")
+        return sum(self.tools.count(word) for word in words)
+
+
+async def states_until(executor: RepairExecutor, done: Callable[[str], bool]) -> list[str]:
+    """The states that the executor tells, until one satisfies ``done``."""
+    seen: list[str] = []
+    async with asyncio.timeout(60):
+        while not seen or not done(seen[-1]):
+            for report in await executor.due():
+                seen.append(report.operation.state)
+                executor.sent(report.operation.operation_id)
+            await asyncio.sleep(0.005)
+    return seen
+
+
+def order_of(verb: str, boot_id: str) -> Order:
+    return Order(
+        "op-1", verb, "q-1", boot_id, SystemClock().boottime() + 60,
+        gpus=(uuid_of(0),) if verb == Verb.GPU_RESET else (),
+        profile="quick" if verb == Verb.TEST else "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_death_at_any_write_does_nothing_twice_and_never_denies_an_act(
+    tmp_path: Path, verb: str, moment: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)  # tasks of a process that was killed
+    for at in range(1, 8):
+        machine = Machine(tmp_path / f"{at}")
+        folder = machine.folder / "state/repair"
+        journal = MortalJournal(folder, at, after=moment == "after")
+        executor = machine.executor(journal, "boot-1")
+        running = asyncio.create_task(_quiet(executor.run()))
+        executor.order(order_of(verb, "boot-1"))
+        end = asyncio.create_task(states_until(executor, lambda state: state in FINAL))
+
+        def over(end: Any = end, running: Any = running, executor: Any = executor) -> bool:
+            return bool(
+                end.done() or running.done() or (executor._running and executor._running.done())
+            )
+
+        await until(over, within=60)
+        survived = journal.left > 0
+        for task in (running, end, executor._running):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(running, end, return_exceptions=True)
+        before = machine.acts
+
+        reborn = machine.executor(Journal(folder), "boot-1")
+        running = asyncio.create_task(reborn.run())
+        reborn.order(order_of(verb, "boot-1"))
+        [*_, state] = await states_until(reborn, lambda state: state in FINAL)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert machine.acts <= 1, (verb, at, state)
+        if state == State.REFUSED:
+            assert machine.acts == 0, (verb, at)
+        elif state in (State.SUCCEEDED, State.FAILED):
+            assert machine.acts == 1, (verb, at)
+        if before:
+            assert state in FINAL - {State.REFUSED}
+        if survived:
+            break
+    else:
+        raise AssertionError("an order has more writes than the test tried")
+
+
+async def _quiet(work: Any) -> None:
+    try:
+        await work
+    except Killed:
+        return
+
+
+async def test_a_disk_that_cannot_be_written_obeys_no_order(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "state").write_text("a file where a folder should be")
+    executor = machine.executor(Journal(tmp_path / "state/repair"), "boot-1")
+    running = asyncio.create_task(executor.run())
+    executor.order(order_of(Verb.REBOOT, "boot-1"))
+    [state] = await states_until(executor, lambda state: state in FINAL)
+    assert state == State.REFUSED
+    assert "state_dir must be a folder on a disk that works" in executor.problem
+    assert machine.acts == 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_record_is_replaced_whole(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    await journal.save(Operations({"op-1": operation()}))
+    (tmp_path / "operations.json.tmp").write_text("half of a rec")
+    assert (await Journal(tmp_path).load()).get("op-1") == operation()
+    (tmp_path / "operations.json").write_text("half of a rec")
+    with pytest.raises(NotRecorded, match="no order is obeyed"):
+        await Journal(tmp_path).load()
