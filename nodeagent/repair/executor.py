@@ -162,7 +162,7 @@ class RepairExecutor:
         except NotRecorded as error:
             self.problem = str(error)
             log.error(  # noqa: TRY400  # no defect: a traceback would tell a person less
-                "no order is obeyed: %s", error, extra={"event": "repair.no_record"}
+                "no order is obeyed: %s", error, extra={"event": "repair.record_unusable"}
             )
             return
         self._operations = operations
@@ -508,7 +508,7 @@ class RepairExecutor:
 
     async def _not_recorded(self, operation: Operation, error: NotRecorded) -> None:
         log.error(
-            "an order's state is not recorded: %s", error, extra={"event": "repair.no_record"}
+            "an order's state is not recorded: %s", error, extra={"event": "repair.not_recorded"}
         )
         assert self._operations is not None
         current = self._known(operation)
@@ -541,15 +541,16 @@ class RepairExecutor:
     @staticmethod
     def _log(operation: Operation) -> None:
         log.info(
-            "operation %s",
+            "an order is %s",
             operation.state,
             extra={
-                "event": f"repair.{operation.state}",
+                "event": "repair.state_changed",
+                "state": operation.state,
                 "operation": operation.operation_id,
                 "verb": operation.verb,
                 "quarantine_uid": operation.quarantine_uid,
                 "reason": operation.reason,
-                "message_text": operation.message,
+                "detail": operation.message,
             },
         )
 

@@ -34,6 +34,8 @@ class Journal:
         self._folder = folder
         self._patience = patience
         self._hangs = False
+        #: One access at a time, so that one that waits is not taken for one that hangs.
+        self._turn = asyncio.Lock()
 
     async def load(self) -> Operations:
         """Raises NotRecorded, for a record that is malformed too: it must not count from zero."""
@@ -105,6 +107,10 @@ class Journal:
         return document if isinstance(document, dict) else {}
 
     async def _guarded(self, work: Callable[[], Any]) -> Any:
+        async with self._turn:
+            return await self._in_a_thread(work)
+
+    async def _in_a_thread(self, work: Callable[[], Any]) -> Any:
         if self._hangs:
             raise NotRecorded(
                 f"the disk of {self._folder} hangs; no order is obeyed until it works"

@@ -35,7 +35,15 @@ def sections() -> dict[str, str]:
 @pytest.mark.parametrize("key", keys())
 def test_every_key_of_the_configuration_is_documented(key: str) -> None:
     first, *rest = key.split(".")
-    if not rest and first in ("expect", "aggregator", "kernel_log", "nvml", "checks", "own"):
+    if not rest and first in (
+        "expect",
+        "aggregator",
+        "kernel_log",
+        "nvml",
+        "repair",
+        "checks",
+        "own",
+    ):
         assert f"\n### [{first}" in AGENT
     elif first == "checks" and len(rest) == 1:
         assert rest[0] in sections()

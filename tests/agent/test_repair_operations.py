@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -373,3 +374,34 @@ async def test_a_record_is_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "operations.json").write_text("half of a rec")
     with pytest.raises(NotRecorded, match="no order is obeyed"):
         await Journal(tmp_path).load()
+
+
+async def test_accesses_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    record = Operations({"op-1": operation()})
+    await asyncio.gather(
+        *(journal.save(record) for _ in range(5)),
+        *(journal.save_details("op-1", {"evidence": "x"}) for _ in range(5)),
+    )
+    assert await journal.details("op-1") == {"evidence": "x"}
+
+
+async def test_a_disk_that_hangs_holds_no_order_and_comes_back(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "operations.json")
+    journal = Journal(tmp_path, patience=0.2)
+    with pytest.raises(NotRecorded, match="no answer of the disk in 0.2 s"):
+        await journal.load()
+    with pytest.raises(NotRecorded, match="hangs; no order is obeyed until it works"):
+        await journal.load()
+    (tmp_path / "operations.json").open("w").close()  # the read that hangs ends
+    with pytest.raises(NotRecorded, match="malformed"):
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await journal.load()
+                except NotRecorded as error:
+                    if "hangs" not in str(error):
+                        raise
+                    (tmp_path / "operations.json").unlink(missing_ok=True)
+                    (tmp_path / "operations.json").write_text("x")
+                await asyncio.sleep(0.01)
