@@ -4,10 +4,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Measured", "Outcome", "Step", "TestReport", "overall"]
+__all__ = ["Step", "TestMeasurement", "TestReport", "Verdict", "overall"]
 
 
-class Outcome(enum.Enum):
+class Verdict(enum.Enum):
     """``INCONCLUSIVE``: it ran (or should have), and tells nothing about the node."""
 
     PASSED = "passed"
@@ -17,8 +17,11 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TestMeasurement:
     """One number with its unit. ``minimum`` and ``maximum`` are the bounds that applied to it."""
+
+    # pytest would collect it by its name.
+    __test__ = False
 
     measure: str
     value: float
@@ -34,11 +37,11 @@ class Step:
     """One program's result. ``required``: without it the whole test has no verdict."""
 
     name: str
-    outcome: Outcome
+    outcome: Verdict
     reason: str = ""
     message: str = ""
     seconds: float = 0.0
-    measurements: Sequence[Measured] = field(default_factory=tuple)
+    measurements: Sequence[TestMeasurement] = field(default_factory=tuple)
     required: bool = False
 
 
@@ -50,7 +53,7 @@ class TestReport:
     __test__ = False
 
     profile: str
-    outcome: Outcome
+    outcome: Verdict
     reason: str
     message: str
     steps: Sequence[Step]
@@ -64,21 +67,21 @@ def overall(profile: str, steps: Sequence[Step]) -> TestReport:
     nothing: it must not read as passed.
     """
     for step in steps:
-        if step.outcome is Outcome.FAILED:
-            return _report(profile, Outcome.FAILED, step, steps)
+        if step.outcome is Verdict.FAILED:
+            return _report(profile, Verdict.FAILED, step, steps)
     for step in steps:
-        if step.outcome is Outcome.INCONCLUSIVE or (
-            step.outcome is Outcome.SKIPPED and step.required
+        if step.outcome is Verdict.INCONCLUSIVE or (
+            step.outcome is Verdict.SKIPPED and step.required
         ):
-            return _report(profile, Outcome.INCONCLUSIVE, step, steps)
-    passed = [step.name for step in steps if step.outcome is Outcome.PASSED]
+            return _report(profile, Verdict.INCONCLUSIVE, step, steps)
+    passed = [step.name for step in steps if step.outcome is Verdict.PASSED]
     if not passed:
         why = "; ".join(f"{step.name}: {step.message or step.reason}" for step in steps)
         return TestReport(
-            profile, Outcome.INCONCLUSIVE, "nothing-ran", f"no step ran: {why}", steps
+            profile, Verdict.INCONCLUSIVE, "nothing-ran", f"no step ran: {why}", steps
         )
-    return TestReport(profile, Outcome.PASSED, "", f"passed: {', '.join(passed)}", steps)
+    return TestReport(profile, Verdict.PASSED, "", f"passed: {', '.join(passed)}", steps)
 
 
-def _report(profile: str, outcome: Outcome, step: Step, steps: Sequence[Step]) -> TestReport:
+def _report(profile: str, outcome: Verdict, step: Step, steps: Sequence[Step]) -> TestReport:
     return TestReport(profile, outcome, step.reason, f"{step.name}: {step.message}", steps)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.active_tests.model import Measured, Outcome
+from nodeagent.active_tests.model import TestMeasurement, Verdict
 
 __all__ = ["KINDS", "MEASURES", "Reading", "read"]
 
@@ -22,10 +22,10 @@ _WORDS = 300
 class Reading:
     """``outcome`` None: the output alone decides nothing, and the exit code does."""
 
-    outcome: Outcome | None
+    outcome: Verdict | None
     reason: str = ""
     message: str = ""
-    measurements: Sequence[Measured] = ()
+    measurements: Sequence[TestMeasurement] = ()
 
 
 # -- DCGM ------------------------------------------------------------------------------------------
@@ -44,12 +44,12 @@ _SEVERITIES = {
 #: hardware, and a finding to ``monitor`` lets the node work.
 _GRAVE = ("isolate", "reset", "triage", "unknown")
 #: dcgmi ends with its return code modulo 256 (dcgm_structs.h): what each means for the node.
-_DCGMI_EXITS: Mapping[int, tuple[Outcome, str, str]] = {
-    205: (Outcome.FAILED, "isolate", "the diagnostic says: isolate the GPU (-51)"),
-    226: (Outcome.FAILED, "triage", "the diagnostic ran and reported an error (-30)"),
-    217: (Outcome.INCONCLUSIVE, "other-diagnostic", "another diagnostic is running (-39)"),
-    203: (Outcome.INCONCLUSIVE, "killed", "the diagnostic was killed (-53)"),
-    202: (Outcome.INCONCLUSIVE, "paused", "DCGM is paused (-54)"),
+_DCGMI_EXITS: Mapping[int, tuple[Verdict, str, str]] = {
+    205: (Verdict.FAILED, "isolate", "the diagnostic says: isolate the GPU (-51)"),
+    226: (Verdict.FAILED, "triage", "the diagnostic ran and reported an error (-30)"),
+    217: (Verdict.INCONCLUSIVE, "other-diagnostic", "another diagnostic is running (-39)"),
+    203: (Verdict.INCONCLUSIVE, "killed", "the diagnostic was killed (-53)"),
+    202: (Verdict.INCONCLUSIVE, "paused", "DCGM is paused (-54)"),
 }
 
 
@@ -69,32 +69,32 @@ def _dcgm(code: int, text: str) -> Reading:
             if known is not None and known[1] == "isolate":
                 severity = "isolate"  # noqa: PLW2901  # the exit code knows more than the list
             said = next(iter(by_severity.values()))
-            return Reading(Outcome.FAILED, severity, said[0])
-    if known is not None and (known[1] == "isolate" or known[0] is Outcome.INCONCLUSIVE):
+            return Reading(Verdict.FAILED, severity, said[0])
+    if known is not None and (known[1] == "isolate" or known[0] is Verdict.INCONCLUSIVE):
         return Reading(*known)
     if by_severity and "" not in by_severity:
         severity = "config" if "config" in by_severity else "monitor"
         said = (
             by_severity[severity] if severity in by_severity else next(iter(by_severity.values()))
         )
-        outcome = Outcome.INCONCLUSIVE if severity == "config" else Outcome.PASSED
+        outcome = Verdict.INCONCLUSIVE if severity == "config" else Verdict.PASSED
         return Reading(outcome, severity, said[0])
     if known is not None:
         said = [words for texts in by_severity.values() for words in texts if words]
         return Reading(known[0], known[1], said[0] if said else known[2])
     if 128 < code <= 192:
-        return Reading(Outcome.INCONCLUSIVE, "killed", f"dcgmi ended by signal {code - 128}")
+        return Reading(Verdict.INCONCLUSIVE, "killed", f"dcgmi ended by signal {code - 128}")
     if code == 0 and not results:
         return Reading(
-            Outcome.INCONCLUSIVE, "no-results", "dcgmi ended with 0 and printed no results"
+            Verdict.INCONCLUSIVE, "no-results", "dcgmi ended with 0 and printed no results"
         )
     if code == 0 and any(each.get("status", "").lower() == "fail" for each in failed):
-        return Reading(Outcome.FAILED, "triage", "a test of the diagnostic has the status Fail")
+        return Reading(Verdict.FAILED, "triage", "a test of the diagnostic has the status Fail")
     if code != 0:
         return Reading(
-            Outcome.INCONCLUSIVE, "exit-code", f"dcgmi ended with {code}: {_first_words(text)}"
+            Verdict.INCONCLUSIVE, "exit-code", f"dcgmi ended with {code}: {_first_words(text)}"
         )
-    return Reading(Outcome.PASSED, "", f"{len(results)} results")
+    return Reading(Verdict.PASSED, "", f"{len(results)} results")
 
 
 def _dcgm_results(document: Any) -> Iterator[dict[str, Any]]:
@@ -121,14 +121,14 @@ _WRONG = re.compile(r"^# Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)", re.MUL
 def _nccl(code: int, text: str) -> Reading:
     """nccl-tests: the average bus bandwidth, and the check of the data."""
     found = [
-        Measured("all-reduce-bus-bandwidth", value, "GB/s")
+        TestMeasurement("all-reduce-bus-bandwidth", value, "GB/s")
         for value in map(_number, _AVERAGE.findall(text)[-1:])
         if value is not None
     ]
     wrong = _WRONG.findall(text)
     if wrong and (wrong[-1][1] == "FAILED" or int(wrong[-1][0])):
         message = f"{wrong[-1][0]} values of the result are wrong"
-        return Reading(Outcome.FAILED, "wrong-data", message, found)
+        return Reading(Verdict.FAILED, "wrong-data", message, found)
     return Reading(None, "", f"nccl-tests ended with {code}", found)
 
 
@@ -145,9 +145,9 @@ def _nvbandwidth(code: int, text: str) -> Reading:
         measure = _NVBANDWIDTH.get(name)
         cells = [value for value in map(_number, _cells(case.get("bandwidth_matrix"))) if value]
         if measure and cells:
-            found.append(Measured(measure, min(cells), "GB/s"))
+            found.append(TestMeasurement(measure, min(cells), "GB/s"))
     if bad:
-        return Reading(Outcome.FAILED, "case-failed", f"failed: {', '.join(bad)}", found)
+        return Reading(Verdict.FAILED, "case-failed", f"failed: {', '.join(bad)}", found)
     return Reading(None, "", "", found)
 
 
@@ -168,10 +168,12 @@ def _fio(code: int, text: str) -> Reading:
         sides = [job[kind] for job in jobs if isinstance(job.get(kind), dict)]
         rates = [rate for rate in (_number(side.get("bw_bytes")) for side in sides) if rate]
         if rates:
-            found.append(Measured(f"disk-{kind}-bandwidth", round(sum(rates) / 1e6, 3), "MB/s"))
+            found.append(
+                TestMeasurement(f"disk-{kind}-bandwidth", round(sum(rates) / 1e6, 3), "MB/s")
+            )
     errors = [number for number in (_integer(job.get("error")) for job in jobs) if number > 0]
     if errors:
-        return Reading(Outcome.FAILED, "io-error", f"fio reports error {errors[0]}", found)
+        return Reading(Verdict.FAILED, "io-error", f"fio reports error {errors[0]}", found)
     return Reading(None, "", "", found)
 
 
@@ -181,7 +183,7 @@ def _iperf3(code: int, text: str) -> Reading:
     if not isinstance(document, dict):
         return Reading(None)
     if document.get("error"):
-        return Reading(Outcome.INCONCLUSIVE, "no-connection", str(document["error"])[:_WORDS])
+        return Reading(Verdict.INCONCLUSIVE, "no-connection", str(document["error"])[:_WORDS])
     end = document.get("end")
     received = end.get("sum_received") if isinstance(end, dict) else None
     rate = _number(received.get("bits_per_second")) if isinstance(received, dict) else None
@@ -190,8 +192,8 @@ def _iperf3(code: int, text: str) -> Reading:
     return Reading(None, "", f"iperf3 ended with {code}", [_gigabits("network-bandwidth", rate)])
 
 
-def _gigabits(measure: str, bits: float) -> Measured:
-    return Measured(measure, round(bits / 1e9, 6), "Gb/s")
+def _gigabits(measure: str, bits: float) -> TestMeasurement:
+    return TestMeasurement(measure, round(bits / 1e9, 6), "Gb/s")
 
 
 def _ib_write_bw(code: int, text: str) -> Reading:
@@ -204,7 +206,7 @@ def _ib_write_bw(code: int, text: str) -> Reading:
             rates.append(_number(words[3]))
     if not rates or rates[-1] is None:
         return Reading(None)
-    return Reading(None, "", "", [Measured("rdma-write-bandwidth", rates[-1], "Gb/s")])
+    return Reading(None, "", "", [TestMeasurement("rdma-write-bandwidth", rates[-1], "Gb/s")])
 
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -221,10 +223,10 @@ def _gemm(code: int, text: str) -> Reading:
         digests.setdefault(str(row.get("digest", "")), []).append(name)
         rate = _number(row.get("tflops"))
         if rate is not None:
-            found.append(Measured("gemm-rate", rate, "TFLOP/s", name))
+            found.append(TestMeasurement("gemm-rate", rate, "TFLOP/s", name))
         if row.get("repeats_differ"):
             message = f"{name} gives different bits for the same product"
-            return Reading(Outcome.FAILED, "not-repeatable", message, found)
+            return Reading(Verdict.FAILED, "not-repeatable", message, found)
     if len(digests) > 1:
         most = max(len(names) for names in digests.values())
         odd = sorted(name for names in digests.values() if len(names) < most for name in names)
@@ -233,9 +235,9 @@ def _gemm(code: int, text: str) -> Reading:
             if odd
             else "no majority: " + ", ".join(sorted(str(row.get("gpu", "")) for row in rows))
         )
-        return Reading(Outcome.FAILED, "bits-differ", f"other bits than the rest: {who}", found)
+        return Reading(Verdict.FAILED, "bits-differ", f"other bits than the rest: {who}", found)
     if code == 0 and not rows:
-        return Reading(Outcome.INCONCLUSIVE, "no-results", "the program printed no results")
+        return Reading(Verdict.INCONCLUSIVE, "no-results", "the program printed no results")
     return Reading(None, "", f"{len(rows)} GPUs with the same bits", found)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nodeagent.active_tests.host import HostPrograms
 from nodeagent.active_tests.judge import judge
-from nodeagent.active_tests.model import Outcome, Step, TestReport, overall
+from nodeagent.active_tests.model import Step, TestReport, Verdict, overall
 from nodeagent.active_tests.profile import Profile, StepSpec
 from nodeagent.clock import Clock
 
@@ -72,20 +72,20 @@ async def run_profile(
 
 
 async def _run_step(spec: StepSpec, node: Node, programs: HostPrograms, clock: Clock) -> Step:
-    def no_run(outcome: Outcome, reason: str, message: str) -> Step:
+    def no_run(outcome: Verdict, reason: str, message: str) -> Step:
         required = spec.required and reason != "not-applicable"
         return Step(spec.name, outcome, reason, message, required=required)
 
     lacking = unmet(spec.needs, node)
     if lacking:
-        return no_run(Outcome.SKIPPED, "not-applicable", lacking)
+        return no_run(Verdict.SKIPPED, "not-applicable", lacking)
     tool = programs.find(spec.command[0])
     if tool is None:
         message = f"there is no {spec.command[0]} in {':'.join(programs.path)} of the host"
-        return no_run(Outcome.SKIPPED, "missing-tool", message)
+        return no_run(Verdict.SKIPPED, "missing-tool", message)
     if len(node.models) < node.gpus and any(each.model for each in spec.thresholds):
         message = "thresholds depend on the GPU's model, and NVML does not name all GPUs"
-        return no_run(Outcome.INCONCLUSIVE, "unknown-model", message)
+        return no_run(Verdict.INCONCLUSIVE, "unknown-model", message)
     began = clock.boottime()
     ended = await programs.run(
         [tool, *(_word(each, node) for each in spec.command[1:])], limit=spec.limit, kept=_KEPT

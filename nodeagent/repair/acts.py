@@ -13,16 +13,16 @@ from pathlib import Path
 from nodeagent.active_tests.host import HostPrograms
 from nodeagent.config.settings import RepairConfig
 from nodeagent.repair import evidence
-from nodeagent.repair.operation import State
+from nodeagent.repair.operation import RepairState
 from nodeagent.sources.command import CommandStuck, Outcome
 
-__all__ = ["Ended", "reboot_ended", "reset_ended", "reset_gpus"]
+__all__ = ["ActEnd", "reboot_ended", "reset_ended", "reset_gpus"]
 
 _PERSISTENCE_LIMIT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ActEnd:
     """How an act ended: a state of the contract, a reason and a sentence."""
 
     state: str
@@ -30,7 +30,9 @@ class Ended:
     message: str
 
 
-async def reset_gpus(gpus: Sequence[str], *, programs: HostPrograms, config: RepairConfig) -> Ended:
+async def reset_gpus(
+    gpus: Sequence[str], *, programs: HostPrograms, config: RepairConfig
+) -> ActEnd:
     """Reset ``gpus`` (UUIDs) and look whether each answers again."""
     smi, root = str(config.nvidia_smi), config.driver_root
     persistent = await _persistent(gpus, programs, config)
@@ -42,7 +44,7 @@ async def reset_gpus(gpus: Sequence[str], *, programs: HostPrograms, config: Rep
     ended = reset_ended(outcome)
     for uuid in persistent:
         await programs.run([smi, "-pm", "1", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
-    if ended.state != State.SUCCEEDED:
+    if ended.state != RepairState.SUCCEEDED:
         return ended
     return _proved(gpus, await evidence.gpus(programs, config))
 
@@ -62,51 +64,55 @@ async def _persistent(
     return [uuid for uuid in gpus if uuid in on]
 
 
-def reset_ended(outcome: Outcome | CommandStuck) -> Ended:
+def reset_ended(outcome: Outcome | CommandStuck) -> ActEnd:
     """What the end of ``nvidia-smi --gpu-reset`` means. Pure."""
     if isinstance(outcome, CommandStuck):
-        return Ended(State.UNKNOWN, "stuck", f"nvidia-smi hangs: {outcome.where}")
+        return ActEnd(RepairState.UNKNOWN, "stuck", f"nvidia-smi hangs: {outcome.where}")
     if outcome.broken or outcome.errno is not None:
         what = outcome.broken or f"nvidia-smi cannot be started (error {outcome.errno})"
-        return Ended(State.FAILED, "not-started", what)
+        return ActEnd(RepairState.FAILED, "not-started", what)
     said = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
     if outcome.late is not None:
         where = f" (it waited: {outcome.stuck or outcome.late})"
-        return Ended(State.UNKNOWN, "timeout", f"nvidia-smi did not end in time{where}")
+        return ActEnd(RepairState.UNKNOWN, "timeout", f"nvidia-smi did not end in time{where}")
     if outcome.signal is not None:
-        return Ended(State.UNKNOWN, "killed", f"nvidia-smi ended by signal {outcome.signal}")
+        return ActEnd(RepairState.UNKNOWN, "killed", f"nvidia-smi ended by signal {outcome.signal}")
     if outcome.flood:
-        return Ended(State.UNKNOWN, "flood", "nvidia-smi printed without end and was ended")
+        return ActEnd(RepairState.UNKNOWN, "flood", "nvidia-smi printed without end and was ended")
     if "in use by another client" in said.lower():
-        return Ended(State.FAILED, "in-use", said)
+        return ActEnd(RepairState.FAILED, "in-use", said)
     if "unknown error" in said.lower():
-        return Ended(State.FAILED, "unknown-error", said)
+        return ActEnd(RepairState.FAILED, "unknown-error", said)
     if outcome.exit:
-        return Ended(State.FAILED, "exit-code", f"nvidia-smi ended with {outcome.exit}: {said}")
-    return Ended(State.SUCCEEDED, "", said)
+        return ActEnd(
+            RepairState.FAILED, "exit-code", f"nvidia-smi ended with {outcome.exit}: {said}"
+        )
+    return ActEnd(RepairState.SUCCEEDED, "", said)
 
 
-def _proved(gpus: Sequence[str], rows: list[dict[str, str]] | str) -> Ended:
+def _proved(gpus: Sequence[str], rows: list[dict[str, str]] | str) -> ActEnd:
     """Exit code 0 alone proves nothing: each GPU must answer again."""
     if isinstance(rows, str):
-        return Ended(State.FAILED, "not-back", f"the reset ended with 0, and then {rows}")
+        return ActEnd(RepairState.FAILED, "not-back", f"the reset ended with 0, and then {rows}")
     there = {row["uuid"] for row in rows}
     missing = [uuid for uuid in gpus if uuid not in there]
     if missing:
-        return Ended(State.FAILED, "not-back", f"after the reset: no {', '.join(missing)}")
-    return Ended(State.SUCCEEDED, "", f"reset, and they answer: {', '.join(gpus)}")
+        return ActEnd(RepairState.FAILED, "not-back", f"after the reset: no {', '.join(missing)}")
+    return ActEnd(RepairState.SUCCEEDED, "", f"reset, and they answer: {', '.join(gpus)}")
 
 
-def reboot_ended(outcome: Outcome | CommandStuck, command: Sequence[str]) -> Ended | None:
+def reboot_ended(outcome: Outcome | CommandStuck, command: Sequence[str]) -> ActEnd | None:
     """A reboot that was refused. None when the command was obeyed, or may have been. Pure."""
     if isinstance(outcome, CommandStuck):
         return None
     if outcome.broken or outcome.errno is not None:
         what = outcome.broken or f"{command[0]} cannot be started (error {outcome.errno})"
-        return Ended(State.FAILED, "not-started", what)
+        return ActEnd(RepairState.FAILED, "not-started", what)
     if outcome.exit:
         said = " ".join(f"{outcome.out} {outcome.err}".split())[:600]
-        return Ended(State.FAILED, "exit-code", f"{command[0]} ended with {outcome.exit}: {said}")
+        return ActEnd(
+            RepairState.FAILED, "exit-code", f"{command[0]} ended with {outcome.exit}: {said}"
+        )
     return None
 
 

@@ -24,15 +24,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeagent.active_tests.host import HostPrograms
-from nodeagent.active_tests.model import Outcome as TestOutcome
-from nodeagent.active_tests.model import Step, TestReport
+from nodeagent.active_tests.model import Step, TestReport, Verdict
 from nodeagent.active_tests.profile import Profile, profile_names, read_profile
 from nodeagent.active_tests.runner import Node, is_peer, run_profile, unmet
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused
 from nodeagent.config.settings import Config, ConfigError
 from nodeagent.repair import acts, evidence
-from nodeagent.repair.acts import Ended
+from nodeagent.repair.acts import ActEnd
 from nodeagent.repair.journal import Journal, NotRecorded
 from nodeagent.repair.lock import LOCK, lock_file
 from nodeagent.repair.operation import (
@@ -40,7 +39,7 @@ from nodeagent.repair.operation import (
     Operation,
     Operations,
     Order,
-    State,
+    RepairState,
     Verb,
     ended,
     new,
@@ -50,7 +49,7 @@ from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
 
-__all__ = ["Driver", "RepairExecutor", "Report"]
+__all__ = ["Driver", "OperationReport", "RepairExecutor"]
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class OperationReport:
     """An operation's state, for the aggregator."""
 
     operation: Operation
@@ -190,7 +189,7 @@ class RepairExecutor:
         """Answer an order whose form is wrong. It is not recorded: its id may be empty."""
         operation = Operation(
             operation_id, verb, uid, self._boot_id, self._wall(), self._clock.boottime(),
-            state=State.REFUSED, reason="invalid", message=why,
+            state=RepairState.REFUSED, reason="invalid", message=why,
         )  # fmt: skip
         self._pass(operation)
 
@@ -210,17 +209,17 @@ class RepairExecutor:
             with contextlib.suppress(NotRecorded):  # it is sent again, which does no harm
                 await self._put(replace(operation, acknowledged=True), report=False)
 
-    async def due(self) -> list[Report]:
+    async def due(self) -> list[OperationReport]:
         """What is to be sent now; asked again it is not given again."""
         reports = []
         while self._passing:
-            reports.append(Report(self._passing.popleft(), self._boot_id, {}))
+            reports.append(OperationReport(self._passing.popleft(), self._boot_id, {}))
         due, self._due = self._due, {}
         for operation_id in due:
             operation = self._operations.get(operation_id) if self._operations else None
             if operation is not None:
                 details = await self._journal.details(operation_id)
-                reports.append(Report(operation, self._boot_id, details))
+                reports.append(OperationReport(operation, self._boot_id, details))
         return reports
 
     def sent(self, operation_id: str) -> None:
@@ -304,7 +303,9 @@ class RepairExecutor:
             text = f"a defect of the agent: {type(error).__name__}: {error}"
             current = self._known(operation)
             if current.began and not current.is_final:
-                await self._record_end(ended(current, State.UNKNOWN, "defect", text, seconds=0.0))
+                await self._record_end(
+                    ended(current, RepairState.UNKNOWN, "defect", text, seconds=0.0)
+                )
             elif not current.is_final:
                 await self._record_end(_refused(current, "defect", text))
 
@@ -328,7 +329,7 @@ class RepairExecutor:
             late = self._clock.boottime() - deadline
             if late > 0:
                 raise _Refused("deadline", f"it could not begin in time: {late:.1f} s too late")
-            operation = replace(operation, state=State.RUNNING, began=True)
+            operation = replace(operation, state=RepairState.RUNNING, began=True)
             await self._put(operation)
             if operation.verb == Verb.GPU_RESET:
                 end = await acts.reset_gpus(
@@ -339,7 +340,7 @@ class RepairExecutor:
             else:
                 assert profile is not None
                 end = await self._test(operation, profile, sample, found)
-            if operation.verb == Verb.GPU_RESET and end.state == State.SUCCEEDED:
+            if operation.verb == Verb.GPU_RESET and end.state == RepairState.SUCCEEDED:
                 # Before its end is recorded: a kill between the two must not lose the sign.
                 self._was_reset(operation.gpus)
             seconds = round(self._clock.boottime() - began, 3)
@@ -426,7 +427,7 @@ class RepairExecutor:
         except NotRecorded as error:
             raise _Refused("no-evidence", f"evidence could not be kept: {error}") from error
 
-    async def _reboot(self, operation: Operation) -> Ended:
+    async def _reboot(self, operation: Operation) -> ActEnd:
         """Told first, so that the evidence is away before the network is. Then wait to be ended."""
         event = self._sent[operation.operation_id] = asyncio.Event()
         try:
@@ -443,11 +444,11 @@ class RepairExecutor:
             return refused
         await asyncio.sleep(max(0.0, ends_at - self._clock.boottime()))
         text = f"the node is still up {self._repair.reboot_limit:g} s after {command[0]}"
-        return Ended(State.UNKNOWN, "same-boot", text)
+        return ActEnd(RepairState.UNKNOWN, "same-boot", text)
 
     async def _test(
         self, operation: Operation, profile: Profile, sample: GpuSample, found: str
-    ) -> Ended:
+    ) -> ActEnd:
         self._testing = asyncio.create_task(
             run_profile(
                 profile,
@@ -461,7 +462,7 @@ class RepairExecutor:
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise
-            return Ended(State.INCONCLUSIVE, "cancelled", "the test was cancelled")
+            return ActEnd(RepairState.INCONCLUSIVE, "cancelled", "the test was cancelled")
         finally:
             self._testing.cancel()
             self._testing = None
@@ -469,12 +470,14 @@ class RepairExecutor:
         try:
             await self._journal.save_details(operation.operation_id, details)
         except NotRecorded as error:
-            return Ended(State.INCONCLUSIVE, "no-record", f"the results could not be kept: {error}")
+            return ActEnd(
+                RepairState.INCONCLUSIVE, "no-record", f"the results could not be kept: {error}"
+            )
         state = {
-            TestOutcome.PASSED: State.SUCCEEDED,
-            TestOutcome.FAILED: State.FAILED,
-        }.get(report.outcome, State.INCONCLUSIVE)
-        return Ended(state, report.reason, report.message[:1000])
+            Verdict.PASSED: RepairState.SUCCEEDED,
+            Verdict.FAILED: RepairState.FAILED,
+        }.get(report.outcome, RepairState.INCONCLUSIVE)
+        return ActEnd(state, report.reason, report.message[:1000])
 
     def _node(self, sample: GpuSample | None, peer: str) -> Node:
         models = [] if sample is None else [gpu.name for gpu in sample.gpus if gpu.name]
@@ -565,7 +568,7 @@ class _Refused(Exception):
 
 
 def _refused(operation: Operation, reason: str, message: str) -> Operation:
-    return replace(operation, state=State.REFUSED, reason=reason, message=message)
+    return replace(operation, state=RepairState.REFUSED, reason=reason, message=message)
 
 
 def _step_json(step: Step) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from typing import Any
 
 from nodeagent.repair.operation import Operations, RecordUnusable
 
-__all__ = ["Journal", "NotRecorded"]
+__all__ = ["DETAILS", "NAME", "Journal", "NotRecorded"]
 
-_NAME = "operations.json"
+#: The record, and what belongs to one operation each, in the folder of the record.
+NAME = "operations.json"
+DETAILS = "details-*.json"
 _LARGEST = 16 << 20
 #: Operations whose evidence and results are kept.
-_DETAILS = 64
+_MOST_DETAILS = 64
 
 
 class NotRecorded(Exception):
@@ -45,7 +47,7 @@ class Journal:
     async def save(self, operations: Operations) -> None:
         """When this returns the record is on the disk. Raises NotRecorded."""
         content = json.dumps(operations.as_json(), separators=(",", ":")).encode()
-        await self._guarded(lambda: self._replace(_NAME, content))
+        await self._guarded(lambda: self._replace(NAME, content))
 
     async def save_details(self, operation_id: str, details: dict[str, Any]) -> None:
         """Evidence and results of one operation. Raises NotRecorded."""
@@ -61,7 +63,7 @@ class Journal:
         return found
 
     def _load(self) -> Operations:
-        path = self._folder / _NAME
+        path = self._folder / NAME
         try:
             content = _read(path)
         except FileNotFoundError:
@@ -95,8 +97,8 @@ class Journal:
 
     def _replace_details(self, operation_id: str, content: bytes) -> None:
         self._replace(_details_name(operation_id), content)
-        files = sorted(self._folder.glob("details-*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-_DETAILS]:
+        files = sorted(self._folder.glob(DETAILS), key=lambda path: path.stat().st_mtime)
+        for old in files[:-_MOST_DETAILS]:
             old.unlink(missing_ok=True)
 
     def _read_details(self, operation_id: str) -> dict[str, Any]:
@@ -151,7 +153,7 @@ class Journal:
 
 
 def _details_name(operation_id: str) -> str:
-    return f"details-{hashlib.blake2b(operation_id.encode(), digest_size=12).hexdigest()}.json"
+    return DETAILS.replace("*", hashlib.blake2b(operation_id.encode(), digest_size=12).hexdigest())
 
 
 def _read(path: Path) -> bytes:

@@ -18,7 +18,7 @@ __all__ = [
     "Operations",
     "Order",
     "RecordUnusable",
-    "State",
+    "RepairState",
     "Verb",
 ]
 
@@ -29,7 +29,7 @@ class Verb:
     GPU_RESET, REBOOT, TEST = VERBS
 
 
-class State:
+class RepairState:
     """As in the contract's RepairState."""
 
     ACCEPTED = "accepted"
@@ -41,8 +41,16 @@ class State:
     INCONCLUSIVE = "inconclusive"
 
 
-FINAL = frozenset({State.REFUSED, State.SUCCEEDED, State.FAILED, State.UNKNOWN, State.INCONCLUSIVE})
-_ALL = FINAL | {State.ACCEPTED, State.RUNNING}
+FINAL = frozenset(
+    {
+        RepairState.REFUSED,
+        RepairState.SUCCEEDED,
+        RepairState.FAILED,
+        RepairState.UNKNOWN,
+        RepairState.INCONCLUSIVE,
+    }
+)
+_ALL = FINAL | {RepairState.ACCEPTED, RepairState.RUNNING}
 
 #: Operations that are remembered. An older one has been acknowledged and is long over.
 MOST = 512
@@ -83,7 +91,7 @@ class Operation:
     gpus: tuple[str, ...] = ()
     profile: str = ""
     peer: str = ""
-    state: str = State.ACCEPTED
+    state: str = RepairState.ACCEPTED
     reason: str = ""
     message: str = ""
     began: bool = False
@@ -190,11 +198,14 @@ class Operations:
 def recovered(operation: Operation, boot_id: str) -> Operation:
     """The operation as it stands when an agent starts in the boot ``boot_id``."""
     other_boot = operation.boot_id != boot_id
-    may_be_proved = operation.began and operation.state in (State.RUNNING, State.UNKNOWN)
+    may_be_proved = operation.began and operation.state in (
+        RepairState.RUNNING,
+        RepairState.UNKNOWN,
+    )
     if operation.verb == Verb.REBOOT and may_be_proved and other_boot:
         return replace(
             operation,
-            state=State.SUCCEEDED,
+            state=RepairState.SUCCEEDED,
             reason="",
             message=f"the boot id has changed from {operation.boot_id} to {boot_id}",
             acknowledged=False,
@@ -204,14 +215,14 @@ def recovered(operation: Operation, boot_id: str) -> Operation:
     if not operation.began:
         return replace(
             operation,
-            state=State.REFUSED,
+            state=RepairState.REFUSED,
             reason="agent-restarted",
             message="the agent ended before it began; nothing was done",
         )
     how = "the node was rebooted" if other_boot else "the agent ended"
     return replace(
         operation,
-        state=State.UNKNOWN,
+        state=RepairState.UNKNOWN,
         reason="interrupted",
         message=f"{how} during the operation; its result is not known, and it is not repeated",
     )
@@ -241,7 +252,7 @@ def new(order: Order, *, wall: float, boottime: float) -> Operation:
 
 def _check_step(before: Operation, after: Operation) -> None:
     """A defect of ours must stop here and not at the machine."""
-    proved = before.state == State.UNKNOWN and after.state == State.SUCCEEDED
+    proved = before.state == RepairState.UNKNOWN and after.state == RepairState.SUCCEEDED
     if before.is_final and before.state != after.state and not proved:
         raise AssertionError(f"{before.operation_id}: {before.state} is final, not {after.state}")
     if before.began and not after.began:

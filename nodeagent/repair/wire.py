@@ -6,8 +6,8 @@ from typing import Any
 
 from nodeagent.active_tests.runner import is_peer
 from nodeagent.evidence.bounds import cut
-from nodeagent.repair.executor import RepairExecutor, Report
-from nodeagent.repair.operation import Order, State, Verb
+from nodeagent.repair.executor import OperationReport, RepairExecutor
+from nodeagent.repair.operation import Order, RepairState, Verb
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 
@@ -20,13 +20,13 @@ _VERBS: Mapping[int, str] = {
 }
 _NUMBERS = {name: number for number, name in _VERBS.items()}
 _STATES = {
-    State.ACCEPTED: pb.REPAIR_STATE_ACCEPTED,
-    State.REFUSED: pb.REPAIR_STATE_REFUSED,
-    State.RUNNING: pb.REPAIR_STATE_RUNNING,
-    State.SUCCEEDED: pb.REPAIR_STATE_SUCCEEDED,
-    State.FAILED: pb.REPAIR_STATE_FAILED,
-    State.UNKNOWN: pb.REPAIR_STATE_UNKNOWN,
-    State.INCONCLUSIVE: pb.REPAIR_STATE_INCONCLUSIVE,
+    RepairState.ACCEPTED: pb.REPAIR_STATE_ACCEPTED,
+    RepairState.REFUSED: pb.REPAIR_STATE_REFUSED,
+    RepairState.RUNNING: pb.REPAIR_STATE_RUNNING,
+    RepairState.SUCCEEDED: pb.REPAIR_STATE_SUCCEEDED,
+    RepairState.FAILED: pb.REPAIR_STATE_FAILED,
+    RepairState.UNKNOWN: pb.REPAIR_STATE_UNKNOWN,
+    RepairState.INCONCLUSIVE: pb.REPAIR_STATE_INCONCLUSIVE,
 }
 _OUTCOMES = {
     "passed": pb.TEST_OUTCOME_PASSED,
@@ -126,7 +126,7 @@ def order_of(message: pb.RepairOrder) -> Order:
     )
 
 
-def result(report: Report) -> pb.AgentMessage:
+def result(report: OperationReport) -> pb.AgentMessage:
     """The report as a message within the contract's bounds."""
     operation, details = report.operation, report.details
     evidence = str(details.get("evidence", ""))

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodeagent import factory
 from nodeagent.active_tests.host import HostPrograms
-from nodeagent.active_tests.model import Outcome, Step, TestReport
+from nodeagent.active_tests.model import Step, TestReport, Verdict
 from nodeagent.active_tests.profile import Profile, profile_names, read_profile
 from nodeagent.active_tests.runner import Node, is_peer, run_profile, unmet
 from nodeagent.clock import SystemClock
@@ -21,7 +21,7 @@ from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 
 __all__ = ["NotRun", "as_json", "exit_code", "listing", "profiles", "run", "table"]
 
-_EXIT = {Outcome.PASSED: 0, Outcome.FAILED: 1}
+_EXIT = {Verdict.PASSED: 0, Verdict.FAILED: 1}
 _NO_VERDICT = 3
 #: Seconds for an answer of the running agent.
 _PATIENCE = 20.0
@@ -42,7 +42,7 @@ def run(config: Config, options: argparse.Namespace, tell: Callable[[str], None]
     profile = read_profile(options.profile, config.repair.profiles)
     if options.peer and not is_peer(options.peer):
         raise NotRun(f"--peer: {options.peer!r} is no address", wrong_use=True)
-    node = asyncio.run(_look(config, options.peer))
+    node = asyncio.run(_find_gpus(config, options.peer))
     lacking = unmet(profile.requires, node)
     if lacking:
         needs = "name it with --peer" if "address" in lacking else "choose another profile"
@@ -65,7 +65,7 @@ def run(config: Config, options: argparse.Namespace, tell: Callable[[str], None]
         )
 
 
-async def _look(config: Config, peer: str) -> Node:
+async def _find_gpus(config: Config, peer: str) -> Node:
     """The node's GPUs. NVML is asked once, in a process that ends before the test."""
     sources = factory.sources(config, factory.machine(config, SystemClock()), None)
     addresses = sources.gpus.addresses()

@@ -43,8 +43,8 @@ class FakeTools:
         self.smi = folder / "nvidia-smi"
         self._write(self.smi, _SMI.format(here=folder))
         self.rows(gpus)
-        self.say("query", code=0)
-        self.say("reset", "All done.\n", code=0)
+        self.set_answer("query", code=0)
+        self.set_answer("reset", "All done.\n", code=0)
         self.tool("reboot-now")
 
     def rows(self, gpus: Sequence[FakeGpu], persistence: str = "Disabled") -> None:
@@ -59,10 +59,10 @@ class FakeTools:
         """A program called ``name`` that says ``out``."""
         path = self.folder / name
         self._write(path, _TOOL.format(here=self.folder, name=name))
-        self.say(name, out, code=code)
+        self.set_answer(name, out, code=code)
         return path
 
-    def say(self, name: str, out: str | None = None, *, code: int) -> None:
+    def set_answer(self, name: str, out: str | None = None, *, code: int) -> None:
         if out is not None:
             (self.folder / f"{name}.out").write_text(out)
         elif not (self.folder / f"{name}.out").exists():

@@ -146,7 +146,7 @@ async def test_a_reboot_that_does_nothing_is_unknown_and_one_that_is_refused_has
     server, node = site
     result = await server.ordered(node, node.order(REBOOT, server.latest))
     assert (result.state, result.reason) == (pb.REPAIR_STATE_UNKNOWN, "same-boot")
-    node.tools.say("reboot-now", "no permission", code=1)
+    node.tools.set_answer("reboot-now", "no permission", code=1)
     result = await server.ordered(node, node.order(REBOOT, server.latest))
     assert (result.state, result.reason) == (pb.REPAIR_STATE_FAILED, "exit-code")
     result = await server.ordered(node, node.order(REBOOT, server.latest))

@@ -26,7 +26,7 @@ from nodeagent.repair.operation import (
     Operations,
     Order,
     RecordUnusable,
-    State,
+    RepairState,
     Verb,
     recovered,
     refusal,
@@ -38,7 +38,7 @@ from tests.agent.fake_tools import FakeTools
 from tests.nvml import gpu, uuid_of
 from tests.support.waiting import until
 
-STATES = [State.ACCEPTED, State.RUNNING, *sorted(FINAL)]
+STATES = [RepairState.ACCEPTED, RepairState.RUNNING, *sorted(FINAL)]
 
 
 def operation(number: int = 1, **fields: Any) -> Operation:
@@ -83,8 +83,8 @@ def test_what_was_begun_never_reads_as_not_begun(before: Operation, boots: list[
         after = recovered(after, boot_id)
     assert after.began == before.began
     if before.began and not before.is_final and boots:
-        assert after.state in (State.UNKNOWN, State.SUCCEEDED)
-    if after.state == State.SUCCEEDED and before.state != State.SUCCEEDED:
+        assert after.state in (RepairState.UNKNOWN, RepairState.SUCCEEDED)
+    if after.state == RepairState.SUCCEEDED and before.state != RepairState.SUCCEEDED:
         assert before.verb == Verb.REBOOT
         assert before.began
         assert set(boots) != {before.boot_id}, "only another boot proves a reboot"
@@ -112,22 +112,22 @@ def test_a_record_with_one_wrong_field_is_malformed(name: str) -> None:
 
 def test_a_final_state_is_not_changed_but_by_the_proof_of_a_reboot() -> None:
     record = Operations()
-    record.put(operation(state=State.FAILED, began=True))
+    record.put(operation(state=RepairState.FAILED, began=True))
     with pytest.raises(AssertionError):
-        record.put(operation(state=State.SUCCEEDED, began=True))
+        record.put(operation(state=RepairState.SUCCEEDED, began=True))
     with pytest.raises(AssertionError):
-        record.put(operation(state=State.FAILED, began=False))
+        record.put(operation(state=RepairState.FAILED, began=False))
 
 
 def test_only_what_is_over_and_acknowledged_is_forgotten() -> None:
     record = Operations()
     for number in range(MOST + 50):
-        record.put(operation(number, state=State.FAILED, acknowledged=number != 7))
+        record.put(operation(number, state=RepairState.FAILED, acknowledged=number != 7))
     assert len(record.known) == MOST + 1
     assert record.get("op-7") is not None
     assert record.get("op-8") is None
     for number in range(MOST, 3 * MOST):
-        record.put(operation(number + 1000, state=State.FAILED))
+        record.put(operation(number + 1000, state=RepairState.FAILED))
     assert record.is_full()
 
 
@@ -333,12 +333,12 @@ async def test_a_death_at_any_write_does_nothing_twice_and_never_denies_an_act(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert machine.acts <= 1, (verb, at, state)
-        if state == State.REFUSED:
+        if state == RepairState.REFUSED:
             assert machine.acts == 0, (verb, at)
-        elif state in (State.SUCCEEDED, State.FAILED):
+        elif state in (RepairState.SUCCEEDED, RepairState.FAILED):
             assert machine.acts == 1, (verb, at)
         if before:
-            assert state in FINAL - {State.REFUSED}
+            assert state in FINAL - {RepairState.REFUSED}
         if survived:
             break
     else:
@@ -359,7 +359,7 @@ async def test_a_disk_that_cannot_be_written_obeys_no_order(tmp_path: Path) -> N
     running = asyncio.create_task(executor.run())
     executor.order(order_of(Verb.REBOOT, "boot-1"))
     [state] = await states_until(executor, lambda state: state in FINAL)
-    assert state == State.REFUSED
+    assert state == RepairState.REFUSED
     assert "state_dir must be a folder on a disk that works" in executor.problem
     assert machine.acts == 0
     running.cancel()
@@ -389,19 +389,23 @@ async def test_accesses_at_the_same_time_wait_for_each_other(tmp_path: Path) -> 
 async def test_a_disk_that_hangs_holds_no_order_and_comes_back(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "operations.json")
     journal = Journal(tmp_path, patience=0.2)
-    with pytest.raises(NotRecorded, match="no answer of the disk in 0.2 s"):
+    with pytest.raises(NotRecorded, match=r"no answer of the disk in 0\.2 s"):
         await journal.load()
     with pytest.raises(NotRecorded, match="hangs; no order is obeyed until it works"):
         await journal.load()
-    (tmp_path / "operations.json").open("w").close()  # the read that hangs ends
-    with pytest.raises(NotRecorded, match="malformed"):
-        async with asyncio.timeout(30):
-            while True:
-                try:
-                    await journal.load()
-                except NotRecorded as error:
-                    if "hangs" not in str(error):
-                        raise
-                    (tmp_path / "operations.json").unlink(missing_ok=True)
-                    (tmp_path / "operations.json").write_text("x")
+    fifo = (tmp_path / "operations.json").rename(tmp_path / "fifo")
+    await journal_file(tmp_path)
+    fifo.open("w").close()  # the read that hangs ends
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                found = await journal.load()
+            except NotRecorded:
                 await asyncio.sleep(0.01)
+            else:
+                break
+    assert found.get("op-1") == operation()
+
+
+async def journal_file(folder: Path) -> None:
+    await Journal(folder).save(Operations({"op-1": operation()}))

@@ -110,7 +110,7 @@ async def test_a_reset_that_the_driver_refuses_has_failed(
         ("Unable to reset: Unknown Error\n", 3, "unknown-error"),
         ("no\n", 9, "exit-code"),
     ):
-        node.tools.say("reset", out, code=code)
+        node.tools.set_answer("reset", out, code=code)
         result = await server.ordered(node, node.order(RESET, server.latest))
         assert (result.state, result.reason) == (pb.REPAIR_STATE_FAILED, reason)
 

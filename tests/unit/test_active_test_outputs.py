@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodeagent.active_tests import outputs
 from nodeagent.active_tests.judge import judge
-from nodeagent.active_tests.model import Outcome, Step, overall
+from nodeagent.active_tests.model import Step, Verdict, overall
 from nodeagent.active_tests.profile import StepSpec, Threshold, read_profile, shipped
 from nodeagent.active_tests.runner import is_peer
 from nodeagent.sources.command import CommandStuck
@@ -108,7 +108,7 @@ def test_measurements(kind: str, text: str, measures: list[float]) -> None:
 
 def test_wrong_data_fails_at_full_speed() -> None:
     found = outputs.read("nccl-tests", 0, NCCL.format(wrong=3, word="FAILED", rate=478.0))
-    assert (found.outcome, found.reason) == (Outcome.FAILED, "wrong-data")
+    assert (found.outcome, found.reason) == (Verdict.FAILED, "wrong-data")
 
 
 def gemm(*digests: str, differ: bool = False) -> str:
@@ -129,7 +129,7 @@ def gemm(*digests: str, differ: bool = False) -> str:
 )
 def test_gpus_that_give_other_bits(text: str, reason: str, words: str) -> None:
     found = outputs.read("gemm", 0, text)
-    assert (found.outcome, found.reason) == (Outcome.FAILED, reason)
+    assert (found.outcome, found.reason) == (Verdict.FAILED, reason)
     assert words in found.message
 
 
@@ -174,7 +174,7 @@ def test_verdicts(ended: Ended | CommandStuck, outcome: str, reason: str) -> Non
 def test_a_threshold_is_for_its_model_alone() -> None:
     ended = Ended(exit=0, out="nothing")
     found = judge(spec(thresholds=(FLOOR,)), ended, models=["NVIDIA L4"], seconds=1.0)
-    assert found.outcome is Outcome.PASSED
+    assert found.outcome is Verdict.PASSED
 
 
 @given(st.sampled_from(outputs.KINDS), st.integers(0, 255), st.text() | st.binary().map(str))
@@ -182,9 +182,9 @@ def test_no_output_makes_a_reader_fail(kind: str, code: int, text: str) -> None:
     found = judge(
         spec(output=kind, command=("x",)), Ended(exit=code, out=text), models=[], seconds=0.0
     )
-    assert found.outcome in Outcome
+    assert found.outcome in Verdict
     if code == 0 and kind == "dcgm":
-        assert found.outcome is not Outcome.PASSED, "without a result it has not passed"
+        assert found.outcome is not Verdict.PASSED, "without a result it has not passed"
 
 
 JSON = st.recursive(
@@ -210,7 +210,7 @@ def test_no_json_makes_a_reader_fail(kind: str, code: int, document: object) -> 
 steps = st.builds(
     Step,
     st.sampled_from("abc"),
-    st.sampled_from(Outcome),
+    st.sampled_from(Verdict),
     reason=st.just("r"),
     message=st.just("m"),
     required=st.booleans(),
@@ -221,14 +221,14 @@ steps = st.builds(
 def test_a_test_passes_only_if_a_step_did_and_none_is_in_doubt(found: list[Step]) -> None:
     outcomes = {step.outcome for step in found}
     verdict = overall("p", found).outcome
-    if Outcome.FAILED in outcomes:
-        assert verdict is Outcome.FAILED
-    elif verdict is Outcome.PASSED:
-        assert Outcome.PASSED in outcomes
-        assert Outcome.INCONCLUSIVE not in outcomes
-        assert not any(s.required and s.outcome is Outcome.SKIPPED for s in found)
+    if Verdict.FAILED in outcomes:
+        assert verdict is Verdict.FAILED
+    elif verdict is Verdict.PASSED:
+        assert Verdict.PASSED in outcomes
+        assert Verdict.INCONCLUSIVE not in outcomes
+        assert not any(s.required and s.outcome is Verdict.SKIPPED for s in found)
     else:
-        assert verdict is Outcome.INCONCLUSIVE
+        assert verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -37,6 +37,7 @@ from nodeagent.checks import custom_plugin
 from nodeagent.config import settings as agent_settings
 from nodeagent.config.settings import keys as agent_keys
 from nodeagent.evidence import store
+from nodeagent.repair import journal, lock
 from nodeagent.terminal import arguments
 from sickbay.v1 import shards_pb2, sickbay_pb2
 from tests.support.log_events import log_events
@@ -213,6 +214,9 @@ def files() -> Iterator[str]:
         ),
     ]
     yield from map(str, found)
+    folder = agent.state_dir / "repair"
+    yield from (f"{folder}/{journal.NAME}", f"{folder}/{journal.DETAILS}")
+    yield str(agent.run_dir / lock.LOCK)
 
 
 def configuration() -> Iterator[str]:
@@ -292,7 +296,7 @@ def test_exit_codes() -> None:
         1: {OK, FAILED, USAGE, INTERRUPTED},
         2: {daemon.OK, daemon.FAILED, daemon.USAGE, daemon.INTERRUPTED}
         | {replay.SAME, replay.DIFFERENT, replay.TROUBLE},
-        3: {agent_cli.OK, agent_cli.BAD, agent_cli.USAGE}
+        3: {agent_cli.OK, agent_cli.BAD, agent_cli.USAGE, agent_cli.NO_VERDICT}
         | {agent_cli.INTERNAL, agent_cli.INTERRUPTED},
     }
     table = rows("Exit codes")
