@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -252,7 +253,7 @@ async def test_a_malformed_record_obeys_no_order(site: tuple[Aggregator, RepairN
     assert node.tools.count("--gpu-reset") == 1
 
 
-async def test_without_repair_allow_an_order_is_refused_and_no_module_is_loaded(
+async def test_without_repair_allow_an_order_is_refused_and_no_record_is_made(
     tmp_path: Path,
 ) -> None:
     async with aggregator() as server:
@@ -266,6 +267,15 @@ async def test_without_repair_allow_an_order_is_refused_and_no_module_is_loaded(
             assert not (node.state_dir / "repair").exists()
         finally:
             node.close()
+
+
+def test_an_agent_that_obeys_no_order_does_not_load_the_modules() -> None:
+    look = (
+        "import sys, nodeagent.agent, nodeagent.uplink.uplink, nodeagent.local.routes\n"
+        "print([m for m in sys.modules if m.startswith(('nodeagent.repair', 'nodeagent.active'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def holder(script: str) -> "subprocess.Popen[str]":
