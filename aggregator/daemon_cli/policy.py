@@ -259,6 +259,7 @@ def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
         lines.append(f"  why        {rule.why}")
         if rule.action != "observe":
             lines += [f"  released   {line}" for line in _releases(rule)]
+            lines.append(f"  repaired   {_repairs(rule)}")
             lines.append("  capped by  mode, limits and the stop switch")
     for other, wants in answer.others:
         lines.append(
@@ -284,6 +285,12 @@ def _releases(rule: "Rule") -> Iterator[str]:
         yield f"by a person alone where the same came again within {within} of a release"
 
 
+def _repairs(rule: "Rule") -> str:
+    if not rule.repair:
+        return "by a person alone"
+    return f"{', then '.join(rule.repair)}, where repair.mode allows it"
+
+
 def _as_json(answer: "Explanation") -> Mapping[str, Any]:
     rule = answer.rule
     return {
@@ -300,6 +307,7 @@ def _as_json(answer: "Explanation") -> Mapping[str, Any]:
         "for_seconds": rule.hold if rule is not None else 0.0,
         "healthy_for_seconds": rule.healthy_for if rule is not None else 0.0,
         "release": rule.release if rule is not None else "",
+        "repair": list(rule.repair) if rule is not None and rule.acts else [],
         "repeat_within_seconds": rule.repeat_within if rule is not None else 0.0,
         "also": [
             {"rule": other.name, "action": other.action, "if": wants}

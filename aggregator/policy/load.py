@@ -24,6 +24,7 @@ from aggregator.configfile.yaml_source import (
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.policy.node_condition import OWN_TYPES
+from aggregator.policy.repairs import REPAIRS, disorder
 from aggregator.policy.rules import (
     ACTIONS,
     CONDITION_CHECK,
@@ -66,6 +67,7 @@ KEYS = {
     "repeatWithin": "repeat_within",
     "nodes": "nodes",
     "elsewhere": "elsewhere",
+    "repair": "repair",
 }
 #: Least and most of the keys that count.
 _COUNTS = {
@@ -119,7 +121,7 @@ def _plain(rule: Rule) -> dict[str, Any]:
         field.name: dict(value) if isinstance(value, Mapping) else value
         for field in fields(rule)
         for value in (getattr(rule, field.name),)
-        if field.name != "nodes"
+        if field.name not in ("nodes", "repair")  # replicas whose ladders differ agree on evidence
     }
     if rule.nodes is None:
         del plain["elsewhere"]  # the hash of rules without a selector stays as it was
@@ -241,9 +243,7 @@ class _Reader:
                     f"unknown key{_hint(str(key), KEYS)}; expected one of {', '.join(KEYS)}",
                 )
             else:
-                values[field] = (
-                    self._nodes(value) if key == "nodes" else self._value(str(key), value)
-                )
+                values[field] = self._own_value(str(key), value)
         base = self._known.get(entry["name"])
         self._judge_condition(entry, base)
         if len(self._problems) > before:
@@ -264,8 +264,14 @@ class _Reader:
             rule = Rule(**values)
         else:
             rule = replace(base, **values)
+        self._judge_repair(entry, rule)
         self._judge(rule)
         return rule if len(self._problems) == before else None
+
+    def _own_value(self, key: str, value: Any) -> Any:
+        if key == "nodes":
+            return self._nodes(value)
+        return self._ladder(value) if key == "repair" else self._value(key, value)
 
     def _nodes(self, value: Any) -> LabelSelector | None:
         found, problems = read_section(value, LabelSelector, self._document, (*self._path, "nodes"))
@@ -347,6 +353,23 @@ class _Reader:
             return least
         return value
 
+    def _ladder(self, value: Any) -> tuple[str, ...]:
+        """The repairs of a rule, mildest first. An empty list leaves them to a person."""
+        key = "repair"
+        if not isinstance(value, list):
+            self._problem((key,), f"{value!r}; expected a list, some of {', '.join(REPAIRS)}")
+            return ()
+        for index, one in enumerate(value):
+            if one not in REPAIRS:
+                hint = _hint(str(one), REPAIRS)
+                text = f"{one!r}{hint}; expected some of {', '.join(REPAIRS)}"
+                self._problem((key, index), text)
+                return ()
+        wrong = disorder(value)
+        if wrong:
+            self._problem((key,), wrong)
+        return tuple(value)
+
     def _one_of(self, key: str, value: Any, allowed: tuple[str, ...]) -> str:
         if value not in allowed:
             hint = _hint(str(value), allowed)
@@ -398,6 +421,12 @@ class _Reader:
                 "which an application can cause; expected minJobs of 2 or more (the same code on "
                 "the same GPU over several jobs), or action: observe",
             )
+
+    def _judge_repair(self, entry: Mapping[str, Any], rule: Rule) -> None:
+        """A ladder that stands in the file itself needs nodes in quarantine to be climbed on."""
+        if entry.get("repair") and not rule.acts:
+            text = f"no effect under action: {rule.action}; expected action: cordon or drain"
+            self._problem(("repair",), text)
 
     def _judge_past(self, rule: Rule) -> None:
         """Conditions about the past must be about evidence that has one."""

@@ -73,6 +73,9 @@ class Rule:
 
     ``nodes`` selects the nodes on which the rule has its action; on others it has the action
     ``elsewhere``, or does not apply (empty). None: on every node.
+
+    ``repair`` are the repairs of the node, of `REPAIRS` and in its order; none: a person repairs
+    it.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Rule:
     repeat_within: float = REPEAT_WITHIN
     nodes: "LabelSelector | None" = None
     elsewhere: str = ""
+    repair: tuple[str, ...] = ()
 
     @property
     def acts(self) -> bool:
