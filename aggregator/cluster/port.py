@@ -177,6 +177,50 @@ class AppliedChanges:
     own_taint: str = ""
 
 
+class RepairState(enum.StrEnum):
+    """How far one attempt at a repair has come. Each change is a compare-and-set on the object."""
+
+    ORDERING = "Ordering"  # durable before the order is sent: it may have been sent, or not
+    ORDERED = "Ordered"  # the order was taken, and its proof is waited for
+    SUCCEEDED = "Succeeded"  # proved: another boot, the agent's result, an object's condition
+    FAILED = "Failed"  # not done, or no proof of it by the deadline
+    UNKNOWN = "Unknown"  # the order may have been taken or not: a person decides
+    CANCELLED = "Cancelled"  # by a person
+
+
+@dataclass(frozen=True, slots=True)
+class RepairAttempt:
+    """One attempt at a repair. ``operation`` is its id everywhere, made of the quarantine's uid.
+
+    ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``request`` is the id
+    of a person's request, empty where the ladder asked for it. Times are wall clock seconds.
+    """
+
+    operation: str
+    repair: str
+    state: RepairState
+    boot_id: str = ""
+    node_uid: str = ""
+    request: str = ""
+    began_at: float = 0.0
+    deadline_at: float = 0.0
+    ended_at: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairStatus:
+    """The attempts at a repair, oldest first. ``held``: why the next one does not begin now.
+
+    ``exhausted``: why no further one begins by itself, since ``exhausted_at``; empty: one may.
+    """
+
+    attempts: tuple[RepairAttempt, ...] = ()
+    held: str = ""
+    exhausted: str = ""
+    exhausted_at: float = 0.0
+
+
 #: The former name of `QuarantineStatus.applied`. The version before knows no other, so it is
 #: written too and decides; docs/decisions/0017-two-names-of-one-annotation.md.
 FORMER_APPLIED_FIELD = "did"
@@ -258,6 +302,8 @@ class QuarantineStatus:
     applied: AppliedChanges | None = None
     #: Our marks that are missing, or were set again, or None if no mark ever was missing.
     marks: MarksStatus | None = None
+    #: The repairs of the node, or None while none was attempted or held.
+    repair: RepairStatus | None = None
     #: The generation of the spec that this status is about, and what follows from both for others.
     observed_generation: int = 0
     conditions: tuple[QuarantineCondition, ...] = ()

@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
     QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
+    RepairAttempt,
 )
 
 GROUP = "sickbay.dev"
@@ -48,6 +49,7 @@ FORMS: Mapping[type, ObjectForm] = {
         is_item=True,
     ),
     MarksStatus: ObjectForm(always={"restored": 0}),
+    RepairAttempt: ObjectForm(required=frozenset({"operation", "repair", "state"}), is_item=True),
     AppliedChanges: ObjectForm(
         names={"taint": "taintBefore", "label": "labelBefore", "codes": "codesBefore"},
         required=frozenset({"cordoned"}),

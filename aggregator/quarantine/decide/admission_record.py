@@ -72,12 +72,47 @@ class Rebuilt:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningRepair:
+    """A repair that was reserved and has not ended, of the attempt ``operation``.
+
+    It counts for the limits until it is taken out, or until ``until`` where no process takes it
+    out. ``pool`` is the value of ``limits.pool_label``; ``domains`` are the node's failure domains,
+    as "LABEL=VALUE".
+    """
+
+    node: str
+    operation: str
+    repair: str
+    at: float
+    until: float
+    pool: str = ""
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PastRepair:
+    """One attempt on a node, by whatever quarantine. ``at`` is when it was reserved."""
+
+    at: float
+    repair: str
+    operation: str
+
+
+#: Nodes with attempts that the record remembers; with more no repair is reserved, since the bound
+#: of attempts would forget.
+MOST_REPAIRED_NODES = 1000
+#: Attempts that are remembered of one node.
+MOST_PAST_REPAIRS = 20
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """All entries by node, the times of recent admissions (newest last), and what cools down.
 
     ``cooldowns`` are by the id of the common cause that tripped; an empty id is the whole fleet.
     ``pool_admissions`` are the times of recent admissions in each pool of the section ``pools``.
     ``generation`` counts the writes: a record whose generation went back was rolled back.
+    ``repairs`` are those that run, by node, and ``past_repairs`` the attempts on each node.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -87,6 +122,8 @@ class Record:
     generation: int = 0
     rebuilt: Rebuilt | None = None
     pool_admissions: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    repairs: Mapping[str, RunningRepair] = field(default_factory=dict)
+    past_repairs: Mapping[str, tuple[PastRepair, ...]] = field(default_factory=dict)
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
         """With these entries; one that stands already keeps its time and is no new admission."""
@@ -161,6 +198,37 @@ class Record:
             del cooldowns[oldest]
         return replace(self, cooldowns=cooldowns)
 
+    def begin_repair(self, repair: RunningRepair) -> "Record":
+        """With this repair under way, and remembered as an attempt on its node."""
+        past = self.past_repairs.get(repair.node, ())
+        this = PastRepair(repair.at, repair.repair, repair.operation)
+        return replace(
+            self,
+            repairs={**self.repairs, repair.node: repair},
+            past_repairs={**self.past_repairs, repair.node: (*past, this)[-MOST_PAST_REPAIRS:]},
+        )
+
+    def end_repair(self, node: str, operation: str) -> "Record":
+        """Without this repair under way; a later one of the node stays, and so do the attempts."""
+        known = self.repairs.get(node)
+        if known is None or known.operation != operation:
+            return self
+        return replace(self, repairs={k: v for k, v in self.repairs.items() if k != node})
+
+    def without_old_repairs(self, now: float, window: float) -> "Record":
+        """Without repairs whose time is over, and attempts that count no more.
+
+        An attempt in the future counts, unless it is further away than the window: a clock was
+        wrong then, and must not hold the node for ever.
+        """
+        past = {
+            node: kept
+            for node, attempts in self.past_repairs.items()
+            if (kept := tuple(one for one in attempts if abs(now - one.at) < window))
+        }
+        running = {node: one for node, one in self.repairs.items() if now < one.until}
+        return replace(self, repairs=running, past_repairs=past)
+
     def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
         """Without the times and cooldowns that count no more.
 
@@ -226,6 +294,25 @@ def parse_record(text: str) -> Record:
                 str(pool): tuple(float(at) for at in times)
                 for pool, times in data.get("poolAdmissions", {}).items()
             },
+            {
+                str(node): RunningRepair(
+                    node=str(node),
+                    operation=str(one["operation"]),
+                    repair=str(one["repair"]),
+                    at=float(one["at"]),
+                    until=float(one["until"]),
+                    pool=str(one.get("pool", "")),
+                    domains=tuple(str(domain) for domain in one.get("domains", ())),
+                )
+                for node, one in data.get("repairs", {}).items()
+            },
+            {
+                str(node): tuple(
+                    PastRepair(float(at), str(repair), str(operation))
+                    for at, repair, operation in attempts
+                )
+                for node, attempts in data.get("pastRepairs", {}).items()
+            },
         )
     except (
         ValueError,
@@ -272,11 +359,30 @@ class RecordSerializer:
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
         by_pool = {pool: list(times) for pool, times in record.pool_admissions.items() if times}
         pools = f'"poolAdmissions":{_json(by_pool)},' if by_pool else ""
+        repairs, past = _repairs(record)
         return (
             f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
             f'"entries":{{{entries}}},"generation":{record.generation},'
-            f'"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}"version":1}}'
+            f'{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}{repairs}"version":1}}'
         )
+
+
+def _repairs(record: Record) -> tuple[str, str]:
+    """The keys ``repairs`` and ``pastRepairs``; empty where there are none, as in any record of a
+    version without repairs.
+    """
+    running = {
+        node: {name: value for name, value in asdict(one).items() if name != "node" and value}
+        for node, one in record.repairs.items()
+    }
+    past = {
+        node: [[one.at, one.repair, one.operation] for one in attempts]
+        for node, attempts in record.past_repairs.items()
+    }
+    return (
+        f'"repairs":{_json(running)},' if running else "",
+        f'"pastRepairs":{_json(past)},' if past else "",
+    )
 
 
 def dump_record(record: Record) -> str:

@@ -11,7 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.port import Phase, Quarantine
-from aggregator.quarantine.decide.admission_record import Entry, Rebuilt, Record
+from aggregator.quarantine.decide.admission_record import (
+    MOST_PAST_REPAIRS,
+    Entry,
+    Rebuilt,
+    Record,
+    RunningRepair,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,12 @@ def rebuild(
     *,
     rebuilt: Rebuilt,
     newest: int,
+    repairs: Iterable[RunningRepair] = (),
 ) -> Record:
     """The record made anew, with the entries of the Quarantines that stand and no others.
 
     Times of admissions and cooldowns are those of both records, so that no known one is forgotten.
-    ``newest`` as for `discontinuity`.
+    ``newest`` as for `discontinuity`. ``repairs``: those under way by Quarantines that stand.
     """
     before = known.record if known is not None else Record()
     old = {**before.entries, **record.entries}
@@ -72,8 +79,20 @@ def rebuild(
     for ident, one in record.cooldowns.items():
         if ident not in cooldowns or cooldowns[ident].at < one.at:
             cooldowns[ident] = one
+    running = {one.node: one for one in repairs} | {**before.repairs, **record.repairs}
+    past = {
+        node: tuple(
+            sorted(
+                {*before.past_repairs.get(node, ()), *record.past_repairs.get(node, ())},
+                key=lambda one: one.at,
+            )
+        )[-MOST_PAST_REPAIRS:]
+        for node in {*before.past_repairs, *record.past_repairs}
+    }
     return replace(
         record,
+        repairs=running,
+        past_repairs=past,
         entries=entries,
         admissions=tuple(sorted([*times.elements(), *new])),
         cooldowns=cooldowns,

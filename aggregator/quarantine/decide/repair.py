@@ -1,0 +1,388 @@
+"""The next repair of a node in quarantine, or what holds it. Pure.
+
+Invariants:
+- Without a person's request a rung is attempted once in a quarantine, and each one is stronger than
+  those before it: so a ladder ends.
+- An attempt whose outcome is not known is followed by none: a person decides.
+- `reserve` lets no repair begin past a limit, and never two in one failure domain. The record is
+  changed by compare-and-set, so this holds for any interleaving of replicas.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import Duration, Share
+from aggregator.policy.repairs import ASKS_A_PERSON, REPAIRS, TICKET, rank
+from aggregator.policy.rules import LONGEST_REPEAT
+from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
+from aggregator.quarantine.decide.admission_record import (
+    MOST_REPAIRED_NODES,
+    PastRepair,
+    Record,
+    RunningRepair,
+)
+from aggregator.quarantine.decide.shares import allowance
+from aggregator.rfc3339 import span
+
+#: An attempt in these states may still act on the node.
+BUSY = (RepairState.ORDERING, RepairState.ORDERED)
+#: Attempts that one Quarantine keeps; its object must stay small.
+MOST_ATTEMPTS = 12
+#: A repair counts for the limits so much longer than its deadline (seconds): until the process
+#: that sees the end of it has written that.
+_LINGERS = 300.0
+#: A person's request, as an annotation of the Node: "KIND ID" or "cancel ID".
+REQUEST = "sickbay.dev/repair"
+CANCEL = "cancel"
+_LONGEST_ID = 60
+
+_KURED = "weave.works/kured-reboot-in-progress"
+_KARPENTER = "karpenter.sh/nodeclaim-termination-timestamp"
+_MEDIK8S = "remediation.medik8s.io/nhc-timed-out"
+_DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-driver-upgrade"
+
+
+class RepairMode(enum.StrEnum):
+    """Whether repairs are carried out."""
+
+    OFF = "off"
+    OBSERVE = "observe"  # say which one would be
+    REPAIR = "repair"
+
+
+def _mode(value: Any) -> Any:
+    return "off" if value is False else value  # YAML reads an unquoted off as false
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRules(SectionDataclass):
+    """The limits of repairs: a part of the section ``repair``. Durations are seconds.
+
+    ``attempts`` on one node within ``window``. ``concurrent`` and its percentage bound those of the
+    whole fleet at once, ``pool_concurrent`` those of one pool (``limits.pool_label``). In one
+    failure domain (``limits.domain_labels``, ``limits.clique_label``) there is never more than one.
+    ``verify``: so long after a repair its evidence may stand before the next rung is due.
+    """
+
+    mode: Annotated[RepairMode, BeforeValidator(_mode), Field(strict=False)] = RepairMode.OFF
+    attempts: Annotated[int, Field(ge=1, le=20)] = 3
+    window: Annotated[Duration, Field(ge=3600, le=LONGEST_REPEAT)] = 7 * 86400.0
+    concurrent: Positive = 2
+    concurrent_percent: Share = 5.0
+    pool_concurrent: Positive = 1
+    verify: Annotated[Duration, Field(ge=60)] = 900.0
+
+
+class Do(enum.Enum):
+    """What to do about a node's repair."""
+
+    NOTHING = "nothing"
+    ORDER = "order"  # begin an attempt: reserve it, and send the order
+    RESEND = "resend"  # the order may not have been sent, and is harmless a second time
+    PROVE = "prove"  # look for the proof of the attempt under way
+    END = "end"  # its time is over
+    CANCEL = "cancel"
+    EXHAUST = "exhaust"  # say that a person has to go on
+
+
+@dataclass(frozen=True, slots=True)
+class NextRepair:
+    """What to do, with which repair, why, and by which request of a person."""
+
+    do: Do
+    repair: str = ""
+    because: str = ""
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """A person's request: a kind of repair, or `CANCEL`, and the id that makes it one."""
+
+    what: str
+    ident: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFacts:
+    """All that the next repair depends on, beside the Quarantine's status.
+
+    ``ladder`` is that of the evidence in force. ``verdict``: the mildest repair that the driver's
+    own verdict allows. ``lemon``: its faults come back whatever is done. ``available``: the repairs
+    with a repairer, and whether an order of it may be sent twice. ``past``: the attempts on the
+    node within the window, by whatever quarantine. ``began``: when this quarantine began.
+    ``stands``: evidence is in force.
+    """
+
+    ladder: tuple[str, ...]
+    available: Mapping[str, bool]
+    past: Sequence[PastRepair] = ()
+    verdict: str = ""
+    lemon: bool = False
+    stands: bool = True
+    began: float = 0.0
+    request: RepairRequest | None = None
+
+
+def next_repair(
+    status: RepairStatus | None, facts: RepairFacts, rules: RepairRules, now: float
+) -> NextRepair:
+    """What to do now; ``now`` is wall clock seconds."""
+    status = status or RepairStatus()
+    wrong = malformed(status)
+    if wrong:
+        return NextRepair(Do.NOTHING, because=wrong)
+    last = status.attempts[-1] if status.attempts else None
+    asked = _open_request(status, facts.request)
+    if last is not None and last.state in BUSY:
+        return _under_way(last, facts, asked, now)
+    if asked is not None and asked.what != CANCEL:
+        return _by_hand(status, facts, asked)
+    if asked is not None and not status.exhausted:
+        return NextRepair(Do.EXHAUST, because="a person ended the repairs", request=asked.ident)
+    if status.exhausted or not facts.stands:
+        return NextRepair(Do.NOTHING)
+    ended = _after(last, rules, now) if last is not None else None
+    return ended or _next_rung(status, facts, rules)
+
+
+def _under_way(
+    last: RepairAttempt, facts: RepairFacts, asked: RepairRequest | None, now: float
+) -> NextRepair:
+    if asked is not None and asked.what == CANCEL:
+        return NextRepair(Do.CANCEL, last.repair, "cancelled by a person", asked.ident)
+    if now >= last.deadline_at:
+        return NextRepair(Do.END, last.repair)
+    if last.state is RepairState.ORDERING and facts.available.get(last.repair):
+        return NextRepair(Do.RESEND, last.repair)
+    return NextRepair(Do.PROVE, last.repair)
+
+
+def _by_hand(status: RepairStatus, facts: RepairFacts, asked: RepairRequest) -> NextRepair:
+    if asked.what not in facts.available:
+        text = f"{asked.what!r} was asked for by hand, and the configuration has no such repairer"
+        return NextRepair(Do.NOTHING, because=text)
+    if len(status.attempts) >= MOST_ATTEMPTS:
+        return NextRepair(Do.NOTHING, because=f"this quarantine has had {MOST_ATTEMPTS} attempts")
+    return NextRepair(Do.ORDER, asked.what, "asked for by hand", asked.ident)
+
+
+def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextRepair | None:
+    """What follows from the end of the last attempt; None: the next rung."""
+    match last.state:
+        case RepairState.UNKNOWN:
+            text = f"the outcome of {last.repair} is not known, and it is not repeated"
+            return NextRepair(Do.EXHAUST, because=text)
+        case RepairState.CANCELLED:
+            return NextRepair(Do.EXHAUST, because=f"a person cancelled {last.repair}")
+        case RepairState.SUCCEEDED if last.repair in ASKS_A_PERSON:
+            return NextRepair(Do.EXHAUST, because="a ticket asks a person")
+        case RepairState.SUCCEEDED if now < last.ended_at + rules.verify:
+            return NextRepair(Do.NOTHING)
+        case _:
+            return None
+
+
+def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> NextRepair:
+    if not facts.ladder:
+        return NextRepair(Do.NOTHING)  # no rule proposes one: it is a person's from the start
+    rungs = [one for one in facts.ladder if one in facts.available]
+    least, why = first_rank(facts)
+    tried = max((rank(one.repair) for one in status.attempts), default=-1)
+    left = [one for one in rungs if rank(one) >= least and rank(one) > tried]
+    full = len(facts.past) >= rules.attempts
+    if full:
+        left = [one for one in left if one in ASKS_A_PERSON]
+        why = (
+            f"the node has had {len(facts.past)} repairs within {span(rules.window)} "
+            f"(repair.attempts = {rules.attempts})"
+        )
+    room = len(status.attempts) < MOST_ATTEMPTS
+    if left and room:
+        return NextRepair(Do.ORDER, left[0], why)
+    if not rungs:
+        why = f"no repairer is configured for {', '.join(facts.ladder)}"
+    return NextRepair(Do.EXHAUST, because=why or "no further repair is on its ladder")
+
+
+def first_rank(facts: RepairFacts) -> tuple[int, str]:
+    """The rank of the mildest rung that makes sense, and why it is no milder."""
+    if facts.lemon:
+        return rank(TICKET), "its faults come back again and again: a person decides"
+    found = (0, "")
+    if facts.verdict:
+        found = (rank(facts.verdict), f"the driver's verdict asks for {facts.verdict}")
+    before = [one.repair for one in facts.past if one.at < facts.began and one.repair in REPAIRS]
+    if before:
+        last = max(before, key=rank)
+        found = max(found, (min(rank(last) + 1, rank(TICKET)), f"{last} did not last"))
+    return found
+
+
+def malformed(status: RepairStatus) -> str:
+    """Why the attempts can't be as sickbay wrote them; empty: they can. Such a node is left alone.
+
+    To count from zero would repeat repairs without a bound.
+    """
+    seen = set()
+    for number, one in enumerate(status.attempts, 1):
+        if one.repair not in REPAIRS:
+            return f"status.repair.attempts[{number - 1}].repair {one.repair!r} is no repair"
+        if not one.operation or one.operation in seen:
+            return f"status.repair.attempts[{number - 1}].operation is empty, or there twice"
+        if one.state in BUSY and (number < len(status.attempts) or not one.deadline_at):
+            return f"status.repair.attempts[{number - 1}] is under way, and can't be"
+        seen.add(one.operation)
+    return ""
+
+
+def is_busy(status: RepairStatus | None) -> bool:
+    """Whether an attempt may still act on the node: no release goes by itself meanwhile."""
+    return status is not None and any(one.state in BUSY for one in status.attempts)
+
+
+def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) -> str:
+    """The id of the next attempt: the same for each process that decides on it."""
+    number = len(status.attempts) + 1 if status is not None else 1
+    return f"{quarantine_uid}-{number}-{repair}"
+
+
+def read_request(annotations: Mapping[str, str]) -> RepairRequest | None:
+    """A person's request in the node's annotation; text that can't be understood is none."""
+    what, _, ident = annotations.get(REQUEST, "").strip().partition(" ")
+    ident = ident.strip()[:_LONGEST_ID]
+    return RepairRequest(what, ident) if what in (*REPAIRS, CANCEL) and ident else None
+
+
+def _open_request(status: RepairStatus, asked: RepairRequest | None) -> RepairRequest | None:
+    """The request, unless an attempt has answered it. A cancellation concerns what is under way."""
+    if asked is None or any(one.request == asked.ident for one in status.attempts):
+        return None
+    return asked
+
+
+def other_party(node: Node) -> str:
+    """Who else repairs or upgrades the node now, for people; empty: nobody shows it.
+
+    Beside the marks of `maintenance.maintained_by`, which hold quarantines too.
+    """
+    if node.annotations.get(_KURED):
+        return f"kured reboots it (annotation {_KURED})"
+    if _KARPENTER in node.annotations:
+        return f"Karpenter replaces it (annotation {_KARPENTER})"
+    if _MEDIK8S in node.annotations:
+        return f"medik8s remediates it (annotation {_MEDIK8S})"
+    paused = [
+        key for key, text in node.labels.items() if key.startswith(_DEPLOY) and text == _PAUSED
+    ]
+    return f"its GPU driver is being upgraded (label {min(paused)})" if paused else ""
+
+
+# -- the limits of the fleet ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProposal:
+    """An attempt that is about to begin. ``by_hand``: the bound of attempts does not hold it.
+
+    ``lasts``: seconds until its deadline.
+    """
+
+    node: str
+    operation: str
+    repair: str
+    lasts: float
+    pool: str = ""
+    domains: tuple[str, ...] = ()
+    by_hand: bool = False
+
+
+def reserve(
+    record: Record,
+    proposal: RepairProposal,
+    rules: RepairRules,
+    size: FleetSize,
+    *,
+    now: float,
+    stop: str = "",
+) -> tuple[Record, Held | None]:
+    """The record with the repair under way, or why it may not begin now. Idempotent."""
+    if stop:
+        return record, stopped(stop)
+    known = record.repairs.get(proposal.node)
+    if known is not None and known.operation == proposal.operation:
+        return record, None
+    kept = record.without_old_repairs(now, rules.window)
+    hold = _hold(kept, proposal, rules, size, now)
+    if hold is not None:
+        return record, hold
+    begun = RunningRepair(
+        proposal.node,
+        proposal.operation,
+        proposal.repair,
+        now,
+        now + proposal.lasts + _LINGERS,
+        proposal.pool,
+        proposal.domains,
+    )
+    return kept.begin_repair(begun), None
+
+
+def _hold(
+    record: Record, proposal: RepairProposal, rules: RepairRules, size: FleetSize, now: float
+) -> Held | None:
+    settles = settling(record, now)
+    if settles is not None:
+        return settles
+    if proposal.node not in record.entries:
+        return Held("repair", "no entry", "the admission record has no entry of the node")
+    others = record.repairs
+    if proposal.node in others:
+        text = f"its {others[proposal.node].repair} of another attempt has not ended"
+        return Held("repair.concurrent", "1", text)
+    past = record.past_repairs.get(proposal.node, ())
+    if len(past) >= rules.attempts and not proposal.by_hand:
+        text = f"the node has had {len(past)} repairs within {span(rules.window)}"
+        return Held("repair.attempts", str(rules.attempts), text)
+    if len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
+        text = f"{len(record.past_repairs)} nodes were repaired within {span(rules.window)}"
+        return Held("repair.window", span(rules.window), text)
+    for domain in proposal.domains:
+        other = next((one for one in others.values() if domain in one.domains), None)
+        if other is not None:
+            text = f"{other.node} is being repaired, which has {domain} too"
+            return Held("repair.domain", "1", text)
+    share = allowance(size.nodes, rules.concurrent_percent)
+    most, name, value = min(
+        (rules.concurrent, "repair.concurrent", str(rules.concurrent)),
+        (share, "repair.concurrent_percent", f"{rules.concurrent_percent:g}%"),
+    )
+    if len(others) >= most:
+        return Held(name, value, f"{len(others)} nodes are being repaired")
+    in_pool = sum(1 for one in others.values() if one.pool == proposal.pool)
+    if proposal.pool and in_pool >= rules.pool_concurrent:
+        text = f"{in_pool} nodes of pool {proposal.pool} are being repaired"
+        return Held("repair.pool_concurrent", str(rules.pool_concurrent), text)
+    return None
+
+
+def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
+    """The node's failure domains, as "LABEL=VALUE"; a label that it lacks gives none."""
+    return tuple(f"{key}={labels[key]}" for key in dict.fromkeys(keys) if labels.get(key))
+
+
+def running_of(
+    node: str, status: RepairStatus | None, pool: str, domains: tuple[str, ...]
+) -> RunningRepair | None:
+    """The reservation that an attempt under way must have, for a record that is made anew."""
+    last = status.attempts[-1] if status is not None and status.attempts else None
+    if last is None or last.state not in BUSY or last.repair in ASKS_A_PERSON:
+        return None
+    until = last.deadline_at + _LINGERS
+    return RunningRepair(node, last.operation, last.repair, last.began_at, until, pool, domains)

@@ -1,0 +1,435 @@
+"""The next repair of a node, and the limits of the fleet's repairs: for any order of events."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
+from aggregator.policy.repairs import REPAIRS, TICKET, rank
+from aggregator.quarantine.decide.admission import FleetSize
+from aggregator.quarantine.decide.admission_record import (
+    Entry,
+    PastRepair,
+    Rebuilt,
+    Record,
+    RecordUnreadable,
+    RunningRepair,
+    dump_record,
+    parse_record,
+)
+from aggregator.quarantine.decide.record_continuity import Known, rebuild
+from aggregator.quarantine.decide.repair import (
+    BUSY,
+    CANCEL,
+    REQUEST,
+    Do,
+    NextRepair,
+    RepairFacts,
+    RepairProposal,
+    RepairRequest,
+    RepairRules,
+    domains_of,
+    is_busy,
+    malformed,
+    next_repair,
+    operation_id,
+    other_party,
+    read_request,
+    reserve,
+    running_of,
+)
+
+ALL = dict.fromkeys(REPAIRS, False)
+FULL = tuple(one for one in REPAIRS if one != "external")
+RULES = RepairRules()
+NOW = 1_000_000.0
+
+ladders = st.lists(st.sampled_from(REPAIRS), unique=True, min_size=1).map(
+    lambda some: tuple(sorted(some, key=rank))
+)
+outcomes = st.sampled_from([RepairState.SUCCEEDED, RepairState.FAILED])
+
+
+def attempt(repair: str, state: RepairState, number: int = 1, **more: object) -> RepairAttempt:
+    one = RepairAttempt(
+        f"q-{number}-{repair}", repair, state, began_at=NOW, deadline_at=NOW + 600, ended_at=NOW
+    )
+    return replace(one, **more)  # type: ignore[arg-type]  # a test's words
+
+
+def status(*attempts: RepairAttempt) -> RepairStatus:
+    return RepairStatus(attempts)
+
+
+def facts(ladder: tuple[str, ...] = FULL, **more: Any) -> RepairFacts:
+    return replace(RepairFacts(ladder, ALL), **more)
+
+
+def climb(known: RepairFacts, ends: list[RepairState]) -> tuple[list[str], NextRepair]:
+    """The repairs that are attempted, one after the other, where the evidence stays; the last."""
+    had: tuple[RepairAttempt, ...] = ()
+    left = list(ends)
+    while True:
+        now = NOW + len(had) * 10_000
+        past = (*known.past, *(PastRepair(one.began_at, one.repair, "") for one in had))
+        step = next_repair(status(*had), replace(known, past=past), RULES, now)
+        if step.do is not Do.ORDER:
+            return [one.repair for one in had], step
+        end = left.pop() if left else RepairState.FAILED
+        had += (attempt(step.repair, end, len(had), began_at=now, ended_at=now),)
+
+
+# -- the ladder -----------------------------------------------------------------------------
+
+
+@given(ladders, st.lists(outcomes))
+def test_a_ladder_climbs_rung_by_rung_and_ends(
+    ladder: tuple[str, ...], ends: list[RepairState]
+) -> None:
+    tried, last = climb(facts(ladder), ends)
+    assert last.do is Do.EXHAUST
+    assert last.because
+    assert all(rank(before) < rank(after) for before, after in pairwise(tried))
+    assert set(tried) <= set(ladder)
+    assert sum(one != TICKET for one in tried) <= RULES.attempts
+
+
+def test_the_first_rung_of_the_whole_ladder_is_the_mildest() -> None:
+    assert next_repair(None, facts(), RULES, NOW) == NextRepair(Do.ORDER, "gpu-reset")
+
+
+@pytest.mark.parametrize(
+    ("more", "first"),
+    [
+        ({"verdict": "reboot"}, "reboot"),
+        ({"verdict": "gpu-reset"}, "gpu-reset"),
+        ({"lemon": True}, "ticket"),
+        ({"lemon": True, "verdict": "reboot"}, "ticket"),
+        ({"past": (PastRepair(NOW - 9, "gpu-reset", "x"),), "began": NOW}, "reboot"),
+        ({"past": (PastRepair(NOW - 9, "reboot", "x"),), "began": NOW}, "replace"),
+        ({"past": (PastRepair(NOW - 9, "replace", "x"),), "began": NOW}, "ticket"),
+        ({"available": {"reboot": False}}, "reboot"),
+    ],
+)
+def test_verdict_history_and_what_is_configured_name_the_first_rung(
+    more: dict[str, Any], first: str
+) -> None:
+    assert next_repair(None, facts(**more), RULES, NOW).repair == first
+
+
+def test_a_node_with_too_many_attempts_gets_a_ticket_and_no_further_repair() -> None:
+    past = tuple(PastRepair(NOW - 9, "gpu-reset", str(number)) for number in range(3))
+    step = next_repair(None, facts(past=past, began=NOW), RULES, NOW)
+    assert (step.do, step.repair) == (Do.ORDER, "ticket")
+    assert "repair.attempts = 3" in step.because
+    without = facts(("gpu-reset", "reboot"), past=past, began=NOW)
+    assert next_repair(None, without, RULES, NOW).do is Do.EXHAUST
+
+
+@given(ladders, st.sampled_from(REPAIRS), st.floats(0, 1e9))
+def test_after_an_unknown_outcome_nothing_begins_by_itself(
+    ladder: tuple[str, ...], repair: str, later: float
+) -> None:
+    had = status(attempt(repair, RepairState.UNKNOWN))
+    assert next_repair(had, facts(ladder), RULES, NOW + later).do is Do.EXHAUST
+
+
+def test_a_repair_that_helped_is_followed_by_none() -> None:
+    had = status(attempt("gpu-reset", RepairState.SUCCEEDED))
+    assert next_repair(had, facts(stands=False), RULES, NOW + 10_000).do is Do.NOTHING
+
+
+def test_the_next_rung_waits_until_the_evidence_has_had_time_to_clear() -> None:
+    had = status(attempt("gpu-reset", RepairState.SUCCEEDED))
+    assert next_repair(had, facts(), RULES, NOW + RULES.verify - 1).do is Do.NOTHING
+    later = next_repair(had, facts(), RULES, NOW + RULES.verify)
+    assert (later.do, later.repair) == (Do.ORDER, "reboot")
+
+
+def test_a_failure_is_followed_by_the_next_rung_at_once() -> None:
+    had = status(attempt("gpu-reset", RepairState.FAILED))
+    assert next_repair(had, facts(), RULES, NOW).repair == "reboot"
+
+
+def test_evidence_without_a_ladder_is_a_persons() -> None:
+    assert next_repair(None, facts(()), RULES, NOW) == NextRepair(Do.NOTHING)
+
+
+def test_a_ladder_without_any_repairer_says_so() -> None:
+    step = next_repair(None, facts(available={}), RULES, NOW)
+    assert step.do is Do.EXHAUST
+    assert "no repairer is configured" in step.because
+
+
+def test_what_is_exhausted_stays_so() -> None:
+    over = replace(status(attempt("reboot", RepairState.FAILED)), exhausted="over")
+    assert next_repair(over, facts(), RULES, NOW).do is Do.NOTHING
+
+
+# -- one attempt ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "twice", "later", "do"),
+    [
+        (RepairState.ORDERING, True, 0.0, Do.RESEND),
+        (RepairState.ORDERING, False, 0.0, Do.PROVE),
+        (RepairState.ORDERED, True, 0.0, Do.PROVE),
+        (RepairState.ORDERED, False, 600.0, Do.END),
+        (RepairState.ORDERING, True, 600.0, Do.END),
+    ],
+)
+def test_an_attempt_under_way(state: RepairState, later: float, do: Do, *, twice: bool) -> None:
+    had = status(attempt("reboot", state))
+    known = facts(available={"reboot": twice})
+    assert next_repair(had, known, RULES, NOW + later).do is do
+    assert next_repair(had, replace(known, stands=False), RULES, NOW + later).do is do
+
+
+def test_only_an_order_that_may_be_sent_twice_is_sent_again() -> None:
+    """A process that died between the write and the send leaves it open whether it was sent."""
+    had = status(attempt("reboot", RepairState.ORDERING))
+    for later in (0.0, 599.0, 600.0, 1e6):
+        assert next_repair(had, facts(), RULES, NOW + later).do is not Do.RESEND
+
+
+def test_a_person_cancels_what_is_under_way_and_ends_what_is_not() -> None:
+    asked = RepairRequest(CANCEL, "1")
+    busy = status(attempt("reboot", RepairState.ORDERED))
+    assert next_repair(busy, facts(request=asked), RULES, NOW).do is Do.CANCEL
+    assert next_repair(None, facts(request=asked), RULES, NOW).do is Do.EXHAUST
+
+
+def test_a_persons_request_is_followed_once_and_past_the_bounds_of_the_ladder() -> None:
+    asked = RepairRequest("gpu-reset", "1")
+    over = replace(status(attempt("reboot", RepairState.UNKNOWN)), exhausted="over")
+    step = next_repair(over, facts((), request=asked, stands=False), RULES, NOW)
+    assert step == NextRepair(Do.ORDER, "gpu-reset", "asked for by hand", "1")
+    done = replace(over, attempts=(attempt("gpu-reset", RepairState.FAILED, request="1"),))
+    assert next_repair(done, facts((), request=asked), RULES, NOW).do is Do.NOTHING
+
+
+def test_a_persons_request_waits_for_the_attempt_under_way() -> None:
+    busy = status(attempt("reboot", RepairState.ORDERED))
+    asked = RepairRequest("replace", "1")
+    assert next_repair(busy, facts(request=asked), RULES, NOW).do is Do.PROVE
+
+
+def test_a_request_for_a_repair_without_repairer_is_named() -> None:
+    step = next_repair(None, facts(available={}, request=RepairRequest("reboot", "1")), RULES, NOW)
+    assert step.do is Do.NOTHING
+    assert "no such repairer" in step.because
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("reboot 7f", RepairRequest("reboot", "7f")),
+        ("  cancel   7f ", RepairRequest(CANCEL, "7f")),
+        ("reboot", None),
+        ("rebot 7f", None),
+        ("", None),
+    ],
+)
+def test_a_request_is_read_from_the_annotation(text: str, found: RepairRequest | None) -> None:
+    assert read_request({REQUEST: text}) == found
+
+
+def test_attempts_that_sickbay_cannot_have_written_stop_all_repairs() -> None:
+    bad = (
+        status(attempt("dance", RepairState.FAILED)),
+        status(attempt("reboot", RepairState.ORDERED), attempt("replace", RepairState.FAILED, 2)),
+        status(attempt("reboot", RepairState.FAILED), attempt("reboot", RepairState.FAILED)),
+        status(attempt("reboot", RepairState.ORDERED, deadline_at=0.0)),
+        status(attempt("reboot", RepairState.FAILED, operation="")),
+    )
+    for one in bad:
+        assert malformed(one)
+        step = next_repair(one, facts(), RULES, NOW)
+        assert step.do is Do.NOTHING
+        assert step.because
+
+
+def test_each_attempt_has_an_id_of_its_own_that_every_process_computes_alike() -> None:
+    first = operation_id("uid", None, "reboot")
+    assert first == operation_id("uid", RepairStatus(), "reboot") == "uid-1-reboot"
+    had = status(attempt("reboot", RepairState.FAILED))
+    assert operation_id("uid", had, "replace") == "uid-2-replace"
+
+
+def test_busy_is_what_may_still_act() -> None:
+    assert not is_busy(None)
+    for state in RepairState:
+        assert is_busy(status(attempt("reboot", state))) == (state in BUSY)
+
+
+# -- other parties --------------------------------------------------------------------------
+
+
+def node(labels: dict[str, str] | None = None, notes: dict[str, str] | None = None) -> Node:
+    return Node("n1", "uid", "1", True, (), labels or {}, notes or {})
+
+
+def test_other_parties_at_work_are_known_by_their_marks() -> None:
+    assert other_party(node()) == ""
+    assert "kured" in other_party(node(notes={"weave.works/kured-reboot-in-progress": "now"}))
+    assert "Karpenter" in other_party(
+        node(notes={"karpenter.sh/nodeclaim-termination-timestamp": "now"})
+    )
+    assert "medik8s" in other_party(node(notes={"remediation.medik8s.io/nhc-timed-out": "now"}))
+    paused = {"nvidia.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}
+    assert "driver is being upgraded" in other_party(node(paused))
+    assert other_party(node({"nvidia.com/gpu.deploy.dcgm": "true"})) == ""
+
+
+# -- the fleet's limits ---------------------------------------------------------------------
+
+NODES = tuple(f"n{number}" for number in range(8))
+WHOLE = Record(entries={name: Entry(name, "i", "", "drain", NOW) for name in NODES})
+SIZE = FleetSize(100, 100)
+
+proposals = st.builds(
+    RepairProposal,
+    node=st.sampled_from(NODES),
+    operation=st.sampled_from(["a", "b", "c", "d", "e"]),
+    repair=st.sampled_from(REPAIRS[:-1]),
+    lasts=st.floats(60, 5000),
+    pool=st.sampled_from(["", "p1", "p2"]),
+    domains=st.sampled_from([(), ("rack=1",), ("rack=2",), ("rack=1", "clique=x")]),
+)
+events = st.lists(
+    st.tuples(st.floats(0, 100_000), st.one_of(proposals, st.sampled_from(NODES))), max_size=40
+)
+
+
+@given(
+    events,
+    st.builds(
+        RepairRules,
+        concurrent=st.integers(1, 4),
+        concurrent_percent=st.floats(1, 100),
+        pool_concurrent=st.integers(1, 2),
+        attempts=st.integers(1, 4),
+        window=st.floats(3600, 200_000),
+    ),
+)
+def test_no_order_of_reservations_passes_a_limit(
+    things: list[tuple[float, RepairProposal | str]], rules: RepairRules
+) -> None:
+    record, now = WHOLE, NOW
+    begun: dict[str, list[tuple[float, str]]] = {}
+    for pause, thing in things:
+        now += pause
+        if isinstance(thing, str):
+            known = record.repairs.get(thing)
+            if known is not None:
+                record = record.end_repair(thing, known.operation)
+            continue
+        standing = record.repairs.get(thing.node)
+        record, held = reserve(record, thing, rules, SIZE, now=now)
+        if held is not None:
+            assert held.reason
+            continue
+        if standing is not None and standing.operation == thing.operation:
+            continue  # it had it already
+        begun.setdefault(thing.node, []).append((now, thing.operation))
+        running = [one for one in record.repairs.values() if one.until > now]
+        assert len(running) <= min(rules.concurrent, max(1, int(rules.concurrent_percent)))
+        domains = [domain for one in running for domain in one.domains]
+        assert len(domains) == len(set(domains))
+        for pool in ("p1", "p2"):
+            assert sum(one.pool == pool for one in running) <= rules.pool_concurrent
+        lately = [at for at, _ in begun[thing.node] if now - at < rules.window]
+        assert len(lately) <= rules.attempts
+        assert parse_record(dump_record(record)) == record
+
+
+def proposal(node: str = "n1", **more: object) -> RepairProposal:
+    return replace(RepairProposal(node, f"q-1-{node}", "reboot", 600.0), **more)  # type: ignore[arg-type]
+
+
+def held_by(record: Record, one: RepairProposal, **more: object) -> str:
+    after, held = reserve(record, one, RULES, SIZE, now=NOW + 1, **more)  # type: ignore[arg-type]
+    if held is None:
+        return ""
+    assert after == record
+    return held.limit
+
+
+def test_a_reservation_is_idempotent_by_its_operation() -> None:
+    once, held = reserve(WHOLE, proposal(), RULES, SIZE, now=NOW)
+    assert held is None
+    again, held = reserve(once, proposal(), RULES, SIZE, now=NOW + 5)
+    assert held is None
+    assert again == once
+    assert held_by(once, proposal(operation="another")) == "repair.concurrent"
+
+
+def test_what_holds_a_repair_is_named() -> None:
+    one, _ = reserve(WHOLE, proposal("n1", domains=("rack=1",), pool="p"), RULES, SIZE, now=NOW)
+    assert held_by(one, proposal("n2", domains=("rack=1",))) == "repair.domain"
+    assert held_by(one, proposal("n2", pool="p")) == "repair.pool_concurrent"
+    assert held_by(one, proposal("n2", domains=("rack=2",))) == ""
+    two, _ = reserve(one, proposal("n2"), RULES, SIZE, now=NOW)
+    assert held_by(two, proposal("n3")) == "repair.concurrent"
+    assert held_by(WHOLE, proposal("n9")) == "repair"
+    assert held_by(WHOLE, proposal(), stop="a fire") == "stop"
+    rebuilt = replace(WHOLE, rebuilt=Rebuilt(NOW, "was deleted", "uid"))
+    assert held_by(rebuilt, proposal()) == "record"
+    past = {"n1": tuple(PastRepair(NOW, "reboot", str(number)) for number in range(3))}
+    tired = replace(WHOLE, past_repairs=past)
+    assert held_by(tired, proposal()) == "repair.attempts"
+    assert held_by(tired, proposal(by_hand=True)) == ""
+
+
+def test_an_end_is_of_its_own_attempt_alone() -> None:
+    one, _ = reserve(WHOLE, proposal(), RULES, SIZE, now=NOW)
+    assert one.end_repair("n1", "another") == one
+    over = one.end_repair("n1", "q-1-n1")
+    assert over.repairs == {}
+    assert len(over.past_repairs["n1"]) == 1
+
+
+def test_a_record_without_repairs_has_the_text_of_before() -> None:
+    assert "epairs" not in dump_record(WHOLE)
+
+
+def test_a_record_whose_repairs_cannot_be_read_is_no_record() -> None:
+    text = dump_record(reserve(WHOLE, proposal(), RULES, SIZE, now=NOW)[0])
+    with pytest.raises(RecordUnreadable):
+        parse_record(text.replace('"operation":"q-1-n1"', '"operatio":"q-1-n1"'))
+
+
+def test_a_record_made_anew_keeps_the_repairs_that_run_and_those_that_were() -> None:
+    before, _ = reserve(WHOLE, proposal("n1"), RULES, SIZE, now=NOW)
+    found = RunningRepair("n2", "q-1-n2", "reboot", NOW, NOW + 900)
+    anew = rebuild(
+        Record(),
+        Known("uid", "", before),
+        before.entries.values(),
+        rebuilt=Rebuilt(NOW, "was deleted", "uid-2"),
+        newest=0,
+        repairs=[found],
+    )
+    assert set(anew.repairs) == {"n1", "n2"}
+    assert anew.past_repairs == before.past_repairs
+
+
+def test_the_reservation_of_an_attempt_under_way_is_known_from_its_quarantine() -> None:
+    busy = status(attempt("reboot", RepairState.ORDERED))
+    found = running_of("n1", busy, "p", ("rack=1",))
+    assert found is not None
+    assert (found.node, found.operation, found.pool) == ("n1", "q-1-reboot", "p")
+    assert found.until > NOW + 600
+    assert running_of("n1", status(attempt("reboot", RepairState.FAILED)), "", ()) is None
+    assert running_of("n1", status(attempt("ticket", RepairState.ORDERED)), "", ()) is None
+    assert running_of("n1", None, "", ()) is None
+
+
+def test_failure_domains_are_labels_that_the_node_has() -> None:
+    labels = {"rack": "7", "clique": "", "zone": "a"}
+    assert domains_of(labels, ("rack", "clique", "rack", "none")) == ("rack=7",)
