@@ -39,6 +39,10 @@ class EventKind(enum.StrEnum):
     OVERRIDDEN = (
         "quarantine.overridden"  # a person set another action than was decided, or ended it
     )
+    REPAIR_SUPPRESSED = "repair.suppressed"  # repair.mode is observe: the repair that it prevented
+    REPAIR_ORDERED = "repair.ordered"
+    REPAIR_ENDED = "repair.ended"  # with its outcome
+    REPAIR_EXHAUSTED = "repair.exhausted"  # no further repair begins: a person has to go on
     REQUESTED = "node.requested"  # operators' requests in a node's annotations, made or taken back
     LEMON = "node.lemon"  # its faults come back again and again
     AGENT_SILENT = "agent.silent"

@@ -46,6 +46,7 @@ from aggregator.quarantine.reconcile.ownership import OwnershipHandler
 from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState, PoolUse
 from aggregator.quarantine.state.gpus import OutOfService
@@ -277,6 +278,18 @@ class Controller:
             evidence_recording=evidence_recording or NoEvidenceRecording(),
             shards=shards,
         )
+        self._repairs = RepairRunner(
+            cluster=cluster,
+            acts=acts,
+            record_writer=record_writer,
+            clocks=clocks,
+            policy=policy,
+            pools=pools,
+            settings=settings.repair,
+            drain=settings.drain,
+            pool_label=settings.limits.pool_label,
+            fleet=fleet,
+        )
         self._reconciler = Reconciler(
             cluster=cluster,
             acts=acts,
@@ -284,6 +297,7 @@ class Controller:
             adopter=adopter,
             drain=drain,
             restorer=MarkRestorer(cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks),
+            repairs=self._repairs,
             settings=settings,
             pools=pools,
             fleet=fleet,
@@ -425,6 +439,7 @@ class Controller:
                     node_state.release_held
                     or node_state.quarantine_view.missing
                     or _is_absent(node_state)
+                    or self._repairs.waits(node_state)
                 )
                 if _in_suspense(node_state) or waits or _is_schedulable(node_state):
                     self._attend_again(node_state)

@@ -17,6 +17,7 @@ from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import UncordonRules
 from aggregator.quarantine.drain.hooks import HookRules
+from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.rfc3339 import span
 
 
@@ -53,6 +54,7 @@ class Settings:
     marks: RestoreRules = field(default_factory=RestoreRules)
     conditions: tuple[NodeConditionRule, ...] = ()
     events: EventRules = field(default_factory=EventRules)
+    repair: RepairSettings = field(default_factory=RepairSettings)
 
 
 def limits_for_people(settings: Settings) -> dict[str, str]:

@@ -108,6 +108,9 @@ class Bench:
             adopter=Recorder(self),  # type: ignore[arg-type]
             drain=Recorder(self),  # type: ignore[arg-type]
             restorer=Recorder(self),  # type: ignore[arg-type]
+            repairs=SimpleNamespace(  # type: ignore[arg-type]
+                is_busy=lambda _: False, is_due=lambda _: False, run=Recorder(self).run
+            ),
             settings=SETTINGS,
             pools=all_in_mode(SETTINGS.mode),
             fleet=self.fleet,

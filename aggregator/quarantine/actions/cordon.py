@@ -421,6 +421,7 @@ class NodeActions:
             recordons=quarantine.status.recordons,
             evictions_held_until=quarantine.status.evictions_held_until,
             marks=MarksStatus(ALL_MARKS, since=self._clocks.wall()),
+            repair=quarantine.status.repair,  # an order under way is not forgotten with the Node
         )
         await self.write_status(node_state, quarantine, status)
         node_state.own_quarantine_view().note_restart()

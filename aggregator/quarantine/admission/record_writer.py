@@ -49,6 +49,7 @@ from aggregator.quarantine.decide.record_continuity import (
     rebuild,
     takes_a_place,
 )
+from aggregator.quarantine.decide.repair import RepairProposal, RepairRules, reserve, running_of
 from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.rfc3339 import span
@@ -65,7 +66,7 @@ _NEWS_WITHIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One of the six requests to the record, with the future of its caller."""
+    """One of the eight requests to the record, with the future of its caller."""
 
     done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
@@ -74,6 +75,8 @@ class _Request:
     withdraw: Entry | None = None
     look: str = ""
     repair: bool = False
+    reserve: tuple[RepairProposal, RepairRules] | None = None
+    unreserve: tuple[str, str] | None = None
 
 
 @dataclass(slots=True)
@@ -326,6 +329,16 @@ class AdmissionRecordWriter:
         if entry is not None:
             await self._ask(withdraw=entry)
 
+    async def reserve_repair(self, proposal: RepairProposal, rules: RepairRules) -> Held | None:
+        """Returns None when the record has the repair under way now, else the hold."""
+        return await self._ask(reserve=(proposal, rules))
+
+    async def end_repair(self, node: str, operation: str) -> None:
+        """The attempt has ended: it counts for no limit of repairs at once any more."""
+        known = self._record.repairs.get(node)
+        if known is not None and known.operation == operation:
+            await self._ask(unreserve=(node, operation))
+
     async def confirm_entry(self, node: str) -> Held | None:
         """Returns None when the record has the node's entry, which another replica has made.
 
@@ -351,9 +364,22 @@ class AdmissionRecordWriter:
         forget: Entry | None = None,
         withdraw: Entry | None = None,
         look: str = "",
+        reserve: tuple[RepairProposal, RepairRules] | None = None,
+        unreserve: tuple[str, str] | None = None,
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
-        self._wait(_Request(done, propose, enter, forget, withdraw, look))
+        self._wait(
+            _Request(
+                done,
+                propose,
+                enter,
+                forget,
+                withdraw,
+                look,
+                reserve=reserve,
+                unreserve=unreserve,
+            )
+        )
         return await done
 
     def _wait(self, request: _Request) -> None:
@@ -375,8 +401,11 @@ class AdmissionRecordWriter:
             for request in batch:
                 if request.done.done():
                     continue
-                if request.propose is not None and unread is not None:
+                acts = request.propose is not None or request.reserve is not None
+                if acts and unread is not None:
                     request.done.set_exception(unread)
+                elif request.reserve is not None:
+                    request.done.set_result(held.get(_repair_key(request.reserve[0])))
                 else:
                     node = request.propose.node if request.propose is not None else request.look
                     request.done.set_result(held.get(node))
@@ -398,30 +427,22 @@ class AdmissionRecordWriter:
             if stored is None or self.problem:
                 raise ClusterError(self.problem or "the admission record was not read")
             before = self._record
-            after = (
-                self._whole(before, stored.uid)
-                .enter(
-                    [request.enter for request in batch if request.enter is not None],
-                    self._policy_hash,
-                )
-                .forget_nodes(request.forget for request in batch if request.forget is not None)
-                .withdraw(request.withdraw for request in batch if request.withdraw is not None)
-            )
+            after = self._changed(before, stored.uid, batch)
             asked = [request.propose for request in batch if request.propose is not None]
             if unread is not None:
                 asked = []
             outcome = self._decide(after, asked, self.switch.reason, self._size())
-            if not self._lost and (outcome.record.entries, outcome.record.cooldowns) == (
-                before.entries,
-                before.cooldowns,
-            ):
-                sure = any(one.forget or one.withdraw or one.look for one in batch)
+            if unread is None:
+                outcome = self._reserve(outcome, batch)
+            if not self._lost and _substance(outcome.record) == _substance(before):
+                sure = any(one.forget or one.withdraw or one.look or one.unreserve for one in batch)
                 if fresh or not (outcome.admitted or sure):
                     return _missing(batch, outcome), unread
                 # After a conflict memory proves neither "it stands already" nor "it has left".
                 self._stored = None
                 continue
-            admits = not outcome.admitted <= after.entries.keys()
+            begun = outcome.record.repairs.keys() - after.repairs.keys()
+            admits = bool(begun) or not outcome.admitted <= after.entries.keys()
             try:
                 await self._write(outcome.record, stored.version, admits=admits)
             except Conflict:
@@ -432,6 +453,36 @@ class AdmissionRecordWriter:
                 unread = error
             else:
                 return _missing(batch, outcome), unread
+
+    def _changed(self, before: Record, uid: str, batch: list[_Request]) -> Record:
+        """The record with all that is asked for except what is to be decided on."""
+        after = (
+            self._whole(before, uid)
+            .enter(
+                [request.enter for request in batch if request.enter is not None],
+                self._policy_hash,
+            )
+            .forget_nodes(request.forget for request in batch if request.forget is not None)
+            .withdraw(request.withdraw for request in batch if request.withdraw is not None)
+        )
+        for request in batch:
+            if request.unreserve is not None:
+                after = after.end_repair(*request.unreserve)
+        return after
+
+    def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
+        """The repairs that are asked for, after the admissions, in the order given."""
+        record, held = outcome.record, dict(outcome.held)
+        for request in batch:
+            if request.reserve is None:
+                continue
+            proposal, rules = request.reserve
+            record, hold = reserve(
+                record, proposal, rules, self._size(), now=self._wall(), stop=self.switch.reason
+            )
+            if hold is not None:
+                held[_repair_key(proposal)] = hold
+        return Outcome(record, outcome.admitted, held)
 
     def _whole(self, record: Record, uid: str) -> Record:
         """The record; where it was lost, its rebuild from the Quarantines that stand."""
@@ -444,7 +495,14 @@ class AdmissionRecordWriter:
         entries = [entry_of(one, pool_of(one.node), policy_pool_of(one.node)) for one in standing]
         newest, at = self._standing.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
-        return rebuild(record, self._known, entries, rebuilt=rebuilt, newest=newest)
+        # Of these the failure domains are not known: each counts for the fleet and its pool.
+        repairs = [
+            running_of(one.node, one.status.repair, pool_of(one.node), ()) for one in standing
+        ]
+        running = [one for one in repairs if one is not None]
+        return rebuild(
+            record, self._known, entries, rebuilt=rebuilt, newest=newest, repairs=running
+        )
 
     async def _write(self, record: Record, version: str, *, admits: bool) -> None:
         """Write it against that version. ``admits``: not where the stop switch is set by now."""
@@ -539,6 +597,16 @@ class AdmissionRecordWriter:
         elif self.problem and not problem:
             log.info("the admission record can be read again", extra={"event": "record.usable"})
         self.problem = problem
+
+
+def _repair_key(proposal: RepairProposal) -> str:
+    """The key of its hold beside those of nodes; no node has such a name."""
+    return f"repair:{proposal.operation}"
+
+
+def _substance(record: Record) -> tuple[object, ...]:
+    """All of a record for whose change it is written."""
+    return record.entries, record.cooldowns, record.repairs
 
 
 def _logged(repair: "asyncio.Future[Held | None]") -> None:

@@ -51,6 +51,7 @@ class Step(enum.StrEnum):
     RESTORE = "restore"  # set marks again that were removed or changed
     ABSENCE = "absence"  # say in the status that its Node is gone, or back
     DRAIN = "drain"
+    REPAIR = "repair"  # look at the node's repair: begin one, prove it, end it
     HOLD = "hold"  # the stop switch keeps it from going on: say so
     RELEASE = "release"  # change the phase, unless a check holds it; then UNDO
     CONDITIONS = "conditions"  # write the conditions anew: the spec has changed since, say
@@ -84,6 +85,8 @@ class Situation:
     meanwhile, ours does not. ``release_held``: the cause is over and a check holds the release;
     ``look_later``: it is not yet time to look again. ``forced`` is the action that a person's
     annotation asks for; ``unforced``: it is gone. ``exempt``: people want the node left alone.
+    ``repair_busy``: a repair may still act on the node, which keeps it from being released by
+    itself; ``repair_due``: it is time to look at its repair.
     ``unclaimed``: our marks stand without an object, and the mode keeps us from making it.
     ``marks_untold``: the object does not say which of our marks the node lacks; ``restore_due``: it
     is time to set them again. ``conditions_old``: the object's conditions are not those of its spec
@@ -124,6 +127,8 @@ class Situation:
     restore_due: bool = False
     conditions_old: bool = False
     entered_by_hand: bool = False
+    repair_busy: bool = False
+    repair_due: bool = False
 
 
 def next_step(now: Situation) -> NextStep:
@@ -185,7 +190,9 @@ def _on_node(now: Situation, quarantine: Quarantine) -> Step:
         return Step.RECORDON
     if now.restore_due and not now.schedulable and not held:
         return Step.RESTORE
-    return Step.DRAIN if _may_evict(now, quarantine) else Step.NOTHING
+    if _may_evict(now, quarantine):
+        return Step.DRAIN
+    return Step.REPAIR if now.repair_due and not held else Step.NOTHING
 
 
 def _without_object(now: Situation) -> NextStep:
@@ -220,6 +227,8 @@ def _ending(now: Situation, quarantine: Quarantine) -> NextStep | None:
         return None
     if now.uncordoned:
         return NextStep(Step.RELEASE, UNCORDONED, overruled=True)
+    if now.repair_busy:  # the node must not be in use while an order may still reach it
+        return NextStep(Step.REPAIR) if now.repair_due else None
     if now.release_held and now.look_later:
         return None
     return _recovery(now, quarantine)

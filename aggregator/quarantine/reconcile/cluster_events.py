@@ -34,6 +34,7 @@ from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.repair import read_request
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -183,7 +184,7 @@ class ClusterEventHandler:
             node_state.lacks(node, quarantine)
             == node_state.quarantine_view.missing
             == marks_told(quarantine)
-        ) and not self._pools.has_moved(node):
+        ) and not (self._pools.has_moved(node) or _asks_for_repair(node, node_state)):
             return
         now = self._clocks.now()
         if now - node_state.work.looked_at < _BETWEEN_LOOKS:
@@ -470,3 +471,9 @@ class ClusterEventHandler:
             or node_state.quarantine_view.to_adopt
         ):
             self._queue.add(node_state)
+
+
+def _asks_for_repair(node: Node, node_state: NodeState) -> bool:
+    """Whether a person's request about its repair is new; one that is taken back asks nothing."""
+    request = read_request(node.annotations)
+    return request is not None and request != node_state.cluster.repair_request

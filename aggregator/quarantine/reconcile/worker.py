@@ -29,6 +29,7 @@ from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
@@ -59,6 +60,7 @@ class Reconciler:
         adopter: MarkAdopter,
         drain: Drainer,
         restorer: MarkRestorer,
+        repairs: RepairRunner,
         settings: Settings,
         pools: NodePools,
         fleet: FleetState,
@@ -75,6 +77,7 @@ class Reconciler:
         self._adopter = adopter
         self._drain = drain
         self._restorer = restorer
+        self._repairs = repairs
         self._settings = settings
         self._pools = pools
         self._fleet = fleet
@@ -270,6 +273,9 @@ class Reconciler:
             case Step.UNDO:
                 await self._release_actions.undo(node_state)
                 self._evaluator.evaluate_node(node_state)
+            case Step.REPAIR:
+                self._settle_waiters(node_state)
+                await self._repairs.run(node_state)
             case Step.CORDON:
                 await self._acts.cordon(node_state)
                 return node_state.cluster.node_gone
@@ -356,6 +362,8 @@ class Reconciler:
             marks=self._settings.marks,
             now=self._clocks.now(),
             wall=self._clocks.earliest(),
+            repair_busy=self._repairs.is_busy(node_state),
+            repair_due=self._repairs.is_due(node_state),
         )
 
     def _is_absent_too_long(self, node_state: NodeState) -> bool:

@@ -15,6 +15,7 @@ from aggregator.quarantine.decide.operator_requests import (
     read_operator_requests,
 )
 from aggregator.quarantine.decide.overrides import Override, ended_by
+from aggregator.quarantine.decide.repair import RepairRequest, read_request
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class ClusterView:
     ``foreign``: cordoned by another party, being maintained: shown, left alone.
     ``maintained``: another party is at work on the node; no step begins meanwhile.
     ``operator_requests``: operators' requests in its annotations, as last read in full, or listed.
+    ``repair_request``: a person's request about its repair.
     ``overruled``: evidence that a person has overruled.
     ``ended_overrides``: overrides that have ended, and that the node still remembers.
     ``signs``: signs that came before the overrides in the node's annotation were read.
@@ -46,6 +48,7 @@ class ClusterView:
     maintained: str = ""
     operator_requests: OperatorRequests = NONE
     operator_requests_known: bool = False
+    repair_request: RepairRequest | None = None
     overruled: frozenset[Override] = frozenset()
     ended_overrides: frozenset[Override] = frozenset()
     signs: tuple[Cleared, ...] = ()
@@ -78,6 +81,7 @@ class ClusterView:
             read_operator_requests(node.annotations),
             True,
         )
+        self.repair_request = read_request(node.annotations)
         self.take_overruled(read_overruled(node.annotations))
 
     def take_requests(self, requests: OperatorRequests) -> None:

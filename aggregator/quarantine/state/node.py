@@ -341,6 +341,8 @@ class NodeState:
         marks: RestoreRules,
         now: float,
         wall: float,
+        repair_busy: bool = False,
+        repair_due: bool = False,
     ) -> Situation:
         """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
         node's agent as long as it has to. ``marks``: when lost marks are set again.
@@ -386,6 +388,8 @@ class NodeState:
             ),
             exempt=self.cluster.operator_requests.exempt(wall),
             unclaimed=bool(self.node_summary.quarantine_view.unclaimed),
+            repair_busy=repair_busy,
+            repair_due=repair_due,
         )
 
 

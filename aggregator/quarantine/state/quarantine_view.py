@@ -39,6 +39,7 @@ class QuarantineView:
     ``conditions_of``: the version whose conditions were written last for their own sake.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
+    ``repair_look``: when to look at its repair again (monotonic).
     """
 
     quarantine: Quarantine | None = None
@@ -61,6 +62,7 @@ class QuarantineView:
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
     condition_seen: bool = False
+    repair_look: float = 0.0
 
     # -- the object -------------------------------------------------------------------------------
 
@@ -77,6 +79,7 @@ class QuarantineView:
             self.missing = marks_told(quarantine)
         if is_other:
             self.most_pods = 0
+            self.repair_look = 0.0
         self._keep(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
         self.to_adopt, self.remains = False, None
@@ -246,6 +249,12 @@ class QuarantineView:
             marked = found is not None and found.status.phase in MARKED
             return marked and not self.condition_seen
         return False
+
+    # -- its repair ------------------------------------------------------------------------------
+
+    def delay_repair(self, until: float) -> None:
+        """Its repair is looked at again then (monotonic seconds)."""
+        self.repair_look = until
 
     # -- its release ------------------------------------------------------------------------------
 

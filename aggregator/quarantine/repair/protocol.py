@@ -1,0 +1,100 @@
+"""What a repairer is asked, and how it answers. Each is one file of `aggregator/repairers`."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+
+
+@dataclass(frozen=True, slots=True)
+class RepairOrder:
+    """One attempt, as a repairer is to carry it out. ``operation`` is its id everywhere.
+
+    ``lasts``: seconds until its deadline. ``gpus``: the UUIDs of the GPUs with evidence.
+    ``bundle``: the evidence for a ticket, as JSON.
+    """
+
+    operation: str
+    repair: str
+    node: str
+    node_uid: str
+    boot_id: str
+    quarantine: str
+    reason: str
+    lasts: float
+    gpus: tuple[str, ...] = ()
+    bundle: str = ""
+
+    def values(self) -> dict[str, str]:
+        """What a site's command or endpoint is told."""
+        return {
+            "operation": self.operation,
+            "repair": self.repair,
+            "node": self.node,
+            "node_uid": self.node_uid,
+            "boot_id": self.boot_id,
+            "quarantine": self.quarantine,
+            "reason": self.reason,
+        }
+
+
+class Said(enum.Enum):
+    """The answer of a repairer."""
+
+    TAKEN = "taken"  # the order is under way: its proof is to come
+    DONE = "done"  # the repairer says that the repair is done
+    NOT_SENT = "not sent"  # certainly nothing was ordered: it may be sent again
+    FAILED = "failed"  # refused, or done without success: the next rung is due
+    UNSURE = "unsure"  # it may have been ordered, or not
+
+
+@dataclass(frozen=True, slots=True)
+class RepairAnswer:
+    """``text`` is for people."""
+
+    said: Said
+    text: str = ""
+
+
+class Repairer(Protocol):
+    """Carries out one kind of repair. Its methods never raise, except when they are cancelled."""
+
+    #: Whether an order with the same operation may be sent twice, and is carried out once.
+    sends_twice: bool
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        """Send the order. Cancelled, it leaves no process or request running here."""
+        ...
+
+    async def look(self, order: RepairOrder) -> RepairAnswer:
+        """How far it has come: TAKEN while that is open, or where the node itself is the proof."""
+        ...
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        """Take the order back. False: it may be carried out all the same."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredRepairer:
+    """``timeout``: seconds from the order until its proof must have come."""
+
+    repairer: Repairer
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class RepairSettings:
+    """The rules, and the repairer of each kind that has one. ``domain_labels``: node labels whose
+    value names a failure domain.
+    """
+
+    rules: RepairRules = field(default_factory=RepairRules)
+    repairers: Mapping[str, ConfiguredRepairer] = field(default_factory=dict)
+    domain_labels: tuple[str, ...] = ()
+
+    @property
+    def off(self) -> bool:
+        return self.rules.mode is RepairMode.OFF

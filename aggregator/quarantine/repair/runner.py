@@ -1,0 +1,558 @@
+"""Carries out the repairs of nodes in quarantine, one attempt of one node at a time.
+
+Order: the reservation in the admission record, the attempt on the Quarantine (compare-and-set),
+the order; then the proof, its end on the Quarantine, and the reservation out of the record. So a
+process that dies between any two of them leaves behind at least as much as it has done, and no
+order that the Quarantine does not know of.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import (
+    Action,
+    Cluster,
+    Conflict,
+    Node,
+    Phase,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
+from aggregator.events import EventKind
+from aggregator.policy.repairs import (
+    ASKS_A_PERSON,
+    REBOOT,
+    REPLACE,
+    is_lemon,
+    joined,
+    verdict_of,
+)
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.repair import (
+    BUSY,
+    Do,
+    NextRepair,
+    RepairFacts,
+    RepairMode,
+    RepairProposal,
+    domains_of,
+    is_busy,
+    next_repair,
+    operation_id,
+    other_party,
+)
+from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, RepairSettings, Said
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.race import while_it_stands
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: A node whose repair waits for something is looked at so often (seconds), and one whose order
+#: was not sent so often.
+LOOK_EVERY = 15.0
+LOOK_SOON = 3.0
+#: An order that its process could not send within so long of writing it is not sent (seconds): the
+#: process was paused, and another one may have gone on.
+_SEND_WITHIN = 20.0
+_MOST_TEXT = 500
+_MOST_BUNDLE = 64 * 1024
+_MOST_NAMED = 3
+
+
+class RepairRunner:
+    """Repairs nodes; with ``settings.off`` it begins nothing and reads nothing."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: NodeActions,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        policy: Policy,
+        pools: NodePools,
+        settings: RepairSettings,
+        drain: DrainRules,
+        pool_label: str,
+        fleet: FleetState,
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._policy = policy
+        self._pools = pools
+        self._settings = settings
+        self._drain = drain
+        self._pool_label = pool_label
+        self._fleet = fleet
+        #: Orders that this process began and has certainly not sent, by operation.
+        self._unsent: set[str] = set()
+        #: What mode observe has reported, by node: the quarantine's uid, and the repair.
+        self._observed: dict[str, tuple[str, str]] = {}
+
+    # -- asked by the planner -------------------------------------------------------------
+
+    def is_busy(self, node_state: NodeState) -> bool:
+        """Whether an attempt may still act on the node, which must not be released by itself."""
+        quarantine = node_state.node_summary.quarantine
+        return quarantine is not None and is_busy(quarantine.status.repair)
+
+    def is_due(self, node_state: NodeState) -> bool:
+        """Whether it is time to look at the node's repair."""
+        quarantine = node_state.node_summary.quarantine
+        if quarantine is None or (self._settings.off and quarantine.status.repair is None):
+            return False
+        if self._clocks.now() < node_state.quarantine_view.repair_look:
+            return False
+        return is_busy(quarantine.status.repair) or self._may_begin(quarantine)
+
+    def waits(self, node_state: NodeState) -> bool:
+        """Whether time alone may change what `is_due` says."""
+        quarantine = node_state.node_summary.quarantine
+        if quarantine is None or (self._settings.off and quarantine.status.repair is None):
+            return False
+        return is_busy(quarantine.status.repair) or self._may_begin(quarantine)
+
+    def _may_begin(self, quarantine: Quarantine) -> bool:
+        if self._settings.off or quarantine.deleting:
+            return False
+        emptied = quarantine.status.phase is Phase.DRAINED
+        cordon = quarantine.spec.action is Action.CORDON
+        return emptied or (cordon and quarantine.status.phase is Phase.CORDONED)
+
+    # -- the step -------------------------------------------------------------------------
+
+    async def run(self, node_state: NodeState) -> None:
+        """Do what is next for the node's repair, once."""
+        node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_EVERY)
+        quarantine = node_state.node_summary.quarantine
+        if quarantine is None:
+            return
+        step = self._next(node_state, quarantine)
+        if not is_busy(quarantine.status.repair):
+            await self._forget_leftover(node_state, quarantine, step)
+        match step.do:
+            case Do.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
+                self._observe(node_state, quarantine, step)
+            case Do.ORDER:
+                await self._begin(node_state, step)
+            case Do.EXHAUST if self._settings.rules.mode is RepairMode.REPAIR:
+                await self._exhaust(node_state, quarantine, step)
+            case Do.NOTHING if step.because:
+                await self._hold(node_state, quarantine, step.because)
+            case Do.RESEND if not self._settings.off:
+                await self._resend(node_state, quarantine)
+            case Do.PROVE | Do.RESEND:
+                await self._prove(node_state, quarantine)
+            case Do.END:
+                await self._give_up(node_state, quarantine)
+            case Do.CANCEL:
+                await self._cancel(node_state, quarantine, step)
+            case _:
+                pass
+
+    def _next(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
+        now, rules = self._clocks.earliest(), self._settings.rules
+        record = self._record_writer.record
+        past = record.past_repairs.get(node_state.node, ())
+        facts = RepairFacts(
+            ladder=self._ladder(quarantine),
+            available={
+                kind: one.repairer.sends_twice for kind, one in self._settings.repairers.items()
+            },
+            past=tuple(one for one in past if abs(now - one.at) < rules.window),
+            verdict=verdict_of(node_state.agent.health),
+            lemon=is_lemon(node_state.agent.health),
+            stands=_stands(node_state, quarantine),
+            began=quarantine.status.admitted_at or quarantine.created_at,
+            request=node_state.cluster.repair_request,
+        )
+        return next_repair(quarantine.status.repair, facts, rules, now)
+
+    def _ladder(self, quarantine: Quarantine) -> tuple[str, ...]:
+        """The ladder of the evidence that no sign has ended; a person's quarantine has none."""
+        if quarantine.spec.requester != OURS:
+            return ()
+        rules = self._policy.by_name
+        names = [item.rule for item in quarantine.spec.evidence if not item.cleared]
+        return joined(rules[name].repair if name in rules else () for name in names)
+
+    async def _forget_leftover(
+        self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
+    ) -> None:
+        """Take out a reservation whose attempt has ended, or was never begun.
+
+        A process that died in between leaves it behind.
+        """
+        known = self._record_writer.record.repairs.get(node_state.node)
+        if known is None or not known.operation.startswith(quarantine.uid):
+            return
+        coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
+        if step.do is not Do.ORDER or known.operation != coming:
+            await self._record_writer.end_repair(node_state.node, known.operation)
+
+    def _observe(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
+        if self._observed.get(node_state.node) == (quarantine.uid, step.repair):
+            return
+        self._observed[node_state.node] = (quarantine.uid, step.repair)
+        text = f"{step.repair} would be ordered (repair.mode is observe)"
+        self._acts.emit_event(
+            node_state, EventKind.REPAIR_SUPPRESSED, text, {"repair": step.repair}
+        )
+
+    # -- an attempt begins ----------------------------------------------------------------
+
+    async def _begin(self, node_state: NodeState, step: NextRepair) -> None:
+        """Reserve the attempt, make it durable, and send the order.
+
+        The node, its pods and the Quarantine are read anew before: it must be marked, empty, and
+        no other party's.
+        """
+        node = await self._cluster.read_node(node_state.node)
+        fresh = await self._acts.reread(node_state)
+        node_state.take_node(node)
+        if fresh is None or node is None or not self._may_begin(fresh):
+            return
+        if self._next(node_state, fresh) != step:
+            node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
+            return
+        why = await self._against(node_state, node, fresh, step)
+        if why:
+            await self._hold(node_state, fresh, why)
+            return
+        entry = self._settings.repairers[step.repair]
+        operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
+        if step.repair not in ASKS_A_PERSON:
+            held = await self._record_writer.reserve_repair(
+                RepairProposal(
+                    node_state.node,
+                    operation,
+                    step.repair,
+                    entry.timeout,
+                    node.labels.get(self._pool_label, "") if self._pool_label else "",
+                    domains_of(node.labels, self._settings.domain_labels),
+                    by_hand=bool(step.request),
+                ),
+                self._settings.rules,
+            )
+            if held is not None:
+                text = f"{step.repair} is held by {held.limit} = {held.value}: {held.reason}"
+                await self._hold(node_state, fresh, text)
+                return
+        now = round(self._clocks.latest(), 3)
+        attempt = RepairAttempt(
+            operation=operation,
+            repair=step.repair,
+            state=RepairState.ORDERING,
+            boot_id=node.boot_id,
+            node_uid=node.uid,
+            request=step.request,
+            began_at=now,
+            deadline_at=now + entry.timeout,
+            message=step.because[:_MOST_TEXT],
+        )
+        before = fresh.status.repair or RepairStatus()
+        await self._acts.guard(node_state)()
+        written = await self._write(node_state, fresh, RepairStatus((*before.attempts, attempt)))
+        self._unsent.add(operation)
+        why = f": {step.because}" if step.because else ""
+        self._acts.emit_event(
+            node_state,
+            EventKind.REPAIR_ORDERED,
+            f"{step.repair} is ordered{why}",
+            {"repair": step.repair, "operation": operation},
+        )
+        await self._send(node_state, written, attempt, self._clocks.now())
+
+    async def _against(
+        self, node_state: NodeState, node: Node, quarantine: Quarantine, step: NextRepair
+    ) -> str:
+        """Why the repair may not begin on this node now; empty: it may."""
+        if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
+            return "the node does not have all of our marks"
+        other = other_party(node)
+        if other or node_state.cluster.maintained:
+            return f"another party is at work on the node: {other or node_state.cluster.maintained}"
+        if step.repair in ASKS_A_PERSON:
+            return ""
+        status, now = quarantine.status, self._clocks.earliest()
+        moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
+        pods = await self._cluster.pods_on(node_state.node)
+        running = [pod for pod in pods if pod.phase not in FINISHED]
+        left = plan_drain(running, self._drain, moment)
+        if not left.remaining:
+            return ""
+        going = (*left.evict, *left.force, *left.leaving, *left.returned)
+        names = sorted({*(pod.key for pod in going), *(left.kept or ()), *(left.waiting or ())})
+        more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
+        return f"pods are still on the node: {', '.join(names[:_MOST_NAMED])}{more}"
+
+    async def _send(
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt, written: float
+    ) -> None:
+        """Send the order, unless its purpose is gone. ``written``: when it was made durable."""
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is None:
+            return
+        await self._acts.guard(node_state)()
+        if self._clocks.now() - written > _SEND_WITHIN:
+            return  # the process was paused in between
+        order, uid = self._order(quarantine, attempt), quarantine.uid
+
+        def still() -> bool:
+            known = node_state.node_summary.quarantine
+            return known is not None and known.uid == uid and not known.deleting
+
+        unsent, self._unsent = attempt.operation in self._unsent, self._unsent - {attempt.operation}
+        answer = await while_it_stands(node_state, entry.repairer.order(order), still)
+        if answer is None:
+            return
+        match answer.said:
+            case Said.NOT_SENT:
+                if unsent:
+                    self._unsent.add(attempt.operation)
+                node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+                if not entry.repairer.sends_twice:
+                    await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+            case Said.FAILED:
+                await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+            case Said.DONE if not _proved_by_node(attempt.repair):
+                await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
+            case Said.TAKEN | Said.DONE:
+                taken = replace(
+                    attempt, state=RepairState.ORDERED, message=answer.text[:_MOST_TEXT]
+                )
+                await self._change(node_state, attempt, taken)
+                node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+            case Said.UNSURE:
+                log.warning(
+                    "the outcome of a repair's order is not known",
+                    extra={
+                        "event": "repair.unsure",
+                        "node": node_state.node,
+                        "operation": attempt.operation,
+                        "error": answer.text,
+                    },
+                )
+
+    def _order(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairOrder:
+        gpus = {item.component for item in quarantine.spec.evidence if not item.cleared}
+        return RepairOrder(
+            operation=attempt.operation,
+            repair=attempt.repair,
+            node=quarantine.node,
+            node_uid=attempt.node_uid,
+            boot_id=attempt.boot_id,
+            quarantine=quarantine.uid,
+            reason=quarantine.spec.reason,
+            lasts=max(1.0, attempt.deadline_at - self._clocks.latest()),
+            gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
+            bundle=_bundle(quarantine) if attempt.repair in ASKS_A_PERSON else "",
+        )
+
+    async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """The process that wrote the attempt may have died before it sent the order, or after."""
+        attempt = _last(quarantine)
+        if await self._is_proved(node_state, attempt):
+            await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
+            return
+        await self._send(node_state, quarantine, attempt, self._clocks.now())
+
+    # -- and ends -------------------------------------------------------------------------
+
+    async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        attempt = _last(quarantine)
+        if await self._is_proved(node_state, attempt):
+            await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
+            return
+        answer = await self._look(quarantine, attempt)
+        if answer.said is Said.FAILED:
+            await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+        elif answer.said is Said.DONE and not _proved_by_node(attempt.repair):
+            await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
+
+    async def _look(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is None:  # the configuration has lost it since
+            return RepairAnswer(Said.TAKEN)
+        return await entry.repairer.look(self._order(quarantine, attempt))
+
+    async def _is_proved(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
+        """Whether the Node itself shows that the attempt has succeeded."""
+        if not _proved_by_node(attempt.repair):
+            return False
+        node = await self._cluster.read_node(node_state.node)
+        node_state.take_node(node)
+        if attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid):
+            return True
+        return (
+            node is not None
+            and bool(node.boot_id and attempt.boot_id)
+            and node.boot_id != attempt.boot_id
+            and node.ready is True
+        )
+
+    async def _give_up(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Its time is over. One last look: a proof that has come counts."""
+        attempt = _last(quarantine)
+        if await self._is_proved(node_state, attempt):
+            await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
+            return
+        answer = await self._look(quarantine, attempt)
+        if answer.said is Said.DONE and not _proved_by_node(attempt.repair):
+            await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
+        elif answer.said is Said.FAILED:
+            await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+        elif attempt.operation in self._unsent:
+            await self._end(node_state, attempt, RepairState.FAILED, "the order was never sent")
+        elif attempt.state is RepairState.ORDERED and answer.said is not Said.UNSURE:
+            text = "no proof of it came in its time"
+            await self._end(node_state, attempt, RepairState.FAILED, text)
+        else:
+            text = "it is not known whether the order was carried out"
+            await self._end(node_state, attempt, RepairState.UNKNOWN, text)
+
+    async def _cancel(
+        self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
+    ) -> None:
+        attempt = _last(quarantine)
+        entry = self._settings.repairers.get(attempt.repair)
+        order = self._order(quarantine, attempt)
+        if entry is not None and await entry.repairer.cancel(order):
+            attempt = await self._change(
+                node_state, attempt, replace(attempt, request=step.request)
+            )
+            await self._end(node_state, attempt, RepairState.CANCELLED, step.because)
+            return
+        text = f"{attempt.repair} can't be taken back any more; its end is waited for"
+        # The request is answered by that: the attempt goes on to its proof.
+        await self._change(
+            node_state, attempt, replace(attempt, request=step.request, message=text)
+        )
+
+    async def _end(
+        self, node_state: NodeState, attempt: RepairAttempt, state: RepairState, text: str
+    ) -> None:
+        """Write the attempt's end; then its reservation goes."""
+        ended = replace(
+            attempt,
+            state=state,
+            ended_at=round(self._clocks.wall(), 3),
+            message=(text or attempt.message)[:_MOST_TEXT],
+        )
+        await self._change(node_state, attempt, ended)
+        self._unsent.discard(attempt.operation)
+        self._fleet.repairs[attempt.repair, state.value] += 1
+        said = f": {text}" if text else ""
+        self._acts.emit_event(
+            node_state,
+            EventKind.REPAIR_ENDED,
+            f"{attempt.repair} {_IN_WORDS[state]}{said}",
+            {"repair": attempt.repair, "outcome": state.value, "operation": attempt.operation},
+        )
+        node_state.own_quarantine_view().delay_repair(self._clocks.now())
+        await self._record_writer.end_repair(node_state.node, attempt.operation)
+
+    async def _change(
+        self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
+    ) -> RepairAttempt:
+        """Write the attempt on the Quarantine as it is now, unless another process has changed it.
+
+        The Quarantine may have changed otherwise while the repairer was asked.
+        """
+        quarantine = await self._acts.reread(node_state)
+        repair = quarantine.status.repair if quarantine is not None else None
+        if quarantine is None or repair is None or before not in repair.attempts:
+            raise Conflict("the attempt was changed by another process")
+        attempts = tuple(after if one == before else one for one in repair.attempts)
+        await self._write(node_state, quarantine, replace(repair, attempts=attempts, held=""))
+        return after
+
+    async def _exhaust(
+        self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
+    ) -> None:
+        before = quarantine.status.repair or RepairStatus()
+        at = round(self._clocks.wall(), 3)
+        after = replace(before, exhausted=step.because[:_MOST_TEXT], exhausted_at=at, held="")
+        await self._write(node_state, quarantine, after)
+        tried = ", ".join(f"{one.repair} {one.state.value}" for one in before.attempts) or "none"
+        self._acts.emit_event(
+            node_state,
+            EventKind.REPAIR_EXHAUSTED,
+            f"no further repair begins, a person has to go on: {step.because}; attempts: {tried}",
+            {"attempts": tried},
+        )
+
+    async def _hold(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:
+        """Say why the next repair does not begin now; in mode observe no object is written."""
+        before = quarantine.status.repair or RepairStatus()
+        if before.held == why[:_MOST_TEXT] or self._settings.rules.mode is not RepairMode.REPAIR:
+            return
+        await self._write(node_state, quarantine, replace(before, held=why[:_MOST_TEXT]))
+
+    async def _write(
+        self, node_state: NodeState, quarantine: Quarantine, repair: RepairStatus
+    ) -> Quarantine:
+        status = replace(quarantine.status, repair=repair)
+        return await self._acts.write_status(node_state, quarantine, status)
+
+
+_IN_WORDS: Mapping[RepairState, str] = {
+    RepairState.SUCCEEDED: "succeeded",
+    RepairState.FAILED: "failed",
+    RepairState.UNKNOWN: "has an unknown outcome",
+    RepairState.CANCELLED: "was cancelled",
+}
+
+
+def _proved_by_node(repair: str) -> bool:
+    """Whether the Node is the proof of it, whatever the repairer says."""
+    return repair in (REBOOT, REPLACE)
+
+
+def _proof(attempt: RepairAttempt) -> str:
+    return "another boot" if attempt.repair == REBOOT else "another machine, or none"
+
+
+def _last(quarantine: Quarantine) -> RepairAttempt:
+    assert quarantine.status.repair is not None
+    (found,) = (one for one in quarantine.status.repair.attempts if one.state in BUSY)
+    return found
+
+
+def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether evidence of the quarantine is in force, and is not only waited for to stay away."""
+    if quarantine.status.phase not in MARKED:
+        return False
+    if node_state.agent.is_fresh:
+        return any(
+            incident.action != "observe" and incident.in_force
+            for incident in node_state.decision.incidents.values()
+        )
+    return any(not item.cleared for item in quarantine.spec.evidence)
+
+
+def _bundle(quarantine: Quarantine) -> str:
+    """The evidence for a person at the other end, bounded."""
+    repair = quarantine.status.repair or RepairStatus()
+    evidence = [asdict(item) for item in quarantine.spec.evidence]
+    attempts = [asdict(one) for one in repair.attempts]
+    while True:
+        text = json.dumps({"evidence": evidence, "attempts": attempts})
+        if len(text) <= _MOST_BUNDLE or not evidence:
+            return text[:_MOST_BUNDLE]
+        evidence = evidence[: len(evidence) // 2]

@@ -1,0 +1,1 @@
+"""Repairers: each kind of repair as a site has it carried out, one file each."""

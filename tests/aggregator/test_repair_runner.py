@@ -1,0 +1,438 @@
+"""Repairs of drained nodes by the whole controller, in virtual time, and every interruption."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.port import ClusterError, Phase, Quarantine, RepairState, Unreachable
+from aggregator.health.model import Cleared
+from aggregator.quarantine.controller import ROUNDS
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import RepairAnswer, RepairSettings, Said
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
+from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
+from tests.support.virtual_replica import Running, later, soon
+from tests.support.virtual_time import in_virtual_time
+
+#: The rule of Xid 79 with two rungs.
+POLICY = shipped_policy("rules:\n  - {name: gpu-gone, repair: [reboot, replace, ticket]}\n")
+ILL, WELL = snapshot(fault()), snapshot(cleared=(Cleared("xid:79", "GPU-1", "reboot"),))
+
+
+class Site:
+    """A world, its machines, and one replica after the other."""
+
+    def __init__(self, *nodes: str, kinds: tuple[str, ...] = ("reboot", "ticket")) -> None:
+        self.world = World()
+        for name in nodes or ("n1",):
+            self.world.add_node(name)
+            self.world.add_pod(name, f"job-{name}")
+        self.shop = Shop(self.world, on_boot=self.report)
+        self.kinds = kinds
+        self.twice = self.seen = False
+        self.replica: Replica
+        self.mode = RepairMode.REPAIR
+        self.rules: dict[str, Any] = {}
+        self.ill = dict.fromkeys(nodes or ("n1",), ILL)
+
+    def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
+        cluster = cluster or MemoryCluster(self.world, **more)
+        made = [
+            (kind, ShopRepairer(self.shop, cluster, sends_twice=self.twice)) for kind in self.kinds
+        ]
+        self.replica = Replica(
+            self.world,
+            clock=Running(),
+            settings=replace(SETTINGS, repair=repair_settings(*made, mode=self.mode, **self.rules)),
+            policy=POLICY,
+            cluster=cluster,
+        )
+        for name in self.ill:
+            self.report(name)
+        return self.replica
+
+    def report(self, name: str) -> None:
+        """The node's agent attaches, in the machine's present boot: another one is well."""
+        boot = self.world.nodes[name].boot_id
+        told = self.ill[name] if boot == "boot-1" else WELL
+        self.replica.agent(name, told, boot_id=boot)
+
+    def quarantine(self, name: str = "n1") -> Quarantine:
+        return self.world.quarantines[name]
+
+    def attempts(self, name: str = "n1") -> list[tuple[str, RepairState]]:
+        repair = self.quarantine(name).status.repair
+        return [(one.repair, one.state) for one in repair.attempts] if repair else []
+
+    def is_exhausted(self, name: str = "n1") -> bool:
+        found = self.world.quarantines.get(name)
+        return bool(found and found.status.repair and found.status.repair.exhausted)
+
+    def is_released(self) -> bool:
+        """It was in quarantine, and is not any more."""
+        self.seen = self.seen or bool(self.world.quarantines)
+        return self.seen and not self.world.quarantines
+
+    async def settles(self, what: Any, within: float = 4 * TIMEOUT) -> None:
+        def settled() -> bool:
+            self.world.kubelets_finish()
+            return bool(what())
+
+        await soon(settled, within=within)
+
+    def check(self) -> None:
+        assert self.shop.wrong == []
+
+    @property
+    def repaired(self) -> list[str]:
+        return [one.repair for one in self.shop.orders]
+
+
+@in_virtual_time
+async def test_a_drained_node_is_rebooted_and_released_after_another_boot() -> None:
+    site = Site()
+    site.start()
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired == ["reboot"]
+    (order,) = site.shop.orders
+    assert (order.node, order.boot_id, order.gpus) == ("n1", "boot-1", ("GPU-1",))
+    record = parse_record(site.world.record.text)
+    assert record.repairs == {}
+    assert [one.repair for one in record.past_repairs["n1"]] == ["reboot"]
+    kinds = site.replica.notes.kinds("n1")
+    told = ["quarantine.drained", "repair.ordered", "repair.ended", "quarantine.released"]
+    assert [kind for kind in kinds if kind in told] == told
+    await site.replica.stop()
+
+
+async def writes_of_a_drain(settings: RepairSettings | None) -> tuple[list[str], Site]:
+    """All writes of an hour; with None the configuration has no section about repairs."""
+    site = Site()
+    cluster = MemoryCluster(site.world)
+    if settings is None:
+        site.replica = Replica(site.world, clock=Running(), policy=POLICY, cluster=cluster)
+        site.report("n1")
+    else:
+        site.mode = settings.rules.mode
+        site.start(cluster)
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(3600)
+    await site.replica.stop()
+    return site.world.writes, site
+
+
+@pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])
+@in_virtual_time
+async def test_without_the_mode_no_repair_is_ordered_and_each_write_is_as_before(
+    mode: RepairMode,
+) -> None:
+    before, _ = await writes_of_a_drain(None)
+    after, site = await writes_of_a_drain(repair_settings(mode=mode))
+    assert after == before
+    assert site.repaired == []
+    assert site.quarantine().status.repair is None
+    assert "epair" not in site.world.record.text
+    told = site.replica.notes.kinds("n1").count("repair.suppressed")
+    assert told == (mode is RepairMode.OBSERVE)
+
+
+@in_virtual_time
+async def test_a_node_on_which_work_stays_is_not_repaired_before_that_is_gone() -> None:
+    site = Site()
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    # In the moment in which it is drained another pod comes, which tolerates our taint.
+    site = Site()
+    pod = site.world.add_pod("n1", "kept", owner_kind="")  # no controller: it is never evicted
+    site.start()
+    await later(3600)
+    assert site.repaired == []
+    del site.world.pods[f"n1/{pod.name}"]
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
+    site = Site()
+    site.kinds = ()
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.replica.stop()
+    pod = site.world.add_pod("n1", "late")
+    site.kinds = ("reboot",)
+    site.world.put_quarantine(
+        replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
+    )
+    site.start()
+    await site.settles(lambda: site.quarantine().status.repair)
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "pods are still on the node: jobs/late" in repair.held
+    assert site.repaired == []
+    del site.world.pods[f"n1/{pod.name}"]
+    await site.settles(site.is_released)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladder() -> None:
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.shop.answer = RepairAnswer(Said.FAILED, "the BMC refuses")
+    site.start()
+    await site.settles(site.is_exhausted)
+    assert site.attempts() == [
+        ("reboot", RepairState.FAILED),
+        ("replace", RepairState.FAILED),
+        ("ticket", RepairState.FAILED),
+    ]
+    await later(3600)
+    assert len(site.shop.orders) == 3
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
+    assert parse_record(site.world.record.text).repairs == {}
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
+    site = Site()
+    site.shop.boots = False
+    site.start()
+    await site.settles(
+        lambda: (
+            site.attempts()[:1] == [("reboot", RepairState.FAILED)]
+            if site.world.quarantines
+            else False
+        )
+    )
+    attempt = site.quarantine().status.repair.attempts[0]  # type: ignore[union-attr]
+    assert attempt.ended_at >= attempt.deadline_at == pytest.approx(attempt.began_at + TIMEOUT)
+    await site.settles(site.is_exhausted)
+    assert site.repaired == ["reboot", "ticket"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_person() -> None:
+    site = Site()
+    site.shop.answer, site.shop.boots = RepairAnswer(Said.UNSURE, "a timeout"), False
+    site.start()
+    await site.settles(site.is_exhausted)
+    assert site.attempts() == [("reboot", RepairState.UNKNOWN)]
+    await later(4 * TIMEOUT)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_node() -> None:
+    site = Site()
+    site.shop.answer = RepairAnswer(Said.UNSURE, "a timeout")
+    site.start()
+    await site.settles(lambda: site.repaired)
+    await later(100)
+    site.shop._boot("n1")
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_no_node_is_released_while_an_order_may_still_reach_it() -> None:
+    site = Site()
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.repaired)
+    site.replica.agent("n1", WELL)  # it recovers by itself, with the reboot on its way
+    await later(TIMEOUT / 2)
+    assert site.quarantine().status.phase is Phase.DRAINED
+    site.shop._boot("n1")
+    await site.settles(site.is_released)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_stop_switch_holds_an_order_and_not_its_proof() -> None:
+    site = Site()
+    site.world.person_stops("a fire")
+    site.kinds = ("reboot",)
+    site.world.person_stops("")
+    site.start()
+    await site.settles(lambda: site.repaired)
+    site.world.person_stops("a fire")
+    await site.settles(site.is_released)  # proof and release go on
+    site.check()
+    await site.replica.stop()
+    other = Site()
+    other.kinds = ()
+    other.start()
+    await other.settles(lambda: other.world.quarantines and other.quarantine().status.drained_at)
+    await other.replica.stop()
+    other.world.person_stops("a fire")
+    other.world.put_quarantine(
+        replace(other.quarantine(), status=replace(other.quarantine().status, repair=None))
+    )
+    other.kinds = ("reboot",)
+    other.start()
+    await later(3600)
+    assert other.repaired == []
+    other.world.person_stops("")
+    await other.settles(lambda: other.repaired)
+    other.check()
+    await other.replica.stop()
+
+
+@in_virtual_time
+async def test_two_nodes_of_a_rack_are_repaired_one_after_the_other() -> None:
+    site = Site("n1", "n2", "n3")
+    site.rules = {"concurrent": 3, "concurrent_percent": 100.0}
+    for name in ("n1", "n2"):
+        site.world.set_node(replace(site.world.nodes[name], labels={"rack": "7"}))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: len(site.shop.orders) >= 2)
+    await later(600)
+    racks = [site.world.nodes[one.node].labels.get("rack") for one in site.shop.orders]
+    assert sorted(racks, key=str) == ["7", None]
+    await site.settles(lambda: len([o for o in site.shop.orders if o.repair == "reboot"]) == 3)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
+    site = Site()
+    site.ill = {}
+    site.shop.boots, site.shop.cancels = False, True
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(600)
+    assert site.repaired == []  # a person's quarantine has no ladder
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    await site.settles(lambda: site.repaired == ["reboot"])
+    site.world.person_annotates("n1", REQUEST, "cancel a2")
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
+    await later(600)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> None:
+    site = Site()
+    site.kinds = ()
+    site.start()
+    await site.settles(site.is_exhausted)
+    await site.replica.stop()
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    broken = replace(repair, exhausted="", attempts=(replace_attempt(),))
+    site.world.put_quarantine(
+        replace(site.quarantine(), status=replace(site.quarantine().status, repair=broken))
+    )
+    site.kinds = ("reboot",)
+    site.start()
+    await later(3600)
+    assert site.repaired == []
+    assert "is no repair" in site.quarantine().status.repair.held  # type: ignore[union-attr]
+    await site.replica.stop()
+
+
+def replace_attempt() -> Any:
+    from aggregator.cluster.port import RepairAttempt
+
+    return RepairAttempt("x", "dance", RepairState.FAILED)
+
+
+def test_a_deployment_without_the_section_repairs_nothing() -> None:
+    assert RepairSettings().off
+    assert ROUNDS < TIMEOUT
+
+
+# -- every interruption ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+@in_virtual_time
+async def test_death_at_any_call_of_a_repair_is_finished_by_the_next_process(
+    *, after: bool, twice: bool
+) -> None:
+    """The process dies before or after each of its calls, the repairer's among them."""
+    ends: set[str] = set()
+    for calls in range(1, 60):
+        site = Site()
+        site.kinds, site.twice = (), twice
+        site.start()
+        await site.settles(lambda s=site: s.world.quarantines and s.quarantine().status.drained_at)
+        await site.replica.stop()
+        site.world.put_quarantine(
+            replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
+        )
+        site.kinds = ("reboot", "ticket")
+        first = site.start(crash_at=calls, after=after)
+        await site.settles(
+            lambda s=site, f=first: (
+                f.cluster.crashed.is_set() or s.is_released() or s.is_exhausted()
+            )
+        )
+        if not first.cluster.crashed.is_set():
+            await first.stop()
+            break
+        await first.stop()
+        second = site.start()
+        await site.settles(lambda s=site: s.is_released() or s.is_exhausted())
+        assert site.shop.wrong == [], calls
+        assert len(site.shop.done) <= 1, calls
+        if site.is_released():
+            ends.add("released")
+        else:
+            # Whether the order was sent could not be known: a person decides.
+            assert not twice, calls
+            assert site.attempts() == [("reboot", RepairState.UNKNOWN)]
+            assert site.shop.done == []
+            ends.add("unknown")
+        await later(400)
+        assert parse_record(site.world.record.text).repairs == {}, calls
+        await second.stop()
+    else:
+        raise AssertionError("the repair needs more calls than were tried")
+    assert "released" in ends
+    assert ("unknown" in ends) == (not twice)
+
+
+@pytest.mark.parametrize("lost", ["write_quarantine_status", "write_record", "read_node", "repair"])
+@in_virtual_time
+async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
+    site = Site()
+    left = [3]
+
+    def loses(name: str) -> ClusterError | None:
+        if (
+            name == lost
+            and site.world.quarantines
+            and site.quarantine().status.drained_at
+            and left[0]
+        ):
+            left[0] -= 1
+            return Unreachable("the answer was lost")
+        return None
+
+    site.start(MemoryCluster(site.world, loses=loses))
+    await site.settles(lambda: site.is_released() or site.is_exhausted())
+    site.check()
+    assert len(site.shop.done) <= 1
+    await site.replica.stop()

@@ -1,0 +1,125 @@
+"""Machines that are repaired: repairers that outlive the process which gives them orders."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Phase, RepairState
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair.protocol import (
+    ConfiguredRepairer,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+    Said,
+)
+from tests.support.memory_cluster import MemoryCluster, World
+
+TIMEOUT = 1800.0
+
+
+@dataclass
+class Shop:
+    """All that happened to the machines, whichever process ordered it.
+
+    ``boots``: whether a reboot that was ordered happens. ``wrong``: orders that must never be.
+    """
+
+    world: World
+    boots: bool = True
+    orders: list[RepairOrder] = field(default_factory=list)
+    #: Operations that were carried out: an idempotent repairer does each once.
+    done: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    answer: RepairAnswer = field(default_factory=lambda: RepairAnswer(Said.TAKEN))
+    look: RepairAnswer = field(default_factory=lambda: RepairAnswer(Said.TAKEN))
+    cancels: bool = False
+    on_boot: Callable[[str], None] = lambda _: None
+    most_at_once: int = 1000
+
+    def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
+        """An order arrives: it must be of a durable attempt, on a marked node without work."""
+        self._check(order)
+        known = {one.operation for one in self.orders}
+        if order.operation in known and not twice:
+            self.wrong.append(f"{order.operation} was ordered twice")
+        self.orders.append(order)
+        if self.answer.said in (Said.TAKEN, Said.DONE) and order.operation not in self.done:
+            self.done.append(order.operation)
+            if order.repair == "reboot" and self.boots:
+                asyncio.get_running_loop().call_later(60, self._boot, order.node)
+        return self.answer
+
+    def _check(self, order: RepairOrder) -> None:
+        world, name = self.world, order.node
+        quarantine = world.quarantines.get(name)
+        attempts = quarantine.status.repair if quarantine is not None else None
+        if quarantine is None or attempts is None:
+            self.wrong.append(f"{order.operation}: no durable attempt")
+            return
+        last = attempts.attempts[-1]
+        if (last.operation, last.state) != (order.operation, RepairState.ORDERING):
+            self.wrong.append(f"{order.operation}: the last attempt is {last}")
+        if quarantine.status.phase not in (Phase.DRAINED, Phase.CORDONED):
+            self.wrong.append(f"{order.operation}: in phase {quarantine.status.phase}")
+        if not is_marked(world.nodes[name]):
+            self.wrong.append(f"{order.operation}: the node is not marked")
+        if order.repair == "ticket":
+            return
+        work = [
+            pod.name
+            for pod in world.pods.values()
+            if pod.node == name and not pod.mirror and pod.owner_kind != "DaemonSet"
+        ]
+        if work:
+            self.wrong.append(f"{order.operation}: {work} are on the node")
+        running = parse_record(world.record.text).repairs
+        if name not in running or running[name].operation != order.operation:
+            self.wrong.append(f"{order.operation}: not in the record: {running}")
+        if len(running) > self.most_at_once:
+            self.wrong.append(f"{order.operation}: {len(running)} at once")
+        domains = [domain for one in running.values() for domain in one.domains]
+        if len(domains) != len(set(domains)):
+            self.wrong.append(f"{order.operation}: two in one of {domains}")
+        if world.stop.reason:
+            self.wrong.append(f"{order.operation}: after the stop")
+
+    def _boot(self, name: str) -> None:
+        node = self.world.nodes[name]
+        self.world.set_node(replace(node, boot_id=f"{node.boot_id}x"))
+        self.on_boot(name)
+
+
+class ShopRepairer:
+    """One process's way to the shop. Its calls are killed with the process, like the cluster's."""
+
+    def __init__(
+        self, shop: Shop, cluster: MemoryCluster | None = None, *, sends_twice: bool = False
+    ) -> None:
+        self.sends_twice = sends_twice
+        self._shop = shop
+        self.cluster = cluster
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        assert self.cluster is not None
+        return await self.cluster._call(
+            "repair", lambda: self._shop.take(order, twice=self.sends_twice)
+        )
+
+    async def look(self, order: RepairOrder) -> RepairAnswer:
+        return self._shop.look
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        return self._shop.cancels
+
+
+def repair_settings(
+    *repairers: tuple[str, ShopRepairer], mode: RepairMode = RepairMode.REPAIR, **rules: object
+) -> RepairSettings:
+    return RepairSettings(
+        rules=RepairRules(mode=mode, **rules),  # type: ignore[arg-type]  # a test's words
+        repairers={kind: ConfiguredRepairer(one, TIMEOUT) for kind, one in repairers},
+        domain_labels=("rack",),
+    )
