@@ -42,6 +42,7 @@ from aggregator.policy.defaults import lint_file, read_policy
 from aggregator.quarantine.controller import NO_NEWS_YET, Controller
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.repairers.factory import repair_settings
 from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
@@ -156,6 +157,11 @@ def _settings(config: Config) -> Settings:
         marks=config.marks,
         conditions=config.conditions,
         events=config.events,
+        repair=repair_settings(
+            config.repair,
+            domain_labels=(*config.limits.domain_labels, config.limits.clique_label),
+            wall=time.time,
+        ),
     )
 
 

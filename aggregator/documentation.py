@@ -37,6 +37,13 @@ HOLDS = frozenset(
         "pools.limits.concurrent_percent",
         "pools.limits.new_per_window",
         "record",
+        "repair",
+        "repair.attempts",
+        "repair.concurrent",
+        "repair.concurrent_percent",
+        "repair.domain",
+        "repair.pool_concurrent",
+        "repair.window",
         "shards",
         "stop",
     }

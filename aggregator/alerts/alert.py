@@ -30,6 +30,7 @@ SEVERITY = {
     EventKind.OVERRULED: "info",
     EventKind.RELEASED: "info",
     EventKind.RELEASE_HELD: "warning",
+    EventKind.REPAIR_EXHAUSTED: "critical",
     EventKind.UNCORDONED: "warning",
     EventKind.OVERRIDDEN: "info",
     EventKind.REQUESTED: "info",
@@ -74,6 +75,7 @@ LASTING = frozenset(
         EventKind.OVERDUE,
         EventKind.HOOK_FAILED,
         EventKind.RELEASE_HELD,
+        EventKind.REPAIR_EXHAUSTED,
         EventKind.UNCORDONED,
         EventKind.AGENT_SILENT,
         EventKind.SILENT_FAILING,
@@ -234,6 +236,10 @@ def dedup_key(transition: Transition) -> str:
     elif kind in (
         EventKind.REQUESTED,
         EventKind.RELEASE_HELD,
+        EventKind.REPAIR_SUPPRESSED,
+        EventKind.REPAIR_ORDERED,
+        EventKind.REPAIR_ENDED,
+        EventKind.REPAIR_EXHAUSTED,
         EventKind.UNCORDONED,
         EventKind.OVERRIDDEN,
         EventKind.INCIDENT_CHANGED,
@@ -269,7 +275,9 @@ class Resolution:
         )
 
 
-_UNDONE = frozenset(kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.")))
+_UNDONE = frozenset(
+    kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.", "repair."))
+)
 
 
 #: Kinds that come and go: each ends the alert of its opposite.

@@ -32,6 +32,9 @@ from aggregator.config.certificates import cross_field_errors as certificates_co
 from aggregator.config.drain import DrainConfig
 from aggregator.config.drain import cross_field_errors as drain_contradictions
 from aggregator.config.pod_namespace import with_namespace
+from aggregator.config.repair import RepairConfig
+from aggregator.config.repair import cross_field_errors as repair_contradictions
+from aggregator.config.repair import files as repair_files
 from aggregator.config.shards import ShardsConfig
 from aggregator.config.shards import cross_field_errors as shards_contradictions
 from aggregator.configfile.regular_file import MOST, require_regular_file
@@ -212,6 +215,7 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
     drain: DrainConfig = DrainConfig()
     release: UncordonRules = UncordonRules()
+    repair: RepairConfig = RepairConfig()
     marks: RestoreRules = RestoreRules()
     conditions: Annotated[tuple[NodeConditionRule, ...], Field(strict=False)] = ()
     events: EventRules = EventRules()
@@ -299,6 +303,8 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _unprovable(config)
     yield from _shared(config)
     for key, text in drain_contradictions(config.drain):
+        yield _finding(key, text)
+    for key, text in repair_contradictions(config.repair):
         yield _finding(key, text)
     for key, text in certificates_contradictions(
         config.certificates,
@@ -499,5 +505,7 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     for name, hook in hooks.items():
         if hook.webhook is not None:
             yield ("drain", name, "webhook", "secret_file"), hook.webhook.secret_file
+    for below, file in repair_files(config.repair):
+        yield ("repair", *below), file
     for key, file in alert_files(config.alerts.settings):
         yield ("alerts", *key), file

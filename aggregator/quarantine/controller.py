@@ -288,7 +288,6 @@ class Controller:
             settings=settings.repair,
             drain=settings.drain,
             pool_label=settings.limits.pool_label,
-            fleet=fleet,
         )
         self._reconciler = Reconciler(
             cluster=cluster,

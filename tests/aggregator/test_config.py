@@ -885,6 +885,7 @@ EXAMPLES = {
     "alerts.webhooks",
     "certificates.automatic",
     "conditions",
+    "repair.repairers",
     "cluster.kubeconfig",
     "cluster.local.commands.cordon",
     "cluster.local.commands.release",

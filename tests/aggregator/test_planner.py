@@ -383,9 +383,34 @@ def test_every_step_is_reached() -> None:
         *lost_marks(),
         *(replace(one, conditions_old=True) for one in lost_marks()),
         *absences(),
+        *(replace(one, repair_due=True) for one in lost_marks()),
     )
     reached = {next_step(now).do for now in (*plain, *others)}
     assert reached == set(Step)
+
+
+def test_while_a_repair_may_act_on_a_node_only_a_person_releases_it() -> None:
+    for quarantine in quarantines():
+        for now in itertools.islice(situations(quarantine), 0, None, 61):
+            if quarantine is None or quarantine.problem or now.uncordoned or quarantine.deleting:
+                continue
+            for due in (False, True):
+                step = next_step(replace(now, repair_busy=True, repair_due=due)).do
+                assert step is not Step.RELEASE
+                going = now.definition_going or quarantine.status.phase is Phase.RELEASING
+                assert (step is Step.REPAIR) == (due and not going)
+
+
+def test_no_repair_begins_past_the_stop_the_mode_or_another_party() -> None:
+    for now in lost_marks():
+        due = replace(now, repair_due=True)
+        if next_step(due).do is not Step.REPAIR:
+            continue
+        assert next_step(replace(due, stopped=True)).do is Step.HOLD
+        assert next_step(replace(due, node_gone=True)).do is not Step.REPAIR
+        ours = due.quarantine is not None and due.quarantine.spec.requester == OURS
+        for other in (replace(due, mode=Action.OBSERVE), replace(due, maintained=True)):
+            assert (next_step(other).do is Step.REPAIR) == (not ours)
 
 
 def uncordoned() -> Iterator[Situation]:

@@ -26,6 +26,7 @@ from aggregator.quarantine.decide import (
     mark_rules,
     node_events,
     node_marks,
+    repair,
 )
 from aggregator.quarantine.state import gpus
 from aggregator.replicas.rpc import auth
@@ -134,6 +135,7 @@ def foreign() -> Iterator[str]:
     yield from (*maintenance._TAINTS, *drain_plan._UNWILLING, objects._MIRROR)
     yield from (maintenance._EXCLUDED, maintenance._UPGRADE, mark_rules.DO_NOT_DISRUPT)
     yield from (maintenance._MIG, gpus.GPU_COUNT_LABEL)
+    yield from (repair._KURED, repair._KARPENTER, repair._MEDIK8S, f"{repair._DEPLOY}*")
 
 
 def cluster_objects() -> Iterator[str]:

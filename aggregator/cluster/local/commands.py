@@ -52,16 +52,23 @@ async def run_command(
 
 
 async def finish_command(
-    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float
+    argv: Sequence[str],
+    *,
+    key: str,
+    values: Mapping[str, str],
+    limit: float,
+    secrets: Mapping[str, str] | None = None,
 ) -> Finished:
     """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
     and stand in the environment as SICKBAY_NODE and so on. ``key`` is where the configuration has
-    it. Raises `SiteCommandFailed` where it can't be run, or does not end within ``limit`` seconds.
+    it. ``secrets`` stand in the environment alone. Raises `SiteCommandFailed` where it can't be
+    run, or does not end within ``limit`` seconds.
     """
     told: dict[str, object] = {"command": key, "program": argv[0], "node": values["node"]}
     values = {name: truncate(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
+    environment |= secrets or {}
     # A file and not a pipe: a process that the command leaves running must not keep us waiting. In
     # memory: a full disk must keep no node from being cordoned or released.
     with os.fdopen(os.memfd_create("command"), "w+b") as output:

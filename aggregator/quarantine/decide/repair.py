@@ -70,7 +70,7 @@ class RepairRules(SectionDataclass):
     ``verify``: so long after a repair its evidence may stand before the next rung is due.
     """
 
-    mode: Annotated[RepairMode, BeforeValidator(_mode), Field(strict=False)] = RepairMode.OFF
+    mode: Annotated[RepairMode, Field(strict=False), BeforeValidator(_mode)] = RepairMode.OFF
     attempts: Annotated[int, Field(ge=1, le=20)] = 3
     window: Annotated[Duration, Field(ge=3600, le=LONGEST_REPEAT)] = 7 * 86400.0
     concurrent: Positive = 2

@@ -52,7 +52,6 @@ from aggregator.quarantine.decide.repair import (
     other_party,
 )
 from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, RepairSettings, Said
-from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -87,7 +86,6 @@ class RepairRunner:
         settings: RepairSettings,
         drain: DrainRules,
         pool_label: str,
-        fleet: FleetState,
     ) -> None:
         self._cluster = cluster
         self._acts = acts
@@ -98,7 +96,6 @@ class RepairRunner:
         self._settings = settings
         self._drain = drain
         self._pool_label = pool_label
-        self._fleet = fleet
         #: Orders that this process began and has certainly not sent, by operation.
         self._unsent: set[str] = set()
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
@@ -456,7 +453,6 @@ class RepairRunner:
         )
         await self._change(node_state, attempt, ended)
         self._unsent.discard(attempt.operation)
-        self._fleet.repairs[attempt.repair, state.value] += 1
         said = f": {text}" if text else ""
         self._acts.emit_event(
             node_state,

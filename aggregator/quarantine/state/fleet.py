@@ -4,7 +4,6 @@ It can be lost: snapshots, Quarantine objects and the record bring all of it bac
 """
 
 import enum
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -116,7 +115,6 @@ class FleetState:
     admitted_lately: int = 0  # within the limits' window
     measurements: FleetMeasurements = field(default_factory=FleetMeasurements)
     network: Mapping[str, NetworkVerdict] = field(default_factory=dict)  # blamed now, by subject
-    repairs: Counter[tuple[str, str]] = field(default_factory=Counter)  # ended, by kind and outcome
     stages: StageTimes = field(default_factory=StageTimes)
     pools: Pools = field(default_factory=Pools)
     pool_use: Mapping[str, PoolUse] = field(default_factory=dict)  # by the pool's name

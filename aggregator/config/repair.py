@@ -1,0 +1,118 @@
+"""The section ``repair``: whether and how fast nodes are repaired, and by whom."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from aggregator.config.drain import HookWebhook
+from aggregator.configfile.section import Section, Strings
+from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
+from aggregator.configfile.yaml_source import Key
+from aggregator.policy.repairs import TICKET
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+
+_FILLED = ("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason")
+_PROVIDERS = ("command", "webhook", "redfish", "ipmi")
+#: A BMC's emulator on this machine may be without TLS.
+_HERE = ("127.0.0.1", "::1", "localhost")
+#: Kinds that only restart the machine, so that the BMC can carry them out.
+_BY_BMC = "reboot"
+
+
+class RedfishSection(Section):
+    """A BMC's Redfish service."""
+
+    url: HttpUrl
+    """Of the system, such as https://{node}-bmc.example/redfish/v1/Systems/1."""
+    user: Annotated[str, Field(min_length=1)]
+    password_file: OrdinaryPath
+    reset_type: Literal["ForceRestart", "GracefulRestart", "PowerCycle"] = "ForceRestart"
+    ca_file: MaybePath = None
+
+
+class IpmiSection(Section):
+    """A BMC's IPMI over LAN, by ipmitool."""
+
+    host: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9{][A-Za-z0-9._:{}-]*$")]
+    """Such as {node}-bmc.example; it must not begin with a dash."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 623
+    user: Annotated[str, Field(min_length=1, pattern=r"^[^-]")]
+    password_file: OrdinaryPath
+    power: Literal["cycle", "reset"] = "cycle"
+    program: Annotated[str, Field(min_length=1)] = "ipmitool"
+
+
+class RepairerSection(Section):
+    """Who carries out one kind of repair: one of command, webhook, redfish and ipmi."""
+
+    kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket"]
+    timeout: Annotated[Duration, Field(ge=60, le=86400)] = 1800.0
+    """From the order until its proof must have come."""
+    command: Annotated[Strings, filled_with(*_FILLED)] = ()
+    cancel: Annotated[Strings, filled_with(*_FILLED)] = ()
+    """With ``command``: takes the order back."""
+    idempotent: bool = False
+    """With ``command``: a second call with the same operation is harmless."""
+    call_timeout: Annotated[Duration, Field(ge=1, le=3600)] = 60.0
+    """With ``command``: for one call of it."""
+    webhook: HookWebhook | None = None
+    redfish: RedfishSection | None = None
+    ipmi: IpmiSection | None = None
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Those that are given."""
+        return tuple(name for name in _PROVIDERS if getattr(self, name) not in ((), None))
+
+
+@dataclass(frozen=True)
+class RepairConfig(RepairRules):
+    """Whether nodes are repaired, how many at once, and by whom."""
+
+    repairers: Annotated[tuple[RepairerSection, ...], Field(strict=False)] = ()
+    """A kind of repair without one is left out of every ladder."""
+
+
+def files(repair: RepairConfig) -> Iterator[tuple[Key, Path | None]]:
+    """Every file that must exist before the start."""
+    for number, one in enumerate(repair.repairers):
+        key = ("repairers", number)
+        if one.webhook is not None:
+            yield (*key, "webhook", "secret_file"), one.webhook.secret_file
+        if one.redfish is not None:
+            yield (*key, "redfish", "password_file"), one.redfish.password_file
+            yield (*key, "redfish", "ca_file"), one.redfish.ca_file
+        if one.ipmi is not None:
+            yield (*key, "ipmi", "password_file"), one.ipmi.password_file
+
+
+def cross_field_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead."""
+    seen: set[str] = set()
+    for number, one in enumerate(repair.repairers):
+        kind, key = one.kind, ("repair", "repairers", number)
+        if kind in seen:
+            yield (*key, "kind"), f'"{kind}" has an entry already; expected one entry for each'
+        seen.add(kind)
+        if len(one.providers) != 1:
+            given = " and ".join(one.providers) or "nobody who carries it out"
+            yield key, f"has {given}; expected one of {', '.join(_PROVIDERS)}"
+        if kind != _BY_BMC:
+            for name in {"redfish", "ipmi"} & set(one.providers):
+                yield (*key, name), f"restarts the machine; expected it under {_BY_BMC}"
+        if kind == TICKET and one.command:
+            yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"
+        for name in ("cancel", "idempotent"):
+            if getattr(one, name) and not one.command:
+                yield (*key, name), "is about a command; expected command beside it"
+        url = urlsplit(one.redfish.url) if one.redfish is not None else None
+        if url is not None and url.scheme != "https" and url.hostname not in _HERE:
+            text = "would send the BMC's password in the clear; expected https://"
+            yield (*key, "redfish", "url"), text
+    if repair.mode is RepairMode.REPAIR and not repair.repairers:
+        text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
+        yield ("repair", "mode"), text

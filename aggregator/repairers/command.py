@@ -1,0 +1,48 @@
+"""A repair by a program of the site: an argument list, no shell.
+
+Exit code 0: taken, or done where no node proves it. 75 (EX_TEMPFAIL of sysexits.h): nothing was
+ordered, ask again. Any other: it has failed, and nothing was ordered. A program that does not end
+in its time leaves the outcome unknown. kured's sentinel is such a program.
+"""
+
+from collections.abc import Sequence
+
+from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
+from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.repairers.sent_once import SentOnce
+
+_NOT_YET = 75
+
+
+class CommandRepairer(SentOnce):
+    """Implements `Repairer`. ``sends_twice``: the site says that a second call with the same
+    operation is harmless. ``limit``: seconds for one call. ``cancel`` takes the order back.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, cancel: Sequence[str], limit: float, sends_twice: bool
+    ) -> None:
+        self._argv = argv
+        self._cancel = cancel
+        self._limit = limit
+        self.sends_twice = sends_twice
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        return await self._run(self._argv, order)
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        return bool(self._cancel) and (await self._run(self._cancel, order)).said is Said.DONE
+
+    async def _run(self, argv: Sequence[str], order: RepairOrder) -> RepairAnswer:
+        key = f"repair.repairers.{order.repair}.command"
+        limit = min(self._limit, order.lasts)
+        try:
+            finished = await finish_command(argv, key=key, values=order.values(), limit=limit)
+        except SiteCommandFailed as error:
+            not_begun = isinstance(error.__cause__, OSError | ValueError)
+            return RepairAnswer(Said.NOT_SENT if not_begun else Said.UNSURE, str(error))
+        if finished.code == 0:
+            return RepairAnswer(Said.DONE, finished.output)
+        said = f": {finished.output}" if finished.output else ""
+        text = f"{argv[0]} exited with {finished.code}{said}"
+        return RepairAnswer(Said.NOT_SENT if finished.code == _NOT_YET else Said.FAILED, text)

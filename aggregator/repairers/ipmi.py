@@ -1,0 +1,73 @@
+"""A restart by the machine's BMC: `ipmitool chassis power`.
+
+The password is read from its file and given in the environment (`-E`): an argument would be seen
+by every user of the machine. The Node's other boot id proves the restart.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.alerts.http_channel import SecretError, read_secret
+from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
+from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.repairers.sent_once import SentOnce
+from aggregator.runtime.worker_thread import WorkerThread
+
+_ATTEMPT = 60.0
+#: ipmitool's words where no session came about, so that nothing was ordered.
+_NO_SESSION = ("Unable to establish", "Could not open socket", "Address lookup")
+
+
+@dataclass(frozen=True, slots=True)
+class IpmiTarget:
+    """``host`` is the BMC's, with ``{node}`` for the node's name. ``power``: cycle or reset."""
+
+    host: str
+    port: int
+    user: str
+    password_file: Path
+    power: str
+    program: str
+
+
+class IpmiRepairer(SentOnce):
+    """Implements `Repairer`."""
+
+    sends_twice = False
+
+    def __init__(self, target: IpmiTarget) -> None:
+        self._target = target
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        target = self._target
+        thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
+        try:
+            password = (await thread.run(read_secret, target.password_file)).decode()
+        except (SecretError, UnicodeDecodeError) as error:
+            return RepairAnswer(Said.NOT_SENT, str(error))
+        finally:
+            thread.stop()
+        host = target.host.replace("{node}", order.node)
+        argv = [
+            *(target.program, "-I", "lanplus", "-H", host, "-p", str(target.port)),
+            *("-U", target.user, "-E", "chassis", "power", target.power),
+        ]
+        try:
+            finished = await finish_command(
+                argv,
+                key=f"repair.repairers.{order.repair}.ipmi",
+                values={"node": order.node},
+                limit=min(_ATTEMPT, order.lasts),
+                secrets={"IPMI_PASSWORD": password},
+            )
+        except SiteCommandFailed as error:
+            not_begun = isinstance(error.__cause__, OSError | ValueError)
+            return RepairAnswer(Said.NOT_SENT if not_begun else Said.UNSURE, str(error))
+        if finished.code == 0:
+            return RepairAnswer(Said.TAKEN, finished.output)
+        text = f"{target.program} exited with {finished.code}: {finished.output}"
+        if any(words in finished.output for words in _NO_SESSION):
+            return RepairAnswer(Said.NOT_SENT, text)
+        # As in: Set Chassis Power Control to Cycle failed: Command not supported in present state.
+        refused = "failed:" in finished.output
+        return RepairAnswer(Said.FAILED if refused else Said.UNSURE, text)

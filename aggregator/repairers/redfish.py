@@ -1,0 +1,82 @@
+"""A restart by the machine's BMC: Redfish's ComputerSystem.Reset.
+
+DMTF DSP0268, ComputerSystem, action Reset: a POST with ResetType to
+``SYSTEM/Actions/ComputerSystem.Reset``. A second one would restart the machine a second time, so
+an order is sent once; the Node's other boot id proves it.
+"""
+
+import base64
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from aggregator.alerts.http_channel import SecretError, read_secret, words_of
+from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.repairers.sent_once import SentOnce
+from aggregator.runtime.worker_thread import WorkerThread
+from aggregator.tls.client_context import CaFileError, client_context
+
+_ATTEMPT = 60.0
+_MOST_ANSWER = 1000
+_TAKEN = frozenset({200, 201, 202, 204})
+
+
+@dataclass(frozen=True, slots=True)
+class RedfishTarget:
+    """``url`` is that of the system, with ``{node}`` for the node's name.
+
+    ``ca_file``: the authority of the BMC's certificate; None: those of this machine.
+    """
+
+    url: str
+    user: str
+    password_file: Path
+    reset_type: str
+    ca_file: Path | None
+
+
+class RedfishRepairer(SentOnce):
+    """Implements `Repairer`."""
+
+    sends_twice = False
+
+    def __init__(self, target: RedfishTarget) -> None:
+        self._target = target
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        target = self._target
+        thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
+        try:
+            password = (await thread.run(read_secret, target.password_file)).decode()
+            proof = base64.b64encode(f"{target.user}:{password}".encode()).decode()
+            url = target.url.replace("{node}", order.node).rstrip("/")
+            context = client_context(target.ca_file) if target.ca_file is not None else None
+            timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(
+                    f"{url}/Actions/ComputerSystem.Reset",
+                    json={"ResetType": target.reset_type},
+                    headers={"Authorization": f"Basic {proof}"},
+                    ssl=context or True,
+                    allow_redirects=False,
+                ) as response,
+            ):
+                said = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
+        except (SecretError, CaFileError, UnicodeDecodeError) as error:
+            return RepairAnswer(Said.NOT_SENT, str(error))
+        except aiohttp.ClientConnectorError as error:
+            return RepairAnswer(Said.NOT_SENT, words_of(error))
+        except TimeoutError:
+            return RepairAnswer(Said.UNSURE, f"no answer within {_ATTEMPT:g} s")
+        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+            return RepairAnswer(Said.UNSURE, words_of(error))
+        finally:
+            thread.stop()
+        if response.status in _TAKEN:
+            return RepairAnswer(Said.TAKEN, f"{target.reset_type}: HTTP {response.status}")
+        refused = 300 <= response.status < 500
+        text = f"HTTP {response.status}: {said}".rstrip(": ")
+        return RepairAnswer(Said.FAILED if refused else Said.UNSURE, text)

@@ -1,0 +1,98 @@
+"""A repair, or a ticket, by an HTTP endpoint of the site, signed like an alert (docs/alerts.md).
+
+`X-Sickbay-Delivery` is the operation's id, the same for each attempt to deliver it: the endpoint
+carries each id out once. 200: done (or ordered, where the node proves it). 202: under way, and
+asked again with the same id until it answers otherwise. 408, 425, 429 and 503: nothing was ordered,
+and it is asked again. Any other 4xx: it has failed.
+"""
+
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from aggregator.alerts.http_channel import SecretError, read_secret, words_of
+from aggregator.alerts.webhook import headers
+from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.runtime.text import truncate
+from aggregator.runtime.worker_thread import WorkerThread
+
+BODY_VERSION = 1
+#: Seconds for one request: an endpoint that needs longer answers 202.
+_ATTEMPT = 30.0
+_MOST_ANSWER = 2000
+#: Characters of a value: a person may have pasted a log as the reason.
+_LONGEST = 4000
+_NOT_NOW = frozenset({408, 425, 429, 503})
+
+
+class WebhookRepairer:
+    """Implements `Repairer`. ``wall`` is wall clock seconds, for the signature."""
+
+    sends_twice = True
+
+    def __init__(self, url: str, secret_file: Path, *, wall: Callable[[], float]) -> None:
+        self._url = url
+        self._secret_file = secret_file
+        self._wall = wall
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        return await self._post(order, "order")
+
+    async def look(self, order: RepairOrder) -> RepairAnswer:
+        """The same request once more: its answer tells how far it has come."""
+        answer = await self._post(order, "order")
+        unsent = answer.said is Said.NOT_SENT  # this question: the order itself was taken before
+        return RepairAnswer(Said.TAKEN, answer.text) if unsent else answer
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        return (await self._post(order, "cancel")).said is Said.DONE
+
+    async def _post(self, order: RepairOrder, event: str) -> RepairAnswer:
+        timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
+        told: dict[str, object] = {
+            name: truncate(text, _LONGEST) for name, text in order.values().items()
+        }
+        told |= {"version": BODY_VERSION, "source": "sickbay", "event": event}
+        told["gpus"] = list(order.gpus)
+        if order.bundle:
+            told["evidence"] = json.loads(order.bundle)
+        content = json.dumps(told).encode()
+        thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
+        try:
+            secret = await thread.run(read_secret, self._secret_file)
+            ident = order.operation if event == "order" else f"{order.operation}-{event}"
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(
+                    self._url,
+                    data=content,
+                    headers=headers(ident, content, secret, self._wall()),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                said = await response.content.read(_MOST_ANSWER)
+                return _judge(response.status, said.decode(errors="replace").strip())
+        except SecretError as error:
+            return RepairAnswer(Said.NOT_SENT, str(error))
+        except aiohttp.ClientConnectorError as error:
+            return RepairAnswer(Said.NOT_SENT, words_of(error))
+        except TimeoutError:
+            return RepairAnswer(Said.UNSURE, f"no answer within {timeout.total:g} s")
+        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+            return RepairAnswer(Said.UNSURE, words_of(error))
+        finally:
+            thread.stop()
+
+
+def _judge(status: int, text: str) -> RepairAnswer:
+    if status == 200:
+        return RepairAnswer(Said.DONE, text)
+    if status == 202:
+        return RepairAnswer(Said.TAKEN, text)
+    told = f"HTTP {status}: {text}".rstrip(": ")
+    if status in _NOT_NOW:
+        return RepairAnswer(Said.NOT_SENT, told)
+    return RepairAnswer(Said.FAILED if 300 <= status < 500 else Said.UNSURE, told)
