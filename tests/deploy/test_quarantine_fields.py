@@ -29,6 +29,7 @@ from tests.deploy.manifests import ROOT
 
 #: Fields that the page does not show under their own name, and why.
 NOT_SHOWN = {
+    "repair": "the timeline shows each order and its end; kubectl shows the rest",
     "boot_id": "the evidence has it",
     "policy_hash": "the fleet's page has that of now",
     "intent_action": "override says it",

@@ -21,6 +21,9 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
     Refused,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
     Taint,
 )
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -252,6 +255,28 @@ async def test_a_quarantine_is_stored_whole_and_read_again(
     assert (read.spec, decided(read.status)) == (lesser, fewer)
     await kube.drop_quarantine(read)
     assert await kube.read_quarantine(name) is None
+
+
+async def test_an_attempt_at_a_repair_is_stored_whole_and_written_by_one_process_alone(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, SPEC)
+    attempt = RepairAttempt(
+        "q-1-reboot", "reboot", RepairState.ORDERING, "b-1", "uid", "", 7.25, 9.5
+    )
+    ordering = QuarantineStatus(Phase.DRAINED, repair=RepairStatus((attempt,)))
+    written = await kube.write_quarantine_status(made, ordering)
+    assert written.status.repair == ordering.repair
+    with pytest.raises(Conflict):  # another process that decided on the same rung
+        await kube.write_quarantine_status(made, ordering)
+    ended = replace(attempt, state=RepairState.UNKNOWN, ended_at=9.5, message="no proof")
+    repair = RepairStatus((ended,), exhausted="a person decides", exhausted_at=10.0)
+    await kube.write_quarantine_status(written, replace(ordering, repair=repair))
+    read = await kube.read_quarantine(name)
+    assert read is not None
+    assert read.status.repair == repair
+    await kube.drop_quarantine(read)
 
 
 async def test_a_node_has_one_quarantine(kube: KubeCluster, cluster_space: Space) -> None:
