@@ -8,7 +8,7 @@ in its time leaves the outcome unknown. kured's sentinel is such a program.
 from collections.abc import Sequence
 
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 
 _NOT_YET = 75
@@ -31,7 +31,9 @@ class CommandRepairer(SentOnce):
         return await self._run(self._argv, order)
 
     async def cancel(self, order: RepairOrder) -> bool:
-        return bool(self._cancel) and (await self._run(self._cancel, order)).said is Said.DONE
+        return (
+            bool(self._cancel) and (await self._run(self._cancel, order)).state is AnswerState.DONE
+        )
 
     async def _run(self, argv: Sequence[str], order: RepairOrder) -> RepairAnswer:
         key = f"repair.repairers.{order.repair}.command"
@@ -40,9 +42,13 @@ class CommandRepairer(SentOnce):
             finished = await finish_command(argv, key=key, values=order.values(), limit=limit)
         except SiteCommandFailed as error:
             not_begun = isinstance(error.__cause__, OSError | ValueError)
-            return RepairAnswer(Said.NOT_SENT if not_begun else Said.UNSURE, str(error))
+            return RepairAnswer(
+                AnswerState.NOT_SENT if not_begun else AnswerState.UNSURE, str(error)
+            )
         if finished.code == 0:
-            return RepairAnswer(Said.DONE, finished.output)
-        said = f": {finished.output}" if finished.output else ""
-        text = f"{argv[0]} exited with {finished.code}{said}"
-        return RepairAnswer(Said.NOT_SENT if finished.code == _NOT_YET else Said.FAILED, text)
+            return RepairAnswer(AnswerState.DONE, finished.output)
+        reply = f": {finished.output}" if finished.output else ""
+        text = f"{argv[0]} exited with {finished.code}{reply}"
+        return RepairAnswer(
+            AnswerState.NOT_SENT if finished.code == _NOT_YET else AnswerState.FAILED, text
+        )

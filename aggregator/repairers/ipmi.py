@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aggregator.alerts.http_channel import SecretError, read_secret
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -44,7 +44,7 @@ class IpmiRepairer(SentOnce):
         try:
             password = (await thread.run(read_secret, target.password_file)).decode()
         except (SecretError, UnicodeDecodeError) as error:
-            return RepairAnswer(Said.NOT_SENT, str(error))
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         finally:
             thread.stop()
         host = target.host.replace("{node}", order.node)
@@ -62,12 +62,14 @@ class IpmiRepairer(SentOnce):
             )
         except SiteCommandFailed as error:
             not_begun = isinstance(error.__cause__, OSError | ValueError)
-            return RepairAnswer(Said.NOT_SENT if not_begun else Said.UNSURE, str(error))
+            return RepairAnswer(
+                AnswerState.NOT_SENT if not_begun else AnswerState.UNSURE, str(error)
+            )
         if finished.code == 0:
-            return RepairAnswer(Said.TAKEN, finished.output)
+            return RepairAnswer(AnswerState.TAKEN, finished.output)
         text = f"{target.program} exited with {finished.code}: {finished.output}"
         if any(words in finished.output for words in _NO_SESSION):
-            return RepairAnswer(Said.NOT_SENT, text)
+            return RepairAnswer(AnswerState.NOT_SENT, text)
         # As in: Set Chassis Power Control to Cycle failed: Command not supported in present state.
         refused = "failed:" in finished.output
-        return RepairAnswer(Said.FAILED if refused else Said.UNSURE, text)
+        return RepairAnswer(AnswerState.FAILED if refused else AnswerState.UNSURE, text)

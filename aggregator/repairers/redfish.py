@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, read_secret, words_of
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
@@ -64,19 +64,19 @@ class RedfishRepairer(SentOnce):
                     allow_redirects=False,
                 ) as response,
             ):
-                said = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
+                reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
         except (SecretError, CaFileError, UnicodeDecodeError) as error:
-            return RepairAnswer(Said.NOT_SENT, str(error))
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
-            return RepairAnswer(Said.NOT_SENT, words_of(error))
+            return RepairAnswer(AnswerState.NOT_SENT, words_of(error))
         except TimeoutError:
-            return RepairAnswer(Said.UNSURE, f"no answer within {_ATTEMPT:g} s")
+            return RepairAnswer(AnswerState.UNSURE, f"no answer within {_ATTEMPT:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            return RepairAnswer(Said.UNSURE, words_of(error))
+            return RepairAnswer(AnswerState.UNSURE, words_of(error))
         finally:
             thread.stop()
         if response.status in _TAKEN:
-            return RepairAnswer(Said.TAKEN, f"{target.reset_type}: HTTP {response.status}")
+            return RepairAnswer(AnswerState.TAKEN, f"{target.reset_type}: HTTP {response.status}")
         refused = 300 <= response.status < 500
-        text = f"HTTP {response.status}: {said}".rstrip(": ")
-        return RepairAnswer(Said.FAILED if refused else Said.UNSURE, text)
+        text = f"HTTP {response.status}: {reply}".rstrip(": ")
+        return RepairAnswer(AnswerState.FAILED if refused else AnswerState.UNSURE, text)

@@ -1,14 +1,14 @@
 """The rest of a repairer that sends an order once and is told nothing more of it."""
 
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 
 
 class SentOnce:
     """The part of `Repairer` that follows the order. The Node, or the time, proves the repair."""
 
-    async def look(self, order: RepairOrder) -> RepairAnswer:
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         del order
-        return RepairAnswer(Said.TAKEN)
+        return RepairAnswer(AnswerState.TAKEN)
 
     async def cancel(self, order: RepairOrder) -> bool:
         del order

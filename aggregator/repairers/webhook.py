@@ -15,7 +15,7 @@ import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.alerts.webhook import headers
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.runtime.text import truncate
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -41,14 +41,16 @@ class WebhookRepairer:
     async def order(self, order: RepairOrder) -> RepairAnswer:
         return await self._post(order, "order")
 
-    async def look(self, order: RepairOrder) -> RepairAnswer:
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         """The same request once more: its answer tells how far it has come."""
         answer = await self._post(order, "order")
-        unsent = answer.said is Said.NOT_SENT  # this question: the order itself was taken before
-        return RepairAnswer(Said.TAKEN, answer.text) if unsent else answer
+        unsent = (
+            answer.state is AnswerState.NOT_SENT
+        )  # this question: the order itself was taken before
+        return RepairAnswer(AnswerState.TAKEN, answer.text) if unsent else answer
 
     async def cancel(self, order: RepairOrder) -> bool:
-        return (await self._post(order, "cancel")).said is Said.DONE
+        return (await self._post(order, "cancel")).state is AnswerState.DONE
 
     async def _post(self, order: RepairOrder, event: str) -> RepairAnswer:
         timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
@@ -73,26 +75,26 @@ class WebhookRepairer:
                     allow_redirects=False,
                 ) as response,
             ):
-                said = await response.content.read(_MOST_ANSWER)
-                return _judge(response.status, said.decode(errors="replace").strip())
+                reply = await response.content.read(_MOST_ANSWER)
+                return _judge(response.status, reply.decode(errors="replace").strip())
         except SecretError as error:
-            return RepairAnswer(Said.NOT_SENT, str(error))
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
-            return RepairAnswer(Said.NOT_SENT, words_of(error))
+            return RepairAnswer(AnswerState.NOT_SENT, words_of(error))
         except TimeoutError:
-            return RepairAnswer(Said.UNSURE, f"no answer within {timeout.total:g} s")
+            return RepairAnswer(AnswerState.UNSURE, f"no answer within {timeout.total:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            return RepairAnswer(Said.UNSURE, words_of(error))
+            return RepairAnswer(AnswerState.UNSURE, words_of(error))
         finally:
             thread.stop()
 
 
 def _judge(status: int, text: str) -> RepairAnswer:
     if status == 200:
-        return RepairAnswer(Said.DONE, text)
+        return RepairAnswer(AnswerState.DONE, text)
     if status == 202:
-        return RepairAnswer(Said.TAKEN, text)
+        return RepairAnswer(AnswerState.TAKEN, text)
     told = f"HTTP {status}: {text}".rstrip(": ")
     if status in _NOT_NOW:
-        return RepairAnswer(Said.NOT_SENT, told)
-    return RepairAnswer(Said.FAILED if 300 <= status < 500 else Said.UNSURE, told)
+        return RepairAnswer(AnswerState.NOT_SENT, told)
+    return RepairAnswer(AnswerState.FAILED if 300 <= status < 500 else AnswerState.UNSURE, told)

@@ -10,7 +10,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import ROUNDS
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairSettings, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
@@ -185,7 +185,7 @@ async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
 @in_virtual_time
 async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladder() -> None:
     site = Site(kinds=("reboot", "replace", "ticket"))
-    site.shop.answer = RepairAnswer(Said.FAILED, "the BMC refuses")
+    site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
     site.start()
     await site.settles(site.is_exhausted)
     assert site.attempts() == [
@@ -223,7 +223,7 @@ async def test_a_reboot_without_another_boot_fails_at_its_deadline() -> None:
 @in_virtual_time
 async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_person() -> None:
     site = Site()
-    site.shop.answer, site.shop.boots = RepairAnswer(Said.UNSURE, "a timeout"), False
+    site.shop.answer, site.shop.boots = RepairAnswer(AnswerState.UNSURE, "a timeout"), False
     site.start()
     await site.settles(site.is_exhausted)
     assert site.attempts() == [("reboot", RepairState.UNKNOWN)]
@@ -236,7 +236,7 @@ async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_perso
 @in_virtual_time
 async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_node() -> None:
     site = Site()
-    site.shop.answer = RepairAnswer(Said.UNSURE, "a timeout")
+    site.shop.answer = RepairAnswer(AnswerState.UNSURE, "a timeout")
     site.start()
     await site.settles(lambda: site.repaired)
     await later(100)

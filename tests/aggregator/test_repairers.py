@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from aggregator.quarantine.repair.protocol import RepairOrder, Said
+from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
@@ -76,19 +76,19 @@ def command(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reply"),
     [
-        ("exit 0", Said.DONE),
-        ("exit 75", Said.NOT_SENT),
-        ("echo no such node; exit 1", Said.FAILED),
+        ("exit 0", AnswerState.DONE),
+        ("exit 75", AnswerState.NOT_SENT),
+        ("echo no such node; exit 1", AnswerState.FAILED),
     ],
 )
 async def test_the_exit_code_of_a_command_is_its_answer(
-    tmp_path: Path, text: str, said: Said
+    tmp_path: Path, text: str, reply: AnswerState
 ) -> None:
     answer = await command(program(tmp_path, text)).order(ORDER)
-    assert answer.said is said
-    if said is Said.FAILED:
+    assert answer.state is reply
+    if reply is AnswerState.FAILED:
         assert "exited with 1: no such node" in answer.text
 
 
@@ -100,12 +100,12 @@ async def test_a_command_is_told_the_operation_and_the_boot(tmp_path: Path) -> N
 
 async def test_a_command_without_an_end_leaves_the_outcome_open(tmp_path: Path) -> None:
     answer = await command(program(tmp_path, "sleep 600"), limit=0.3).order(ORDER)
-    assert answer.said is Said.UNSURE
+    assert answer.state is AnswerState.UNSURE
 
 
 async def test_a_command_that_is_not_there_has_certainly_ordered_nothing(tmp_path: Path) -> None:
     answer = await command(tmp_path / "none").order(ORDER)
-    assert answer.said is Said.NOT_SENT
+    assert answer.state is AnswerState.NOT_SENT
 
 
 async def test_a_command_is_taken_back_only_where_a_program_for_that_succeeds(
@@ -122,24 +122,24 @@ async def test_a_command_is_taken_back_only_where_a_program_for_that_succeeds(
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "reply"),
     [
-        (200, Said.DONE),
-        (202, Said.TAKEN),
-        (302, Said.FAILED),
-        (404, Said.FAILED),
-        (409, Said.FAILED),
-        (429, Said.NOT_SENT),
-        (503, Said.NOT_SENT),
-        (500, Said.UNSURE),
+        (200, AnswerState.DONE),
+        (202, AnswerState.TAKEN),
+        (302, AnswerState.FAILED),
+        (404, AnswerState.FAILED),
+        (409, AnswerState.FAILED),
+        (429, AnswerState.NOT_SENT),
+        (503, AnswerState.NOT_SENT),
+        (500, AnswerState.UNSURE),
     ],
 )
 async def test_the_status_of_an_endpoint_is_its_answer(
-    server: Answers, secret: Path, status: int, said: Said
+    server: Answers, secret: Path, status: int, reply: AnswerState
 ) -> None:
     server.status = status
     made = WebhookRepairer(server.url, secret, wall=lambda: 1000.0)
-    assert (await made.order(ORDER)).said is said
+    assert (await made.order(ORDER)).state is reply
 
 
 async def test_an_order_by_webhook_is_signed_and_names_its_operation(
@@ -171,11 +171,11 @@ async def test_a_repair_by_webhook_is_asked_for_its_end_with_the_same_operation(
 ) -> None:
     made = WebhookRepairer(server.url, secret, wall=lambda: 1000.0)
     server.status = 202
-    assert (await made.order(ORDER)).said is Said.TAKEN
+    assert (await made.order(ORDER)).state is AnswerState.TAKEN
     server.status = 503
-    assert (await made.look(ORDER)).said is Said.TAKEN
+    assert (await made.read_outcome(ORDER)).state is AnswerState.TAKEN
     server.status = 200
-    assert (await made.look(ORDER)).said is Said.DONE
+    assert (await made.read_outcome(ORDER)).state is AnswerState.DONE
     assert {one.headers["X-Sickbay-Delivery"] for one, _ in server.asked} == {"q-1-reboot"}
 
 
@@ -191,12 +191,12 @@ async def test_a_repair_by_webhook_is_taken_back_where_the_endpoint_says_so(
 
 async def test_an_endpoint_that_is_not_there_has_certainly_ordered_nothing(secret: Path) -> None:
     made = WebhookRepairer("http://127.0.0.1:1/", secret, wall=lambda: 1000.0)
-    assert (await made.order(ORDER)).said is Said.NOT_SENT
+    assert (await made.order(ORDER)).state is AnswerState.NOT_SENT
 
 
 async def test_a_secret_that_cannot_be_read_sends_no_order(server: Answers, tmp_path: Path) -> None:
     made = WebhookRepairer(server.url, tmp_path / "none", wall=lambda: 1000.0)
-    assert (await made.order(ORDER)).said is Said.NOT_SENT
+    assert (await made.order(ORDER)).state is AnswerState.NOT_SENT
     assert server.asked == []
 
 
@@ -206,7 +206,7 @@ async def test_an_endpoint_without_an_answer_leaves_the_outcome_open(
     server.pause = 5.0
     brief = RepairOrder(*(ORDER.operation, "reboot", "n1", "u", "b", "q", "r"), lasts=0.3)
     answer = await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(brief)
-    assert answer.said is Said.UNSURE
+    assert answer.state is AnswerState.UNSURE
 
 
 # -- Redfish --------------------------------------------------------------------------------
@@ -217,22 +217,22 @@ def redfish(url: str, secret: Path) -> RedfishRepairer:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "reply"),
     [
-        (204, Said.TAKEN),
-        (202, Said.TAKEN),
-        (401, Said.FAILED),
-        (404, Said.FAILED),
-        (409, Said.FAILED),
-        (500, Said.UNSURE),
-        (503, Said.UNSURE),
+        (204, AnswerState.TAKEN),
+        (202, AnswerState.TAKEN),
+        (401, AnswerState.FAILED),
+        (404, AnswerState.FAILED),
+        (409, AnswerState.FAILED),
+        (500, AnswerState.UNSURE),
+        (503, AnswerState.UNSURE),
     ],
 )
 async def test_the_status_of_a_bmc_is_its_answer(
-    server: Answers, secret: Path, status: int, said: Said
+    server: Answers, secret: Path, status: int, reply: AnswerState
 ) -> None:
     server.status, server.text = status, "" if status == 204 else "told"
-    assert (await redfish(server.url, secret).order(ORDER)).said is said
+    assert (await redfish(server.url, secret).order(ORDER)).state is reply
 
 
 async def test_a_bmc_gets_the_reset_that_is_configured_with_the_password_of_the_file(
@@ -249,13 +249,13 @@ async def test_a_bmc_gets_the_reset_that_is_configured_with_the_password_of_the_
 
 async def test_a_bmc_that_is_not_reached_has_certainly_ordered_nothing(secret: Path) -> None:
     answer = await redfish("http://127.0.0.1:1", secret).order(ORDER)
-    assert answer.said is Said.NOT_SENT
+    assert answer.state is AnswerState.NOT_SENT
 
 
 async def test_an_order_to_a_bmc_is_never_sent_twice(secret: Path) -> None:
     made = redfish("http://127.0.0.1:1", secret)
     assert not made.sends_twice
-    assert (await made.look(ORDER)).said is Said.TAKEN
+    assert (await made.read_outcome(ORDER)).state is AnswerState.TAKEN
     assert not await made.cancel(ORDER)
 
 
@@ -268,24 +268,24 @@ def ipmi(tmp_path: Path, secret: Path, text: str) -> IpmiRepairer:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reply"),
     [
-        ("echo 'Chassis Power Control: Cycle'", Said.TAKEN),
+        ("echo 'Chassis Power Control: Cycle'", AnswerState.TAKEN),
         (
             "echo 'Error: Unable to establish IPMI v2 / RMCP+ session' >&2; exit 1",
-            Said.NOT_SENT,
+            AnswerState.NOT_SENT,
         ),
         (
             "echo 'Set Chassis Power Control to Cycle failed: Command not supported' >&2; exit 1",
-            Said.FAILED,
+            AnswerState.FAILED,
         ),
-        ("echo 'Error: no response' >&2; exit 1", Said.UNSURE),
+        ("echo 'Error: no response' >&2; exit 1", AnswerState.UNSURE),
     ],
 )
 async def test_the_words_of_ipmitool_are_its_answer(
-    tmp_path: Path, secret: Path, text: str, said: Said
+    tmp_path: Path, secret: Path, text: str, reply: AnswerState
 ) -> None:
-    assert (await ipmi(tmp_path, secret, text).order(ORDER)).said is said
+    assert (await ipmi(tmp_path, secret, text).order(ORDER)).state is reply
 
 
 async def test_ipmitool_has_the_password_in_its_environment_and_not_in_its_arguments(
@@ -293,7 +293,7 @@ async def test_ipmitool_has_the_password_in_its_environment_and_not_in_its_argum
 ) -> None:
     seen = tmp_path / "seen"
     made = ipmi(tmp_path, secret, f'echo "$IPMI_PASSWORD $*" > {seen}')
-    assert (await made.order(ORDER)).said is Said.TAKEN
+    assert (await made.order(ORDER)).state is AnswerState.TAKEN
     word, *argv = seen.read_text().split()
     assert word == "hush"
     assert argv == [

@@ -9,11 +9,11 @@ from aggregator.cluster.port import Phase, RepairState
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
+    AnswerState,
     ConfiguredRepairer,
     RepairAnswer,
     RepairOrder,
     RepairSettings,
-    Said,
 )
 from tests.support.memory_cluster import MemoryCluster, World
 
@@ -33,8 +33,8 @@ class Shop:
     #: Operations that were carried out: an idempotent repairer does each once.
     done: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    answer: RepairAnswer = field(default_factory=lambda: RepairAnswer(Said.TAKEN))
-    look: RepairAnswer = field(default_factory=lambda: RepairAnswer(Said.TAKEN))
+    answer: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.TAKEN))
+    look: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.TAKEN))
     cancels: bool = False
     on_boot: Callable[[str], None] = lambda _: None
     most_at_once: int = 1000
@@ -46,7 +46,10 @@ class Shop:
         if order.operation in known and not twice:
             self.wrong.append(f"{order.operation} was ordered twice")
         self.orders.append(order)
-        if self.answer.said in (Said.TAKEN, Said.DONE) and order.operation not in self.done:
+        if (
+            self.answer.state in (AnswerState.TAKEN, AnswerState.DONE)
+            and order.operation not in self.done
+        ):
             self.done.append(order.operation)
             if order.repair == "reboot" and self.boots:
                 asyncio.get_running_loop().call_later(60, self._boot, order.node)
@@ -108,7 +111,7 @@ class ShopRepairer:
             "repair", lambda: self._shop.take(order, twice=self.sends_twice)
         )
 
-    async def look(self, order: RepairOrder) -> RepairAnswer:
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         return self._shop.look
 
     async def cancel(self, order: RepairOrder) -> bool:

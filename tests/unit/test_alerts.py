@@ -103,6 +103,10 @@ ABOUT = {
     "": {
         K.REQUESTED,
         K.RELEASE_HELD,
+        K.REPAIR_SUPPRESSED,
+        K.REPAIR_ORDERED,
+        K.REPAIR_ENDED,
+        K.REPAIR_EXHAUSTED,
         K.UNCORDONED,
         K.OVERRIDDEN,
         K.INCIDENT_CHANGED,

@@ -70,6 +70,7 @@ PARTS = (
             "actions/release.py",
             "reconcile/cluster_events.py",
             "reconcile/worker.py",
+            "repair/runner.py",
             "state/node.py",
         },
     ),

@@ -58,7 +58,7 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reply"),
     [
         ("repair: {mode: on}\n", "repair.mode: "),
         ("repair: {mode: reboot}\n", "repair.mode: "),
@@ -130,9 +130,9 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_what_to_write(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, reply: str
 ) -> None:
     (found,) = problems(tmp_path, text)
     assert ".yaml:" in found
-    assert said in found
+    assert reply in found
     assert "expected" in found

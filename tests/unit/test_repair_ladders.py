@@ -25,7 +25,7 @@ def problems(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "reply"),
     [
         ("{name: gpu-gone, repair: reboot}", "rules[0].repair: 'reboot'; expected a list"),
         ("{name: gpu-gone, repair: {a: b}}", "rules[0].repair: {'a': 'b'}; expected a list"),
@@ -48,10 +48,10 @@ def problems(text: str) -> list[str]:
         ),
     ],
 )
-def test_a_ladder_that_is_none_is_refused_with_its_line(entry: str, said: str) -> None:
+def test_a_ladder_that_is_none_is_refused_with_its_line(entry: str, reply: str) -> None:
     (found,) = problems(f"rules:\n  - {entry}\n")
     assert found.startswith("site.yaml:2: ")
-    assert said in found
+    assert reply in found
 
 
 def test_a_site_replaces_a_shipped_ladder_and_leaves_the_rest_of_the_rule() -> None:

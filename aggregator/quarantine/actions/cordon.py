@@ -391,9 +391,9 @@ class NodeActions:
         await self._cluster.drop_quarantine(quarantine)
         view.drop()
         log.info(
-            "Quarantine withdrawn",
+            "Quarantine not begun",
             extra={
-                "event": "step.quarantine_withdrawn",
+                "event": "step.quarantine_not_begun",
                 "node": node_state.node,
                 "reason": "the node is another than was decided on",
             },

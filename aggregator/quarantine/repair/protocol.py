@@ -40,7 +40,7 @@ class RepairOrder:
         }
 
 
-class Said(enum.Enum):
+class AnswerState(enum.Enum):
     """The answer of a repairer."""
 
     TAKEN = "taken"  # the order is under way: its proof is to come
@@ -54,7 +54,7 @@ class Said(enum.Enum):
 class RepairAnswer:
     """``text`` is for people."""
 
-    said: Said
+    state: AnswerState
     text: str = ""
 
 
@@ -68,7 +68,7 @@ class Repairer(Protocol):
         """Send the order. Cancelled, it leaves no process or request running here."""
         ...
 
-    async def look(self, order: RepairOrder) -> RepairAnswer:
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         """How far it has come: TAKEN while that is open, or where the node itself is the proof."""
         ...
 

@@ -51,7 +51,12 @@ from aggregator.quarantine.decide.repair import (
     operation_id,
     other_party,
 )
-from aggregator.quarantine.repair.protocol import RepairAnswer, RepairOrder, RepairSettings, Said
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -318,24 +323,24 @@ class RepairRunner:
         answer = await while_it_stands(node_state, entry.repairer.order(order), still)
         if answer is None:
             return
-        match answer.said:
-            case Said.NOT_SENT:
+        match answer.state:
+            case AnswerState.NOT_SENT:
                 if unsent:
                     self._unsent.add(attempt.operation)
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
                 if not entry.repairer.sends_twice:
                     await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-            case Said.FAILED:
+            case AnswerState.FAILED:
                 await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-            case Said.DONE if not _proved_by_node(attempt.repair):
+            case AnswerState.DONE if not _proved_by_node(attempt.repair):
                 await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
-            case Said.TAKEN | Said.DONE:
+            case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(
                     attempt, state=RepairState.ORDERED, message=answer.text[:_MOST_TEXT]
                 )
                 await self._change(node_state, attempt, taken)
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
-            case Said.UNSURE:
+            case AnswerState.UNSURE:
                 log.warning(
                     "the outcome of a repair's order is not known",
                     extra={
@@ -376,17 +381,17 @@ class RepairRunner:
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return
-        answer = await self._look(quarantine, attempt)
-        if answer.said is Said.FAILED:
+        answer = await self._read_outcome(quarantine, attempt)
+        if answer.state is AnswerState.FAILED:
             await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-        elif answer.said is Said.DONE and not _proved_by_node(attempt.repair):
+        elif answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
 
-    async def _look(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
+    async def _read_outcome(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
         entry = self._settings.repairers.get(attempt.repair)
         if entry is None:  # the configuration has lost it since
-            return RepairAnswer(Said.TAKEN)
-        return await entry.repairer.look(self._order(quarantine, attempt))
+            return RepairAnswer(AnswerState.TAKEN)
+        return await entry.repairer.read_outcome(self._order(quarantine, attempt))
 
     async def _is_proved(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether the Node itself shows that the attempt has succeeded."""
@@ -409,14 +414,14 @@ class RepairRunner:
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return
-        answer = await self._look(quarantine, attempt)
-        if answer.said is Said.DONE and not _proved_by_node(attempt.repair):
+        answer = await self._read_outcome(quarantine, attempt)
+        if answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
-        elif answer.said is Said.FAILED:
+        elif answer.state is AnswerState.FAILED:
             await self._end(node_state, attempt, RepairState.FAILED, answer.text)
         elif attempt.operation in self._unsent:
             await self._end(node_state, attempt, RepairState.FAILED, "the order was never sent")
-        elif attempt.state is RepairState.ORDERED and answer.said is not Said.UNSURE:
+        elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             text = "no proof of it came in its time"
             await self._end(node_state, attempt, RepairState.FAILED, text)
         else:
@@ -453,11 +458,11 @@ class RepairRunner:
         )
         await self._change(node_state, attempt, ended)
         self._unsent.discard(attempt.operation)
-        said = f": {text}" if text else ""
+        reply = f": {text}" if text else ""
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_ENDED,
-            f"{attempt.repair} {_IN_WORDS[state]}{said}",
+            f"{attempt.repair} {_IN_WORDS[state]}{reply}",
             {"repair": attempt.repair, "outcome": state.value, "operation": attempt.operation},
         )
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
