@@ -17,7 +17,7 @@ from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, exemption
 from aggregator.quarantine.settings import Settings
 from tests.support.replica import OPEN, SETTINGS
-from tests.support.replica_simulator import OF_CLIQUE, Simulation
+from tests.support.replica_simulator import GREETS, OF_CLIQUE, Simulation
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "40"))
 QUICK = replace(SETTINGS, limits=replace(OPEN, silent_drain_after=60.0))
@@ -200,6 +200,24 @@ def test_an_owner_stopped_at_any_look_does_nothing_to_the_node_when_it_wakes(
     sim.time.run(120)
     late = [one for one in sim.world.writes[before:] if not one.startswith("record")]
     assert (late, sim.wrong, _phase(sim, "n1")) == ([], [], None)
+    sim.time.end()
+
+
+def test_an_agent_soon_gives_up_on_a_paused_replica_that_it_is_sent_to() -> None:
+    """Else that one would have the only word of a fault for as long as the agent draws it again."""
+    sim = Simulation(2, replicas=len(HOSTS), nodes=len(NODES), settings=QUICK)
+    sim.time.run(30)
+    [owner] = sim.owners("n1")
+    agent, paused = sim.agents["n1"], sim.hosts[owner]
+    paused.pause(paused=True)
+    agent.falls_ill()
+    agent.redirect(f"{owner}:8443", "as its owner by an old view")
+    sim.time.run(GREETS - 1)
+    assert agent.at is paused
+    agent.cut.add(owner)  # it does not go there once more
+    sim.time.run(3)
+    assert agent.at is not paused
+    _until(sim, "n1", "Drained")
     sim.time.end()
 
 

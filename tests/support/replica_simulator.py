@@ -57,6 +57,8 @@ DEADLINE = 10.0
 BOARD_DEADLINE = 3.0
 #: Agents: how long until one sees that its replica is gone without a word, and its longest pause.
 NOTICES, LONGEST = 75.0, 15.0
+#: How long until it leaves one that has not greeted it, as the agent does the first two times.
+GREETS = 15.0
 CODE, GPU = "xid:46", "GPU-1"
 #: These nodes share an NVLink clique; of three replicas two own them.
 OF_CLIQUE = ("n1", "n2", "n3")
@@ -441,7 +443,7 @@ class Agent:
         self._sim = sim
         self._failures = 0
         self._seq = 0
-        self._undelivered = False
+        self._undelivered = self._greeted = False
         self._tries = 0
         self._heard_at = 0.0
         self._next = ""
@@ -516,7 +518,7 @@ class Agent:
         if not host.up or host.controller is None or name in self.cut:
             self._back_off()
             return
-        self.at, self._life = host, host.process
+        self.at, self._life, self._greeted = host, host.process, False
         life, mine = host.process, self._tries
 
         def greet() -> None:
@@ -526,7 +528,7 @@ class Agent:
             if home:
                 self.redirect(home, "")
                 return
-            self._failures = 0
+            self._failures, self._greeted = 0, True
             host.controller.on_connect(hello(self.node), self)
             self._deliver_evidence(host, self._snapshot(life.time))
 
@@ -552,7 +554,7 @@ class Agent:
             ):  # messages that TCP has kept for so long
                 self._undelivered = False
                 self._send_evidence(self._snapshot)
-            if self._sim.time.now - since > NOTICES:
+            if self._sim.time.now - since > (NOTICES if self._greeted else GREETS):
                 self.leave()
                 self._back_off()
                 return
