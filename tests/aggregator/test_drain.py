@@ -284,7 +284,8 @@ def test_a_node_that_the_autoscaler_removes_is_left_alone_and_looked_at_again() 
         assert "ToBeDeletedByClusterAutoscaler" in node_summary.decision.hold.reason
         assert parse_record(world.record.text).entries == {}  # not counted as ours
         # The list of nodes has no taints: the patch finds this one, and it is withdrawn.
-        assert [one for one in world.writes if one != "record"] == ["create n1", "drop n1"]
+        writes = ["create n1", "status n1 Releasing", "drop n1"]
+        assert [one for one in world.writes if one != "record"] == writes
         assert replica.notes.kinds("n1").count("quarantine.held") == 1
         world.set_node(replace(world.nodes["n1"], taints=()))
         await drained(world, within=120)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import RELEASED, TAINT, is_marked
-from aggregator.cluster.port import ClusterError, Node, Phase, Taint
+from aggregator.cluster.port import ClusterError, Node, Phase, Taint, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from tests.support import virtual_time
@@ -159,6 +159,37 @@ def test_a_node_that_another_party_has_taken_meanwhile_is_not_marked(call: str) 
         await later(600)
         assert not is_marked(world.nodes["n1"])
         assert world.nodes["n1"].taints == (SHUT_DOWN,)
+        world.set_node(replace(world.nodes["n1"], taints=()))
+        await soon(lambda: in_quarantine(world), within=3600)
+
+    virtual_time.run(main())
+
+
+def test_a_failed_withdrawal_leaves_a_quarantine_that_ends_by_itself() -> None:
+    """The object is Releasing before it goes, so that the next try is the ordinary undo."""
+
+    async def main() -> None:
+        world = one_node()
+        refused: list[str] = []
+        taken, done = set_during(
+            world, "create_quarantine", lambda node: replace(node, taints=(SHUT_DOWN,))
+        )
+
+        def fails(name: str) -> ClusterError | None:
+            taken(name)
+            if name == "drop_quarantine" and not refused:
+                refused.append(name)
+                return Unreachable("no answer")
+            return None
+
+        replica = Replica(world, clock=Running(), cluster=Noting(world, fails))
+        replica.agent("n1", ILL)
+        await soon(lambda: done and refused)
+        await soon(lambda: not world.quarantines)
+        await later(600)
+        assert not is_marked(world.nodes["n1"])
+        assert world.nodes["n1"].taints == (SHUT_DOWN,)
+        assert parse_record(world.record.text).entries == {}
         world.set_node(replace(world.nodes["n1"], taints=()))
         await soon(lambda: in_quarantine(world), within=3600)
 

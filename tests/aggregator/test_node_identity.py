@@ -175,7 +175,8 @@ async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says
     await until(lambda: line.closed)
     await later(600)
     # The patch finds another uid than the list told, and the Quarantine is withdrawn.
-    assert [write for write in world.writes if write != "record"] == ["create n1", "drop n1"]
+    begun = ["create n1", "status n1 Releasing", "drop n1"]
+    assert [write for write in world.writes if write != "record"] == begun
     assert "n1" not in world.record.text
     assert world.nodes["n1"].taints == ()
     await replica.stop()

@@ -386,6 +386,13 @@ class NodeActions:
             return
         if not self._may_act(node_state.node):
             raise Conflict("this replica's place among the others is not certain any more")
+        # Releasing comes first, against the version just read: a death or a failure after it ends
+        # in the ordinary undo, a marked object is a conflict, and no person seems to delete it.
+        because = "its node is another than was decided on: not begun"
+        releasing = replace(
+            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
+        )
+        quarantine = await self.write_status(node_state, quarantine, releasing)
         view = node_state.own_quarantine_view()
         view.note_end(quarantine.uid)
         await self._cluster.drop_quarantine(quarantine)
@@ -395,7 +402,7 @@ class NodeActions:
             extra={
                 "event": "step.quarantine_not_begun",
                 "node": node_state.node,
-                "reason": "the node is another than was decided on",
+                "reason": because,
             },
         )
         await self._record_writer.withdraw(entry)
