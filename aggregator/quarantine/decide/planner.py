@@ -192,7 +192,8 @@ def _on_node(now: Situation, quarantine: Quarantine) -> Step:
         return Step.RESTORE
     if _may_evict(now, quarantine):
         return Step.DRAIN
-    return Step.REPAIR if now.repair_due and not held else Step.NOTHING
+    # After a start no agent has reported yet: what the object records may be over.
+    return Step.REPAIR if now.repair_due and now.knows and not held else Step.NOTHING
 
 
 def _without_object(now: Situation) -> NextStep:

@@ -16,6 +16,7 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     Action,
     Cluster,
+    ClusterError,
     Conflict,
     Node,
     Phase,
@@ -270,6 +271,14 @@ class RepairRunner:
         before = fresh.status.repair or RepairStatus()
         await self._acts.guard(node_state)()
         written = await self._write(node_state, fresh, RepairStatus((*before.attempts, attempt)))
+        if written.status.repair is None or operation not in {
+            one.operation for one in written.status.repair.attempts
+        }:
+            # An older definition drops the field: without its attempt an order would be repeated.
+            raise ClusterError(
+                "the definition of quarantines has no status.repair, so no repair is ordered: apply"
+                " deploy/kubernetes/crd.yaml"
+            )
         self._unsent.add(operation)
         why = f": {step.because}" if step.because else ""
         self._acts.emit_event(
@@ -388,6 +397,11 @@ class RepairRunner:
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
 
     async def _read_outcome(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
+        """How far an order has come. One that may not have arrived is not asked about: a repairer
+        that keeps ids would take the question for the order.
+        """
+        if attempt.state is not RepairState.ORDERED:
+            return RepairAnswer(AnswerState.UNSURE)
         entry = self._settings.repairers.get(attempt.repair)
         if entry is None:  # the configuration has lost it since
             return RepairAnswer(AnswerState.TAKEN)
