@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.port import ClusterError, Phase, Quarantine, RepairState, Unreachable
+from aggregator.cluster.port import (
+    ClusterError,
+    Phase,
+    Quarantine,
+    QuarantineStatus,
+    RepairState,
+    Unreachable,
+)
 from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import ROUNDS
 from aggregator.quarantine.decide.admission_record import parse_record
@@ -349,6 +356,43 @@ async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> No
     assert site.repaired == []
     assert "is no repair" in site.quarantine().status.repair.held  # type: ignore[union-attr]
     await site.replica.stop()
+
+
+class OldDefinition(MemoryCluster):
+    """Its API server drops `status.repair`, as a definition of before does."""
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        return await super().write_quarantine_status(quarantine, replace(status, repair=None))
+
+
+@in_virtual_time
+async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
+    site = Site()
+    site.start(OldDefinition(site.world))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(3600)
+    assert site.repaired == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_after_a_start_no_repair_begins_before_the_agent_has_reported() -> None:
+    site = Site()
+    site.mode = RepairMode.OFF
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.replica.stop()
+    site.mode = RepairMode.REPAIR
+    known, site.ill = site.ill, {}
+    following = site.start()
+    await later(50)  # within the patience with agents after a start
+    assert site.repaired == []
+    site.ill = known
+    site.report("n1")
+    await site.settles(lambda: site.repaired == ["reboot"])
+    await following.stop()
 
 
 def replace_attempt() -> Any:
