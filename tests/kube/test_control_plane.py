@@ -360,8 +360,14 @@ def test_nothing_is_left_behind_however_its_starter_ends(
     wait_until(lambda: all(ended(int(pid)) for pid in pids), what=f"{pids} to end")
 
 
-def test_copies_of_a_node_are_nodes_of_their_own(control_plane: ControlPlane) -> None:
-    """They are written past the API server, which watches, lists and changes them as any other."""
+def test_copies_of_a_node_are_nodes_of_their_own(
+    start_control_plane: StartControlPlane,
+) -> None:
+    """They are written past the API server, which watches, lists and changes them as any other.
+
+    A plane of its own: no controller that other tests need meets nodes that came past the API.
+    """
+    control_plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
     [first] = control_plane.create_nodes(1, "copied", labels={"rack": "r1"})
     copies = [f"copied-{number:05d}" for number in range(1, 251)]
     control_plane.copy_node(first, copies)
