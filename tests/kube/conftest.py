@@ -1,13 +1,17 @@
 """Fixtures that the tests of the Kubernetes client share."""
 
+import itertools
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
+from tests.support.admission_policies import ACCOUNT, OWN, POLICIES, kubelet_of, patch, remove
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +26,39 @@ async def kube(cluster_space: Space, quarantine_definition: None) -> AsyncIterat
     plane = cluster_space.plane
     async with kube_cluster(plane.kubeconfig, namespace=cluster_space.namespace) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def aggregator(control_plane: ControlPlane, quarantine_definition: None) -> Path:
+    """A kubeconfig of the aggregator's own service account."""
+    control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
+    return control_plane.kubeconfig_for_service_account(*ACCOUNT)
+
+
+@pytest.fixture
+async def policies(
+    control_plane: ControlPlane, aggregator: Path, cluster_space: Space
+) -> AsyncIterator[None]:
+    """All three are in force: each has denied something."""
+    [probe] = cluster_space.create_nodes(1, start=900)
+    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+    probes = ((kubelet_of(control_plane, probe), OWN), (account, "example.test/probe"))
+    values = itertools.count()
+
+    def allowed() -> list[bool]:
+        """Whether each may set its label to a value that it does not have."""
+        return [
+            patch(
+                client, f"/api/v1/nodes/{probe}", {"metadata": {"labels": {key: str(next(values))}}}
+            )[0]
+            == 200
+            for client, key in probes
+        ]
+
+    control_plane.apply(POLICIES)
+    try:
+        await until(lambda: allowed() == [False, False], within=20)
+        yield
+    finally:
+        remove(control_plane, POLICIES)
+        await until(lambda: allowed() == [True, True], within=20)

@@ -1,6 +1,5 @@
 """The shipped admission policies on the real API server: requests that each denies or allows."""
 
-import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -9,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
-from tests.controlplane.api import JSON, MERGE_PATCH, STRATEGIC_PATCH, ApiClient
+from tests.controlplane.api import JSON, MERGE_PATCH, STRATEGIC_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import Bench, running_bench
+from tests.support.admission_policies import (
+    ACCOUNT,
+    REGISTRATION,
+    kubelet_of,
+    patch,
+    remove,
+)
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import SETTINGS, fault, snapshot
 from tests.support.stack import start_job
@@ -27,74 +32,12 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
-OWN = "sickbay.dev/probe"
-ACCOUNT = ("sickbay", "sickbay-aggregator")
-POLICIES = DEPLOY / "admission-policies.yaml"
 AUTOSCALERS = replace(SETTINGS, marks=RestoreRules(keep_from_autoscalers=True))
 AUTHORS = DEPLOY.parent / "examples" / "uncordoned-by.yaml"
-REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
-PATHS = {
-    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-    "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
-    "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
-}
 
 
 #: What a policy, or a lacking right, answers.
 REFUSALS = (401, 403, 422)
-
-
-def remove(plane: ControlPlane, file: Path) -> None:
-    for one in yaml.safe_load_all(file.read_text()):
-        name = one["metadata"]["name"]
-        plane.request("DELETE", f"{REGISTRATION}/{PATHS[one['kind']]}/{name}")
-
-
-@pytest.fixture
-def aggregator(control_plane: ControlPlane, quarantine_definition: None) -> Path:
-    """A kubeconfig of the aggregator's own service account."""
-    control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
-    return control_plane.kubeconfig_for_service_account(*ACCOUNT)
-
-
-@pytest.fixture
-async def policies(
-    control_plane: ControlPlane, aggregator: Path, cluster_space: Space
-) -> AsyncIterator[None]:
-    """All three are in force: each has denied something."""
-    [probe] = cluster_space.create_nodes(1, start=900)
-    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
-    probes = ((kubelet_of(control_plane, probe), OWN), (account, "example.test/probe"))
-    values = itertools.count()
-
-    def allowed() -> list[bool]:
-        """Whether each may set its label to a value that it does not have."""
-        return [
-            patch(
-                client, f"/api/v1/nodes/{probe}", {"metadata": {"labels": {key: str(next(values))}}}
-            )[0]
-            == 200
-            for client, key in probes
-        ]
-
-    control_plane.apply(POLICIES)
-    try:
-        await until(lambda: allowed() == [False, False], within=20)
-        yield
-    finally:
-        remove(control_plane, POLICIES)
-        await until(lambda: allowed() == [True, True], within=20)
-
-
-def kubelet_of(plane: ControlPlane, node: str) -> ApiClient:
-    """A kubelet's client: its certificate, with Node authorization and NodeRestriction."""
-    return plane.client_for(f"system:node:{node}", ["system:nodes"])
-
-
-def patch(client: ApiClient, path: str, body: Any, kind: str = MERGE_PATCH) -> tuple[int, str]:
-    answer = client.request("PATCH", path, body, kind)
-    return answer.status, str(answer.body.get("message", ""))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,13 +55,11 @@ class Site:
 
 @pytest.fixture
 async def site(
-    control_plane: ControlPlane, quarantine_definition: None, cluster_space: Space
+    control_plane: ControlPlane, aggregator: Path, cluster_space: Space, policies: None
 ) -> AsyncIterator[Site]:
-    plane = control_plane
-    for file in ("aggregator-rbac.yaml", "access.yaml", "admission-policies.yaml"):
-        plane.apply(DEPLOY / file)
+    plane, account = control_plane, aggregator
+    plane.apply(DEPLOY / "access.yaml")
     plane.apply(DEPLOY.parent / "examples" / "page-actions-rbac.yaml")
-    account = plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
     happened = list[Transition]()
     config = Config(access=AccessConfig(anonymous=False, actions=True))
     async with kube_cluster(
