@@ -54,6 +54,7 @@ from aggregator.quarantine.decide.node_marks import (
     read_applied,
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
+from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
@@ -233,9 +234,7 @@ class NodeActions:
             self._is_nowhere(node_state, wanted)
             return False
         if (
-            node_state.agent.misnamed
-            or node_state.cluster.overruled != words
-            or self._spared(node_state, wanted)
+            self._has_changed(node_state, wanted, words)
             or self._pools.name_of(node_state.node) != proposal.policy_pool
             or self._is_admitted_elsewhere(node_state, entry)
         ):
@@ -263,11 +262,7 @@ class NodeActions:
         if node is None:
             await self._record_writer.withdraw(entry)
             return  # the next step reports it
-        if (
-            node_state.agent.misnamed
-            or node_state.cluster.overruled != words
-            or self._spared(node_state, wanted)
-        ):
+        if self._has_changed(node_state, wanted, words):
             return  # we decided on an older read: decide again
         if is_marked(node):
             node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
@@ -279,6 +274,19 @@ class NodeActions:
             await self._record_writer.withdraw(entry)
             return
         await self._create_and_mark(node_state, wanted, node)
+
+    def _has_changed(
+        self, node_state: NodeState, wanted: DesiredState, words: frozenset[Override]
+    ) -> bool:
+        """Whether the last read shows another node, or another person's wish, than was decided on.
+
+        ``words``: the overruled evidence before that read.
+        """
+        return (
+            node_state.agent.misnamed
+            or node_state.cluster.overruled != words
+            or self._spared(node_state, wanted)
+        )
 
     def _is_admitted_elsewhere(self, node_state: NodeState, entry: Entry | None) -> bool:
         """Whether its entry is of another pool than the one that selects it now, by its last read.
@@ -375,10 +383,8 @@ class NodeActions:
             return  # the next step sees it
         may_begin = (
             node is not None
-            and not node_state.agent.misnamed
             and not node_state.cluster.maintained
-            and node_state.cluster.overruled == words
-            and not self._spared(node_state, wanted)
+            and not self._has_changed(node_state, wanted, words)
             and not self._is_admitted_elsewhere(node_state, entry)
         )
         if may_begin or quarantine.deleting or quarantine.status.phase is not Phase.ADMITTED:
