@@ -1,4 +1,4 @@
-"""Who owns the pods of each namespace, as a label or an annotation of the namespace names them."""
+"""The owners of each namespace's pods, as a label or an annotation of the namespace names them."""
 
 from collections.abc import Mapping
 

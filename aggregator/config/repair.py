@@ -47,7 +47,7 @@ class IpmiSection(Section):
 
 
 class RepairerSection(Section):
-    """Who carries out one kind of repair: one of command, webhook, redfish and ipmi."""
+    """The repairer of one kind of repair: one of command, webhook, redfish and ipmi."""
 
     kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket"]
     timeout: Annotated[Duration, Field(ge=60, le=86400)] = 1800.0

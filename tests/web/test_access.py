@@ -344,8 +344,8 @@ async def test_only_the_proxy_can_name_a_user(tls: tuple[Ask, Everyone]) -> None
     assert authorizer.last is not None
     assert authorizer.last.user.name == "bob"
     authorizer.last = None
-    for who in ("", "alice", "person named like the proxy"):
-        status, text = await ask(who, **named)
+    for user in ("", "alice", "person named like the proxy"):
+        status, text = await ask(user, **named)
         assert status == 401
         assert "front proxy" in text
     assert authorizer.last is None

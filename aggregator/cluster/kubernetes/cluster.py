@@ -203,7 +203,7 @@ class KubeCluster:
         return await work(self._transport)
 
     def access_reviews(self) -> KubeAccessReviews:
-        """Who the bearers of tokens are, and what users may do."""
+        """Tokens and rights: the user that a token names, and the actions that a user may take."""
         return KubeAccessReviews(self._transport)
 
     def authorities(self) -> KubeAuthorities:

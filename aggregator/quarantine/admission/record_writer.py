@@ -605,7 +605,7 @@ def _repair_key(proposal: RepairProposal) -> str:
 
 
 def _substance(record: Record) -> tuple[object, ...]:
-    """All of a record for whose change it is written."""
+    """The parts of a record: a change of any of them makes it be written."""
     return record.entries, record.cooldowns, record.repairs
 
 

@@ -268,7 +268,7 @@ def _open_request(status: RepairStatus, asked: RepairRequest | None) -> RepairRe
 
 
 def other_party(node: Node) -> str:
-    """Who else repairs or upgrades the node now, for people; empty: nobody shows it.
+    """The other party that repairs or upgrades the node now, in words; empty: no mark shows one.
 
     Beside the marks of `maintenance.maintained_by`, which hold quarantines too.
     """
