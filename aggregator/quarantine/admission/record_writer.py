@@ -58,7 +58,7 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: With more requests than this in line, no forecast is made that one is admitted soon.
 _MOST_LIKELY = 32
-#: A forecast may use a state that is so old (seconds).
+#: A forecast may use a state that is so old (seconds), the fleet's size too.
 _OUTLOOK_AGE = 1.0
 #: Another replica's write is awaited from the watch for so long (seconds).
 _NEWS_WITHIN = 0.25
@@ -143,6 +143,7 @@ class AdmissionRecordWriter:
         self._worker: asyncio.Task[None] | None = None
         self._awaited: dict[str, asyncio.Event] = {}
         self._outlook: _Outlook | None = None
+        self._counted: tuple[float, FleetSize] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
 
@@ -278,7 +279,7 @@ class AdmissionRecordWriter:
             sitting = AdmissionBatch(
                 self._record,
                 self._limits,
-                self._size(),
+                self._lately(now),
                 now=now,
                 stop=stop,
                 causes=self._causes(),
@@ -288,6 +289,12 @@ class AdmissionRecordWriter:
             )
             known = self._outlook = _Outlook(self._record, self._waiting, now, sitting, stop)
         return known
+
+    def _lately(self, now: float) -> FleetSize:
+        """The fleet's size, one for all forecasts of a second."""
+        if self._counted is None or not 0 <= now - self._counted[0] < _OUTLOOK_AGE:
+            self._counted = (now, self._size())
+        return self._counted[1]
 
     def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps a standing cordon from becoming a drain, by the last record."""
