@@ -14,8 +14,10 @@ from aggregator.cluster.port import (
     Action,
     ClusterError,
     Phase,
+    Quarantine,
     QuarantineGone,
     QuarantineSpec,
+    QuarantineStatus,
     RecordText,
     Unreachable,
 )
@@ -35,7 +37,7 @@ from tests.aggregator.test_interruption import (
     reaches_released,
     world_with_jobs,
 )
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, Turned, fault, snapshot
 from tests.support.waiting import until
 
@@ -396,3 +398,35 @@ async def test_what_has_cleared_before_an_uninstall_is_not_in_force_after_it() -
     found = [(item.code, item.component) for item in world.quarantines["n1"].spec.evidence]
     assert found == [("xid:48", "GPU-2")]
     await second.stop()
+
+
+class LateAnswers(MemoryCluster):
+    """Writes of a Quarantine's status, whose answers come later than the watch's events."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.answers = asyncio.Event()
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        written = await super().write_quarantine_status(quarantine, status)
+        await self.answers.wait()
+        return written
+
+
+async def test_a_deletion_seen_before_the_answer_to_our_own_write_releases_the_node() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    uninstall(world)
+    world.person_applies_definition()
+    cluster = LateAnswers(world)
+    replica = Replica(world, clock=clock, cluster=cluster)
+    await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+    world.person_deletes("n1")
+    node_summary = replica.fleet.node_summaries["n1"]
+    await until(lambda: node_summary.quarantine is not None and node_summary.quarantine.deleting)
+    cluster.answers.set()
+    await until(lambda: not world.quarantines and not entries(world))
+    assert not is_marked(world.nodes["n1"])
+    await replica.stop()

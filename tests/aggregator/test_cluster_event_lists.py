@@ -194,6 +194,10 @@ def it_was_gone(node_state: NodeState) -> None:
     node_state.cluster.node_gone = True
 
 
+def it_bore_our_marks(node_state: NodeState) -> None:
+    node_state.cluster.marked = True
+
+
 def others_cordoned_it(node_state: NodeState) -> None:
     node_state.cluster.foreign = "cordoned by another tool or person"
 
@@ -219,6 +223,7 @@ def its_quarantine_is_of_no_node_yet(node_state: NodeState) -> None:
         (another_uid_is_claimed, True),
         (this_uid_is_claimed, False),
         (it_was_gone, True),
+        (it_bore_our_marks, True),
         (others_cordoned_it, True),
         (others_cordoned_it_and_it_is_waited_for, False),
         (its_quarantine_is_of_another_node, True),

@@ -118,7 +118,8 @@ class MarkAdopter:
         )
         spec = replace(spec, installation=self._cluster.installation)
         quarantine = await self._cluster.create_quarantine(node_state.node, spec)
-        node_state.take_quarantine(quarantine, self._policy, self._clocks.now())
+        if node_state.is_news(quarantine):  # a later event may have come before the answer
+            node_state.take_quarantine(quarantine, self._policy, self._clocks.now())
         text = f"its Quarantine was gone, and is made again ({spec.action}): {spec.reason}"
         self._acts.emit_event(node_state, EventKind.ADOPTED, text)
         if node is not None and is_marked(node):

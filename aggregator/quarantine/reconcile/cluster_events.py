@@ -418,6 +418,9 @@ class ClusterEventHandler:
         view = node_state.cluster
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
+        if view.read_at is not None and is_marked(meta) != view.marked:
+            # The list may be older than our own last write, and no event would correct that.
+            node_state.work.request_read()
         view.take_listed(
             meta, self._clocks.now(), marked=is_marked(meta), keeps_labels=moved and is_older
         )

@@ -150,7 +150,14 @@ class NodeState:
         return known.version != quarantine.version and not _is_past(quarantine, known)
 
     def wrote(self, quarantine: Quarantine) -> None:
-        """The object as we have just written it; the event that it is gone may have come before."""
+        """The object as we have just written it.
+
+        Events of later changes may have come before the answer: that it is gone, or that a person
+        has deleted it, which no other event would tell again.
+        """
+        known = self.node_summary.quarantine
+        if known is not None and _is_past(quarantine, known):
+            return
         if quarantine.uid != self.quarantine_view.ended:
             self.own_quarantine_view().write(quarantine)
 
