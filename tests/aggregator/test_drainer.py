@@ -14,6 +14,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import (
     Action,
     Blocker,
+    Conflict,
     GuardRefused,
     HookState,
     HookStatus,
@@ -156,6 +157,9 @@ def test_a_begin_whose_answer_was_lost_is_reported_once() -> None:
         assert bench.kinds() == []
         bench.made.report_phase(bench.node_state)
         assert bench.kinds() == [], "the Quarantine does not show it yet"
+        with pytest.raises(Conflict):
+            await bench.made._begin(bench.node_state, bench.still)
+        await bench.made._acts.reread(bench.node_state)
         for _ in range(2):
             assert await bench.made._begin(bench.node_state, bench.still) is True
             assert bench.kinds() == ["quarantine.draining"]

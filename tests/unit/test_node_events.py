@@ -144,6 +144,17 @@ async def test_events_are_written_in_the_background_and_once_each() -> None:
     running.cancel()
 
 
+async def test_the_begin_of_a_drain_that_is_over_before_it_was_written_is_left_out() -> None:
+    bench = Bench()
+    bench.publisher.record_event(make_transition(EventKind.DRAINING))
+    bench.publisher.record_event(HELD)
+    bench.publisher.record_event(make_transition(EventKind.DRAINED))
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: len(bench.written) == 2)
+    assert [event.reason for event in bench.written] == ["Held", "Drained"]
+    running.cancel()
+
+
 async def test_a_held_node_has_the_section_of_its_hold_however_long_the_reason_is() -> None:
     bench = Bench()
     limits = {"limit": "limits.concurrent"}

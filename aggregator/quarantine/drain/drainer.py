@@ -252,16 +252,19 @@ class Drainer:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
 
         The node is read in full before the Quarantine is seen to stand: the fence of every patch.
+        Where the phase is all that is written, its compare-and-set is that proof, without a read.
         """
         node = await self._cluster.read_node(node_state.node, background=True)
-        quarantine = await self._acts.reread(node_state)
         node_state.take_node(node)
-        if node is None or quarantine is None or not still():
+        change = exclude_change(node) if node is not None and self._off_balancers else None
+        quarantine = node_state.node_summary.quarantine
+        if change is not None or quarantine is None or quarantine.status.phase is Phase.DRAINING:
+            quarantine = await self._acts.reread(node_state)
+        if node is None or quarantine is None or quarantine.deleting or not still():
             return False
         self.report_phase(node_state)
         if quarantine.status.phase not in MARKED or quarantine.status.phase is Phase.DRAINED:
             return False
-        change = exclude_change(node) if self._off_balancers else None
         if change is not None:
             node = await self._cluster.patch_node(node, change, guard=self._acts.guard(node_state))
             node_state.take_node(node)
@@ -337,6 +340,12 @@ class Drainer:
             return
         late = moment.now >= moment.deadline
         blockers = evictions.blockers(plan)
+        if (
+            quarantine.status.pods_remaining is None
+            and memory.found_empty
+            and not (late or blockers)
+        ):
+            return  # it was empty from the start: the second empty read writes the end
         status = replace(
             quarantine.status,
             message=_late(plan, moment) if late else _EVICTING,

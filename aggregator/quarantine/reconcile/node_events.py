@@ -6,14 +6,14 @@ where the API server refuses it. The transition itself is in the history and the
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.cluster.port import Cluster, ClusterError, NodeEvent, Unreachable
 from aggregator.documentation import address, of_hold
 from aggregator.events import EventSink, Transition
-from aggregator.quarantine.decide.node_events import HELD, REASONS, event_of
+from aggregator.quarantine.decide.node_events import DRAINED, DRAINING, HELD, REASONS, event_of
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.text import truncate
 
@@ -51,7 +51,8 @@ class NodeEventPublisher:
         self._fleet = fleet
         self._uid_of = uid_of
         self._enabled = enabled
-        self._waiting: deque[NodeEvent] = deque()
+        #: By quarantine (or name) and reason, the oldest first.
+        self._waiting: OrderedDict[tuple[str, str], NodeEvent] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._more = asyncio.Event()
         self.dropped = 0
@@ -67,6 +68,8 @@ class NodeEventPublisher:
             return
         if event.reason == HELD:
             event = self._with_section(event, transition.details.get("limit", ""))
+        if event.reason == DRAINED:  # in a burst a drain is over before its begin is written
+            self._waiting.pop((event.quarantine_uid, DRAINING), None)
         if len(self._waiting) >= MOST_WAITING:
             if not self.dropped:
                 log.warning("Kubernetes Events dropped: too many wait", extra={"node": event.node})
@@ -75,7 +78,8 @@ class NodeEventPublisher:
         self._known[event.name] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        self._waiting.append(event)
+        of = event.quarantine_uid if event.reason == DRAINING else event.name
+        self._waiting[of, event.reason] = event
         self._more.set()
 
     def _with_section(self, event: NodeEvent, limit: str) -> NodeEvent:
@@ -88,7 +92,8 @@ class NodeEventPublisher:
             await self._more.wait()
             self._more.clear()
             while self._waiting:
-                await self._write(self._waiting.popleft())
+                _, event = self._waiting.popitem(last=False)
+                await self._write(event)
             if self.dropped:
                 log.warning("Kubernetes Events were dropped", extra={"count": self.dropped})
                 self.dropped = 0
