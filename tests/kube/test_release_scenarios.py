@@ -105,7 +105,14 @@ class Bench:
         return str(((self.quarantine(node) or {}).get("status") or {}).get(field, ""))
 
     async def phase(self, node: str, *phases: str, within: float = 60.0) -> None:
-        await until(lambda: self.status(node, "phase") in phases, within=within)
+        await until(
+            lambda: self.status(node, "phase") in phases, lambda: self.state_of(node), within=within
+        )
+
+    def state_of(self, node: str) -> str:
+        """What the server has, and what the controller knows: for a failure's message."""
+        known = self.controller._registry.known(node)
+        return f"{self.quarantine(node)}, {known and (known.node_summary, known.work)}"
 
     async def free(self, node: str, within: float = 60.0) -> None:
         await until(lambda: self.quarantine(node) is None, within=within)
@@ -132,7 +139,14 @@ class Bench:
         await self.phase(node, "Draining", "Drained")
 
     async def list_nodes_anew(self) -> None:
-        """The list that the controller makes every three minutes."""
+        """The list that the controller makes every three minutes, with all changes until now.
+
+        It comes from the API server's cache, which may be behind: a list that may not be older than
+        a version is answered only when the cache has that version.
+        """
+        now = self.plane.call("GET", "/api/v1/nodes?limit=1")["metadata"]["resourceVersion"]
+        fresh = f"resourceVersion={now}&resourceVersionMatch=NotOlderThan"
+        self.plane.call("GET", f"/api/v1/nodes?limit=1&{fresh}")
         await self.controller._cluster_events.refresh_nodes()
 
 
