@@ -99,9 +99,8 @@ def test_faults_are_acted_on_while_the_database_is_away_and_all_of_it_is_kept(
     with Simulator(where, log=tmp_path / "simulator.log") as agents:
         agents.until_streaming(4, timeout_s=60)
         # It takes agents in before its history has tables.
-        wait_until(
-            lambda: "tables are migrated" in ours.log.read_text(), what="the tables", timeout_s=60
-        )
+        tables = "SELECT to_regclass('transitions') IS NOT NULL"
+        wait_until(lambda: place.sql(tables)[0][0], what="the tables", timeout_s=60)
         agents.inject(node="sim-0001", fault="xid:79")
         told = ("sim-0001", "quarantine.cordoned")
         wait_until(

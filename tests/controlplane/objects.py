@@ -86,7 +86,18 @@ class ClusterObjects:
             self.call("POST", "/api/v1/nodes", body)
 
         _each(names, create)
+        self.wait_for_node_cache()
         return names
+
+    def wait_for_node_cache(self) -> None:
+        """Wait until the API server's cache of nodes has all changes until now.
+
+        The aggregator lists nodes from that cache. A list that may not be older than a version is
+        answered only when the cache has it.
+        """
+        now = self.call("GET", "/api/v1/nodes?limit=1")["metadata"]["resourceVersion"]
+        fresh = f"resourceVersion={now}&resourceVersionMatch=NotOlderThan"
+        self.call("GET", f"/api/v1/nodes?limit=1&{fresh}")
 
     def delete_nodes(self, names: Iterable[str]) -> None:
         """Delete these nodes; those that are gone already are no error."""

@@ -139,14 +139,8 @@ class Bench:
         await self.phase(node, "Draining", "Drained")
 
     async def list_nodes_anew(self) -> None:
-        """The list that the controller makes every three minutes, with all changes until now.
-
-        It comes from the API server's cache, which may be behind: a list that may not be older than
-        a version is answered only when the cache has that version.
-        """
-        now = self.plane.call("GET", "/api/v1/nodes?limit=1")["metadata"]["resourceVersion"]
-        fresh = f"resourceVersion={now}&resourceVersionMatch=NotOlderThan"
-        self.plane.call("GET", f"/api/v1/nodes?limit=1&{fresh}")
+        """The list that the controller makes every three minutes, with all changes until now."""
+        self.plane.wait_for_node_cache()
         await self.controller._cluster_events.refresh_nodes()
 
 

@@ -88,6 +88,8 @@ from aggregator.policy.node_condition import ReportedConditions
 
 T = TypeVar("T")
 
+#: Seconds for the list of all nodes: that of 50,000 is 200 MB, and a busy server needs a while.
+_LIST_S = 60.0
 #: Nodes decoded before the event loop runs other tasks; about a millisecond.
 _SLICE = 100
 #: Requests under way: enough to keep an API server 10 ms away busy with 3,000 a second, few enough
@@ -240,6 +242,7 @@ class KubeCluster:
             lane=Priority.STATUS,
             query={"resourceVersion": "0"},
             accept=METADATA_LIST,
+            deadline=_LIST_S,
         )
         found: list[NodeMeta] = []
         for raw in decode(body, RawList).items or ():
