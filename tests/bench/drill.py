@@ -85,7 +85,9 @@ class Drill:
 
     def tainted(self) -> set[str]:
         """This drill's nodes with our taint."""
-        items = self.plane.call("GET", "/api/v1/nodes")["items"]
+        # The label comes with the taint; the plane may have thousands of other nodes.
+        path = "/api/v1/nodes?labelSelector=sickbay.dev%2Fquarantined"
+        items = self.plane.call("GET", path)["items"]
         return {
             item["metadata"]["name"]
             for item in items

@@ -26,7 +26,7 @@ def drill(cluster_space: Space, tmp_path: Path) -> Iterator[Drill]:
 
 @pytest.mark.timeout(400)
 def test_nothing_begins_a_second_after_a_stop_in_a_burst_on_three_replicas(drill: Drill) -> None:
-    assert begun_after_stop(drill, nodes=90) == 0
+    assert begun_after_stop(drill, nodes=150) == 0
 
 
 @pytest.mark.timeout(400)
