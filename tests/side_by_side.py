@@ -4,11 +4,13 @@
 
 Each group of tests has one or more runs of pytest, which share its files (`tests/claims.py`):
 
-machine  tests that change this machine for others (the kernel log, mounts, network namespaces,
-         containers), one after another
+machine  files of `MACHINE` with tests that change this machine for others (marked `root`: the
+         kernel log, mounts, network namespaces, containers), one after another
 cluster  tests of a control plane; each run has a plane of its own, and waits for its programs while
          they are built
 rest     all other tests; a new folder of tests is in this group unless it is listed elsewhere
+
+When a run of another group has ended, one more run of `rest` takes its place.
 
 One run is shown as it goes, and the others after it. At the end stands a line for each
 test that failed in any, and one for each of the slowest files. The exit code is 0 if none failed,
@@ -21,9 +23,10 @@ import shutil
 import signal
 import sys
 import xml.etree.ElementTree as ET
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,23 +34,45 @@ RESULTS = ROOT / "build" / "test"
 #: Builds of images and packages, which take minutes: `make test-images`, `make test-packages`.
 APART = ("tests/packages",)
 MACHINE = ("tests/agent", "tests/deploy")
+MARKED = "mark.root"
 CLUSTER = ("tests/e2e", "tests/kube")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files of tests, by arguments of pytest, and the number of runs that share them."""
+    """Files of tests, by arguments of pytest, and the number of runs that share them.
+
+    ``then``: the group of which one more run begins when a run of this one has ended.
+    """
 
     runs: int
     arguments: Sequence[str]
+    then: str = ""
+
+    def count_files(self) -> int:
+        """The number of files with tests, as pytest finds them."""
+        ignored = [one.removeprefix("--ignore=") for one in self.arguments if one.startswith("--")]
+        found: set[Path] = set()
+        for one in self.arguments:
+            path = ROOT / one
+            found |= {path} if path.is_file() else set(path.rglob("test_*.py"))
+        return sum(not any(path.is_relative_to(ROOT / one) for one in ignored) for path in found)
 
 
+def _machine_files() -> tuple[str, ...]:
+    files = (file for folder in MACHINE for file in sorted((ROOT / folder).rglob("test_*.py")))
+    return tuple(str(file.relative_to(ROOT)) for file in files if MARKED in file.read_text())
+
+
+MACHINE_FILES = _machine_files()
 GROUPS: Mapping[str, Group] = {
-    "rest": Group(2, ("tests", *(f"--ignore={folder}" for folder in (*MACHINE, *CLUSTER, *APART)))),
-    "machine": Group(1, MACHINE),
+    "rest": Group(2, ("tests", *(f"--ignore={one}" for one in (*MACHINE_FILES, *CLUSTER, *APART)))),
+    "machine": Group(1, MACHINE_FILES, then="rest"),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
-    "cluster": Group(3, CLUSTER),
+    "cluster": Group(3, CLUSTER, then="rest"),
 }
+#: A further run begins only where more files are left than this: it collects tests for 20 s.
+FEW_LEFT = 20
 #: Commands beside the tests. The control plane is built while tests without one run. A build that
 #: fails is a failure, though the tests that need it skip.
 COMMANDS: Mapping[str, Sequence[str]] = {
@@ -62,10 +87,17 @@ SLOWEST = 10
 
 
 class Run:
-    """One process, and its output: kept, and shown from when `show` is called."""
+    """One process, and its output: kept, and shown from when `show` is called.
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    ``left``: how many files with tests nobody has claimed; a run that begins after another one
+    needs some.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], left: Callable[[], int] | None = None
+    ) -> None:
         self.name = name
+        self.left = left
         self.code: int | None = None
         self._command = command
         self._output = bytearray()
@@ -128,27 +160,40 @@ class Run:
 def group_of(file: str) -> str:
     """The name of the group that runs this file of tests."""
     folder = "/".join(file.split("/")[:2])
-    return "machine" if folder in MACHINE else "cluster" if folder in CLUSTER else "rest"
+    return "machine" if file in MACHINE_FILES else "cluster" if folder in CLUSTER else "rest"
 
 
-def runs_of_tests(options: Sequence[str], groups: Mapping[str, Group]) -> list[Run]:
-    """The runs of all groups, with nothing claimed yet."""
+def runs_of_tests(
+    options: Sequence[str], groups: Mapping[str, Group]
+) -> tuple[list[Run], dict[Run, Run]]:
+    """The runs of all groups, with nothing claimed yet; and the runs that begin after some."""
     claims = RESULTS / "claims"
     shutil.rmtree(claims, ignore_errors=True)
-    runs = []
+    numbers: Counter[str] = Counter()
+
+    def run_of(name: str, *, alone: bool = False, left: Callable[[], int] | None = None) -> Run:
+        numbers[name] += 1
+        own = name if alone else f"{name}-{numbers[name]}"
+        shared = ("-p", "tests.claims", f"--claims={claims / name}")
+        pytest = (sys.executable, "-m", "pytest", *groups[name].arguments, *shared)
+        return Run(own, (*pytest, f"--junitxml={RESULTS / own}.xml", *options), left)
+
+    def left_of(name: str) -> int:
+        return groups[name].count_files() - len(list((claims / name).iterdir()))
+
+    runs, later = [], {}
     for name, group in groups.items():
         (claims / name).mkdir(parents=True)
-        shared = ("-p", "tests.claims", f"--claims={claims / name}")
-        for number in range(1, group.runs + 1):
-            own = name if group.runs == 1 else f"{name}-{number}"
-            report = f"--junitxml={RESULTS / own}.xml"
-            pytest = (sys.executable, "-m", "pytest")
-            runs.append(Run(own, (*pytest, *group.arguments, *shared, report, *options)))
-    return runs
+        runs += [run_of(name, alone=group.runs == 1) for _ in range(group.runs)]
+    for run in runs:
+        then = groups[run.name.partition("-")[0]].then
+        if then in groups:
+            later[run] = run_of(then, left=partial(left_of, then))
+    return runs, later
 
 
 async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> int:
-    tests = runs_of_tests(options, groups)
+    tests, later = runs_of_tests(options, groups)
     others = [
         Run(name, command)
         for name, command in COMMANDS.items()
@@ -160,17 +205,26 @@ async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> 
     def interrupt() -> None:
         if not interrupted.is_set():
             interrupted.set()
-            for run in runs:
+            for run in (*runs, *later.values()):
                 run.interrupt()
+
+    async def follow(before: asyncio.Task[None], run: Run) -> None:
+        await before
+        if not interrupted.is_set() and run.left is not None and run.left() > FEW_LEFT:
+            await run.start()
+            await run.finish()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
     for run in runs:
         await run.start()
-    ends = [asyncio.create_task(run.finish()) for run in runs]
-    for run, end in zip(runs, ends, strict=True):
+    ends = {run: asyncio.create_task(run.finish()) for run in runs}
+    ends |= {run: asyncio.create_task(follow(ends[first], run)) for first, run in later.items()}
+    for run, end in ends.items():
         run.show()
         await end
+    tests += [run for run in later.values() if run.code is not None]
+    runs = [*others, *tests]
     slowest = [
         f"{seconds:6.1f} s {file}" for file, seconds in slowest_files(run.report for run in tests)
     ]

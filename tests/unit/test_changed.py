@@ -77,7 +77,7 @@ def test_changed_is_what_differs_from_the_fork_committed_or_not(root: Path) -> N
 
 def test_each_file_stays_in_its_group_and_no_run_is_without_a_file() -> None:
     groups = {"rest": Group(2, ()), "machine": Group(1, ()), "cluster": Group(4, ())}
-    files = ["tests/agent/test_a.py", "tests/kube/test_b.py", "tests/e2e/test_c.py"]
+    files = ["tests/agent/test_kmsg_device.py", "tests/kube/test_b.py", "tests/e2e/test_c.py"]
     assert changed.groups_of(files, groups) == {
         "machine": Group(1, files[:1]),
         "cluster": Group(2, files[1:]),

@@ -76,6 +76,53 @@ async def test_two_processes_run_each_test_once_and_a_file_in_one_of_them(
 
 
 @pytest.mark.slow
+async def test_a_run_whose_group_has_ended_helps_with_another_groups_files(
+    tmp_path: Path,
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The first file waits for the third; a run claims the next file when it begins the last test
+    of one.
+    """
+    done = tmp_path / "done"
+    texts = (
+        f"while not pathlib.Path({str(done)!r}).exists(): time.sleep(0.01)",
+        "pass",
+        f"pathlib.Path({str(done)!r}).touch()",
+    )
+    (tmp_path / "a").mkdir()
+    for number, text in enumerate(texts):
+        code = f"import pathlib, time\ndef test_it():\n    {text}\n"
+        (tmp_path / "a" / f"test_a{number}.py").write_text(code)
+    (tmp_path / "test_b.py").write_text("def test_it(): pass\n")
+    groups = {
+        "a": Group(1, [str(tmp_path / "a")]),
+        "b": Group(1, [str(tmp_path / "test_b.py")], then="a"),
+    }
+    monkeypatch.setattr(side_by_side, "FEW_LEFT", 0)
+    assert await side_by_side.main(OPTIONS, groups) == 0
+    [_, a, b, more] = capfd.readouterr().out.partition("===== all =====\n")[2].strip().splitlines()
+    assert (a[:12], b[:12], more[:14]) == ("a: 2 passed ", "b: 1 passed ", "a-2: 1 passed ")
+    monkeypatch.setattr(side_by_side, "FEW_LEFT", 3)
+    assert await side_by_side.main(OPTIONS, groups) == 0
+    assert "a-2" not in capfd.readouterr().out.partition("===== all =====\n")[2]
+
+
+def test_the_files_of_a_group_are_counted_as_pytest_finds_them() -> None:
+    rest, machine = side_by_side.GROUPS["rest"], side_by_side.GROUPS["machine"]
+    assert machine.count_files() == len(side_by_side.MACHINE_FILES) > 10
+    files = {
+        str(file.relative_to(side_by_side.ROOT))
+        for file in (side_by_side.ROOT / "tests").rglob("test_*.py")
+    }
+    assert rest.count_files() == sum(
+        side_by_side.group_of(file) == "rest" and not file.startswith(side_by_side.APART)
+        for file in files
+    )
+
+
+@pytest.mark.slow
 async def test_a_file_that_cannot_be_collected_fails_the_run(
     tmp_path: Path,
     results: Path,
