@@ -28,6 +28,7 @@ from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import ClusterError, ClusterTooOld
 from aggregator.composition.access import build_access, build_actions, replica_token
 from aggregator.composition.certificates import ServingCertificates, prepare_certificates
+from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
 from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
@@ -39,10 +40,11 @@ from aggregator.hooks.factory import hook_rules
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.server import IngestServer, build, open_keys
 from aggregator.policy.defaults import lint_file, read_policy
+from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import NO_NEWS_YET, Controller
+from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.repairers.factory import repair_settings
 from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
@@ -144,7 +146,7 @@ class EventBus:
             sink.record_event(transition)
 
 
-def _settings(config: Config) -> Settings:
+def _settings(config: Config, repair: RepairSettings) -> Settings:
     return Settings(
         mode=config.mode,
         pools=config.pools,
@@ -157,11 +159,7 @@ def _settings(config: Config) -> Settings:
         marks=config.marks,
         conditions=config.conditions,
         events=config.events,
-        repair=repair_settings(
-            config.repair,
-            domain_labels=(*config.limits.domain_labels, config.limits.clique_label),
-            wall=time.time,
-        ),
+        repair=repair,
     )
 
 
@@ -271,6 +269,17 @@ def _report_not_ready(
     fleet.view_lost, fleet.in_company = error, in_company
 
 
+def _read_policy(config: Config) -> Policy:
+    """The policy, with its odd rules in the log. Raises ConfigError."""
+    policy = read_policy(config.policy.file)
+    for problem in lint_file(config.policy.file, policy) if config.policy.file is not None else ():
+        where = f"{config.policy.file}:{problem.line}"
+        log.warning(
+            "a rule is odd", extra={"event": "policy.rule_odd", "at": where, "reason": problem.text}
+        )
+    return policy
+
+
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -278,12 +287,7 @@ async def run(config: Config) -> None:
     `ReplicaIdentityError`, `DataDirError`, `ListenError`, `TlsError`, `TrustError`,
     `WebListenError`, `ClusterTooOld`.
     """
-    policy = read_policy(config.policy.file)
-    for problem in lint_file(config.policy.file, policy) if config.policy.file is not None else ():
-        where = f"{config.policy.file}:{problem.line}"
-        log.warning(
-            "a rule is odd", extra={"event": "policy.rule_odd", "at": where, "reason": problem.text}
-        )
+    policy = _read_policy(config)
     create_data_dirs(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
     fleet = FleetState(how=config.cluster.how, documentation_url=config.documentation_url)
@@ -296,6 +300,7 @@ async def run(config: Config) -> None:
     replica_runtime = ReplicaRuntime(
         config, cluster, policy_hash=policy.hash, version=version("sickbay")
     )
+    repair = build_repair(config, cluster)
     feed = EventBroker(epoch=rng.getrandbits(32))
     history = _history(config, clocks, rng, replica_runtime.name)
     owners = NamespaceOwners(config.alerts.owner_label)
@@ -304,7 +309,7 @@ async def run(config: Config) -> None:
     controller = Controller(
         cluster=cluster,
         policy=policy,
-        settings=_settings(config),
+        settings=_settings(config, repair),
         fleet=fleet,
         event_sink=event_sink,
         clocks=clocks,
@@ -377,6 +382,7 @@ async def run(config: Config) -> None:
             "connected to the cluster",
             extra={"event": "cluster.connected", "cluster": cluster.kind},
         )
+        await report_missing_rights(repair)
         await run_until_first_exit(
             controller=controller.run(),
             replica_runtime=replica_runtime.run(),

@@ -9,18 +9,21 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from aggregator.config.drain import HookWebhook
+from aggregator.config.external import ExternalSection, external_errors
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
 from aggregator.configfile.yaml_source import Key
-from aggregator.policy.repairs import TICKET
+from aggregator.policy.repairs import REBOOT, REPLACE, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
 _FILLED = ("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason")
-_PROVIDERS = ("command", "webhook", "redfish", "ipmi")
+_PROVIDERS = ("command", "webhook", "redfish", "ipmi", "karpenter", "cluster_api", "external")
+#: Those that act by objects of the cluster's API.
+_BY_OBJECTS = ("karpenter", "cluster_api", "external")
+#: Those that replace the machine, and can't do anything else.
+_REPLACES = ("karpenter", "cluster_api")
 #: A BMC's emulator on this machine may be without TLS.
 _HERE = ("127.0.0.1", "::1", "localhost")
-#: Kinds that only restart the machine, so that the BMC can carry them out.
-_BY_BMC = "reboot"
 
 
 class RedfishSection(Section):
@@ -47,7 +50,9 @@ class IpmiSection(Section):
 
 
 class RepairerSection(Section):
-    """The repairer of one kind of repair: one of command, webhook, redfish and ipmi."""
+    """The repairer of one kind of repair: by one of command, webhook, redfish, ipmi, karpenter,
+    cluster_api and external.
+    """
 
     kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket"]
     timeout: Annotated[Duration, Field(ge=60, le=86400)] = 1800.0
@@ -62,11 +67,18 @@ class RepairerSection(Section):
     webhook: HookWebhook | None = None
     redfish: RedfishSection | None = None
     ipmi: IpmiSection | None = None
+    karpenter: bool = False
+    """Delete the Node's NodeClaim."""
+    cluster_api: bool = False
+    """Mark the Node's Machine for remediation by its MachineHealthCheck."""
+    management_kubeconfig: MaybePath = None
+    """With ``cluster_api``: of the management cluster, where the Machines are in another one."""
+    external: ExternalSection | None = None
 
     @property
     def providers(self) -> tuple[str, ...]:
         """Those that are given."""
-        return tuple(name for name in _PROVIDERS if getattr(self, name) not in ((), None))
+        return tuple(name for name in _PROVIDERS if getattr(self, name) not in ((), None, False))
 
 
 @dataclass(frozen=True)
@@ -88,10 +100,14 @@ def files(repair: RepairConfig) -> Iterator[tuple[Key, Path | None]]:
             yield (*key, "redfish", "ca_file"), one.redfish.ca_file
         if one.ipmi is not None:
             yield (*key, "ipmi", "password_file"), one.ipmi.password_file
+        yield (*key, "management_kubeconfig"), one.management_kubeconfig
 
 
-def cross_field_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
-    """Settings that are valid alone but not together: the key, and the value to write instead."""
+def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead.
+
+    ``kubernetes``: whether the cluster has objects at all.
+    """
     seen: set[str] = set()
     for number, one in enumerate(repair.repairers):
         kind, key = one.kind, ("repair", "repairers", number)
@@ -101,9 +117,10 @@ def cross_field_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
         if len(one.providers) != 1:
             given = " and ".join(one.providers) or "nobody who carries it out"
             yield key, f"has {given}; expected one of {', '.join(_PROVIDERS)}"
-        if kind != _BY_BMC:
+        if kind != REBOOT:
             for name in {"redfish", "ipmi"} & set(one.providers):
-                yield (*key, name), f"restarts the machine; expected it under {_BY_BMC}"
+                yield (*key, name), f"restarts the machine; expected it under {REBOOT}"
+        yield from _object_errors(one, key, kubernetes=kubernetes)
         if kind == TICKET and one.command:
             yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"
         for name in ("cancel", "idempotent"):
@@ -116,3 +133,27 @@ def cross_field_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
         yield ("repair", "mode"), text
+
+
+def _object_errors(
+    one: RepairerSection, key: Key, *, kubernetes: bool
+) -> Iterator[tuple[Key, str]]:
+    """The same for the repairers that act by objects of the cluster's API."""
+    for name in one.providers:
+        if name in _BY_OBJECTS and not kubernetes:
+            text = 'acts by objects of Kubernetes, and cluster.kind is "local"; expected command'
+            yield (*key, name), text
+        if name in _REPLACES and one.kind != REPLACE:
+            yield (*key, name), f"replaces the machine; expected it under {REPLACE}"
+    if one.management_kubeconfig is not None and not one.cluster_api:
+        text = "is about Machines; expected cluster_api: true beside it"
+        yield (*key, "management_kubeconfig"), text
+    if one.external is None:
+        return
+    yield from external_errors(one.external, (*key, "external"))
+    if one.kind == TICKET:
+        text = "a ticket has more evidence than an object of a template; expected webhook"
+        yield (*key, "external"), text
+    elif one.kind not in (REBOOT, REPLACE) and one.external.succeeded is None:
+        text = f"no Node proves {one.kind}; expected succeeded, the condition that shows it"
+        yield (*key, "external"), text

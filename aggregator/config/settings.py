@@ -304,8 +304,10 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _shared(config)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
-    for key, text in repair_contradictions(config.repair):
-        yield _finding(key, text)
+    for key, text in repair_contradictions(
+        config.repair, kubernetes=config.cluster.kind == "kubernetes"
+    ):
+        yield _finding(key, text, "cluster")
     for key, text in certificates_contradictions(
         config.certificates,
         makes=makes_certificates,

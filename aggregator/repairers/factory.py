@@ -2,25 +2,41 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 
+from aggregator.cluster.objects import ObjectStore
 from aggregator.config.repair import RepairConfig, RepairerSection
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, Repairer, RepairSettings
+from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
+from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
+from aggregator.repairers.karpenter import KarpenterRepairer
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
 from aggregator.repairers.webhook import WebhookRepairer
 
+#: Objects of the cluster, or of that of another kubeconfig.
+Objects = Callable[[Path | None], ObjectStore]
+
 
 def repair_settings(
-    config: RepairConfig, *, domain_labels: tuple[str, ...], wall: Callable[[], float]
+    config: RepairConfig,
+    *,
+    domain_labels: tuple[str, ...],
+    wall: Callable[[], float],
+    objects: Objects | None = None,
 ) -> RepairSettings:
     """``domain_labels``: node labels whose value names a failure domain. ``wall`` is wall clock
-    seconds.
+    seconds. ``objects``: None where the cluster has none.
     """
     rules = RepairRules(**{one.name: getattr(config, one.name) for one in fields(RepairRules)})
     repairers: dict[str, ConfiguredRepairer] = {}
     for section in config.repairers:
+        by_objects = _object_repairer(section, objects) if objects is not None else None
+        if by_objects is not None:
+            repairers[section.kind] = by_objects
+            continue
         repairer = _repairer(section, wall)
         if repairer is not None:
             repairers[section.kind] = ConfiguredRepairer(repairer, section.timeout)
@@ -46,5 +62,25 @@ def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer |
         bmc = section.ipmi
         return IpmiRepairer(
             IpmiTarget(bmc.host, bmc.port, bmc.user, bmc.password_file, bmc.power, bmc.program)
+        )
+    return None
+
+
+def _object_repairer(section: RepairerSection, objects: Objects) -> ConfiguredRepairer | None:
+    """The repairer that acts by objects of the cluster's API, if the section has one."""
+    if section.karpenter:
+        karpenter = KarpenterRepairer(objects(None))
+        return ConfiguredRepairer(
+            karpenter, section.timeout, missing_rights=karpenter.missing_rights
+        )
+    if section.cluster_api:
+        machines = ClusterApiRepairer(objects(None), objects(section.management_kubeconfig))
+        return ConfiguredRepairer(
+            machines, section.timeout, machines.clean_up, machines.missing_rights
+        )
+    if section.external is not None:
+        external = ExternalRepairer(objects(None), section.external)
+        return ConfiguredRepairer(
+            external, section.timeout, external.clean_up, external.missing_rights
         )
     return None

@@ -34,6 +34,7 @@ from aggregator.cluster.kubernetes.leases import KubeLeases
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.namespace_informer import NamespaceInformer
 from aggregator.cluster.kubernetes.node_patch import checked_patch, merge_patch
+from aggregator.cluster.kubernetes.object_client import KubeObjects
 from aggregator.cluster.kubernetes.objects import (
     NodeObject,
     PartialObjectMetadata,
@@ -95,6 +96,8 @@ _SLICE = 100
 #: Requests under way: enough to keep an API server 10 ms away busy with 3,000 a second, few enough
 #: that an urgent request is sent within milliseconds.
 _AT_ONCE = 32
+#: Requests a second to another cluster, at first, and the seconds for an answer: a repair is rare.
+_OTHER_QPS, _OTHER_BURST, _OTHER_DEADLINE = 5.0, 10, 10.0
 
 
 class KubeCluster:
@@ -144,6 +147,9 @@ class KubeCluster:
         sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
         self._transport = Transport(sources, limiter, clock=clock, rng=self._rng, deadline=deadline)
+        self._environ = environ
+        #: Of other clusters, by kubeconfig.
+        self._others: dict[str, Transport] = {}
         self._record = RecordStore(self._transport, namespace)
         self._stop = StopStore(self._transport, namespace)
         self.record_place = record_place(namespace)
@@ -172,6 +178,8 @@ class KubeCluster:
 
     async def close(self) -> None:
         await self._transport.close()
+        for other in self._others.values():
+            await other.close()
 
     async def signing_keys(self) -> tuple[str, str]:
         """The issuer of service account tokens, and its keys as JWKS text."""
@@ -203,6 +211,21 @@ class KubeCluster:
     async def carry_out(self, work: Callable[[Transport], Awaitable[T]]) -> T:
         """A write that a person asked for by the page. Raises ClusterError."""
         return await work(self._transport)
+
+    def objects(self, kubeconfig: str = "") -> KubeObjects:
+        """Objects of any kind in this cluster, or in that of another kubeconfig."""
+        if not kubeconfig:
+            return KubeObjects(self._transport)
+        if kubeconfig not in self._others:
+            environ = os.environ if self._environ is None else self._environ
+            self._others[kubeconfig] = Transport(
+                CredentialSources(kubeconfig, "", environ),
+                Limiter(qps=_OTHER_QPS, burst=_OTHER_BURST, at_once=_AT_ONCE, clock=self._clock),
+                clock=self._clock,
+                rng=self._rng,
+                deadline=_OTHER_DEADLINE,
+            )
+        return KubeObjects(self._others[kubeconfig])
 
     def access_reviews(self) -> KubeAccessReviews:
         """Tokens and rights: the user that a token names, and the actions that a user may take."""

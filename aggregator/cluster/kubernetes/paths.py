@@ -4,6 +4,7 @@ from urllib.parse import quote
 
 from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME, CA_NAME, RECORD_NAME, STOP_NAME
 from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PLURAL, VERSION
+from aggregator.cluster.objects import ObjectResource
 from aggregator.cluster.port import Refused
 
 NODES = "/api/v1/nodes"
@@ -37,6 +38,22 @@ def node(name: str) -> str:
 
 def quarantine(name: str) -> str:
     return f"{QUARANTINES}/{quoted(name)}"
+
+
+def api_group(group: str) -> str:
+    return f"/apis/{quoted(group)}"
+
+
+def api_version(version: str) -> str:
+    """Of "v1" or "GROUP/VERSION": which kinds it serves."""
+    group, _, name = version.rpartition("/")
+    return f"{api_group(group)}/{quoted(name)}" if group else f"/api/{quoted(name)}"
+
+
+def objects(resource: ObjectResource, namespace: str) -> str:
+    """All objects of a resource, in one namespace or (empty text) in all of them."""
+    where = f"/namespaces/{quoted(namespace)}" if namespace else ""
+    return f"{api_version(resource.api_version)}{where}/{quoted(resource.plural)}"
 
 
 def pods(namespace: str) -> str:

@@ -138,7 +138,7 @@ async def check(
 
 
 async def _missing_rights(transport: Transport, rights: list[Permission]) -> str:
-    allowed = await asyncio.gather(*(_allowed(transport, right) for right in rights))
+    allowed = await asyncio.gather(*(is_allowed(transport, right) for right in rights))
     missing = [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
     if not missing:
         return ""
@@ -164,7 +164,8 @@ async def _missing_definition(transport: Transport) -> str:
     raise answer.error()
 
 
-async def _allowed(transport: Transport, right: Permission) -> bool:
+async def is_allowed(transport: Transport, right: Permission) -> bool:
+    """Whether this identity has the right, by a SelfSubjectAccessReview."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

@@ -1,7 +1,7 @@
 """What a repairer is asked, and how it answers. Each is one file of `aggregator/repairers`."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,10 +79,18 @@ class Repairer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRepairer:
-    """``timeout``: seconds from the order until its proof must have come."""
+    """``timeout``: seconds from the order until its proof must have come.
+
+    ``clean_up`` removes what an order leaves in the cluster, before the end of the attempt is
+    written. It answers DONE (it has left nothing), NOT_SENT (ask again) or FAILED (it stays), and
+    never raises. ``missing_rights`` lists the rights in the cluster that orders need and this
+    process lacks; it raises ClusterError.
+    """
 
     repairer: Repairer
     timeout: float
+    clean_up: Callable[[RepairOrder], Awaitable[RepairAnswer]] | None = None
+    missing_rights: Callable[[], Awaitable[Sequence[str]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

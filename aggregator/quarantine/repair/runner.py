@@ -72,6 +72,9 @@ LOOK_SOON = 3.0
 #: An order that its process could not send within so long of writing it is not sent (seconds): the
 #: process was paused, and another one may have gone on.
 _SEND_WITHIN = 20.0
+#: An attempt that has ended waits so long beyond its deadline (seconds) for the removal of what its
+#: order left in the cluster. Then its end is written without that.
+_CLEANS_UP = 300.0
 _MOST_TEXT = 500
 _MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
@@ -463,7 +466,15 @@ class RepairRunner:
     async def _end(
         self, node_state: NodeState, attempt: RepairAttempt, state: RepairState, text: str
     ) -> None:
-        """Write the attempt's end; then its reservation goes."""
+        """Remove what the order left, write the attempt's end; then its reservation goes.
+
+        The removal comes first, as no process would remember it after a crash.
+        """
+        left = await self._clean_up(node_state, attempt, state)
+        if left is None:
+            node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+            return
+        text = "; ".join(part for part in (text, left) if part)
         ended = replace(
             attempt,
             state=state,
@@ -481,6 +492,33 @@ class RepairRunner:
         )
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
         await self._record_writer.end_repair(node_state.node, attempt.operation)
+
+    async def _clean_up(
+        self, node_state: NodeState, attempt: RepairAttempt, state: RepairState
+    ) -> str | None:
+        """What the order has left behind, in words; None: its removal is to be tried again."""
+        entry = self._settings.repairers.get(attempt.repair)
+        quarantine = node_state.node_summary.quarantine
+        if entry is None or entry.clean_up is None or quarantine is None:
+            return ""
+        if state is RepairState.CANCELLED:  # the cancellation has removed it
+            return ""
+        answer = await entry.clean_up(self._order(quarantine, attempt))
+        if answer.state is AnswerState.DONE:
+            return ""
+        late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
+        if answer.state is AnswerState.NOT_SENT and not late:
+            return None
+        log.warning(
+            "an object of a repair can't be removed",
+            extra={
+                "event": "repair.left_behind",
+                "node": node_state.node,
+                "operation": attempt.operation,
+                "error": answer.text,
+            },
+        )
+        return f"what it left in the cluster can't be removed: {answer.text}"
 
     async def _change(
         self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
