@@ -265,6 +265,8 @@ FILES = {
     "flowcontrol.yaml": ".Values.flowControl.enabled",
     "quota.yaml": ".Values.criticalPodsQuota.enabled",
     "pod-monitor.yaml": 'eq .Values.monitoring.scrape "PodMonitor"',
+    "repair-karpenter.yaml": ".Values.repair.rbac.karpenter",
+    "repair-cluster-api.yaml": ".Values.repair.rbac.clusterApi",
     "service-monitor.yaml": 'eq .Values.monitoring.scrape "ServiceMonitor"',
 }
 

@@ -19,6 +19,8 @@ SOURCES = [
     PROFILES / "pod-network" / "pod-prober.yaml",
     PROFILES / "pod-monitor" / "pod-monitor.yaml",
     PROFILES / "service-monitor" / "service-monitor.yaml",
+    PROFILES / "repair-karpenter" / "repair-karpenter.yaml",
+    PROFILES / "repair-cluster-api" / "repair-cluster-api.yaml",
 ]
 
 #: The namespace as the chart writes it. Quoted where it is a whole value: a namespace may be called

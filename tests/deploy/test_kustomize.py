@@ -18,6 +18,11 @@ MONITORING = [
     ("PrometheusRule", "sickbay"),
     ("ServiceMonitor", "sickbay-aggregator"),
 ]
+REPAIR = [
+    (kind, f"sickbay-repair-{way}")
+    for kind in ("ClusterRole", "ClusterRoleBinding")
+    for way in ("cluster-api", "karpenter")
+]
 
 
 def keys(objects: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -45,7 +50,7 @@ def test_all_profiles_combine_in_another_namespace(tmp_path: Path) -> None:
 
     assert keys(objects) == sorted(
         (kind, "gpu-health" if kind == "Namespace" else name)
-        for kind, name in [*keys(list(installed())), PROBER, *MONITORING]
+        for kind, name in [*keys(list(installed())), PROBER, *MONITORING, *REPAIR]
     )
     spec = one(objects, "StatefulSet", "sickbay-aggregator")["spec"]
     assert spec["replicas"] == 3

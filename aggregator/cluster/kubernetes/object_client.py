@@ -18,7 +18,7 @@ from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, R
 from aggregator.cluster.kubernetes.rbac import Permission, is_allowed
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
-from aggregator.cluster.port import NotFound
+from aggregator.cluster.port import NotFound, Refused
 
 #: Objects decoded before the event loop runs other tasks; some milliseconds.
 _SLICE = 50
@@ -165,6 +165,12 @@ class KubeObjects:
 
 
 def _path(resource: ObjectResource, namespace: str, name: str) -> str:
+    """Raises Refused for a name that would reach another path: the API server decodes a quoted
+    slash before it looks for a subresource.
+    """
+    for part in (namespace, name):
+        if "/" in part or "%" in part:
+            raise Refused(f"{part!r} is no object's name")
     where = paths.objects(resource, namespace if resource.namespaced else "")
     return f"{where}/{paths.quoted(name)}"
 

@@ -26,8 +26,9 @@ def quoted(name: str) -> str:
     """A name as one part of a path: one from outside must not reach another path.
 
     Raises Refused for a name that the API server ignores: its path is that of all such objects.
+    "." and ".." would be resolved by the HTTP client.
     """
-    if not name.strip("/"):
+    if name.strip("/") in {"", ".", ".."}:
         raise Refused(f"{name!r} is no object's name")
     return quote(name, safe="")
 

@@ -1,0 +1,643 @@
+"""Repairers that act through Kubernetes objects, on a real API server with the rights of
+deploy/ and the aggregator's own account.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.object_client import KubeObjects
+from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
+from aggregator.cluster.port import NotFound, Quarantine, Refused, Unreachable
+from aggregator.config.external import ExternalSection
+from aggregator.config.settings import load
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.cluster_api import REMEDIATE, ClusterApiRepairer
+from aggregator.repairers.external import ExternalRepairer
+from aggregator.repairers.karpenter import NODE_CLAIM, KarpenterRepairer
+from aggregator.repairers.template import OPERATION
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_kube_fences import SPEC
+from tests.support.faulty_proxy import ApiFaults, FaultyProxy
+from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.repair_objects import CLAIMS, DEFINITIONS, Objects
+from tests.support.waiting import until
+
+PROFILES = DEPLOY.parent / "profiles"
+EXAMPLE = DEPLOY.parent / "examples" / "repair-medik8s-rbac.yaml"
+DOCUMENT = DEPLOY.parents[1] / "docs" / "repair.md"
+
+
+@pytest.fixture
+def given(control_plane: ControlPlane, cluster_space: Space) -> Any:
+    """What a test makes; the definitions are there."""
+    control_plane.apply(DEFINITIONS)
+    objects = Objects(cluster_space)
+    yield objects
+    objects.remove_claims()
+
+
+@pytest.fixture
+def rights(control_plane: ControlPlane, aggregator: Path, given: Objects) -> Path:
+    """A kubeconfig of the aggregator's account, with the rights that deploy/ grants for repairs."""
+    for name in ("repair-karpenter", "repair-cluster-api"):
+        control_plane.apply(PROFILES / name / f"{name}.yaml")
+    control_plane.apply(
+        EXAMPLE.read_text().replace("namespace: medik8s", f"namespace: {given.space.namespace}")
+    )
+    return aggregator
+
+
+@pytest.fixture
+async def account(rights: Path, cluster_space: Space) -> AsyncIterator[KubeCluster]:
+    async with kube_cluster(rights) as cluster:
+        yield cluster
+
+
+def order_for(
+    node: dict[str, Any], repair: str, *, number: int = 1, quarantine: str = "q"
+) -> RepairOrder:
+    return RepairOrder(
+        f"{quarantine}-{number}-{repair}",
+        repair,
+        node["metadata"]["name"],
+        node["metadata"]["uid"],
+        "boot-1",
+        quarantine,
+        "xid:79 on GPU-1",
+        600.0,
+    )
+
+
+# -- objects of any kind ------------------------------------------------------------
+
+
+async def test_a_kind_that_the_cluster_does_not_have_is_named(account: KubeCluster) -> None:
+    for version in ("absent.example.test/v1", "karpenter.sh/v9", "absent.example.test/"):
+        with pytest.raises(NotFound, match=re.escape(f"no kind NodeClaim ({version})")):
+            await account.objects().resource(ObjectKind(version, "NodeClaim"))
+    with pytest.raises(NotFound, match="no kind Nodeclaim"):
+        await account.objects().resource(ObjectKind("karpenter.sh/v1", "Nodeclaim"))
+
+
+async def test_the_preferred_version_is_the_clusters(account: KubeCluster) -> None:
+    found = await account.objects().resource(ObjectKind("cluster.x-k8s.io/", "Machine"))
+    assert found == ObjectResource("cluster.x-k8s.io/v1beta2", "Machine", "machines", True)
+    core = await account.objects().resource(ObjectKind("v1", "ConfigMap"))
+    assert (core.plural, core.namespaced, str(core)) == ("configmaps", True, "configmaps")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/", "../", "x/status", "x/../y", "x%2Fstatus"])
+async def test_a_name_that_is_no_objects_sends_no_request(account: KubeCluster, name: str) -> None:
+    objects = account.objects()
+    resource = await objects.resource(NODE_CLAIM)
+    with pytest.raises(Refused, match="is no object's name"):
+        await objects.get(resource, "", name)
+
+
+# -- Karpenter ----------------------------------------------------------------------
+
+
+async def test_karpenters_claim_of_the_node_is_deleted_and_no_other(
+    account: KubeCluster, given: Objects
+) -> None:
+    node = given.node()
+    name = node["metadata"]["name"]
+    ours, other = given.claim("ours", node=name), given.claim("other", node=f"{name}0")
+    repairer = KarpenterRepairer(account.objects())
+    answer = await repairer.order(order_for(node, "replace"))
+    assert answer == RepairAnswer(AnswerState.TAKEN, f"NodeClaim {ours} is deleted")
+    assert given.claim_is_deleted(ours)
+    assert not given.claim_is_deleted(other)
+    again = await repairer.order(order_for(node, "replace"))  # as a process that starts anew does
+    assert again == RepairAnswer(AnswerState.TAKEN, f"NodeClaim {ours} is being deleted already")
+    assert not await repairer.cancel(order_for(node, "replace"))
+    given.terminate(ours, name)
+    late = await repairer.order(order_for(node, "replace"))
+    assert late.state is AnswerState.UNSURE  # the runner finds the proof: the Node is gone
+    assert given.space.plane.request("GET", f"{CLAIMS}/{ours}").status == 404
+
+
+async def test_a_claim_is_known_by_the_providers_id_before_the_name(
+    account: KubeCluster, given: Objects
+) -> None:
+    """A cloud uses a Node's name again; its instance's id it does not."""
+    node = given.node(provider_id="aws:///a/i-2")
+    name = node["metadata"]["name"]
+    former = given.claim("former", node=name, provider_id="aws:///a/i-1")
+    now = given.claim("now", provider_id="aws:///a/i-2")
+    answer = await KarpenterRepairer(account.objects()).order(order_for(node, "replace"))
+    assert answer.state is AnswerState.TAKEN
+    assert given.claim_is_deleted(now)
+    assert not given.claim_is_deleted(former)
+
+
+async def test_without_one_claim_no_claim_is_deleted(account: KubeCluster, given: Objects) -> None:
+    node = given.node()
+    name = node["metadata"]["name"]
+    repairer = KarpenterRepairer(account.objects())
+    none = await repairer.order(order_for(node, "replace"))
+    assert none.state is AnswerState.FAILED
+    assert "no NodeClaim has status.nodeName" in none.text
+    made = [given.claim("a", node=name), given.claim("b", node=name)]
+    two = await repairer.order(order_for(node, "replace"))
+    assert two.state is AnswerState.FAILED
+    assert f"2 NodeClaims are of node {name}: {made[0]}, {made[1]}" in two.text
+    assert not any(given.claim_is_deleted(one) for one in made)
+
+
+async def test_another_node_of_the_name_is_never_replaced(
+    account: KubeCluster, given: Objects
+) -> None:
+    node = given.node()
+    claim = given.claim("ours", node=node["metadata"]["name"])
+    former = order_for(node, "replace")
+    newer = RepairOrder(*("o", "replace", former.node, "another-uid", "b", "q", "why", 600.0))
+    answer = await KarpenterRepairer(account.objects()).order(newer)
+    assert answer.state is AnswerState.UNSURE
+    assert not given.claim_is_deleted(claim)
+
+
+class ChangingClaims(KubeObjects):
+    """Karpenter writes to a NodeClaim between each read and what follows, so many times."""
+
+    def __init__(self, inner: KubeObjects, change: Callable[[str], None], times: int) -> None:
+        super().__init__(inner._transport)
+        self._change, self._left = change, times
+
+    async def get(
+        self, resource: ObjectResource, namespace: str, name: str
+    ) -> ClusterObject | None:
+        found = await super().get(resource, namespace, name)
+        if resource.plural == "nodeclaims" and self._left > 0:
+            self._left -= 1
+            self._change(name)
+        return found
+
+
+async def test_a_claim_that_changes_is_read_again_before_it_is_deleted(
+    account: KubeCluster, given: Objects
+) -> None:
+    node = given.node()
+    claim = given.claim("ours", node=node["metadata"]["name"])
+
+    def touch(name: str) -> None:
+        labels = {"metadata": {"labels": {"a": str(asyncio.get_running_loop().time())}}}
+        given.space.plane.call("PATCH", f"{CLAIMS}/{name}", labels, MERGE_PATCH)
+
+    busy = ChangingClaims(account.objects(), touch, times=100)
+    answer = await KarpenterRepairer(busy).order(order_for(node, "replace"))
+    assert answer.state is AnswerState.NOT_SENT
+    assert not given.claim_is_deleted(claim)
+    calmer = ChangingClaims(account.objects(), touch, times=2)
+    answer = await KarpenterRepairer(calmer).order(order_for(node, "replace"))
+    assert answer.state is AnswerState.TAKEN
+    assert given.claim_is_deleted(claim)
+
+
+async def test_a_claim_that_became_another_nodes_is_not_deleted(
+    account: KubeCluster, given: Objects
+) -> None:
+    node = given.node()
+    claim = given.claim("ours", node=node["metadata"]["name"])
+
+    def move(name: str) -> None:
+        status = {"status": {"nodeName": "elsewhere"}}
+        given.space.plane.call("PATCH", f"{CLAIMS}/{name}/status", status, MERGE_PATCH)
+
+    moving = ChangingClaims(account.objects(), move, times=1)
+    answer = await KarpenterRepairer(moving).order(order_for(node, "replace"))
+    assert answer.state in (AnswerState.FAILED, AnswerState.NOT_SENT)
+    assert not given.claim_is_deleted(claim)
+
+
+# -- Cluster API --------------------------------------------------------------------
+
+
+def capi_node(given: Objects, machine: str, **more: Any) -> dict[str, Any]:
+    return given.node(
+        annotations={
+            "cluster.x-k8s.io/machine": machine,
+            "cluster.x-k8s.io/cluster-name": "c",
+            "cluster.x-k8s.io/cluster-namespace": given.space.namespace,
+        },
+        **more,
+    )
+
+
+class NoWait:
+    """Instead of a sleep; counts."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.slept: list[float] = []
+        self._meanwhile = meanwhile
+
+    async def __call__(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._meanwhile()
+
+
+def cluster_api(account: KubeCluster, sleep: NoWait | None = None) -> ClusterApiRepairer:
+    return ClusterApiRepairer(account.objects(), account.objects(), sleep=sleep or NoWait())
+
+
+async def test_the_machine_of_the_node_is_marked_once(account: KubeCluster, given: Objects) -> None:
+    node = capi_node(given, "m1")
+    given.machine("m1", node=node["metadata"]["name"], annotations={"keep": "me"})
+    order = order_for(node, "replace")
+    answer = await cluster_api(account).order(order)
+    assert answer.state is AnswerState.TAKEN
+    marked = given.machine_annotations("m1")
+    assert marked == {"keep": "me", REMEDIATE: "", OPERATION: order.operation}
+    version = given.space.plane.call("GET", f"{given.machines}/m1")["metadata"]["resourceVersion"]
+    assert (await cluster_api(account).order(order)).state is AnswerState.TAKEN
+    after = given.space.plane.call("GET", f"{given.machines}/m1")["metadata"]["resourceVersion"]
+    assert after == version
+
+
+async def test_an_annotation_that_names_another_nodes_machine_does_nothing(
+    account: KubeCluster, given: Objects
+) -> None:
+    """A kubelet may write its Node's annotations, and must not have another node replaced."""
+    node = capi_node(given, "m1", provider_id="x:///1")
+    given.machine("m1", node="another")
+    answer = await cluster_api(account).order(order_for(node, "replace"))
+    assert answer.state is AnswerState.FAILED
+    assert "its status.nodeRef names another and not" in answer.text
+    given.machine("m2", node=node["metadata"]["name"], provider_id="x:///2")
+    there = f"/api/v1/nodes/{node['metadata']['name']}"
+    moved = {"metadata": {"annotations": {"cluster.x-k8s.io/machine": "m2"}}}
+    given.space.plane.call("PATCH", there, moved, MERGE_PATCH)
+    answer = await cluster_api(account).order(order_for(node, "replace"))
+    assert answer.state is AnswerState.FAILED
+    assert "its providerID is x:///2, and the Node's is x:///1" in answer.text
+    assert REMEDIATE not in given.machine_annotations("m1") | given.machine_annotations("m2")
+
+
+@pytest.mark.parametrize(
+    ("machine", "text"),
+    [
+        ({"owned": False}, "no controller owns Machine"),
+        ({"annotations": {"cluster.x-k8s.io/skip-remediation": ""}}, "skip-remediation"),
+        ({"annotations": {"cluster.x-k8s.io/paused": ""}}, "cluster.x-k8s.io/paused"),
+    ],
+)
+async def test_a_machine_that_would_not_be_remediated_is_not_marked(
+    account: KubeCluster, given: Objects, machine: dict[str, Any], text: str
+) -> None:
+    node = capi_node(given, "m1")
+    given.machine("m1", node=node["metadata"]["name"], **machine)
+    answer = await cluster_api(account).order(order_for(node, "replace"))
+    assert answer.state is AnswerState.FAILED
+    assert text in answer.text
+    assert REMEDIATE not in given.machine_annotations("m1")
+
+
+async def test_a_node_that_cluster_api_did_not_make_fails_with_the_reason(
+    account: KubeCluster, given: Objects
+) -> None:
+    answer = await cluster_api(account).order(order_for(given.node(), "replace"))
+    assert answer.state is AnswerState.FAILED
+    assert "lacks the annotations cluster.x-k8s.io/machine" in answer.text
+    answer = await cluster_api(account).order(order_for(capi_node(given, "none"), "replace"))
+    assert answer.state is AnswerState.FAILED
+    assert "is not there (if the Machines are in another cluster, set management" in answer.text
+
+
+async def test_a_mark_is_taken_back_until_it_is_passed_on(
+    account: KubeCluster, given: Objects
+) -> None:
+    node = capi_node(given, "m1")
+    given.machine("m1", node=node["metadata"]["name"], annotations={"keep": "me"})
+    order = order_for(node, "replace")
+    assert not await cluster_api(account).cancel(order)  # no mark of this order
+    await cluster_api(account).order(order)
+    wait = NoWait()
+    assert await cluster_api(account, wait).cancel(order)
+    assert wait.slept == [5.0]
+    assert given.machine_annotations("m1") == {"keep": "me"}
+    await cluster_api(account).order(order)
+    late = NoWait(lambda: given.pass_on("m1"))  # it had read the mark
+    assert not await cluster_api(account, late).cancel(order)
+    await cluster_api(account).order(order)
+    assert not await cluster_api(account).cancel(order)
+    assert REMEDIATE in given.machine_annotations("m1")
+
+
+async def test_the_end_of_an_attempt_removes_our_mark_and_no_others(
+    account: KubeCluster, given: Objects
+) -> None:
+    """A mark that stayed would have the node replaced after its release."""
+    node = capi_node(given, "m1")
+    given.machine("m1", node=node["metadata"]["name"])
+    order = order_for(node, "replace")
+    await cluster_api(account).order(order)
+    other = order_for(node, "replace", number=2)
+    assert (await cluster_api(account).clean_up(other)).state is AnswerState.DONE
+    assert REMEDIATE in given.machine_annotations("m1")
+    assert (await cluster_api(account).clean_up(order)).state is AnswerState.DONE
+    assert given.machine_annotations("m1") == {}
+    given.space.plane.call(
+        "PATCH", f"{given.machines}/m1", {"metadata": {"annotations": {REMEDIATE: ""}}}, MERGE_PATCH
+    )
+    assert (await cluster_api(account).order(order)).text.endswith("was marked by another party")
+    assert (await cluster_api(account).clean_up(order)).state is AnswerState.DONE
+    assert REMEDIATE in given.machine_annotations("m1")
+
+
+async def test_machines_may_be_in_another_cluster(
+    account: KubeCluster, given: Objects, control_plane: ControlPlane
+) -> None:
+    node = capi_node(given, "m1")
+    given.machine("m1", node=node["metadata"]["name"])
+    management = account.objects(str(control_plane.kubeconfig))
+    answer = await ClusterApiRepairer(account.objects(), management).order(
+        order_for(node, "replace")
+    )
+    assert answer.state is AnswerState.TAKEN
+    assert REMEDIATE in given.machine_annotations("m1")
+
+
+# -- objects of a site's template: the example of docs/repair.md ------------------------
+
+
+@pytest.fixture
+def example(tmp_path: Path, given: Objects) -> ExternalSection:
+    """The section of the document, as the aggregator loads it; in the test's namespace."""
+    [text] = [
+        block
+        for block in re.findall(
+            r"^```yaml\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
+        )
+        if "SelfNodeRemediation" in block and "repairers:" in block
+    ]
+    head = 'listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}\n'
+    head += "identity: {kind: insecure-trust-hello}\n"
+    path = tmp_path / "aggregator.yaml"
+    moved = text.replace("namespace: medik8s", f"namespace: {given.space.namespace}")
+    path.write_text(head + moved)
+    [repairer] = load(path).repair.repairers
+    assert repairer.kind == "reboot"
+    assert repairer.external is not None
+    return repairer.external
+
+
+async def quarantined(
+    given: Objects, kube: KubeCluster
+) -> tuple[dict[str, Any], RepairOrder, Quarantine]:
+    """A Node, the order of its reboot, and its Quarantine, which owns what is created."""
+    node = given.node()
+    made = await kube.create_quarantine(node["metadata"]["name"], SPEC)
+    return node, order_for(node, "reboot", quarantine=made.uid), made
+
+
+async def test_the_documents_example_creates_one_remediation_named_like_the_node(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, made = await quarantined(given, kube)
+    repairer = ExternalRepairer(account.objects(), example)
+    answer = await repairer.order(order)
+    assert answer.state is AnswerState.TAKEN, answer
+    found = given.remediation(order.node)
+    assert found is not None
+    assert found["metadata"]["annotations"][OPERATION] == order.operation
+    [owner] = found["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Quarantine", made.uid)
+    again = await ExternalRepairer(account.objects(), example).order(order)
+    assert again.state is AnswerState.TAKEN
+    assert "was created before" in again.text
+    assert [one["metadata"]["uid"] for one in given.all_remediations()] == [
+        found["metadata"]["uid"]
+    ]
+    assert (await repairer.read_outcome(order)).state is AnswerState.TAKEN
+    given.end_remediation(order.node, "True")
+    done = await repairer.read_outcome(order)
+    assert done.state is AnswerState.DONE
+    assert done.text.endswith("Succeeded is True: Done: as it went")
+    given.end_remediation(order.node, "False")
+    assert (await repairer.read_outcome(order)).state is AnswerState.FAILED
+    assert (await repairer.clean_up(order)).state is AnswerState.DONE
+    assert given.remediation(order.node) is None
+    assert (await repairer.clean_up(order)).state is AnswerState.DONE
+    assert (await repairer.read_outcome(order)).state is AnswerState.UNSURE
+
+
+async def test_a_strangers_object_of_the_name_is_never_touched(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, _ = await quarantined(given, kube)
+    metadata = {"name": order.node}
+    body = {
+        "apiVersion": "self-node-remediation.medik8s.io/v1alpha1",
+        "kind": "SelfNodeRemediation",
+        "metadata": metadata,
+    }
+    given.space.plane.call("POST", given.remediations, body)
+    given.end_remediation(order.node, "True")
+    repairer = ExternalRepairer(account.objects(), example)
+    answer = await repairer.order(order)
+    assert answer.state is AnswerState.FAILED
+    assert "is there already, and is of another party" in answer.text
+    assert (await repairer.read_outcome(order)).state is AnswerState.UNSURE
+    assert not await repairer.cancel(order)
+    assert (await repairer.clean_up(order)).state is AnswerState.DONE
+    assert given.remediation(order.node) is not None
+
+
+async def test_an_object_of_an_earlier_attempt_is_another_ones(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    node, order, made = await quarantined(given, kube)
+    repairer = ExternalRepairer(account.objects(), example)
+    await repairer.order(order)
+    second = order_for(node, "reboot", number=2, quarantine=made.uid)
+    answer = await repairer.order(second)
+    assert answer.state is AnswerState.FAILED
+    assert f"is of {order.operation}" in answer.text
+    assert (await repairer.clean_up(second)).state is AnswerState.DONE
+    assert given.remediation(order.node) is not None
+
+
+async def test_a_create_without_an_answer_makes_one_object(
+    control_plane: ControlPlane,
+    kube: KubeCluster,
+    rights: Path,
+    given: Objects,
+    example: ExternalSection,
+    tmp_path: Path,
+) -> None:
+    """The answer is lost on the way: the order is UNSURE, and is known when it is repeated."""
+    _, order, _ = await quarantined(given, kube)
+    with FaultyProxy(control_plane, tmp_path / "proxy", ApiFaults()) as proxy:
+        async with kube_cluster(proxy.kubeconfig(rights)) as cluster:
+            repairer = ExternalRepairer(cluster.objects(), example)
+            assert list(await repairer.missing_rights()) == []
+            proxy.faults.loses_answers = 1.0
+            answer = await repairer.order(order)
+            assert answer.state is AnswerState.UNSURE
+            assert (await repairer.read_outcome(order)).state is AnswerState.UNSURE
+            assert (await repairer.clean_up(order)).state is AnswerState.NOT_SENT
+            assert not await repairer.cancel(order)
+            proxy.faults.loses_answers = 0.0
+            proxy.busy_once = "/selfnoderemediations"
+            turned_away = await repairer.order(order)
+            assert turned_away.state is AnswerState.NOT_SENT
+            again = await repairer.order(order)
+    assert (again.state, len(given.all_remediations())) == (AnswerState.TAKEN, 1)
+
+
+async def test_a_delete_without_an_answer_is_found_again(
+    control_plane: ControlPlane, rights: Path, given: Objects, tmp_path: Path
+) -> None:
+    node = given.node()
+    claim = given.claim("ours", node=node["metadata"]["name"])
+
+    class LosesDelete(KubeObjects):
+        async def delete(self, *arguments: Any, **more: Any) -> None:
+            proxy.faults.loses_answers = 1.0
+            try:
+                await super().delete(*arguments, **more)
+            finally:
+                proxy.faults.loses_answers = 0.0
+
+    with FaultyProxy(control_plane, tmp_path / "proxy", ApiFaults()) as proxy:
+        async with kube_cluster(proxy.kubeconfig(rights)) as cluster:
+            repairer = KarpenterRepairer(LosesDelete(cluster.objects()._transport))
+            answer = await repairer.order(order_for(node, "replace"))
+            assert answer.state is AnswerState.UNSURE
+            assert given.claim_is_deleted(claim)
+            again = await repairer.order(order_for(node, "replace"))
+            assert again.state is AnswerState.TAKEN
+            assert "is being deleted already" in again.text
+
+
+async def test_an_object_is_taken_back_until_its_controller_has_written_to_it(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, _ = await quarantined(given, kube)
+    repairer = ExternalRepairer(account.objects(), example)
+    assert not await repairer.cancel(order)  # none is there
+    await repairer.order(order)
+    assert await repairer.cancel(order)
+    assert given.remediation(order.node) is None
+    await repairer.order(order)
+    given.end_remediation(order.node, "Unknown")
+    assert not await repairer.cancel(order)
+    assert given.remediation(order.node) is not None
+
+
+async def test_the_object_goes_with_its_quarantine(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    """By the cluster's garbage collector: a process that died would not remember it."""
+    _, order, made = await quarantined(given, kube)
+    await ExternalRepairer(account.objects(), example).order(order)
+    await kube.drop_quarantine(made)
+    await until(lambda: given.remediation(order.node) is None, "the garbage collector")
+
+
+async def test_a_name_that_follows_from_the_operation(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, _ = await quarantined(given, kube)
+    template = dict(example.template)
+    template["metadata"] = {"namespace": given.space.namespace, "labels": {"node": "{node}"}}
+    section = ExternalSection(template=template, succeeded=example.succeeded)
+    answer = await ExternalRepairer(account.objects(), section).order(order)
+    assert answer.state is AnswerState.TAKEN, answer
+    [found] = given.all_remediations()
+    assert found["metadata"]["name"] == f"sickbay-{order.operation}"
+    assert found["metadata"]["labels"] == {"node": order.node}
+
+
+async def test_a_template_at_odds_with_the_cluster_fails_with_the_reason(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, _ = await quarantined(given, kube)
+
+    async def answer(**change: Any) -> RepairAnswer:
+        section = ExternalSection(template={**example.template, **change})
+        return await ExternalRepairer(account.objects(), section).order(order)
+
+    for change, text in (
+        ({"metadata": {}}, "is in namespaces; expected metadata.namespace"),
+        ({"kind": "SelfNodeRemediations"}, "the cluster has no kind SelfNodeRemediations"),
+        ({"apiVersion": "example.test/v1"}, "(example.test/v1)"),
+        ({"spec": {"remediationStrategy": 5}}, "spec.remediationStrategy"),
+    ):
+        found = await answer(**change)
+        assert found.state is AnswerState.FAILED, (change, found)
+        assert text in found.text
+    assert given.all_remediations() == []
+
+
+# -- rights -------------------------------------------------------------------------
+
+
+async def test_a_missing_right_is_named_at_the_start_and_by_the_order(
+    control_plane: ControlPlane,
+    kube: KubeCluster,
+    given: Objects,
+    example: ExternalSection,
+) -> None:
+    control_plane.create_service_account(given.space.namespace, "bare")
+    bare = control_plane.kubeconfig_for_service_account(given.space.namespace, "bare")
+    _, order, _ = await quarantined(given, kube)
+    cluster = KubeCluster(kubeconfig=str(bare))
+    try:
+        objects = cluster.objects()
+        where = given.space.namespace
+        plural = "selfnoderemediations.self-node-remediation.medik8s.io"
+        external = ExternalRepairer(objects, example)
+        assert list(await external.missing_rights()) == [
+            f"{verb} {plural} in namespace {where}" for verb in ("get", "create", "delete")
+        ]
+        answer = await external.order(order)
+        assert answer.state is AnswerState.FAILED
+        assert f'cannot create resource "{plural.partition(".")[0]}"' in answer.text
+        assert "docs/repair.md" in answer.text
+        assert given.all_remediations() == []
+        assert (await external.clean_up(order)).state is AnswerState.FAILED
+        assert list(await KarpenterRepairer(objects).missing_rights()) == [
+            f"{verb} nodeclaims.karpenter.sh" for verb in ("get", "list", "delete")
+        ]
+        machines = ClusterApiRepairer(objects, objects)
+        assert list(await machines.missing_rights()) == [
+            f"{verb} machines.cluster.x-k8s.io" for verb in ("get", "patch")
+        ]
+        refused = await KarpenterRepairer(objects).order(order)
+        assert refused.state is AnswerState.FAILED
+        assert 'cannot get resource "nodes"' in refused.text
+    finally:
+        await cluster.close()
+
+
+async def test_the_rights_of_deploy_suffice(
+    account: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    objects = account.objects()
+    for repairer in (
+        KarpenterRepairer(objects),
+        ClusterApiRepairer(objects, objects),
+        ExternalRepairer(objects, example),
+    ):
+        assert list(await repairer.missing_rights()) == []
+
+
+async def test_an_api_server_that_is_down_leaves_an_order_unsent(given: Objects) -> None:
+    """Before the write there are reads, and where those fail nothing was ordered."""
+    gone = KubeCluster(kubeconfig=str(given.space.plane.kubeconfig), deadline=0.001)
+    try:
+        answer = await KarpenterRepairer(gone.objects()).order(order_for(given.node(), "replace"))
+        assert answer.state is AnswerState.NOT_SENT
+        with pytest.raises(Unreachable):
+            await KarpenterRepairer(gone.objects()).missing_rights()
+    finally:
+        await gone.close()
