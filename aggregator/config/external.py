@@ -144,9 +144,6 @@ def _metadata_errors(metadata: Any, key: Key) -> Iterator[tuple[Key, str]]:
 def _place_errors(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            if not isinstance(name, str):
-                yield key, f"has the key {show(name)}; expected texts as keys (in quotes)"
-                continue
             if PLACE.search(name):
                 yield key, f"has a placeholder in the key {show(name)}; expected it in values alone"
             yield from _place_errors(inner, (*key, name))

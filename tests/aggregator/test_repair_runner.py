@@ -241,6 +241,51 @@ async def test_an_order_with_an_unknown_outcome_is_not_repeated_and_asks_a_perso
 
 
 @in_virtual_time
+async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None:
+    site = Site()
+    site.start()
+    await site.settles(site.is_released)
+    site.check()
+    assert site.shop.cleaned == [one.operation for one in site.shop.orders]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
+    site = Site()
+    site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")
+    site.start()
+    await site.settles(lambda: len(site.shop.cleaned) > 2)
+    assert site.attempts() == [("reboot", RepairState.ORDERED)]
+    site.shop.clean = RepairAnswer(AnswerState.DONE)
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("state", [AnswerState.NOT_SENT, AnswerState.FAILED])
+@in_virtual_time
+async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -> None:
+    """Without an end of the attempt the node would never be released."""
+    site = Site()
+    site.shop.boots = False
+    site.shop.clean = RepairAnswer(state, "may not delete")
+    site.start()
+    await site.settles(
+        lambda: (
+            bool(site.world.quarantines) and site.attempts()[:1] == [("reboot", RepairState.FAILED)]
+        )
+    )
+    attempt = site.quarantine().status.repair.attempts[0]  # type: ignore[union-attr]
+    assert attempt.message.endswith("what it left in the cluster can't be removed: may not delete")
+    waited = attempt.ended_at - attempt.deadline_at
+    assert 0 <= waited < (400 if state is AnswerState.NOT_SENT else 30)
+    assert (waited >= 300) is (state is AnswerState.NOT_SENT)
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_node() -> None:
     site = Site()
     site.shop.answer = RepairAnswer(AnswerState.UNSURE, "a timeout")

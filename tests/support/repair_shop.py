@@ -36,6 +36,9 @@ class Shop:
     answer: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.TAKEN))
     look: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.TAKEN))
     cancels: bool = False
+    #: The answer to a removal of what an order left, and each removal that was asked for.
+    clean: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.DONE))
+    cleaned: list[str] = field(default_factory=list)
     on_boot: Callable[[str], None] = lambda _: None
     most_at_once: int = 1000
 
@@ -54,6 +57,16 @@ class Shop:
             if order.repair == "reboot" and self.boots:
                 asyncio.get_running_loop().call_later(60, self._boot, order.node)
         return self.answer
+
+    def remove(self, order: RepairOrder) -> RepairAnswer:
+        """What the order left is removed: while its attempt has no end yet."""
+        quarantine = self.world.quarantines.get(order.node)
+        attempts = quarantine.status.repair if quarantine is not None else None
+        ends = {one.operation: one.state for one in attempts.attempts} if attempts else {}
+        if ends.get(order.operation) not in (RepairState.ORDERING, RepairState.ORDERED):
+            self.wrong.append(f"{order.operation}: removed after its end was written")
+        self.cleaned.append(order.operation)
+        return self.clean
 
     def _check(self, order: RepairOrder) -> None:
         world, name = self.world, order.node
@@ -117,12 +130,16 @@ class ShopRepairer:
     async def cancel(self, order: RepairOrder) -> bool:
         return self._shop.cancels
 
+    async def clean_up(self, order: RepairOrder) -> RepairAnswer:
+        assert self.cluster is not None
+        return await self.cluster._call("clean up", lambda: self._shop.remove(order))
+
 
 def repair_settings(
     *repairers: tuple[str, ShopRepairer], mode: RepairMode = RepairMode.REPAIR, **rules: object
 ) -> RepairSettings:
     return RepairSettings(
         rules=RepairRules(mode=mode, **rules),  # type: ignore[arg-type]  # a test's words
-        repairers={kind: ConfiguredRepairer(one, TIMEOUT) for kind, one in repairers},
+        repairers={kind: ConfiguredRepairer(one, TIMEOUT, one.clean_up) for kind, one in repairers},
         domain_labels=("rack",),
     )

@@ -4,12 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.config.repair import RepairConfig
 from aggregator.config.settings import load
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
+from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.factory import repair_settings
+from aggregator.repairers.karpenter import KarpenterRepairer
 
+KUBERNETES = """\
+listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}
+identity: {kind: insecure-trust-hello}
+"""
 LOCAL = """\
 cluster: {kind: local}
 listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}
@@ -17,16 +26,16 @@ identity: {kind: insecure-trust-hello}
 """
 
 
-def loaded(tmp_path: Path, repair: str) -> object:
+def loaded(tmp_path: Path, repair: str, cluster: str = LOCAL) -> RepairConfig:
     path = tmp_path / "aggregator.yaml"
     (tmp_path / "secret").write_text("hush")
-    path.write_text(LOCAL + repair)
+    path.write_text(cluster + repair)
     return load(path).repair
 
 
-def problems(tmp_path: Path, repair: str) -> list[str]:
+def problems(tmp_path: Path, repair: str, cluster: str = LOCAL) -> list[str]:
     with pytest.raises(ConfigError) as refused:
-        loaded(tmp_path, repair)
+        loaded(tmp_path, repair, cluster)
     return refused.value.lines()
 
 
@@ -35,8 +44,8 @@ def problems(tmp_path: Path, repair: str) -> list[str]:
 )
 def test_repairs_are_off_unless_the_mode_says_otherwise(tmp_path: Path, text: str) -> None:
     found = loaded(tmp_path, text)
-    assert found.mode is RepairMode.OFF  # type: ignore[attr-defined]
-    assert repair_settings(found, domain_labels=(), wall=lambda: 0.0).off  # type: ignore[arg-type]
+    assert found.mode is RepairMode.OFF
+    assert repair_settings(found, domain_labels=(), wall=lambda: 0.0).off
 
 
 def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
@@ -47,7 +56,7 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
         "    - {kind: gpu-reset, command: [reset-it], idempotent: true, timeout: 10m}\n"
         "    - {kind: ticket, webhook: {url: 'https://example/', secret_file: secret}}\n",
     )
-    made = repair_settings(found, domain_labels=("rack",), wall=lambda: 0.0)  # type: ignore[arg-type]
+    made = repair_settings(found, domain_labels=("rack",), wall=lambda: 0.0)
     assert set(made.repairers) == {"gpu-reset", "reboot", "ticket"}
     assert made.repairers["gpu-reset"].timeout == 600.0
     assert made.repairers["gpu-reset"].repairer.sends_twice
@@ -136,3 +145,197 @@ def test_a_mistake_is_named_with_its_key_and_what_to_write(
     assert ".yaml:" in found
     assert reply in found
     assert "expected" in found
+
+
+# -- repairers that act by objects ------------------------------------------------------------
+
+EXTERNAL = """\
+repair:
+  mode: repair
+  repairers:
+    - kind: {kind}
+      external:
+        template:
+          apiVersion: {version}
+          kind: {object}
+          metadata: {metadata}
+          spec: {spec}
+        succeeded: {succeeded}
+        failed: {failed}
+"""
+WORDS = {
+    "kind": "reboot",
+    "version": "example.test/v1",
+    "object": "Repair",
+    "metadata": "{namespace: ns}",
+    "spec": '{node: "{node}", deep: [{gpus: "{gpus}"}], count: 2, on: true}',
+    "succeeded": "{condition: Done}",
+    "failed": "{field: status.phase, equals: Failed}",
+}
+
+
+def external(**words: str) -> str:
+    return EXTERNAL.format(**{**WORDS, **words})
+
+
+@pytest.mark.parametrize(
+    ("text", "repairer"),
+    [
+        ("{kind: replace, karpenter: true}", KarpenterRepairer),
+        ("{kind: replace, cluster_api: true}", ClusterApiRepairer),
+        (
+            "{kind: replace, cluster_api: true, management_kubeconfig: secret}",
+            ClusterApiRepairer,
+        ),
+    ],
+)
+def test_a_replacement_is_by_karpenter_or_cluster_api(
+    tmp_path: Path, text: str, repairer: type
+) -> None:
+    found = loaded(tmp_path, f"repair: {{mode: repair, repairers: [{text}]}}", KUBERNETES)
+    asked = list[Path | None]()
+    cluster = KubeCluster()
+
+    def objects(kubeconfig: Path | None) -> object:
+        asked.append(kubeconfig)
+        return cluster.objects(str(kubeconfig or ""))
+
+    made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, objects=objects)  # type: ignore[arg-type]
+    one = made.repairers["replace"]
+    assert isinstance(one.repairer, repairer)
+    assert one.repairer.sends_twice
+    assert one.missing_rights is not None
+    assert (one.clean_up is not None) is (repairer is ClusterApiRepairer)
+    assert (tmp_path / "secret" in asked) is ("management" in text)
+
+
+@pytest.mark.parametrize("kind", ["gpu-reset", "reboot", "external", "replace"])
+def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) -> None:
+    found = loaded(tmp_path, external(kind=kind), KUBERNETES)
+    cluster = KubeCluster()
+    made = repair_settings(
+        found, domain_labels=(), wall=lambda: 0.0, objects=lambda _: cluster.objects()
+    )
+    assert isinstance(made.repairers[kind].repairer, ExternalRepairer)
+    assert made.repairers[kind].clean_up is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "reply"),
+    [
+        (
+            "repair: {repairers: [{kind: reboot, karpenter: true}]}",
+            "repairers[0].karpenter: replaces the machine; expected it under replace",
+        ),
+        (
+            "repair: {repairers: [{kind: gpu-reset, cluster_api: true}]}",
+            "repairers[0].cluster_api: replaces the machine; expected it under replace",
+        ),
+        (
+            "repair: {repairers: [{kind: replace, karpenter: true, cluster_api: true}]}",
+            "repairers[0]: has karpenter and cluster_api; expected one of command",
+        ),
+        (
+            "repair: {repairers: [{kind: replace, karpenter: false}]}",
+            "repairers[0]: has nobody who carries it out; expected one of command",
+        ),
+        (
+            (
+                "repair: {repairers: [{kind: replace, karpenter: true,"
+                " management_kubeconfig: secret}]}"
+            ),
+            "management_kubeconfig: is about Machines; expected cluster_api: true beside it",
+        ),
+        (
+            (
+                "repair: {repairers: [{kind: replace, cluster_api: true,"
+                " management_kubeconfig: none}]}"
+            ),
+            "repairers[0].management_kubeconfig: ",
+        ),
+        (
+            external(kind="ticket"),
+            "external: a ticket has more evidence than an object of a template; expected webhook",
+        ),
+        (
+            external(kind="gpu-reset", succeeded=""),
+            "external: no Node proves gpu-reset; expected succeeded, the condition that shows it",
+        ),
+        (
+            external(failed="{condition: Done}"),
+            "external.failed: is the same as succeeded; expected another condition",
+        ),
+        (
+            external(succeeded="{}"),
+            "external.succeeded: has no condition and no field; expected one of them",
+        ),
+        (
+            external(succeeded="{condition: A, field: status.a, equals: b}"),
+            "external.succeeded: has condition and field; expected one of them",
+        ),
+        (
+            external(succeeded="{field: status.a}"),
+            "external.succeeded: has a field without a value; expected equals beside it",
+        ),
+        (
+            external(succeeded="{condition: A, equals: b}"),
+            "external.succeeded.equals: is about a field; expected field beside it",
+        ),
+        (external(succeeded="{field: a..b, equals: b}"), "external.succeeded.field: "),
+        (external(succeeded="{condition: A, status: yes-no}"), "external.succeeded.status: "),
+        (external(version="V1"), 'template.apiVersion: "V1"; expected "GROUP/VERSION"'),
+        (external(version="a/b/v1"), "template.apiVersion: "),
+        (external(object="repairs"), 'template.kind: "repairs"; expected an object'),
+        (external(metadata="{uid: x}"), "template.metadata.uid: can't be set; expected name, name"),
+        (external(metadata="[a]"), "template.metadata: a list; expected name, namespace"),
+        (
+            external(metadata='{namespace: "{node}"}'),
+            'template.metadata.namespace: "{node}"; expected the name of one namespace',
+        ),
+        (external(metadata="{namespace: ../x}"), "template.metadata.namespace: "),
+        (
+            external(metadata="{name: same}"),
+            'metadata.name: "same" is the same for every node; expected one of {operation}',
+        ),
+        (external(metadata='{name: "{node}/x"}'), "metadata.name: "),
+        (external(metadata='{name: "{node}-{reason}"}'), "expected none but {operation}"),
+        (external(metadata="{labels: {a: 1}}"), "metadata.labels: a section; expected keys with"),
+        (
+            external(spec='{a: [{b: "{nod}"}]}'),
+            'template.spec.a[0].b: no value is filled in for "{nod}" (did you mean "{node}"?)',
+        ),
+        (external(spec='{"{node}": x}'), "has a placeholder in the key"),
+        (external(spec="{a: 2026-11-25}"), "spec.a: "),
+    ],
+)
+def test_a_mistake_about_objects_is_named_with_its_key(
+    tmp_path: Path, text: str, reply: str
+) -> None:
+    (found,) = problems(tmp_path, text, KUBERNETES)
+    assert ".yaml:" in found
+    assert reply in found
+    assert "expected" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "repair: {repairers: [{kind: replace, karpenter: true}]}",
+        "repair: {repairers: [{kind: replace, cluster_api: true}]}",
+        external(),
+    ],
+)
+def test_a_cluster_without_objects_has_no_such_repairers(tmp_path: Path, text: str) -> None:
+    (found,) = problems(tmp_path, text)
+    assert 'acts by objects of Kubernetes, and cluster.kind is "local"; expected command' in found
+
+
+def test_a_status_without_quotes_is_read_as_it_is_meant(tmp_path: Path) -> None:
+    text = external(
+        succeeded="{condition: A, status: False}", failed="{field: status.ok, equals: false}"
+    )
+    one = loaded(tmp_path, text, KUBERNETES).repairers[0].external
+    assert one is not None
+    assert one.succeeded is not None
+    assert one.failed is not None
+    assert (one.succeeded.status, one.failed.equals) == ("False", "false")
