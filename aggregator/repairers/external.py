@@ -75,6 +75,18 @@ class ExternalRepairer:
             return RepairAnswer(AnswerState.DONE, f"{self._named(found.name)}: {success}")
         return RepairAnswer(AnswerState.TAKEN)
 
+    async def is_over(self, order: RepairOrder) -> bool:
+        """Whether the object shows success, or is there no more. Always without ``succeeded``."""
+        if self._section.succeeded is None:
+            return True
+        try:
+            _, found = await self._find(order)
+        except (UnusableNameError, ClusterError):
+            return False
+        if found is None or not _is_ours(found, order):
+            return True
+        return shows(self._section.succeeded, found.content) is not None
+
     async def cancel(self, order: RepairOrder) -> bool:
         """Delete the object; True where no controller had written to it."""
         try:
@@ -89,7 +101,8 @@ class ExternalRepairer:
         return True
 
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:
-        """Delete the object if it is still the order's.
+        """Delete the object if it is still the order's, and wait for its controller's finalizers:
+        until they are gone it may act on the node.
 
         DONE: none of ours is left. NOT_SENT: ask again. FAILED: it stays.
         """
@@ -97,6 +110,10 @@ class ExternalRepairer:
             resource, found = await self._find(order)
             if found is not None and _is_ours(found, order) and not found.deleting:
                 await self._objects.delete(resource, found, as_read=False)
+                _, found = await self._find(order)
+            if found is not None and _is_ours(found, order):
+                text = f"{self._named(found.name)} is deleted, and a finalizer keeps it"
+                return RepairAnswer(AnswerState.NOT_SENT, text)
         except UnusableNameError:
             return RepairAnswer(AnswerState.DONE)  # no object was made
         except Conflict:

@@ -81,6 +81,10 @@ def _object_repairer(section: RepairerSection, objects: Objects) -> ConfiguredRe
     if section.external is not None:
         external = ExternalRepairer(objects(None), section.external)
         return ConfiguredRepairer(
-            external, section.timeout, external.clean_up, external.missing_rights
+            external,
+            section.timeout,
+            external.clean_up,
+            external.missing_rights,
+            external.is_over,
         )
     return None

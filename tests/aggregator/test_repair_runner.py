@@ -251,6 +251,21 @@ async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None
 
 
 @in_virtual_time
+async def test_another_boot_is_no_proof_while_the_other_controller_is_at_work() -> None:
+    """A remediator of medik8s deletes the pods of the node when it has returned."""
+    site = Site()
+    site.shop.over = False
+    site.start()
+    await site.settles(lambda: site.world.nodes["n1"].boot_id != "boot-1")
+    await later(300)
+    assert site.attempts() == [("reboot", RepairState.ORDERED)]
+    site.shop.over = True
+    await site.settles(site.is_released)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
     site = Site()
     site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")

@@ -543,6 +543,41 @@ async def test_the_object_goes_with_its_quarantine(
     await until(lambda: given.remediation(order.node) is None, "the garbage collector")
 
 
+async def test_a_reboot_is_over_when_the_object_says_so_or_is_gone(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, _ = await quarantined(given, kube)
+    repairer = ExternalRepairer(account.objects(), example)
+    await repairer.order(order)
+    assert not await repairer.is_over(order)
+    without = example.model_copy(update={"succeeded": None})
+    assert await ExternalRepairer(account.objects(), without).is_over(order)
+    given.end_remediation(order.node, "True")
+    assert await repairer.is_over(order)
+    given.end_remediation(order.node, "Unknown")
+    assert not await repairer.is_over(order)
+    await repairer.clean_up(order)
+    assert await repairer.is_over(order)
+
+
+async def test_the_end_waits_for_the_finalizer_of_the_controller(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    _, order, _ = await quarantined(given, kube)
+    repairer = ExternalRepairer(account.objects(), example)
+    await repairer.order(order)
+    path = f"{given.remediations}/{order.node}"
+    held: dict[str, Any] = {"metadata": {"finalizers": ["example.test/at-work"]}}
+    given.space.plane.call("PATCH", path, held, MERGE_PATCH)
+    for _ in range(2):
+        answer = await repairer.clean_up(order)
+        assert answer.state is AnswerState.NOT_SENT
+        assert "is deleted, and a finalizer keeps it" in answer.text
+    held["metadata"]["finalizers"] = []
+    given.space.plane.call("PATCH", path, held, MERGE_PATCH)
+    assert (await repairer.clean_up(order)).state is AnswerState.DONE
+
+
 async def test_a_name_that_follows_from_the_operation(
     account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
 ) -> None:

@@ -39,6 +39,8 @@ class Shop:
     #: The answer to a removal of what an order left, and each removal that was asked for.
     clean: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.DONE))
     cleaned: list[str] = field(default_factory=list)
+    #: Whether the other controller has finished.
+    over: bool = True
     on_boot: Callable[[str], None] = lambda _: None
     most_at_once: int = 1000
 
@@ -130,6 +132,9 @@ class ShopRepairer:
     async def cancel(self, order: RepairOrder) -> bool:
         return self._shop.cancels
 
+    async def is_over(self, order: RepairOrder) -> bool:
+        return self._shop.over
+
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:
         assert self.cluster is not None
         return await self.cluster._call("clean up", lambda: self._shop.remove(order))
@@ -140,6 +145,9 @@ def repair_settings(
 ) -> RepairSettings:
     return RepairSettings(
         rules=RepairRules(mode=mode, **rules),  # type: ignore[arg-type]  # a test's words
-        repairers={kind: ConfiguredRepairer(one, TIMEOUT, one.clean_up) for kind, one in repairers},
+        repairers={
+            kind: ConfiguredRepairer(one, TIMEOUT, one.clean_up, is_over=one.is_over)
+            for kind, one in repairers
+        },
         domain_labels=("rack",),
     )

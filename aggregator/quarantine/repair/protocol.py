@@ -84,13 +84,15 @@ class ConfiguredRepairer:
     ``clean_up`` removes what an order leaves in the cluster, before the end of the attempt is
     written. It answers DONE (it has left nothing), NOT_SENT (ask again) or FAILED (it stays), and
     never raises. ``missing_rights`` lists the rights in the cluster that orders need and this
-    process lacks; it raises ClusterError.
+    process lacks; it raises ClusterError. ``is_over``: whether the controller that carries orders
+    out has finished with the node; before that the Node is no proof. It never raises.
     """
 
     repairer: Repairer
     timeout: float
     clean_up: Callable[[RepairOrder], Awaitable[RepairAnswer]] | None = None
     missing_rights: Callable[[], Awaitable[Sequence[str]]] | None = None
+    is_over: Callable[[RepairOrder], Awaitable[bool]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,14 +416,24 @@ class RepairRunner:
             return False
         node = await self._cluster.read_node(node_state.node)
         node_state.take_node(node)
-        if attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid):
-            return True
-        return (
+        replaced = attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid)
+        rebooted = (
             node is not None
             and bool(node.boot_id and attempt.boot_id)
             and node.boot_id != attempt.boot_id
             and node.ready is True
         )
+        return (replaced or rebooted) and await self._is_over(node_state, attempt)
+
+    async def _is_over(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
+        """Whether the controller that carries it out has finished: it may still act on the node,
+        and delete pods there, after the node has returned.
+        """
+        entry = self._settings.repairers.get(attempt.repair)
+        quarantine = node_state.node_summary.quarantine
+        if entry is None or entry.is_over is None or quarantine is None:
+            return True
+        return await entry.is_over(self._order(quarantine, attempt))
 
     async def _give_up(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Its time is over. One last look: a proof that has come counts."""
