@@ -166,18 +166,28 @@ async def test_another_node_of_the_name_is_never_replaced(
 
 
 class ChangingClaims(KubeObjects):
-    """Karpenter writes to a NodeClaim between each read and what follows, so many times."""
+    """Karpenter writes to a NodeClaim after each read, so many times; or ``before`` it."""
 
-    def __init__(self, inner: KubeObjects, change: Callable[[str], None], times: int) -> None:
+    def __init__(
+        self,
+        inner: KubeObjects,
+        change: Callable[[str], None],
+        times: int,
+        *,
+        before: bool = False,
+    ) -> None:
         super().__init__(inner._transport)
-        self._change, self._left = change, times
+        self._change, self._left, self._before = change, times, before
 
     async def get(
         self, resource: ObjectResource, namespace: str, name: str
     ) -> ClusterObject | None:
+        changes = resource.plural == "nodeclaims" and self._left > 0
+        self._left -= changes
+        if changes and self._before:
+            self._change(name)
         found = await super().get(resource, namespace, name)
-        if resource.plural == "nodeclaims" and self._left > 0:
-            self._left -= 1
+        if changes and not self._before:
             self._change(name)
         return found
 
@@ -202,8 +212,9 @@ async def test_a_claim_that_changes_is_read_again_before_it_is_deleted(
     assert given.claim_is_deleted(claim)
 
 
+@pytest.mark.parametrize("before", [True, False])
 async def test_a_claim_that_became_another_nodes_is_not_deleted(
-    account: KubeCluster, given: Objects
+    account: KubeCluster, given: Objects, *, before: bool
 ) -> None:
     node = given.node()
     claim = given.claim("ours", node=node["metadata"]["name"])
@@ -212,7 +223,7 @@ async def test_a_claim_that_became_another_nodes_is_not_deleted(
         status = {"status": {"nodeName": "elsewhere"}}
         given.space.plane.call("PATCH", f"{CLAIMS}/{name}/status", status, MERGE_PATCH)
 
-    moving = ChangingClaims(account.objects(), move, times=1)
+    moving = ChangingClaims(account.objects(), move, times=1, before=before)
     answer = await KarpenterRepairer(moving).order(order_for(node, "replace"))
     assert answer.state in (AnswerState.FAILED, AnswerState.NOT_SENT)
     assert not given.claim_is_deleted(claim)
@@ -576,6 +587,35 @@ async def test_the_end_waits_for_the_finalizer_of_the_controller(
     held["metadata"]["finalizers"] = []
     given.space.plane.call("PATCH", path, held, MERGE_PATCH)
     assert (await repairer.clean_up(order)).state is AnswerState.DONE
+
+
+async def test_an_object_that_became_a_strangers_is_not_deleted(
+    account: KubeCluster, kube: KubeCluster, given: Objects, example: ExternalSection
+) -> None:
+    """Another party deletes ours and makes its own, between our read and our deletion."""
+    _, order, _ = await quarantined(given, kube)
+    plane, path = given.space.plane, f"{given.remediations}/{order.node}"
+
+    class Raced(KubeObjects):
+        async def get(self, *where: Any) -> ClusterObject | None:
+            found = await super().get(*where)
+            ours = given.remediation(order.node)
+            if ours is not None and OPERATION in ours["metadata"].get("annotations", {}):
+                plane.call("DELETE", path)
+                kept = {key: ours[key] for key in ("apiVersion", "kind")}
+                body = {**kept, "metadata": {"name": order.node}}
+                plane.call("POST", given.remediations, body)
+            return found
+
+    repairer = ExternalRepairer(Raced(account.objects()._transport), example)
+    for act in (repairer.clean_up, repairer.cancel):
+        await ExternalRepairer(account.objects(), example).order(order)
+        result = await act(order)
+        assert result in (False, RepairAnswer(AnswerState.DONE))
+        left = given.remediation(order.node)
+        assert left is not None
+        assert OPERATION not in left["metadata"].get("annotations", {})
+        plane.call("DELETE", path)
 
 
 async def test_a_name_that_follows_from_the_operation(
