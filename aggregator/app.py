@@ -382,12 +382,12 @@ async def run(config: Config) -> None:
             "connected to the cluster",
             extra={"event": "cluster.connected", "cluster": cluster.kind},
         )
-        await report_missing_rights(repair)
         await run_until_first_exit(
             controller=controller.run(),
             replica_runtime=replica_runtime.run(),
             agent_pods=_follow_agent_pods(config, cluster, ingest),
             namespaces=_follow_namespaces(config, cluster, owners),
+            repair_rights=_report_repair_rights(repair),
         )
 
     async with AsyncExitStack() as ending:
@@ -447,6 +447,14 @@ async def _follow_namespaces(
     """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
     if config.alerts.settings.wants_owners and isinstance(cluster, KubeCluster):
         await cluster.follow_namespaces(owners)
+    await asyncio.Event().wait()
+
+
+async def _report_repair_rights(repair: RepairSettings) -> None:
+    """For ever, as its end would end the process. Beside the others: a management cluster that is
+    out of reach must not delay quarantines.
+    """
+    await report_missing_rights(repair)
     await asyncio.Event().wait()
 
 

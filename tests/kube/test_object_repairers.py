@@ -5,6 +5,7 @@ deploy/ and the aggregator's own account.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -379,25 +380,27 @@ async def test_machines_may_be_in_another_cluster(
 # -- objects of a site's template: the example of docs/repair.md ------------------------
 
 
-@pytest.fixture
-def example(tmp_path: Path, given: Objects) -> ExternalSection:
-    """The section of the document, as the aggregator loads it; in the test's namespace."""
-    [text] = [
-        block
-        for block in re.findall(
-            r"^```yaml\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
-        )
-        if "SelfNodeRemediation" in block and "repairers:" in block
-    ]
+def documented(folder: Path, given: Objects, word: str, kind: str) -> ExternalSection:
+    """The example of the document with this word, as the aggregator loads it; in the test's
+    namespace.
+    """
+    blocks = re.findall(r"^```yaml\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    [text] = [block for block in blocks if word in block and "repairers:" in block]
     head = 'listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}\n'
     head += "identity: {kind: insecure-trust-hello}\n"
-    path = tmp_path / "aggregator.yaml"
-    moved = text.replace("namespace: medik8s", f"namespace: {given.space.namespace}")
-    path.write_text(head + moved)
+    path = folder / "aggregator.yaml"
+    place = f"namespace: {given.space.namespace}"
+    path.write_text(head + re.sub(r"namespace: (medik8s|gpu-repair)", place, text))
     [repairer] = load(path).repair.repairers
-    assert repairer.kind == "reboot"
+    assert repairer.kind == kind
     assert repairer.external is not None
     return repairer.external
+
+
+@pytest.fixture
+def example(tmp_path: Path, given: Objects) -> ExternalSection:
+    """A SelfNodeRemediation of medik8s, named like the Node."""
+    return documented(tmp_path, given, "SelfNodeRemediation", "reboot")
 
 
 async def quarantined(
@@ -651,6 +654,40 @@ async def test_a_template_at_odds_with_the_cluster_fails_with_the_reason(
         assert found.state is AnswerState.FAILED, (change, found)
         assert text in found.text
     assert given.all_remediations() == []
+
+
+async def test_the_documents_job_is_run_and_judged_by_the_job_controller(
+    kube: KubeCluster, given: Objects, tmp_path: Path
+) -> None:
+    """Its deadline is set to a second, as the played kubelet's pods do not end by themselves."""
+    section = documented(tmp_path, given, "kind: Job", "gpu-reset")
+    template = dict(section.template)
+    template["spec"] = {**template["spec"], "activeDeadlineSeconds": 1}
+    short = section.model_copy(update={"template": template})
+    node, _, made = await quarantined(given, kube)
+    order = replace(order_for(node, "gpu-reset", quarantine=made.uid), gpus=("GPU-1", "GPU-2"))
+    repairer = ExternalRepairer(kube.objects(), short)
+    answer = await repairer.order(order)
+    assert answer.state is AnswerState.TAKEN, answer
+    jobs = f"/apis/batch/v1/namespaces/{given.space.namespace}/jobs"
+    [job] = given.space.plane.call("GET", jobs)["items"]
+    pod = job["spec"]["template"]["spec"]
+    assert (pod["nodeName"], pod["containers"][0]["args"]) == (order.node, ["GPU-1,GPU-2"])
+    path = f"{jobs}/{job['metadata']['name']}"
+
+    def has_failed() -> bool:
+        conditions = given.space.plane.call("GET", path)["status"].get("conditions", [])
+        return any((one["type"], one["status"]) == ("Failed", "True") for one in conditions)
+
+    await until(has_failed, "the Job controller")
+    outcome = await repairer.read_outcome(order)
+    assert outcome.state is AnswerState.FAILED
+    assert "Failed is True: DeadlineExceeded" in outcome.text
+    await repairer.clean_up(order)
+    await until(lambda: given.space.plane.request("GET", path).status == 404, "its deletion")
+    assert (await repairer.clean_up(order)).state is AnswerState.DONE
+    pods = given.space.path("pods")
+    await until(lambda: given.space.plane.call("GET", pods)["items"] == [], "its pods go with it")
 
 
 # -- rights -------------------------------------------------------------------------
