@@ -265,6 +265,33 @@ async def test_another_boot_is_no_proof_while_the_other_controller_is_at_work() 
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("trouble", ["", "refused", "down", "hangs"])
+@in_virtual_time
+async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_for_it(
+    trouble: str,
+) -> None:
+    """A Machine that stayed marked would be replaced with new work on its node."""
+    site = Site()
+    site.shop.boots = False
+    site.shop.hangs = trouble == "hangs"
+    refused = {"refused": AnswerState.FAILED, "down": AnswerState.NOT_SENT}
+    site.shop.clean = RepairAnswer(refused.get(trouble, AnswerState.DONE), trouble)
+    site.start()
+    await site.settles(
+        lambda: (
+            bool(site.world.quarantines) and site.attempts() == [("reboot", RepairState.ORDERED)]
+        )
+    )
+    assert site.shop.cleaned == []
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    cleaned = [] if trouble == "hangs" else [one.operation for one in site.shop.orders]
+    assert site.shop.cleaned == cleaned
+    site.check()
+    await site.replica.stop()
+
+
 @in_virtual_time
 async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
     site = Site()

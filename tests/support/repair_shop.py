@@ -39,6 +39,8 @@ class Shop:
     #: The answer to a removal of what an order left, and each removal that was asked for.
     clean: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.DONE))
     cleaned: list[str] = field(default_factory=list)
+    #: Whether a removal gets no answer.
+    hangs: bool = False
     #: Whether the other controller has finished.
     over: bool = True
     on_boot: Callable[[str], None] = lambda _: None
@@ -137,6 +139,8 @@ class ShopRepairer:
 
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:
         assert self.cluster is not None
+        if self._shop.hangs:
+            await asyncio.Event().wait()
         return await self.cluster._call("clean up", lambda: self._shop.remove(order))
 
 

@@ -271,6 +271,7 @@ class Reconciler:
             case Step.FORGET:
                 await self._adopter.forget_node(node_state, step.because)
             case Step.UNDO:
+                await self._repairs.withdraw(node_state)
                 await self._release_actions.undo(node_state)
                 self._evaluator.evaluate_node(node_state)
             case Step.REPAIR:

@@ -6,6 +6,8 @@ process that dies between any two of them leaves behind at least as much as it h
 order that the Quarantine does not know of.
 """
 
+import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -48,6 +50,7 @@ from aggregator.quarantine.decide.repair import (
     RepairProposal,
     domains_of,
     is_busy,
+    malformed,
     next_repair,
     operation_id,
     other_party,
@@ -75,6 +78,8 @@ _SEND_WITHIN = 20.0
 #: An attempt that has ended waits so long beyond its deadline (seconds) for the removal of what its
 #: order left in the cluster. Then its end is written without that.
 _CLEANS_UP = 300.0
+#: So long a release waits for the same (seconds): it must not be held up.
+_WITHDRAWS = 5.0
 _MOST_TEXT = 500
 _MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
@@ -107,6 +112,8 @@ class RepairRunner:
         self._pool_label = pool_label
         #: Orders that this process began and has certainly not sent, by operation.
         self._unsent: set[str] = set()
+        #: The attempts whose orders a person's release has withdrawn, by node.
+        self._withdrawn: dict[str, str] = {}
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
 
@@ -519,16 +526,43 @@ class RepairRunner:
         late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
         if answer.state is AnswerState.NOT_SENT and not late:
             return None
+        self._log_left(node_state, attempt, answer.text)
+        return f"what it left in the cluster can't be removed: {answer.text}"
+
+    async def withdraw(self, node_state: NodeState) -> None:
+        """The node is released while a repair may act on it: remove what its order left.
+
+        Once, and a failure holds up no release. What can't be removed so may still reach the node.
+        """
+        quarantine = node_state.node_summary.quarantine
+        if quarantine is None or not is_busy(quarantine.status.repair):
+            return
+        if malformed(quarantine.status.repair or RepairStatus()):
+            return
+        attempt = _last(quarantine)
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is None or entry.clean_up is None:
+            return
+        if self._withdrawn.get(node_state.node) == attempt.operation:
+            return
+        self._withdrawn[node_state.node] = attempt.operation
+        answer = RepairAnswer(AnswerState.NOT_SENT, f"no answer within {_WITHDRAWS:g} s")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAWS):
+                answer = await entry.clean_up(self._order(quarantine, attempt))
+        if answer.state is not AnswerState.DONE:
+            self._log_left(node_state, attempt, answer.text)
+
+    def _log_left(self, node_state: NodeState, attempt: RepairAttempt, why: str) -> None:
         log.warning(
             "an object of a repair can't be removed",
             extra={
                 "event": "repair.left_behind",
                 "node": node_state.node,
                 "operation": attempt.operation,
-                "error": answer.text,
+                "error": why,
             },
         )
-        return f"what it left in the cluster can't be removed: {answer.text}"
 
     async def _change(
         self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
