@@ -23,6 +23,10 @@ class ObjectKind:
         return f"{self.kind} ({self.api_version})"
 
 
+#: What a repair's object belongs to.
+QUARANTINE = ObjectKind("sickbay.dev/v1alpha1", "Quarantine")
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectResource:
     """A kind as the API server serves it; ``api_version`` has its version."""

@@ -8,8 +8,13 @@ collector deletes what a crash leaves behind.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aggregator.cluster.kubernetes.quarantine_codec import GROUP, VERSION
-from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
+from aggregator.cluster.objects import (
+    QUARANTINE,
+    ClusterObject,
+    ObjectKind,
+    ObjectResource,
+    ObjectStore,
+)
 from aggregator.cluster.port import ClusterError, Conflict
 from aggregator.config.external import ExternalSection
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -167,8 +172,8 @@ def _is_ours(found: ClusterObject, order: RepairOrder) -> bool:
 
 def _owner(order: RepairOrder) -> Mapping[str, Any]:
     return {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": "Quarantine",
+        "apiVersion": QUARANTINE.api_version,
+        "kind": QUARANTINE.kind,
         "name": order.node,
         "uid": order.quarantine,
     }

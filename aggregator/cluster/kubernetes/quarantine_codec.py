@@ -11,6 +11,7 @@ import msgspec
 
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
 from aggregator.cluster.kubernetes.objects import Meta, decode, seconds
+from aggregator.cluster.objects import QUARANTINE
 from aggregator.cluster.port import (
     FORMER_APPLIED_FIELD,
     Action,
@@ -27,8 +28,7 @@ from aggregator.cluster.port import (
     RepairAttempt,
 )
 
-GROUP = "sickbay.dev"
-VERSION = "v1alpha1"
+GROUP, _, VERSION = QUARANTINE.api_version.partition("/")
 PLURAL = "quarantines"
 DEFINITION = f"{PLURAL}.{GROUP}"
 FINALIZER = f"{GROUP}/undo"
