@@ -14,13 +14,18 @@ from aggregator.cluster.port import (
     QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
+    RepairState,
+    RepairStatus,
 )
 
 TAINTED, DRAINED, BLOCKED = "Tainted", "Drained", "Blocked"
 RELEASE_HELD, RELEASING = "ReleaseHeld", "Releasing"
-TYPES = (TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING)
-#: These are always there; each other one from the first time that it is true.
+REPAIRED = "Repaired"
+TYPES = (TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING, REPAIRED)
+#: These are always there; `REPAIRED` from the first attempt or hold of a repair, and each other one
+#: from the first time that it is true.
 ALWAYS = frozenset({TAINTED, DRAINED})
+_FROM_FIRST_TRUE = frozenset({BLOCKED, RELEASE_HELD, RELEASING})
 
 _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 #: Characters. The API's convention allows 32,768.
@@ -39,7 +44,7 @@ def with_conditions(
     conditions = []
     for one in _conditions(quarantine.node, quarantine.spec, status):
         known = before.get(one.type)
-        if known is None and one.type not in ALWAYS and one.status == "False":
+        if known is None and one.type in _FROM_FIRST_TRUE and one.status == "False":
             continue
         kept = known is not None and known.status == one.status
         since = known.last_transition_time if known is not None and kept else now
@@ -74,6 +79,9 @@ def _conditions(
     going = status.phase is Phase.RELEASING
     reason = ("Overruled" if status.overruled else "CauseOver") if going else "Standing"
     yield _condition(RELEASING, (going, reason, status.released_because if going else ""))
+    repair = status.repair
+    if repair is not None and (repair.attempts or repair.held or repair.exhausted):
+        yield _condition(REPAIRED, _repaired(spec, repair))
 
 
 def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str, str]:
@@ -107,6 +115,25 @@ def _drained(spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str,
         return False, "Overdue", status.message
     count = "" if left is None else f"{left} pods have to leave"
     return False, "Blocked" if status.blockers else "Draining", count
+
+
+def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, str]:
+    """True from the success of the last attempt until the next one is due.
+
+    It is due when evidence still stands after the time of verification: then the next attempt, a
+    hold or the end of the ladder is written. So no time is needed here.
+    """
+    last = repair.attempts[-1] if repair.attempts else None
+    if repair.exhausted:
+        return False, "Exhausted", repair.exhausted
+    if last is not None and last.state in (RepairState.ORDERING, RepairState.ORDERED):
+        return False, last.state.value, f"{last.repair}: {last.message}".removesuffix(": ")
+    done = last is not None and last.state is RepairState.SUCCEEDED
+    # A hold of before stays written when the evidence goes, and holds no repair then.
+    if repair.held and not (done and all(item.cleared for item in spec.evidence)):
+        return False, "Held", repair.held
+    assert last is not None  # `_conditions` asks only where there is an attempt or a reason
+    return done, last.state.value, f"{last.repair}: {last.message}".removesuffix(": ")
 
 
 def _condition(kind: str, found: tuple[bool, str, str]) -> QuarantineCondition:

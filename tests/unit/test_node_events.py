@@ -104,6 +104,40 @@ def test_pods_that_come_after_the_drain_and_other_transitions_have_no_event() ->
     assert found.reason == "Drained"
 
 
+def repair(kind: EventKind, **details: str) -> Any:
+    return event_of(make_transition(kind, details=details), "uid", QUARANTINE)
+
+
+def test_an_attempt_at_a_repair_has_one_event_of_its_order_and_one_of_its_end() -> None:
+    ordered = repair(EventKind.REPAIR_ORDERED, operation="q-1-reboot")
+    assert (ordered.reason, ordered.action, ordered.warning) == ("RepairOrdered", "Repair", False)
+    assert (ordered.node_uid, ordered.quarantine_uid) == ("uid", "q")
+    again = repair(EventKind.REPAIR_ORDERED, operation="q-1-reboot", repair="reboot")
+    following = repair(EventKind.REPAIR_ORDERED, operation="q-2-replace")
+    ended = repair(EventKind.REPAIR_ENDED, operation="q-1-reboot", outcome="Succeeded")
+    assert ordered.name == again.name
+    assert len({ordered.name, following.name, ended.name}) == 3
+    foreign = replace(QUARANTINE, foreign="another installation")
+    assert event_of(make_transition(EventKind.REPAIR_ORDERED), "uid", foreign) is None
+    assert event_of(make_transition(EventKind.REPAIR_ORDERED), "uid", None) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "warning"),
+    [
+        (EventKind.REPAIR_ENDED, "Succeeded", False),
+        (EventKind.REPAIR_ENDED, "Cancelled", False),
+        (EventKind.REPAIR_ENDED, "Failed", True),
+        (EventKind.REPAIR_ENDED, "Unknown", True),
+        (EventKind.REPAIR_EXHAUSTED, "", True),
+    ],
+)
+def test_a_repair_that_went_wrong_is_a_warning(
+    kind: EventKind, outcome: str, *, warning: bool
+) -> None:
+    assert repair(kind, outcome=outcome).warning is warning
+
+
 class Bench:
     """The publisher over a cluster that answers as told."""
 

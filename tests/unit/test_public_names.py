@@ -157,7 +157,7 @@ def kubernetes_events() -> Iterator[str]:
     ):
         yield from found
     yield from node_events.REASONS.values()
-    yield "Drain"
+    yield from ("Drain", "Repair")
 
 
 def aggregator_metrics() -> dict[str, str]:

@@ -15,11 +15,15 @@ from aggregator.cluster.port import (
     Action,
     AppliedChanges,
     Blocker,
+    EvidenceItem,
     MarksStatus,
     Phase,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
 )
 from aggregator.cluster.quarantine_conditions import (
     ALWAYS,
@@ -147,7 +151,69 @@ def test_a_cluster_that_counts_no_generations_needs_no_conditions() -> None:
     assert not QuarantineView(quarantine=local).are_conditions_old()
 
 
+def repaired(
+    *attempts: RepairAttempt, cleared: bool = False, held: str = "", exhausted: str = ""
+) -> tuple[str, str, str] | None:
+    """Status, reason and message of the condition, of a drained node with one piece of evidence."""
+    sign = "reboot" if cleared else ""
+    evidence = (EvidenceItem("xid:79", "GPU-1", "boot", "reboot", "gpu-gone", "i", cleared=sign),)
+    drained = replace(NEW, spec=replace(SPEC, evidence=evidence))
+    now = status(Phase.DRAINED, repair=RepairStatus(attempts, held, exhausted))
+    found = {one.type: one for one in written(drained, now, 7.0).status.conditions}
+    one = found.get("Repaired")
+    return (one.status, one.reason, one.message) if one is not None else None
+
+
+def attempt(repair: str, state: RepairState, message: str = "") -> RepairAttempt:
+    return RepairAttempt(f"uid-{repair}", repair, state, message=message)
+
+
+FAILED = attempt("reboot", RepairState.FAILED, "no proof of it came in its time")
+DONE = attempt("reboot", RepairState.SUCCEEDED, "another boot")
+
+
+def test_a_node_without_a_repair_has_no_condition_about_it() -> None:
+    assert repaired() is None
+    assert "Repaired" not in shown(written(NEW, status(Phase.DRAINED), 7.0))
+
+
+@pytest.mark.parametrize("state", [state for state in RepairState if state != "Succeeded"])
+def test_an_attempt_without_success_shows_its_state_from_the_first_on(state: RepairState) -> None:
+    found = ("False", state.value, "reboot: why")
+    assert repaired(attempt("reboot", state, "why")) == found
+    assert repaired(FAILED, attempt("replace", state)) == ("False", state.value, "replace")
+
+
+def test_a_success_counts_until_the_next_attempt_or_what_holds_it() -> None:
+    assert repaired(DONE) == ("True", "Succeeded", "reboot: another boot")
+    assert repaired(FAILED, DONE) == ("True", "Succeeded", "reboot: another boot")
+    assert repaired(DONE, FAILED) == ("False", "Failed", f"reboot: {FAILED.message}")
+    assert repaired(DONE, held="pool full") == ("False", "Held", "pool full")
+    assert repaired(DONE, held="pool full", cleared=True) == (
+        ("True", "Succeeded", "reboot: another boot")
+    )
+
+
+def test_the_end_of_the_ladder_and_a_hold_before_the_first_attempt_are_shown() -> None:
+    assert repaired(held="pool full") == ("False", "Held", "pool full")
+    assert repaired(FAILED, held="pool full") == ("False", "Held", "pool full")
+    assert repaired(exhausted="no repairer") == ("False", "Exhausted", "no repairer")
+    assert repaired(DONE, exhausted="a ticket asks a person", cleared=True) == (
+        ("False", "Exhausted", "a ticket asks a person")
+    )
+
+
 TEXT = st.text(max_size=2000)
+ATTEMPT = st.builds(
+    RepairAttempt,
+    st.text("abc-123", min_size=1, max_size=9),
+    st.sampled_from(("reboot", "ticket")),
+    st.sampled_from(RepairState),
+    message=TEXT,
+)
+REPAIR = st.builds(
+    RepairStatus, st.lists(ATTEMPT, max_size=3).map(tuple), held=TEXT, exhausted=TEXT
+)
 STATUS = st.builds(
     QuarantineStatus,
     phase=st.sampled_from(Phase),
@@ -160,6 +226,7 @@ STATUS = st.builds(
     pods_remaining=st.one_of(st.none(), st.integers(0, 9)),
     blockers=st.lists(st.builds(Blocker, TEXT, TEXT, st.just(5.0)), max_size=5).map(tuple),
     marks=st.sampled_from((None, MarksStatus(("taint",), 5.0))),
+    repair=st.one_of(st.none(), REPAIR),
 )
 
 

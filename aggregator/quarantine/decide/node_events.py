@@ -1,14 +1,15 @@
 """Which transitions are told as Kubernetes Events, and the name of each Event. Pure.
 
-The name follows from durable facts (the quarantine and its drain, or the incident), so the API
-server refuses a second Event of one transition, of whichever replica and however often restarted.
+The name follows from durable facts (the quarantine and its drain or repair, or the incident), so
+the API server refuses a second Event of one transition, of whichever replica and however often
+restarted.
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aggregator.cluster.port import NodeEvent, Phase, Quarantine
+from aggregator.cluster.port import NodeEvent, Phase, Quarantine, RepairState
 from aggregator.configfile.section import SectionDataclass
 from aggregator.events import EventKind, Transition
 
@@ -19,6 +20,7 @@ DRAINING, DRAIN_BLOCKED, DRAIN_OVERDUE, DRAINED = (
     "DrainOverdue",
     "Drained",
 )
+REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED = "RepairOrdered", "RepairEnded", "RepairExhausted"
 #: Each reason's transitions.
 REASONS: Mapping[EventKind, str] = {
     EventKind.HELD: HELD,
@@ -27,10 +29,16 @@ REASONS: Mapping[EventKind, str] = {
     EventKind.BLOCKED: DRAIN_BLOCKED,
     EventKind.OVERDUE: DRAIN_OVERDUE,
     EventKind.DRAINED: DRAINED,
+    EventKind.REPAIR_ORDERED: REPAIR_ORDERED,
+    EventKind.REPAIR_ENDED: REPAIR_ENDED,
+    EventKind.REPAIR_EXHAUSTED: REPAIR_EXHAUSTED,
 }
-#: About a quarantine that may not begin, or not become a drain; the others are about a drain.
+#: About a quarantine that may not begin, or not become a drain.
 _BEFORE = frozenset({HELD, OBSERVED_ONLY})
-_WARNINGS = frozenset({HELD, DRAIN_BLOCKED, DRAIN_OVERDUE})
+#: About the repairs in a quarantine; the others are about a drain.
+_REPAIRS = frozenset({REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED})
+_WARNINGS = frozenset({HELD, DRAIN_BLOCKED, DRAIN_OVERDUE, REPAIR_EXHAUSTED})
+_WENT_WRONG = frozenset({RepairState.FAILED.value, RepairState.UNKNOWN.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,11 @@ def event_of(
     if reason in _BEFORE:
         uid = quarantine.uid if quarantine is not None and not quarantine.foreign else ""
         about = uid, transition.incident, transition.details.get("limit", "")
+    elif reason in _REPAIRS:
+        if quarantine is None or quarantine.foreign:
+            return None
+        # The end of a ladder has no operation, and comes once in a quarantine.
+        about = quarantine.uid, "", transition.details.get("operation", "")
     elif quarantine is None or quarantine.status.phase not in (Phase.DRAINING, Phase.DRAINED):
         return None
     elif reason == DRAIN_BLOCKED and quarantine.status.phase is Phase.DRAINED:
@@ -70,11 +83,17 @@ def event_of(
         node_uid=node_uid,
         quarantine_uid=about[0],
         reason=reason,
-        action="Quarantine" if reason in _BEFORE else "Drain",
+        action=_action(reason),
         note=transition.summary,
-        warning=reason in _WARNINGS,
+        warning=reason in _WARNINGS or transition.details.get("outcome") in _WENT_WRONG,
         at=transition.at,
     )
+
+
+def _action(reason: str) -> str:
+    if reason in _REPAIRS:
+        return "Repair"
+    return "Quarantine" if reason in _BEFORE else "Drain"
 
 
 def _name(node: str, *parts: str) -> str:
