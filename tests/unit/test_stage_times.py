@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
-from aggregator.cluster.port import Action, EvidenceItem, QuarantineSpec
+from aggregator.cluster.port import (
+    Action,
+    EvidenceItem,
+    QuarantineSpec,
+    QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.quarantine.state.stage_times import MANUAL, MAX_CAUSES, OTHER, StageTimes
 from aggregator.runtime.histogram import Histogram
 from tests.support.replica import fault
@@ -80,6 +88,31 @@ def test_each_rule_and_code_of_a_quarantine_counts_once_and_pairs_are_bounded() 
     assert len(stages.causes) == MAX_CAUSES + 1
     assert stages.causes[OTHER, OTHER] == 3
     assert stages.causes["fatal", "xid:79"] == 2
+
+
+REBOOT = RepairAttempt("o", "reboot", RepairState.SUCCEEDED, began_at=100.0, ended_at=340.0)
+
+
+def test_an_attempt_counts_by_its_kind_and_outcome_and_has_a_duration_whatever_that_is() -> None:
+    stages = StageTimes()
+    stages.note_repair(REBOOT)
+    stages.note_repair(replace(REBOOT, state=RepairState.FAILED, ended_at=1900.0))
+    assert stages.repair_attempts == {("reboot", "Succeeded"): 1, ("reboot", "Failed"): 1}
+    assert (stages.repair_durations["reboot"].count, stages.repair_durations["reboot"].total) == (
+        (2, 240.0 + 1800.0)
+    )
+
+
+def test_a_nodes_return_counts_only_after_a_repair_of_it() -> None:
+    stages = StageTimes()
+    status = QuarantineStatus(cordoned_at=50.0)
+    stages.note_return(status, 650.0)
+    ticket = RepairStatus((replace(REBOOT, repair="ticket"),))
+    stages.note_return(replace(status, repair=ticket), 650.0)
+    stages.note_return(replace(status, repair=RepairStatus(held="why")), 650.0)
+    assert stages.node_return.count == 0
+    stages.note_return(replace(status, repair=RepairStatus((REBOOT,))), 650.0)
+    assert (stages.node_return.count, stages.node_return.total) == (1, 600.0)
 
 
 def test_a_hostile_code_is_one_short_line_of_printable_text() -> None:

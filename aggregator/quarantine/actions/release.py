@@ -226,6 +226,7 @@ class ReleaseActions:
                 node_state, EventKind.RELEASED, f"released: {_because(quarantine)}"
             )
             self._acts.stages.note_release(quarantine.status.cordoned_at, self._clocks.wall())
+            self._acts.stages.note_return(quarantine.status, self._clocks.wall())
         await self._drop(node_state, quarantine)
 
     async def entry(self, node: str) -> tuple[Entry | None, str]:

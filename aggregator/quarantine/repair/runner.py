@@ -33,14 +33,12 @@ from aggregator.policy.repairs import (
     REBOOT,
     REPLACE,
     is_lemon,
-    joined,
     verdict_of,
 )
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
-from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.repair import (
     BUSY,
     Do,
@@ -55,6 +53,7 @@ from aggregator.quarantine.decide.repair import (
     operation_id,
     other_party,
 )
+from aggregator.quarantine.decide.repair_plan import ladder_of
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -197,12 +196,7 @@ class RepairRunner:
         return next_repair(quarantine.status.repair, facts, rules, now)
 
     def _ladder(self, quarantine: Quarantine) -> tuple[str, ...]:
-        """The ladder of the evidence that no sign has ended; a person's quarantine has none."""
-        if quarantine.spec.requester != OURS:
-            return ()
-        rules = self._policy.by_name
-        names = [item.rule for item in quarantine.spec.evidence if not item.cleared]
-        return joined(rules[name].repair if name in rules else () for name in names)
+        return ladder_of(quarantine.spec, self._policy)
 
     async def _forget_leftover(
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
@@ -499,6 +493,7 @@ class RepairRunner:
             message=(text or attempt.message)[:_MOST_TEXT],
         )
         await self._change(node_state, attempt, ended)
+        self._acts.stages.note_repair(ended)
         self._unsent.discard(attempt.operation)
         reply = f": {text}" if text else ""
         self._acts.emit_event(

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aggregator.cluster.port import QuarantineSpec
+from aggregator.cluster.port import QuarantineSpec, QuarantineStatus, RepairAttempt
 from aggregator.health.model import Fault
+from aggregator.policy.repairs import ASKS_A_PERSON
 from aggregator.runtime.histogram import Histogram
 from aggregator.runtime.text import visible
 
@@ -21,6 +22,8 @@ _TAINT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 60
 _DRAIN = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400, 43200, 86400, 604800)
 #: Minutes for a check that recovers, days for a repair, weeks for a replacement.
 _RELEASE = (60, 300, 900, 1800, 3600, 7200, 14400, 43200, 86400, 259200, 604800, 2592000)
+#: A GPU's reset takes seconds, a reboot minutes, a replacement hours, a ticket's answer a day.
+_REPAIR = (5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 #: Characters of a value of a label; codes of honest agents are far shorter.
 _LONGEST_LABEL = 100
 #: The source of faults that an agent reads from the kernel log; `nodeagent.sources.kmsg` names it.
@@ -50,6 +53,11 @@ class StageTimes:
         self.decision_to_taint = {False: Histogram(_TAINT), True: Histogram(_TAINT)}
         self.taint_to_drained = Histogram(_DRAIN)
         self.quarantine_to_release = Histogram(_RELEASE)
+        #: Ended attempts at a repair, by repair and outcome; and from order to end, by repair.
+        self.repair_attempts: Counter[tuple[str, str]] = Counter()
+        self.repair_durations: dict[str, Histogram] = {}
+        #: Of nodes that had a repair.
+        self.node_return = Histogram(_RELEASE)
         #: Quarantines by (rule, code) of their evidence.
         self.causes: Counter[tuple[str, str]] = Counter()
         #: GPUs of nodes in quarantine, times seconds.
@@ -114,6 +122,18 @@ class StageTimes:
         """As `note_drained`; a quarantine that never marked its node has no duration."""
         if cordoned_at > 0:
             self.quarantine_to_release.observe(released_at - cordoned_at)
+
+    def note_repair(self, ended: RepairAttempt) -> None:
+        """An attempt at a repair has ended. Its times are the wall clock's: see `note_drained`."""
+        self.repair_attempts[ended.repair, ended.state.value] += 1
+        found = self.repair_durations.setdefault(ended.repair, Histogram(_REPAIR))
+        found.observe(ended.ended_at - ended.began_at)
+
+    def note_return(self, status: QuarantineStatus, released_at: float) -> None:
+        """As `note_release`, of a quarantine with a repair of its node; a ticket is none."""
+        attempts = status.repair.attempts if status.repair is not None else ()
+        if status.cordoned_at > 0 and any(one.repair not in ASKS_A_PERSON for one in attempts):
+            self.node_return.observe(released_at - status.cordoned_at)
 
     def note_out_of_service(self, gpus: int, seconds: float) -> None:
         """So many GPUs were on nodes in quarantine for so long."""
