@@ -29,6 +29,7 @@ from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.operator_requests import NONE, describe
 from aggregator.quarantine.decide.pools import Pools
+from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.drain.evictor import EvictionLanes
@@ -371,6 +372,9 @@ class Controller:
         fleet.pools = pools.pools
         fleet.limits = limits_for_people(settings)
         fleet.group_labels = group_labels(settings)
+        fleet.repairs = RepairPlan(
+            settings.repair.rules, frozenset(settings.repair.repairers), policy
+        )
         fleet.view_lost = NO_NEWS_YET
 
     @property
@@ -497,6 +501,7 @@ class Controller:
         entries = self._record_writer.record.entries
         self._fleet.record_entries = len(entries)
         self._fleet.absent_entries = len(self._registry.absent & entries.keys())
+        self._fleet.repairing = len(self._record_writer.record.repairs)
         self._record_writer.go_round()
         self._tell_pools()
         self._tell_quorum()

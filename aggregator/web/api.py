@@ -13,6 +13,7 @@ from aggregator.web import models, node_table, node_view
 from aggregator.web.queries import TIMELINE, FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
+from aggregator.web.timefmt import wall_time
 
 #: Rows of one answer unless asked otherwise, and at most.
 PAGE, MOST = 100, 1000
@@ -201,7 +202,7 @@ async def _trend(
             )
             for one in trend.points(queries.snapshots.moment().wall)
         ],
-        own_since=node_view.date(trend.own_since or 0.0),
+        own_since=wall_time(trend.own_since or 0.0),
         trouble=trend.trouble,
     )
 

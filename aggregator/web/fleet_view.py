@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from aggregator.cluster.port import Phase
+from aggregator.cluster.port import Phase, Quarantine
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.state.fleet import (
     MARKED_ALONE,
@@ -21,7 +21,7 @@ from aggregator.quarantine.state.fleet import (
     QuarantineSummary,
 )
 from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
-from aggregator.web import models, node_view
+from aggregator.web import models, node_view, repair_view
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.pool_view import PoolCounter
 from aggregator.web.replica_messages import NodeReports, ReplicaReport
@@ -180,7 +180,7 @@ class FleetViewBuilder:
         if node_summary.decision.incidents:
             self._incidents.extend(node_view.incidents(node_summary, moment, self._fleet.how))
         if node_summary.quarantine is not None:
-            shown = node_view.quarantine(node_summary, node_summary.quarantine, self._fleet.how)
+            shown = self._quarantine(node_summary, node_summary.quarantine)
             self._quarantines.append(shown)
         held = node_view.hold(node_summary, self._fleet.mode_of(node_summary), self._fleet.how)
         if held is not None:
@@ -218,7 +218,7 @@ class FleetViewBuilder:
             work = replace(node_summary.work, last_error=told.last_error)
             view = replace(node_summary.quarantine_view, release_held=told.release_held)
             known = replace(node_summary, work=work, quarantine_view=view)
-            shown = node_view.quarantine(known, quarantine, self._fleet.how)
+            shown = self._quarantine(known, quarantine)
             devices = {
                 item.component: item.device for one in told.incidents for item in one.evidence
             }
@@ -231,6 +231,10 @@ class FleetViewBuilder:
             )
         if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):
             self._holds.append(told.hold)
+
+    def _quarantine(self, node_summary: NodeSummary, found: Quarantine) -> models.Quarantine:
+        fleet = self._fleet
+        return node_view.quarantine(node_summary, found, fleet.how, self._moment, fleet.repairs)
 
     def count(self, node_summary: NodeSummary | None) -> None:
         """Count a node for the limits, which are the whole fleet's, without showing it."""
@@ -299,6 +303,7 @@ class FleetViewBuilder:
         for key, value in self._fleet.limits.items():
             name = f"limits.{key.removeprefix('limits.')}"
             yield self._limit(name, value)
+        yield from repair_view.limits(self._fleet.repairs, self._fleet.repairing, self._nodes)
 
     def _limit(self, name: str, value: str) -> models.LimitUse:
         nodes = self._nodes

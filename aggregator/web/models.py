@@ -83,6 +83,49 @@ class Blocker(Shape, frozen=True, kw_only=True):
     since: Time | None
 
 
+class RepairAttempt(Shape, frozen=True, kw_only=True):
+    """One attempt at a repair of a node. ``state`` is Ordering, Ordered, Succeeded, Failed, Unknown
+    or Cancelled; ``request`` the id of the person's request that it answers, empty where the ladder
+    asked for it. Its proof must come until ``deadline_at``.
+    """
+
+    operation: str
+    repair: str
+    state: str
+    request: str
+    began_at: Time | None
+    deadline_at: Time | None
+    ended_at: Time | None
+    message: str
+
+
+class Repair(Shape, frozen=True, kw_only=True):
+    """The repairs of a node in quarantine. ``mode`` is repair.mode: off, observe or repair.
+    ``ladder``: the repairs that the rules of its evidence name, mildest first; of these only those
+    among ``repairers``, the kinds with a repairer, are ordered. ``attempts``: the oldest first.
+    ``waits``: why the next repair does not begin now, empty if it is due. ``exhausted``: why none
+    begins by itself any more, since ``exhausted_at``; empty: one may.
+    """
+
+    mode: str
+    ladder: list[str]
+    repairers: list[str]
+    attempts: list[RepairAttempt]
+    waits: str
+    exhausted: str
+    exhausted_at: Time | None
+
+
+class RunningRepair(Shape, frozen=True, kw_only=True):
+    """A repair under way in the fleet; fields as in RepairAttempt."""
+
+    node: str
+    repair: str
+    state: str
+    began_at: Time | None
+    deadline_at: Time | None
+
+
 class Quarantine(Shape, frozen=True, kw_only=True):
     """The quarantine of a node. ``phase`` is Admitted, Cordoned, Draining, Drained, Releasing or
     Invalid; ``phase_since`` is when it got there. ``release_held``: its cause is over, and this is
@@ -93,7 +136,8 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     not release it, and the reaction to it. ``deadline_at`` is when its drain should have ended,
     ``overdue_at`` when it was reported overdue; ``pods_total`` is the most pods that were left in
     its drain since the asked replica knows of it, null before a drain; ``pre_evict`` is the result
-    of the site's own step before the evictions.
+    of the site's own step before the evictions. ``repair`` is null where repairs are off and none
+    ever was.
     """
 
     node: str
@@ -129,6 +173,7 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     evidence: list[Evidence]
     advice: str
     pods_total: int | None = None
+    repair: Repair | None = None
 
 
 class Hold(Shape, frozen=True, kw_only=True):
@@ -417,6 +462,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     ``alert_trouble`` why its alerts are not delivered, by route; ``clock_doubt`` why it does not
     trust its wall clock, so that actions that can't be undone wait. ``with_drain``: the effect of
     mode drain now; null unless the mode is observe, or keeps a node from its quarantine.
+    ``repairs``: those under way, the oldest first; their limits are among ``limits``.
     """
 
     at: Time
@@ -454,6 +500,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     clock_doubt: str = ""
     in_company: bool = False
     with_drain: ModeEffect | None = None
+    repairs: list[RunningRepair] = []
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):

@@ -87,6 +87,7 @@ class NodeDetails:
             how=fleet.how,
             outliers=found,
             pool=fleet.pool_of(node_summary),
+            repairs=fleet.repairs,
         )
         return msgspec.structs.replace(told, replica=self.replica_name)
 
@@ -114,6 +115,7 @@ class NodeDetails:
                     self._fleet.mode_of(node_summary or NodeSummary(told.node)),
                     how=self._fleet.how,
                     pool=self._fleet.pool_of(node_summary),
+                    repairs=self._fleet.repairs,
                 ),
                 telling.at,
             )
@@ -130,7 +132,9 @@ class NodeDetails:
             agent="unknown",
             last_heard=row.last_heard,
             incidents=[msgspec.structs.replace(one, doing=note) for one in told.incidents],
-            quarantine=node_view.quarantine(node_summary, quarantine, self._fleet.how)
+            quarantine=node_view.quarantine(
+                node_summary, quarantine, self._fleet.how, moment, self._fleet.repairs
+            )
             if node_summary is not None and quarantine is not None
             else None,
             hold=told.hold if quarantine is None or stopped else None,

@@ -21,13 +21,15 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.quarantine.decide.cause_search import LEAST, CommonCause
 from aggregator.quarantine.decide.lost_marks import describe_missing
+from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.state import fleet
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
 from aggregator.runtime.text import truncate
-from aggregator.web import advice, models
+from aggregator.web import advice, models, repair_view
 from aggregator.web.gpu_names import gpu_name
+from aggregator.web.timefmt import bounded_time, wall_time
 
 _STRENGTH = {"drain": 0, "cordon": 1, "observe": 2}
 _WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
@@ -35,8 +37,8 @@ _WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
 _LONGEST_REASON = 1_000
 _LONGEST_EVENT = 4_000  # has the end of a site command's output
 _LONGEST_NAME = 100
-#: The end of year 9999: the limit of a datetime.
-LAST = 253_402_300_799.0
+#: A configuration that repairs no node.
+NO_REPAIRS = RepairPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,11 @@ class ViewMoment:
 
     def when(self, monotonic: float) -> dt.datetime:
         """The wall clock time of a monotonic one."""
-        return _date(self.wall + monotonic - self.now)
+        return bounded_time(self.wall + monotonic - self.now)
 
     def when_or_never(self, monotonic: float | None) -> dt.datetime | None:
         """The same, or None for never."""
         return None if monotonic is None else self.when(monotonic)
-
-
-def date(at: float) -> dt.datetime | None:
-    """Wall clock seconds; 0 is "not yet"."""
-    return _date(at) if at else None
-
-
-def _date(at: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(round(min(max(at, 0.0), LAST), 3), dt.UTC)
 
 
 def brief(text: str) -> str:
@@ -254,8 +247,14 @@ def _evidence(
     )
 
 
-def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> models.Quarantine:
-    """The quarantine of the node, its progress, and the pods in its way."""
+def quarantine(
+    node_summary: NodeSummary,
+    found: port.Quarantine,
+    how: str,
+    moment: ViewMoment,
+    repairs: RepairPlan = NO_REPAIRS,
+) -> models.Quarantine:
+    """The quarantine of the node, its progress, the pods in its way, and the node's repairs."""
     spec, status = found.spec, found.status
     reached = {
         Phase.ADMITTED: status.admitted_at or found.created_at,
@@ -269,40 +268,41 @@ def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> m
         action=spec.action.value,
         kind=spec.kind,
         phase=status.phase.value,
-        phase_since=date(reached.get(status.phase, 0.0)),
+        phase_since=wall_time(reached.get(status.phase, 0.0)),
         reason=brief(spec.reason),
         requester=truncate(spec.requester, _LONGEST_NAME),
         incident=spec.incident,
         message=found.problem or status.message,
-        created_at=date(found.created_at),
-        admitted_at=date(status.admitted_at),
-        cordoned_at=date(status.cordoned_at),
-        drain_started_at=date(status.drain_started_at),
-        drained_at=date(status.drained_at),
-        deadline_at=date(status.deadline_at),
-        overdue_at=date(status.overdue_at),
+        created_at=wall_time(found.created_at),
+        admitted_at=wall_time(status.admitted_at),
+        cordoned_at=wall_time(status.cordoned_at),
+        drain_started_at=wall_time(status.drain_started_at),
+        drained_at=wall_time(status.drained_at),
+        deadline_at=wall_time(status.deadline_at),
+        overdue_at=wall_time(status.overdue_at),
         pre_evict=_hook(status.pre_evict),
         pods_remaining=status.pods_remaining,
         pods_total=None
         if status.pods_remaining is None
         else max(node_summary.quarantine_view.most_pods, status.pods_remaining),
         blockers=[
-            models.Blocker(pod=blocker.pod, reason=blocker.reason, since=date(blocker.since))
+            models.Blocker(pod=blocker.pod, reason=blocker.reason, since=wall_time(blocker.since))
             for blocker in status.blockers
         ],
         released_because=status.released_because,
         release_held=node_summary.quarantine_view.release_held or status.release_held,
         override=status.override,
-        node_absent_since=date(status.node_absent_since),
+        node_absent_since=wall_time(status.node_absent_since),
         uncordoned=status.uncordoned,
         unmarked=unmarked(node_summary, found),
-        unmarked_since=date(status.marks.since) if status.marks is not None else None,
+        unmarked_since=wall_time(status.marks.since) if status.marks is not None else None,
         overruled=status.overruled,
         in_record=node_summary.work.in_record,
         agent=agent(node_summary),
         last_error=node_summary.work.last_error,
         evidence=[_durable_evidence(node_summary, item) for item in spec.evidence],
         advice=advice.for_quarantine(node_summary, found, in_force, how),
+        repair=repair_view.repair(found, repairs, moment.wall),
     )
 
 
@@ -372,7 +372,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             limit=found.limit,
             value=found.value,
             reason=found.reason,
-            since=date(found.since),
+            since=wall_time(found.since),
             advice=advice.for_hold(found, how),
             documentation=documentation.of_hold(found.limit),
         )
@@ -438,7 +438,7 @@ def blamed(found: Iterable[NetworkVerdict], moment: ViewMoment) -> tuple[models.
 def event(transition: Transition) -> models.Event:
     """A transition, for people."""
     return models.Event(
-        at=_date(transition.at),
+        at=bounded_time(transition.at),
         kind=transition.kind.value,
         node=transition.node,
         summary=truncate(transition.summary, _LONGEST_EVENT),
@@ -499,6 +499,7 @@ def node(
     how: str,
     outliers: Iterable[models.Outlier] = (),
     pool: str = "",
+    repairs: RepairPlan = NO_REPAIRS,
 ) -> models.Node:
     """One node's details. ``timeline`` is newest first."""
     health, meta = node_summary.agent.health, node_summary.cluster.meta
@@ -520,7 +521,9 @@ def node(
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
         incidents=incidents(node_summary, moment, how),
-        quarantine=quarantine(node_summary, held, how) if held is not None else None,
+        quarantine=quarantine(node_summary, held, how, moment, repairs)
+        if held is not None
+        else None,
         hold=hold(node_summary, mode, how),
         mode=mode,
         pool=pool,

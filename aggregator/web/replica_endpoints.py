@@ -99,6 +99,7 @@ class ReplicaEndpoints:
                 how=fleet.how,
                 outliers=found,
                 pool=fleet.pool_of(node_summary),
+                repairs=fleet.repairs,
             )
         return _send(NodeDetailAnswer(told))
 

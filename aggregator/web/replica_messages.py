@@ -16,6 +16,7 @@ from aggregator.events import Transition, kind_named
 from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
+from aggregator.web.timefmt import LAST
 
 #: Names the encoding: a new encoding gets a new name.
 KIND = "application/vnd.sickbay.replica+msgpack"
@@ -219,7 +220,7 @@ def transitions(told: Iterable[EventMessage]) -> list[Transition]:
     return [
         Transition(one.at, kind, one.node, one.summary, one.incident, one.details)
         for one in told
-        if (kind := kind_named(one.kind)) is not None and 0 <= one.at <= node_view.LAST
+        if (kind := kind_named(one.kind)) is not None and 0 <= one.at <= LAST
     ]
 
 

@@ -1,7 +1,7 @@
 """The fleet in numbers and in a sentence, from a snapshot's findings. Pure."""
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web import models
+from aggregator.web import models, repair_view
 from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.node_view import ViewMoment
 
@@ -54,6 +54,7 @@ def summarize(
         history_trouble=history_trouble,
         alert_trouble=alert_trouble,
         alerts_given_up=alerts_given_up,
+        repairs=repair_view.under_way(found.quarantines),
     )
 
 

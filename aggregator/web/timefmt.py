@@ -2,6 +2,19 @@
 
 import datetime as dt
 
+#: The end of year 9999: the limit of a datetime.
+LAST = 253_402_300_799.0
+
+
+def wall_time(at: float) -> dt.datetime | None:
+    """Wall clock seconds; 0 is "not yet"."""
+    return bounded_time(at) if at else None
+
+
+def bounded_time(at: float) -> dt.datetime:
+    """Wall clock seconds, within the limits of a datetime."""
+    return dt.datetime.fromtimestamp(round(min(max(at, 0.0), LAST), 3), dt.UTC)
+
 
 def ago(then: dt.datetime, now: dt.datetime) -> str:
     """How long ago, or in how long, in the unit that a tired person reads fastest."""

@@ -25,11 +25,11 @@ from aggregator.cluster.port import Action, Quarantine, QuarantineSpec, Quaranti
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.web import node_view
 from aggregator.web.models import Quarantine as Page
+from aggregator.web.node_view import ViewMoment
 from tests.deploy.manifests import ROOT
 
 #: Fields that the page does not show under their own name, and why.
 NOT_SHOWN = {
-    "repair": "the timeline shows each order and its end; kubectl shows the rest",
     "boot_id": "the evidence has it",
     "policy_hash": "the fleet's page has that of now",
     "intent_action": "override says it",
@@ -154,7 +154,8 @@ def test_the_page_shows_what_each_of_its_fields_holds() -> None:
     """The model has defaults, so that a field that is never filled in would look empty."""
     spec = QuarantineSpec(**{name: filled(hint) for name, hint in hints_of(QuarantineSpec)})
     status = QuarantineStatus(**{name: filled(hint) for name, hint in hints_of(QuarantineStatus)})
-    page = node_view.quarantine(NodeSummary("n1"), Quarantine("n1", "u", "1", spec, status), "")
+    found = Quarantine("n1", "u", "1", spec, status)
+    page = node_view.quarantine(NodeSummary("n1"), found, "", ViewMoment(0.0, 0.0))
     names = {name for kind in (QuarantineSpec, QuarantineStatus) for name, _ in hints_of(kind)}
     for name in names & set(Page.__struct_fields__):
         assert getattr(page, name), name

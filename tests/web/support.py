@@ -25,6 +25,9 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
 )
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
@@ -42,6 +45,8 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.replicas.membership.view import Ownership, SingleReplica
@@ -57,6 +62,7 @@ from aggregator.web.server import Web
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
 from tests.support.node_states import set_fields
+from tests.support.replica import shipped_policy
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
 GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
@@ -250,6 +256,38 @@ def quarantine_of(
     node_summary.own_quarantine_view().quarantine = found
     node_summary.work.in_record = True
     return found
+
+
+#: The configuration of a site that reboots nodes; its rule names a second rung without a repairer.
+REPAIRS = RepairPlan(
+    RepairRules(RepairMode.REPAIR, concurrent=1),
+    frozenset({"reboot", "ticket"}),
+    shipped_policy("rules:\n  - {name: gpu-gone, repair: [reboot, replace, ticket]}\n"),
+)
+
+
+def repaired(node_summary: NodeSummary, *attempts: RepairAttempt, **changes: Any) -> None:
+    """Drain the node in quarantine, with evidence of a rule that has a ladder, and repair it."""
+    found = node_summary.quarantine
+    assert found is not None
+    evidence = tuple(replace(item, rule="gpu-gone") for item in found.spec.evidence)
+    status = replace(
+        found.status, phase=Phase.DRAINED, repair=RepairStatus(attempts, **changes), blockers=()
+    )
+    node_summary.own_quarantine_view().quarantine = replace(
+        found, spec=replace(found.spec, evidence=evidence), status=status
+    )
+
+
+def reboot_of(node: str, wall: float, state: RepairState, **changes: Any) -> RepairAttempt:
+    return RepairAttempt(
+        operation=f"q-{node}-1-reboot",
+        repair="reboot",
+        state=state,
+        began_at=wall - 120,
+        deadline_at=wall + 1680,
+        **changes,
+    )
 
 
 def record_common_cause(fleet: FleetState, now: float) -> None:

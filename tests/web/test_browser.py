@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Route, async_playwright, expect
 
-from aggregator.cluster.port import Phase
+from aggregator.cluster.port import Phase, RepairState
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.interning import EMPTY
 from aggregator.web.trend_recorder import TrendRecorder
@@ -21,11 +21,14 @@ from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.waiting import until
 from tests.web.replicas import replicas
 from tests.web.support import (
+    REPAIRS,
     Hands,
     big_fleet,
     incident_of,
     quarantine_of,
     rack_fleet,
+    reboot_of,
+    repaired,
     running_clocks,
     serving,
     small_fleet,
@@ -410,6 +413,41 @@ async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
         await expect(one.page.locator("h1")).to_contain_text("in quarantine")
         await expect(one.page.locator("#timeline")).to_contain_text("node-8: admitted")
         assert one.complaints == []
+
+
+async def test_a_repair_is_followed_from_its_order_to_its_end_without_a_reload(
+    browser: Browser,
+) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    fleet.repairs = REPAIRS
+    node_summary = fleet.node_summaries["node-2"]
+    ordered = reboot_of("node-2", hands.wall, RepairState.ORDERED, message="asked the BMC")
+    repaired(node_summary, ordered)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url + "/nodes/node-2", width=390, height=844)
+        panel = one.page.locator("#repair")
+        await expect(panel.locator("tbody")).to_contain_text("Ordered")
+        await expect(panel).to_contain_text("reboot is under way")
+        await expect(panel.locator("s")).to_have_text("replace")  # has no repairer
+        assert await overflowing(one.page) == []
+        fleet_page = await tab(browser, served.url)
+        await expect(fleet_page.page.locator("#repairs tbody")).to_contain_text("node-2")
+        await expect(fleet_page.page.locator("#limits")).to_contain_text("repair.concurrent")
+        done = replace(ordered, state=RepairState.UNKNOWN, ended_at=hands.wall, message="no answer")
+        repaired(node_summary, done, exhausted="the outcome of reboot is not known")
+        served.feed.record_event(
+            Transition(hands.wall, EventKind.REPAIR_ENDED, "node-2", "node-2: reboot is unknown")
+        )
+        await expect(panel).to_contain_text("No further repair begins by itself")
+        await expect(panel.locator("tbody")).to_contain_text("Unknown")
+        await expect(fleet_page.page.locator("#repairs tbody")).to_have_count(0)
+        for tested in (one, fleet_page):
+            assert await contrast(tested.page) == []
+            found = await Axe().run(tested.page)
+            assert found.violations_count == 0, found.generate_report()
+            assert tested.complaints == []
+        await one.screenshot("repair-narrow")
 
 
 async def test_a_garbled_answer_is_followed_by_the_whole_page(browser: Browser) -> None:

@@ -249,6 +249,7 @@ class ClusterEventHandler:
     def _take_record(self) -> bool:
         """Returns whether the record can be used now and could not before, or the reverse."""
         self._fleet.record_entries = len(self._record_writer.record.entries)
+        self._fleet.repairing = len(self._record_writer.record.repairs)
         before, self._problem = self._problem, self._record_writer.problem
         return before != self._problem
 

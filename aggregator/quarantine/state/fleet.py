@@ -13,6 +13,7 @@ from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.decide.pools import Pools
+from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision
@@ -118,6 +119,8 @@ class FleetState:
     stages: StageTimes = field(default_factory=StageTimes)
     pools: Pools = field(default_factory=Pools)
     pool_use: Mapping[str, PoolUse] = field(default_factory=dict)  # by the pool's name
+    repairs: RepairPlan = field(default_factory=RepairPlan)
+    repairing: int = 0  # nodes with a repair under way, by the admission record
 
     def pool_of(self, summary: NodeSummary | None) -> str:
         """The node's pool; empty: there are none, or its labels are not known."""

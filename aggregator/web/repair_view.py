@@ -1,0 +1,88 @@
+"""The repairs of a node in quarantine, and those under way in the fleet, as view models. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+from aggregator.cluster.port import Quarantine, RepairStatus
+from aggregator.quarantine.decide.repair import BUSY
+from aggregator.quarantine.decide.repair_plan import RepairPlan
+from aggregator.quarantine.decide.shares import allowance
+from aggregator.web import models
+from aggregator.web.timefmt import wall_time
+
+_UNDER_WAY = tuple(state.value for state in BUSY)
+
+
+def repair(found: Quarantine, plan: RepairPlan, now: float) -> models.Repair | None:
+    """The node's ladder, its attempts and what holds the next; None where repairs are off and none
+    ever was. ``now`` is wall clock seconds.
+    """
+    status = found.status.repair
+    if status is None and plan.is_off:
+        return None
+    status = status or RepairStatus()
+    return models.Repair(
+        mode=plan.rules.mode.value,
+        ladder=list(plan.ladder(found.spec)),
+        repairers=sorted(plan.kinds),
+        attempts=[
+            models.RepairAttempt(
+                operation=one.operation,
+                repair=one.repair,
+                state=one.state.value,
+                request=one.request,
+                began_at=wall_time(one.began_at),
+                deadline_at=wall_time(one.deadline_at),
+                ended_at=wall_time(one.ended_at),
+                message=one.message,
+            )
+            for one in status.attempts
+        ],
+        waits=plan.waits(found, now),
+        exhausted=status.exhausted,
+        exhausted_at=wall_time(status.exhausted_at),
+    )
+
+
+def under_way(quarantines: Iterable[models.Quarantine]) -> list[models.RunningRepair]:
+    """The repairs that may still act on a node, the oldest first."""
+    found = [
+        models.RunningRepair(
+            node=one.node,
+            repair=attempt.repair,
+            state=attempt.state,
+            began_at=attempt.began_at,
+            deadline_at=attempt.deadline_at,
+        )
+        for one in quarantines
+        if one.repair is not None
+        for attempt in one.repair.attempts
+        if attempt.state in _UNDER_WAY
+    ]
+    return sorted(found, key=lambda one: (one.began_at is None, str(one.began_at), one.node))
+
+
+def limits(plan: RepairPlan, running: int, nodes: int) -> Iterator[models.LimitUse]:
+    """The limits of repairs, by their names in the configuration; none where repairs are off."""
+    if plan.is_off:
+        return
+    rules = plan.rules
+    share = allowance(nodes, rules.concurrent_percent)
+    percent = f"{rules.concurrent_percent:g}%"
+    text = "nodes repaired at once"
+    yield _use("repair.concurrent", str(rules.concurrent), running, rules.concurrent, text)
+    text = f"{percent} of {nodes:,} {'node' if nodes == 1 else 'nodes'} repaired at once"
+    yield _use("repair.concurrent_percent", percent, running, share, text)
+    yield models.LimitUse(
+        name="repair.pool_concurrent",
+        value=str(rules.pool_concurrent),
+        used=None,
+        most=None,
+        full=False,
+        text="nodes of one pool repaired at once",
+    )
+
+
+def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:
+    return models.LimitUse(
+        name=name, value=value, used=used, most=most, full=used >= most, text=text
+    )
