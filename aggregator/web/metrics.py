@@ -23,6 +23,7 @@ from aggregator.web.event_broker import EventBroker
 from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.metric_families import counter, gauge, histogram, single_counter, single_gauge
 from aggregator.web.pool_metrics import pool_metrics
+from aggregator.web.repair_metrics import repair_metrics
 from aggregator.web.stage_metrics import gpu_metrics, stage_metrics
 from aggregator.web.stats_interface import ApiStats, HistoryStats, IngestStatsReader, Stats
 
@@ -84,6 +85,7 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
     yield from _work(scrape.found)
     yield from gpu_metrics(scrape.found.gpus)
     yield from stage_metrics(scrape.stages)
+    yield from repair_metrics(scrape.stages, scrape.found.quarantines)
     yield from _shards(scrape.shards)
     yield from _own(scrape)
     if scrape.stats.ingest is not None:

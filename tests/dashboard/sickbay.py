@@ -194,6 +194,52 @@ STAGES = Row(
     ],
 )
 
+REPAIRS = Row(
+    "Repairs",
+    [
+        Panel(
+            "Repairs under way",
+            "timeseries",
+            [Query("sum by (repair) (sickbay_repairs_running)", "{{repair}}")],
+            "repair.concurrent and its percentage bound their number.",
+            stacked=True,
+        ),
+        Panel(
+            "Attempts by outcome",
+            "timeseries",
+            [
+                Query(
+                    "sum by (repair, outcome) (increase(sickbay_repair_attempts_total[1d])) > 0",
+                    "{{repair}}: {{outcome}}",
+                )
+            ],
+            "Attempts that ended within the 24 hours before.",
+        ),
+        Panel(
+            "Ladders that have ended",
+            "timeseries",
+            [Query("sum(sickbay_quarantines_repair_exhausted)", "nodes")],
+            "No further repair of these nodes begins by itself: a person has to go on.",
+        ),
+        Panel(
+            "Order to end of a repair",
+            "timeseries",
+            _quantiles("sickbay_repair_duration_seconds", "1d", "repair"),
+            "By kind, whatever the outcome.",
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            "Quarantine to release after a repair",
+            "timeseries",
+            _quantiles("sickbay_node_return_duration_seconds", "7d"),
+            "Of nodes that had a repair.",
+            unit="s",
+            width=12,
+        ),
+    ],
+)
+
 ITSELF = Row(
     "Agents, API server and sickbay itself",
     [
@@ -288,7 +334,7 @@ ITSELF = Row(
     ],
 )
 
-ROWS = (NOW, GPUS, STAGES, ITSELF)
+ROWS = (NOW, GPUS, STAGES, REPAIRS, ITSELF)
 
 
 def made() -> dict[str, Any]:

@@ -164,7 +164,8 @@ def aggregator_metrics() -> dict[str, str]:
     """Families by name, with their type. The client library appends ``_total`` to a counter."""
     web = ROOT / "aggregator" / "web"
     text = "".join(
-        (web / name).read_text() for name in ("metrics.py", "pool_metrics.py", "stage_metrics.py")
+        (web / name).read_text()
+        for name in ("metrics.py", "pool_metrics.py", "repair_metrics.py", "stage_metrics.py")
     )
     several = re.findall(r'\("(\w+)", "[^"]+", "reason", stats\.', text)
     found = {}

@@ -1,0 +1,46 @@
+"""Metrics of the repairs of nodes in quarantine."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric
+
+from aggregator.policy.repairs import REPAIRS
+from aggregator.quarantine.state.stage_times import StageTimes
+from aggregator.web import models, repair_view
+from aggregator.web.metric_families import counter, gauge, histogram, single_gauge
+
+
+def repair_metrics(
+    stages: StageTimes, quarantines: Sequence[models.Quarantine]
+) -> Iterator[Metric]:
+    """``quarantines`` are those of this replica's nodes."""
+    running = gauge("sickbay_repairs_running", "Repairs under way, by repair.", ["repair"])
+    counted = Counter(one.repair for one in repair_view.under_way(quarantines))
+    for repair in REPAIRS:
+        running.add_metric([repair], counted[repair])
+    yield running
+    exhausted = sum(one.repair is not None and bool(one.repair.exhausted) for one in quarantines)
+    yield single_gauge(
+        "sickbay_quarantines_repair_exhausted",
+        "Quarantines in which no further repair begins: a person has to go on.",
+        exhausted,
+    )
+    attempts = counter(
+        "sickbay_repair_attempts", "Attempts at a repair that ended.", ["repair", "outcome"]
+    )
+    for (repair, outcome), number in sorted(stages.repair_attempts.items()):
+        attempts.add_metric([repair, outcome], number)
+    yield attempts
+    yield histogram(
+        "sickbay_repair_duration_seconds",
+        "From the order of a repair to its end.",
+        ["repair"],
+        {(repair,): found for repair, found in stages.repair_durations.items()},
+    )
+    yield histogram(
+        "sickbay_node_return_duration_seconds",
+        "From the taint to the release, of nodes that had a repair.",
+        [],
+        {(): stages.node_return},
+    )

@@ -1,0 +1,101 @@
+"""Repairs on the page, in the API and in the metrics: the ladder, the attempts, the next step."""
+
+from dataclasses import replace
+
+from aggregator.cluster.port import RepairState
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web import node_view
+from aggregator.web.node_view import ViewMoment
+from tests.support.fleet_views import view_fleet
+from tests.web.support import REPAIRS, Hands, reboot_of, repaired, serving, small_fleet
+from tests.web.test_metrics import labels, scrape
+
+HANDS = Hands()
+NOW = ViewMoment(HANDS.now, HANDS.wall)
+ORDERED = reboot_of("node-2", HANDS.wall, RepairState.ORDERED, message="asked the BMC")
+DONE = replace(ORDERED, state=RepairState.SUCCEEDED, ended_at=HANDS.wall - 60, message="it booted")
+
+
+def fleet_with_repair(**changes: object) -> FleetState:
+    fleet = small_fleet(HANDS)
+    fleet.repairs, fleet.repairing = REPAIRS, 1
+    repaired(fleet.node_summaries["node-2"], ORDERED, **changes)
+    return fleet
+
+
+def test_a_site_without_repairs_is_shown_no_repair_and_no_limit_of_them() -> None:
+    found = view_fleet(small_fleet(HANDS), NOW)
+    assert {one.repair for one in found.quarantines} == {None}
+    assert not [one.name for one in found.limits if one.name.startswith("repair.")]
+
+
+def test_attempts_of_a_time_before_the_mode_was_off_are_still_shown() -> None:
+    fleet = fleet_with_repair()
+    fleet.repairs = replace(REPAIRS, rules=RepairRules(RepairMode.OFF))
+    summary = fleet.node_summaries["node-2"]
+    assert summary.quarantine is not None
+    shown = node_view.quarantine(summary, summary.quarantine, "", NOW, fleet.repairs)
+    assert shown.repair is not None
+    assert [one.state for one in shown.repair.attempts] == ["Ordered"]
+    assert shown.repair.waits == "repair.mode is off"
+
+
+async def test_the_api_has_the_ladder_the_attempts_and_what_is_waited_for() -> None:
+    async with serving(fleet_with_repair(), HANDS.clocks()) as served:
+        node = await served.json("/api/v1/nodes/node-2")
+        listed = await served.json("/api/v1/quarantines")
+        fleet = await served.json("/api/v1/fleet")
+    repair = node["quarantine"]["repair"]
+    assert repair in [one["repair"] for one in listed["items"]]
+    assert repair["mode"] == "repair"
+    assert repair["ladder"] == ["reboot", "replace", "ticket"]
+    assert repair["repairers"] == ["reboot", "ticket"]
+    assert repair["waits"].startswith("reboot is under way, until ")
+    [attempt] = repair["attempts"]
+    assert (attempt["repair"], attempt["state"]) == ("reboot", "Ordered")
+    assert attempt["operation"] == "q-node-2-1-reboot"
+    assert attempt["message"] == "asked the BMC"
+    assert attempt["ended_at"] is None
+    assert attempt["began_at"] == "2026-03-14T03:12:07Z"
+    [running] = fleet["repairs"]
+    assert (running["node"], running["repair"], running["state"]) == ("node-2", "reboot", "Ordered")
+    limits = {one["name"]: one for one in fleet["limits"]}
+    concurrent = limits["repair.concurrent"]
+    assert (concurrent["used"], concurrent["most"], concurrent["full"]) == (1, 1, True)
+    assert limits["repair.concurrent_percent"]["most"] == 1  # 5 % of 8 nodes
+    assert limits["repair.pool_concurrent"]["most"] is None
+
+
+async def test_the_nodes_page_shows_attempts_and_a_hostile_message_as_text() -> None:
+    fleet = fleet_with_repair()
+    hostile = replace(DONE, message="<script>x</script>")
+    repaired(fleet.node_summaries["node-2"], hostile, held="the <rack> is full")
+    async with serving(fleet, HANDS.clocks()) as served:
+        page = await served.text("/nodes/node-2")
+        assert "&lt;script&gt;x&lt;/script&gt;" in page
+        assert "<script>x" not in page
+        assert "its evidence has until 2026-03-14T03:28:07Z to clear after reboot" in page
+        failed = replace(hostile, state=RepairState.FAILED)
+        repaired(fleet.node_summaries["node-2"], failed, held="the <rack> is full")
+        assert "The next repair waits: the &lt;rack&gt; is full" in await served.text(
+            "/nodes/node-2"
+        )
+
+
+async def test_metrics_count_what_runs_and_what_ended() -> None:
+    fleet = fleet_with_repair()
+    fleet.stages.note_repair(DONE)
+    fleet.stages.note_repair(replace(DONE, state=RepairState.FAILED))
+    repaired(fleet.node_summaries["node-7"], DONE, exhausted="a ticket asks a person")
+    async with serving(fleet, HANDS.clocks()) as served:
+        found = await scrape(served)
+    assert found["sickbay_repairs_running", labels(repair="reboot")] == 1
+    assert found["sickbay_repairs_running", labels(repair="gpu-reset")] == 0
+    assert found["sickbay_quarantines_repair_exhausted", labels()] == 1
+    total = "sickbay_repair_attempts_total"
+    assert found[total, labels(repair="reboot", outcome="Succeeded")] == 1
+    assert found[total, labels(repair="reboot", outcome="Failed")] == 1
+    assert found["sickbay_repair_duration_seconds_count", labels(repair="reboot")] == 2
+    assert found["sickbay_node_return_duration_seconds_count", labels()] == 0
+    assert found["sickbay_limit_used_nodes", labels(limit="repair.concurrent")] == 1
