@@ -13,7 +13,13 @@ from typing import Protocol
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import brief, clean
 from aggregator.cluster.port import Action, QuarantineSpec
-from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN, exemption
+from aggregator.quarantine.decide.operator_requests import (
+    CANCEL_REPAIR,
+    EXEMPT,
+    PIN,
+    REPAIR,
+    exemption,
+)
 from aggregator.rfc3339 import write_time
 
 
@@ -95,6 +101,22 @@ def unpinned(node: str) -> AnnotationChange:
     """Release the node when it is healthy."""
     said = f"{node}: no longer pinned; it is released once no other reason speaks against it."
     return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
+
+
+def repair_requested(node: str, what: str, ident: str, *, how: str) -> AnnotationChange:
+    """Begin a repair, or take one back (``what``: `CANCEL_REPAIR`). ``ident``: each request's own.
+
+    The annotation that it writes stays; a request is followed once by its id.
+    """
+    follow = f"To follow it: sickbay repair {node}{how}"
+    if what == CANCEL_REPAIR:
+        said = f"{node}: the end of its repairs is asked for (request {ident}).\n{follow}"
+    else:
+        said = (
+            f"{node}: {what} is asked for (request {ident}).\n"
+            f"{follow}\nTo take it back: sickbay repair {node} --cancel{how}"
+        )
+    return AnnotationChange({REPAIR: f"{what} {ident}"}, said)
 
 
 def manual_quarantine(action: Action, reason: str, requester: str) -> QuarantineSpec:

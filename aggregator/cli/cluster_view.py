@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from aggregator.cli.tunnel import AggregatorPod
-from aggregator.cluster.port import HookStatus, Phase, Quarantine
+from aggregator.cluster.port import HookStatus, Phase, Quarantine, RepairStatus
 from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
 from aggregator.rfc3339 import write_time
 
@@ -75,6 +75,34 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
             for one in spec.evidence
         ],
         "advice": _ADVICE,
+        "repair": _repair(status.repair),
+    }
+
+
+def _repair(found: RepairStatus | None) -> dict[str, Any] | None:
+    """Without the mode, the ladder and the repairers, which the aggregator's configuration has."""
+    if found is None:
+        return None
+    return {
+        "mode": "",
+        "ladder": [],
+        "repairers": [],
+        "attempts": [
+            {
+                "operation": one.operation,
+                "repair": one.repair,
+                "state": one.state.value,
+                "request": one.request,
+                "began_at": _time(one.began_at),
+                "deadline_at": _time(one.deadline_at),
+                "ended_at": _time(one.ended_at),
+                "message": one.message,
+            }
+            for one in found.attempts
+        ],
+        "waits": found.exhausted or found.held,
+        "exhausted": found.exhausted,
+        "exhausted_at": _time(found.exhausted_at),
     }
 
 

@@ -5,17 +5,20 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from aggregator.cli import bundle_command, demo, read_commands, write_commands
+from aggregator.cli import bundle_command, demo, read_commands, repair, write_commands
 from aggregator.cli.arguments import Command, Parser, Subcommands, node_name, positive, program
 from aggregator.cli.completion import SHELLS, script
 from aggregator.cli.options import (
     acting_options,
+    dry_run_option,
     list_options,
+    local_option,
     reading_options,
     sentence_option,
     source_options,
 )
 from aggregator.cli.wait import GOALS, duration
+from aggregator.policy.repairs import REPAIRS
 
 _STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
 _FLEET, _NODES, _ACT, _OTHER = "The fleet", "Nodes", "Act", "Other"
@@ -32,6 +35,7 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     _add_fleet(commands, read)
     _add_nodes(commands, read, source_options(environ))
     _add_acting(commands, acting_options())
+    _add_repair(commands, read)
     _add_alert(commands, read)
     completion = commands.add(
         _OTHER,
@@ -243,6 +247,34 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
     _add_node(pin)
     _add_reason(pin)
     _command(pin, write_commands.pin)
+
+
+def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+    made = commands.add(
+        _ACT,
+        "repair",
+        "show the repairs of a node in quarantine, begin one, or take it back",
+        parents=[read],
+        more="With a node alone it prints the ladder, the attempts, and what holds the next one.",
+        examples=["repair gpu-0042", "repair gpu-0042 reboot", "repair gpu-0042 --cancel"],
+    )
+    _add_node(made)
+    made.add_argument(
+        "kind",
+        nargs="?",
+        choices=REPAIRS,
+        metavar="KIND",
+        help=f"have the node repaired so: {', '.join(REPAIRS)}",
+    )
+    made.add_argument(
+        "--cancel",
+        action="store_true",
+        help="take the repair under way back, and have none begin by itself",
+    )
+    local_option(made)
+    dry_run_option(made)
+    made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    _command(made, repair.repair)
 
 
 def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:

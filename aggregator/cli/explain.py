@@ -138,6 +138,7 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
         return
     yield _PHASES.get(quarantine["phase"], f"Its phase is {quarantine['phase']}.")
     yield from _drain(quarantine, now)
+    yield from _repair(quarantine.get("repair"))
     yield from _end(answer, quarantine)
 
 
@@ -154,6 +155,19 @@ def _drain(quarantine: Answer, now: dt.datetime) -> Iterator[str]:
         yield f"Blocked{since} by {one['pod']}: {one['reason']}"
     if quarantine["phase"] == "Draining" and quarantine["deadline_at"]:
         yield f"The drain should end by {clock(quarantine['deadline_at'])} UTC."
+
+
+def _repair(found: Answer | None) -> Iterator[str]:
+    """An aggregator of the version before sends none."""
+    if found is None:
+        return
+    if found["ladder"]:
+        yield f"Its rules name these repairs, mildest first: {', '.join(found['ladder'])}."
+    for one in found["attempts"]:
+        message = f": {one['message']}" if one["message"] else ""
+        yield f"- {one['repair']} {one['state']}{message}"
+    if found["waits"]:
+        yield f"The next repair waits: {found['waits']}"
 
 
 def _end(answer: Answer, quarantine: Answer) -> Iterator[str]:

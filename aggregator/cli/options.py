@@ -100,19 +100,27 @@ def list_options() -> argparse.ArgumentParser:
 def acting_options() -> argparse.ArgumentParser:
     """The options of commands that act."""
     common = argparse.ArgumentParser(add_help=False, parents=[cluster_options()])
-    common.add_argument(
+    local_option(common)
+    dry_run_option(common)
+    sentence_option(common)
+    return common
+
+
+def local_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--local",
         type=Path,
         metavar="DATABASE",
         help="act on a local cluster's file (cluster.local.database) and not on Kubernetes",
     )
-    common.add_argument(
+
+
+def dry_run_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="ask the API server whether it would be allowed, and write nothing",
     )
-    sentence_option(common)
-    return common
 
 
 def flags_of(options: argparse.Namespace) -> str:

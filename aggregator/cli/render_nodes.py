@@ -172,6 +172,32 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
     yield from render.history(told, screen)
 
 
+def repairs(found: Answer, screen: Screen) -> Iterator[str]:
+    """A node's ladder, its attempts and what holds the next one."""
+    if found["mode"]:
+        rungs = [
+            rung if rung in found["repairers"] else f"{rung} (no repairer)"
+            for rung in found["ladder"]
+        ]
+        yield f"ladder: {clean(', '.join(rungs) or 'none')}; repair.mode {clean(found['mode'])}"
+    if found["attempts"]:
+        rows = [
+            (
+                one["repair"],
+                one["state"],
+                ago(one["began_at"], screen.now),
+                ago(one["ended_at"], screen.now),
+                one["request"] or "ladder",
+                one["message"],
+            )
+            for one in found["attempts"]
+        ]
+        head = ["REPAIR", "STATE", "BEGAN", "ENDED", "BY", "MESSAGE"]
+        yield table(head, rows, screen.width)
+    if found["waits"]:
+        yield f"next: {clean(found['waits'])}"
+
+
 def _known(one: Answer, screen: Screen) -> str:
     at = one.get("last_known")
     return f"{clock(at)} UTC, {ago(at, screen.now)} ago; see: sickbay replicas" if at else ""
@@ -211,4 +237,7 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     for blocker in one["blockers"]:
         since = f" for {ago(blocker['since'], screen.now)}" if blocker["since"] else ""
         yield f"  blocked{since}: {clean(blocker['pod'])}: {clean(blocker['reason'])}"
+    if one.get("repair"):
+        text = "\n".join(repairs(one["repair"], screen))
+        yield from (f"  {line}" for line in text.split("\n"))
     yield f"  to do: {clean(one['advice'])}"

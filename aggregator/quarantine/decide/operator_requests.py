@@ -14,6 +14,9 @@ from aggregator.rfc3339 import read_time, write_time
 EXEMPT = "sickbay.dev/exempt"
 FORCE = "sickbay.dev/force"
 PIN = "sickbay.dev/pin"
+#: About the repair of a node in quarantine, "KIND ID" or "cancel ID"; `repair` reads it.
+REPAIR = "sickbay.dev/repair"
+CANCEL_REPAIR = "cancel"
 
 #: The requester of a quarantine made by a force annotation.
 FORCED = FORCE

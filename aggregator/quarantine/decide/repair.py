@@ -27,6 +27,7 @@ from aggregator.quarantine.decide.admission_record import (
     Record,
     RunningRepair,
 )
+from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, REPAIR
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.rfc3339 import span
 
@@ -38,8 +39,8 @@ MOST_ATTEMPTS = 12
 #: that sees the end of it has written that.
 _LINGERS = 300.0
 #: A person's request, as an annotation of the Node: "KIND ID" or "cancel ID".
-REQUEST = "sickbay.dev/repair"
-CANCEL = "cancel"
+REQUEST = REPAIR
+CANCEL = CANCEL_REPAIR
 _LONGEST_ID = 60
 
 _KURED = "weave.works/kured-reboot-in-progress"

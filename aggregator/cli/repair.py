@@ -1,0 +1,151 @@
+"""`sickbay repair`: a node's repairs, and a person's request that begins one or takes one back."""
+
+import argparse
+import datetime as dt
+import secrets
+import sys
+from collections.abc import Iterator
+
+from aggregator.cli.actions import AnnotationChange, repair_requested
+from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.errors import UsageError
+from aggregator.cli.options import flags_of
+from aggregator.cli.output import Answer, print_answer
+from aggregator.cli.read_commands import node_answer
+from aggregator.cli.render_nodes import repairs
+from aggregator.cli.screen import Screen
+from aggregator.cli.source import open_source
+from aggregator.cli.text_table import clean, printable, with_devices
+from aggregator.cli.write_commands import open_actions, report
+from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
+
+_BUSY = ("Ordering", "Ordered")
+_KIND = "quarantine.sickbay.dev"
+
+
+def repair(options: argparse.Namespace) -> None:
+    """Without a kind and without --cancel it reads; else it writes a request on the node."""
+    if options.kind and options.cancel:
+        raise UsageError(f"repair: {options.kind} and --cancel; expected one of them, or none")
+    if not options.kind and not options.cancel:
+        _show(options)
+        return
+    if options.output.name not in {"table", "json"}:
+        name = options.output.name
+        raise UsageError(f"-o {name}: a request has no such form; expected table or json")
+    _ask(options, CANCEL_REPAIR if options.cancel else options.kind)
+
+
+def _show(options: argparse.Namespace) -> None:
+    for name, given in (("--yes", options.yes), ("--dry-run", options.dry_run)):
+        if given:
+            raise UsageError(f"{name} is about a request; expected a kind of repair, or --cancel")
+    with open_source(options) as source:
+        answer = node_answer(source, options.name)
+    quarantine = answer["quarantine"]
+    told = {
+        "node": answer["node"],
+        "phase": quarantine["phase"] if quarantine is not None else None,
+        "reason": with_devices(quarantine["reason"], quarantine["evidence"]) if quarantine else "",
+        "repair": _repair_of(quarantine),
+    }
+    print_answer(options, told, lines, kind=_KIND)
+
+
+def _repair_of(quarantine: Answer | None) -> Answer | None:
+    """The repairs of a quarantine; None where repairs are off, or the aggregator is older."""
+    return quarantine.get("repair") if quarantine is not None else None
+
+
+def lines(told: Answer, screen: Screen) -> Iterator[str]:
+    """The ladder, the attempts and what holds the next one, as text."""
+    node, found = told["node"], told["repair"]
+    if told["phase"] is None:
+        yield f"{clean(node)} is not in quarantine: only a node in quarantine is repaired."
+        return
+    yield f"{clean(node)}: {clean(told['phase'])}: {clean(told['reason'])}"
+    if found is None:
+        yield "No repair was ever attempted, and repair.mode is off (docs/repair.md)."
+        return
+    yield from repairs(found, screen)
+
+
+# -- a request -------------------------------------------------------------------------
+
+
+def _ask(options: argparse.Namespace, what: str) -> None:
+    asks = not (options.yes or options.dry_run)
+    if asks:
+        require_terminal("a repair" if what != CANCEL_REPAIR else "the end of a repair")
+    with open_source(options) as source:
+        known = node_answer(source, options.name)
+    effect = _effect(options, known, what)
+    change = _change(options, what)
+    with open_actions(options) as actions:
+        if asks:
+            confirm(effect)
+        else:
+            print(printable(effect), file=sys.stderr)
+        report(options, actions.annotate(options.name, change))
+
+
+def _change(options: argparse.Namespace, what: str) -> AnnotationChange:
+    ident = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+    return repair_requested(options.name, what, ident, how=flags_of(options))
+
+
+def _effect(options: argparse.Namespace, known: Answer, what: str) -> str:
+    """The effect of the request, for its confirmation. Raises UsageError where it has none."""
+    node, how = options.name, flags_of(options)
+    quarantine = known["quarantine"]
+    if quarantine is None:
+        raise UsageError(
+            f"{node} is not in quarantine, and no other node is repaired; expected one of: "
+            f"sickbay quarantines. First: sickbay quarantine {node} --action drain "
+            f'--reason "..."{how}'
+        )
+    found = _repair_of(quarantine)
+    if known.get("source") != "cluster":
+        _require_repairs(node, found, what)
+    last = found["attempts"][-1] if found is not None and found["attempts"] else None
+    busy = last["repair"] if last is not None and last["state"] in _BUSY else ""
+    if what == CANCEL_REPAIR:
+        return _effect_of_cancel(node, found, busy)
+    after = f"; {busy} is under way, and it follows the end of that" if busy else ""
+    return (
+        f"{node}: {what} is ordered once the node is drained and the limits of repairs have "
+        f"room{after}. Phase now: {quarantine['phase']}."
+    )
+
+
+def _require_repairs(node: str, found: Answer | None, what: str) -> None:
+    """Raise UsageError where the aggregator's configuration repairs no node in this way."""
+    mode = found["mode"] if found is not None else "off"
+    busy = found is not None and any(one["state"] in _BUSY for one in found["attempts"])
+    if what == CANCEL_REPAIR and (busy or mode != "off"):
+        return
+    if mode != "repair":
+        raise UsageError(
+            f"{node}: repair.mode of the aggregator is {mode}, so no repair is ordered; expected "
+            "mode repair (docs/repair.md)"
+        )
+    assert found is not None
+    if what not in found["repairers"]:
+        kinds = ", ".join(found["repairers"])
+        raise UsageError(
+            f"{node}: repair.repairers of the aggregator has no {what}; expected one of: {kinds}"
+        )
+
+
+def _effect_of_cancel(node: str, found: Answer | None, busy: str) -> str:
+    if busy:
+        return (
+            f"{node}: {busy} is taken back, where its repairer still can, and no further repair "
+            "begins by itself in this quarantine."
+        )
+    if found is not None and found["exhausted"]:
+        raise UsageError(
+            f"{node}: no repair is under way and none begins by itself ({found['exhausted']}); "
+            "expected a kind of repair in place of --cancel"
+        )
+    return f"{node}: no repair is under way; none begins by itself in this quarantine any more."

@@ -1,0 +1,136 @@
+"""`sickbay repair` and the condition of a repair on a real API server."""
+
+import asyncio
+import json
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.port import (
+    Action,
+    Phase,
+    QuarantineSpec,
+    QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
+from aggregator.quarantine.decide.repair import RepairRequest, read_request
+from tests.controlplane.pytest_plugin import Space
+from tests.web.test_cli import in_process, sickbay
+
+pytestmark = pytest.mark.cluster
+
+#: How kubectl asks for the printed columns.
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "me")
+ORDERED = RepairAttempt(
+    "q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.0, deadline_at=9.0, message="asked"
+)
+DRAINED = QuarantineStatus(Phase.DRAINED, repair=RepairStatus((ORDERED,)))
+
+
+@pytest.fixture
+def person(cluster_space: Space) -> list[str]:
+    """The options of a person with a kubeconfig."""
+    kubeconfig = str(cluster_space.plane.kubeconfig)
+    return ["--kubeconfig", kubeconfig, "--namespace", cluster_space.namespace]
+
+
+async def request_on(kube: KubeCluster, node: str) -> RepairRequest | None:
+    read = await kube.read_node(node)
+    assert read is not None
+    return read_request(read.annotations)
+
+
+async def test_a_request_is_written_with_the_persons_own_rights_while_no_aggregator_answers(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    node, well = cluster_space.create_nodes(2)
+    made = await kube.create_quarantine(node, SPEC)
+    made = await kube.write_quarantine_status(made, DRAINED)
+    shown = await in_process("repair", node, *person)
+    assert shown.code == 0, shown.err
+    assert f"{node}: Drained: xid:79" in shown.out
+    assert "reboot  Ordered" in shown.out
+    assert "Shown is what the Quarantines in the cluster say" in shown.err
+    dry = await in_process("repair", node, "reboot", "--dry-run", *person)
+    assert (dry.code, dry.out.startswith("DRY RUN, nothing is written.")) == (0, True), dry.err
+    assert await request_on(kube, node) is None
+    done = await sickbay("repair", node, "reboot", "--yes", *person)
+    assert done.code == 0, done.err
+    assert f"To take it back: sickbay repair {node} --cancel {shlex.join(person)}\n" in done.out
+    asked = await request_on(kube, node)
+    assert asked is not None
+    assert asked.what == "reboot"
+    assert asked.ident in done.out
+    cancel = await in_process("repair", node, "--cancel", "--yes", *person)
+    assert "reboot is taken back, where its repairer still can" in cancel.err
+    taken = await request_on(kube, node)
+    assert taken is not None
+    assert (taken.what, taken.ident != asked.ident) == ("cancel", True)
+    refused = await in_process("repair", well, "reboot", "--yes", *person)
+    assert (refused.code, f"{well} is not in quarantine" in refused.err) == (2, True)
+    assert await request_on(kube, well) is None
+    typo = await in_process("repair", "no-such-node", "reboot", "--yes", *person)
+    assert (typo.code, 'there is no node "no-such-node"' in typo.err) == (1, True)
+    await kube.drop_quarantine(made)
+
+
+async def test_the_condition_and_its_column_follow_the_attempts(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, SPEC)
+    made = await kube.write_quarantine_status(made, QuarantineStatus(Phase.DRAINED))
+    seen = [await column(kube, name)]
+    done = replace(ORDERED, state=RepairState.SUCCEEDED, ended_at=5.0)
+    for repair in (
+        RepairStatus(held="the rack is full"),
+        RepairStatus((ORDERED,)),
+        RepairStatus((done,)),
+        RepairStatus((done,), exhausted="no further repair is on its ladder"),
+    ):
+        made = await kube.write_quarantine_status(made, replace(DRAINED, repair=repair))
+        seen.append(await column(kube, name))
+    assert seen == [None, "Held", "Ordered", "Succeeded", "Exhausted"]
+    read = await kube.read_quarantine(name)
+    assert read is not None
+    [found] = [one for one in read.status.conditions if one.type == "Repaired"]
+    assert (found.status, found.message) == ("False", "no further repair is on its ladder")
+    await kube.drop_quarantine(made)
+
+
+async def column(kube: KubeCluster, name: str) -> str | None:
+    """What `kubectl get quarantine -o wide` prints under REPAIRED."""
+    body = await kube._transport.request(
+        "GET", paths.quarantine(name), kind="quarantines", lane=Priority.READ, accept=TABLE
+    )
+    told = json.loads(body)
+    names = [one["name"] for one in told["columnDefinitions"]]
+    found: str | None = told["rows"][0]["cells"][names.index("Repaired")]
+    return found
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the path")
+async def test_kubectl_waits_for_a_repair(kube: KubeCluster, cluster_space: Space) -> None:
+    name = f"{cluster_space.node_prefix}-b"
+    made = await kube.create_quarantine(name, SPEC)
+    done = replace(ORDERED, state=RepairState.SUCCEEDED, ended_at=5.0)
+    made = await kube.write_quarantine_status(made, replace(DRAINED, repair=RepairStatus((done,))))
+    command = ["kubectl", "--kubeconfig", str(cluster_space.plane.kubeconfig), "wait"]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "--for=condition=Repaired", f"quarantine/{name}", "--timeout=30s"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    await kube.drop_quarantine(made)
