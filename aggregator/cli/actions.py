@@ -17,6 +17,7 @@ from aggregator.quarantine.decide.operator_requests import (
     CANCEL_REPAIR,
     EXEMPT,
     PIN,
+    QUARANTINE_IS,
     REPAIR,
     exemption,
 )
@@ -103,11 +104,15 @@ def unpinned(node: str) -> AnnotationChange:
     return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
 
 
-def repair_requested(node: str, what: str, ident: str, *, how: str) -> AnnotationChange:
+def repair_requested(
+    node: str, what: str, ident: str, quarantine_uid: str, *, how: str
+) -> AnnotationChange:
     """Begin a repair, or take one back (``what``: `CANCEL_REPAIR`). ``ident``: each request's own.
 
-    The annotation that it writes stays; a request is followed once by its id.
+    The annotation stays on the node, so it names the quarantine: a later one does not follow it.
+    ``quarantine_uid`` is empty where the aggregator is of a version that does not send it.
     """
+    bound = f" {QUARANTINE_IS}{quarantine_uid}" if quarantine_uid else ""
     follow = f"To follow it: sickbay repair {node}{how}"
     if what == CANCEL_REPAIR:
         said = f"{node}: the end of its repairs is asked for (request {ident}).\n{follow}"
@@ -116,7 +121,7 @@ def repair_requested(node: str, what: str, ident: str, *, how: str) -> Annotatio
             f"{node}: {what} is asked for (request {ident}).\n"
             f"{follow}\nTo take it back: sickbay repair {node} --cancel{how}"
         )
-    return AnnotationChange({REPAIR: f"{what} {ident}"}, said)
+    return AnnotationChange({REPAIR: f"{what} {ident}{bound}"}, said)
 
 
 def manual_quarantine(action: Action, reason: str, requester: str) -> QuarantineSpec:

@@ -76,6 +76,7 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
         ],
         "advice": _ADVICE,
         "repair": _repair(status.repair),
+        "uid": found.uid,
     }
 
 

@@ -80,7 +80,7 @@ def _ask(options: argparse.Namespace, what: str) -> None:
     with open_source(options) as source:
         known = node_answer(source, options.name)
     effect = _effect(options, known, what)
-    change = _change(options, what)
+    change = _change(options, what, known["quarantine"].get("uid", ""))
     with open_actions(options) as actions:
         if asks:
             confirm(effect)
@@ -89,9 +89,9 @@ def _ask(options: argparse.Namespace, what: str) -> None:
         report(options, actions.annotate(options.name, change))
 
 
-def _change(options: argparse.Namespace, what: str) -> AnnotationChange:
+def _change(options: argparse.Namespace, what: str, uid: str) -> AnnotationChange:
     ident = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    return repair_requested(options.name, what, ident, how=flags_of(options))
+    return repair_requested(options.name, what, ident, uid, how=flags_of(options))
 
 
 def _effect(options: argparse.Namespace, known: Answer, what: str) -> str:

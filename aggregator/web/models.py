@@ -137,7 +137,7 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     ``overdue_at`` when it was reported overdue; ``pods_total`` is the most pods that were left in
     its drain since the asked replica knows of it, null before a drain; ``pre_evict`` is the result
     of the site's own step before the evictions. ``repair`` is null where repairs are off and none
-    ever was.
+    ever was. ``uid`` is the object's.
     """
 
     node: str
@@ -174,6 +174,7 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     advice: str
     pods_total: int | None = None
     repair: Repair | None = None
+    uid: str = ""
 
 
 class Hold(Shape, frozen=True, kw_only=True):

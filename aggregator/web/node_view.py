@@ -303,6 +303,7 @@ def quarantine(
         evidence=[_durable_evidence(node_summary, item) for item in spec.evidence],
         advice=advice.for_quarantine(node_summary, found, in_force, how),
         repair=repair_view.repair(found, repairs, moment.wall),
+        uid=found.uid,
     )
 
 

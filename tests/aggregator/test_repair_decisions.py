@@ -230,6 +230,9 @@ def test_a_request_for_a_repair_without_repairer_is_named() -> None:
     [
         ("reboot 7f", RepairRequest("reboot", "7f")),
         ("  cancel   7f ", RepairRequest(CANCEL, "7f")),
+        ("reboot ann, 7f", RepairRequest("reboot", "ann, 7f")),
+        ("reboot 7f  quarantine=q1 ", RepairRequest("reboot", "7f", "q1")),
+        ("reboot quarantine=q1", None),
         ("reboot", None),
         ("rebot 7f", None),
         ("", None),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from aggregator.cluster.port import Phase, QuarantineCondition
 from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import ROUNDS
+from aggregator.quarantine.decide.operator_requests import REPAIR
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.memory_cluster import MemoryCluster, World
@@ -103,4 +104,22 @@ async def test_without_repairs_there_is_no_condition_about_them() -> None:
     )
     await later(3600)
     assert site.condition() is None
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_of_an_earlier_quarantine_is_not_followed_in_a_later_one() -> None:
+    site = Site()
+    site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")
+    site.world.person_annotates("n1", REPAIR, "reboot a1 quarantine=an-earlier-one")
+    await site.until("Exhausted")
+    await later(3600)
+    [order] = site.shop.orders  # the ladder's
+    attempts = site.world.quarantines["n1"].status.repair
+    assert attempts is not None
+    assert [one.request for one in attempts.attempts] == [""]
+    uid = site.world.quarantines["n1"].uid
+    site.world.person_annotates("n1", REPAIR, f"reboot a2 quarantine={uid}")
+    await soon(lambda: len(site.shop.orders) == 2, within=TIMEOUT)
+    assert site.shop.orders[1].operation != order.operation
     await site.replica.stop()

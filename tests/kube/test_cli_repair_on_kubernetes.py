@@ -70,6 +70,7 @@ async def test_a_request_is_written_with_the_persons_own_rights_while_no_aggrega
     assert asked is not None
     assert asked.what == "reboot"
     assert asked.ident in done.out
+    assert asked.quarantine == made.uid
     cancel = await in_process("repair", node, "--cancel", "--yes", *person)
     assert "reboot is taken back, where its repairer still can" in cancel.err
     taken = await request_on(kube, node)

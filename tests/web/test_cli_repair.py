@@ -104,6 +104,7 @@ async def test_a_kind_is_written_on_the_node_with_an_id_of_its_own(
     assert first is not None
     assert first.what == "reboot"
     assert first.ident in done.out
+    assert first.quarantine == "q-node-2", "a later quarantine does not follow it"
     await in_process("repair", "node-2", "reboot", "--yes", *where)
     second = request_in(database)
     assert second is not None

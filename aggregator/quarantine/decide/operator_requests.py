@@ -17,6 +17,7 @@ PIN = "sickbay.dev/pin"
 #: About the repair of a node in quarantine, "KIND ID" or "cancel ID"; `repair` reads it.
 REPAIR = "sickbay.dev/repair"
 CANCEL_REPAIR = "cancel"
+QUARANTINE_IS = "quarantine="
 
 #: The requester of a quarantine made by a force annotation.
 FORCED = FORCE

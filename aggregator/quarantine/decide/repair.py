@@ -27,7 +27,7 @@ from aggregator.quarantine.decide.admission_record import (
     Record,
     RunningRepair,
 )
-from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, REPAIR
+from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, QUARANTINE_IS, REPAIR
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.rfc3339 import span
 
@@ -38,7 +38,8 @@ MOST_ATTEMPTS = 12
 #: A repair counts for the limits so much longer than its deadline (seconds): until the process
 #: that sees the end of it has written that.
 _LINGERS = 300.0
-#: A person's request, as an annotation of the Node: "KIND ID" or "cancel ID".
+#: A person's request, as an annotation of the Node: "KIND ID" or "cancel ID", and in whichever
+#: quarantine, or with " quarantine=UID" in that one.
 REQUEST = REPAIR
 CANCEL = CANCEL_REPAIR
 _LONGEST_ID = 60
@@ -104,10 +105,14 @@ class NextRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """A person's request: a kind of repair, or `CANCEL`, and the id that makes it one."""
+    """A person's request: a kind of repair, or `CANCEL`, and the id that makes it one.
+
+    ``quarantine``: the UID of the one that it is about; empty: of whichever stands.
+    """
 
     what: str
     ident: str
+    quarantine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +261,20 @@ def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) 
 
 def read_request(annotations: Mapping[str, str]) -> RepairRequest | None:
     """A person's request in the node's annotation; text that can't be understood is none."""
-    what, _, ident = annotations.get(REQUEST, "").strip().partition(" ")
-    ident = ident.strip()[:_LONGEST_ID]
-    return RepairRequest(what, ident) if what in (*REPAIRS, CANCEL) and ident else None
+    what, _, rest = annotations.get(REQUEST, "").strip().partition(" ")
+    words = rest.split()
+    bound = words.pop() if words and words[-1].startswith(QUARANTINE_IS) else ""
+    ident = (" ".join(words) if bound else rest.strip())[:_LONGEST_ID]
+    if what not in (*REPAIRS, CANCEL) or not ident:
+        return None
+    return RepairRequest(what, ident, bound.removeprefix(QUARANTINE_IS))
+
+
+def request_for(asked: RepairRequest | None, quarantine_uid: str) -> RepairRequest | None:
+    """The request, unless it is about another quarantine: an annotation outlives the one that its
+    writer saw, and a later quarantine must not be repaired by it.
+    """
+    return asked if asked is not None and asked.quarantine in ("", quarantine_uid) else None
 
 
 def _open_request(status: RepairStatus, asked: RepairRequest | None) -> RepairRequest | None:

@@ -52,6 +52,7 @@ from aggregator.quarantine.decide.repair import (
     next_repair,
     operation_id,
     other_party,
+    request_for,
 )
 from aggregator.quarantine.decide.repair_plan import ladder_of
 from aggregator.quarantine.repair.protocol import (
@@ -191,7 +192,7 @@ class RepairRunner:
             lemon=is_lemon(node_state.agent.health),
             stands=_stands(node_state, quarantine),
             began=quarantine.status.admitted_at or quarantine.created_at,
-            request=node_state.cluster.repair_request,
+            request=request_for(node_state.cluster.repair_request, quarantine.uid),
         )
         return next_repair(quarantine.status.repair, facts, rules, now)
 
