@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config.settings import HistoryConfig
     from aggregator.daemon_cli.pools import PoolEffect
     from aggregator.policy.replay import Difference, Episode, Totals
+    from aggregator.policy.rules import Policy
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 
@@ -184,12 +185,12 @@ def _replayed(options: argparse.Namespace) -> int:
         print(_NO_LABELS, file=sys.stderr)
     if options.output == "json":
         told = {
-            **_as_json(found, sums, nodes, len(old), len(new)),
+            **_as_json(found, sums, nodes, (len(old), len(new)), (present, changed)),
             "pools": [one.as_json() for one in by_pool],
         }
         print(json.dumps(told, indent=2))
     else:
-        print("\n".join(_text(found, sums, nodes, by_pool)))
+        print("\n".join(_text(found, sums, nodes, (present, changed), by_pool)))
     return DIFFERENT if found else SAME
 
 
@@ -216,6 +217,7 @@ def _text(
     found: list["Difference"],
     sums: tuple["Totals", "Totals"],
     nodes: int,
+    policies: tuple["Policy", "Policy"],
     by_pool: Sequence["PoolEffect"] = (),
 ) -> Iterable[str]:
     if not found:
@@ -229,6 +231,9 @@ def _text(
         yield f"            {_date(shown.began)} {ended}, by {', '.join(sorted(shown.rules))}"
         if one.how:
             yield f"            {one.how}"
+        ladder = _ladder(shown, policies[one.after is not None])
+        if ladder:
+            yield f"            repairs: {', then '.join(ladder)}, where repair.mode allows it"
     for name, total in zip(("before", "after"), sums, strict=True):
         kinds = ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
         yield (
@@ -249,8 +254,8 @@ def _as_json(
     found: list["Difference"],
     sums: tuple["Totals", "Totals"],
     nodes: int,
-    before: int,
-    after: int,
+    incidents: tuple[int, int],
+    policies: tuple["Policy", "Policy"],
 ) -> Mapping[str, Any]:
     return {
         "nodes": nodes,
@@ -259,17 +264,26 @@ def _as_json(
                 "what": one.what,
                 "how": one.how,
                 "node": one.shown.node,
-                "before": _episode(one.before),
-                "after": _episode(one.after),
+                "before": _episode(one.before, policies[0]),
+                "after": _episode(one.after, policies[1]),
             }
             for one in found
         ],
-        "before": _totals(sums[0], before),
-        "after": _totals(sums[1], after),
+        "before": _totals(sums[0], incidents[0]),
+        "after": _totals(sums[1], incidents[1]),
     }
 
 
-def _episode(one: "Episode | None") -> Mapping[str, Any] | None:
+def _ladder(one: "Episode", policy: "Policy") -> tuple[str, ...]:
+    """The repairs of all its evidence, as if none of that had cleared."""
+    from aggregator.policy.repairs import joined
+
+    rules = policy.by_name
+    ladders = (rules[name].repair if name in rules else () for name in one.rules)
+    return joined(ladders) if one.acts else ()
+
+
+def _episode(one: "Episode | None", policy: "Policy") -> Mapping[str, Any] | None:
     if one is None:
         return None
     return {
@@ -280,6 +294,7 @@ def _episode(one: "Episode | None") -> Mapping[str, Any] | None:
         "summary": one.summary,
         "rules": sorted(one.rules),
         "codes": sorted(one.codes),
+        "repair": list(_ladder(one, policy)),
     }
 
 

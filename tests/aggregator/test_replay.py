@@ -418,7 +418,7 @@ def test_an_owner_replays_the_aggregators_own_history(
         f"cluster: {{kind: local}}\nidentity: {{kind: insecure-trust-hello}}\n"
         f"listen: {{grpc: '127.0.0.1:0', web: '127.0.0.1:0'}}\nhistory: {{database: '{url}'}}\n"
     )
-    policy.write_text("rules:\n  - {name: gpu-person, action: drain}\n")
+    policy.write_text("rules:\n  - {name: gpu-person, action: drain, repair: [reboot, ticket]}\n")
     source = ("--config", str(config))
 
     code, _, err = command(capsys, "policy", "replay", str(policy), *source)
@@ -429,6 +429,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     assert code == 1
     assert "changes   n1  drain  xid:54" in out
     assert "cordon becomes drain" in out
+    assert "repairs: reboot, then ticket, where repair.mode allows it" in out
     code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "-o", "json")
     with Path("/dev/full").open("wb") as full:
         program = "from aggregator.daemon_cli.main import main; main()"
@@ -441,6 +442,11 @@ def test_an_owner_replays_the_aggregators_own_history(
     )
     told = json.loads(out)
     assert [one["how"] for one in told["differences"]] == ["cordon becomes drain"]
+    [changes] = told["differences"]
+    shipped = ["ticket"]
+    assert (changes["before"]["repair"], changes["after"]["repair"]) == (
+        (shipped, ["reboot", "ticket"])
+    )
     assert (told["before"]["by_action"], told["after"]["by_action"]) == (
         {"cordon": 1},
         {"drain": 1},
