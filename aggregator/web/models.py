@@ -83,7 +83,7 @@ class Blocker(Shape, frozen=True, kw_only=True):
     since: Time | None
 
 
-class RepairAttempt(Shape, frozen=True, kw_only=True):
+class AttemptedRepair(Shape, frozen=True, kw_only=True):
     """One attempt at a repair of a node. ``state`` is Ordering, Ordered, Succeeded, Failed, Unknown
     or Cancelled; ``request`` the id of the person's request that it answers, empty where the ladder
     asked for it. Its proof must come until ``deadline_at``.
@@ -110,14 +110,14 @@ class Repair(Shape, frozen=True, kw_only=True):
     mode: str
     ladder: list[str]
     repairers: list[str]
-    attempts: list[RepairAttempt]
+    attempts: list[AttemptedRepair]
     waits: str
     exhausted: str
     exhausted_at: Time | None
 
 
-class RunningRepair(Shape, frozen=True, kw_only=True):
-    """A repair under way in the fleet; fields as in RepairAttempt."""
+class OngoingRepair(Shape, frozen=True, kw_only=True):
+    """A repair under way in the fleet; fields as in AttemptedRepair."""
 
     node: str
     repair: str
@@ -501,7 +501,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     clock_doubt: str = ""
     in_company: bool = False
     with_drain: ModeEffect | None = None
-    repairs: list[RunningRepair] = []
+    repairs: list[OngoingRepair] = []
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ def repair(found: Quarantine, plan: RepairPlan, now: float) -> models.Repair | N
         ladder=list(plan.ladder(found.spec)),
         repairers=sorted(plan.kinds),
         attempts=[
-            models.RepairAttempt(
+            models.AttemptedRepair(
                 operation=one.operation,
                 repair=one.repair,
                 state=one.state.value,
@@ -43,10 +43,10 @@ def repair(found: Quarantine, plan: RepairPlan, now: float) -> models.Repair | N
     )
 
 
-def under_way(quarantines: Iterable[models.Quarantine]) -> list[models.RunningRepair]:
+def under_way(quarantines: Iterable[models.Quarantine]) -> list[models.OngoingRepair]:
     """The repairs that may still act on a node, the oldest first."""
     found = [
-        models.RunningRepair(
+        models.OngoingRepair(
             node=one.node,
             repair=attempt.repair,
             state=attempt.state,

@@ -47,7 +47,7 @@ class Site:
         conditions = found.status.conditions if found is not None else ()
         return next((one for one in conditions if one.type == "Repaired"), None)
 
-    def look(self) -> None:
+    def note_condition(self) -> None:
         """Remember each state of the condition."""
         self.world.kubelets_finish()
         one = self.condition()
@@ -57,7 +57,7 @@ class Site:
 
     async def until(self, reason: str) -> None:
         def reached() -> bool:
-            self.look()
+            self.note_condition()
             return bool(self.seen) and self.seen[-1][1] == reason
 
         await soon(reached, within=4 * TIMEOUT)
