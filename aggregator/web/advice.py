@@ -7,6 +7,7 @@ a command would act on another cluster than this one (`Fleet.how`).
 from collections.abc import Collection, Iterable
 
 from aggregator.cluster.port import HookState, Phase, Quarantine
+from aggregator.quarantine.decide.repair import BUSY
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 
@@ -187,6 +188,13 @@ def for_quarantine(
             "No step is needed yet: it is under way. While the stop switch is set it waits: "
             f"sickbay resume{how}"
         )
+    repair = status.repair
+    busy = [one.repair for one in repair.attempts if one.state in BUSY] if repair else []
+    if busy:
+        return (
+            f"No step is needed yet: {busy[-1]} is under way. To take it back: "
+            f"sickbay repair {node} --cancel{how}"
+        )
     if quarantine.spec.requester != "sickbay":
         return f"Made by a person, ended by a person: sickbay release {node}{how}"
     remedy = for_evidence(clears)
@@ -195,6 +203,8 @@ def for_quarantine(
             "No step is needed: its evidence is over. It is released once the node has stayed well."
         )
     sentence = remedy[0].upper() + remedy[1:]
+    if repair is not None and repair.exhausted:
+        sentence = f"sickbay repairs it no further (sickbay repair {node}{how}). {sentence}"
     return (
         f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}{how}"
     )

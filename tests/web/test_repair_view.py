@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from aggregator.cluster.port import RepairState
+from aggregator.cluster.port import RepairAttempt, RepairState
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import node_view
@@ -81,6 +81,23 @@ async def test_the_nodes_page_shows_attempts_and_a_hostile_message_as_text() -> 
         assert "The next repair waits: the &lt;rack&gt; is full" in await served.text(
             "/nodes/node-2"
         )
+
+
+def advice(*attempts: RepairAttempt, **changes: object) -> str:
+    fleet = small_fleet(HANDS)
+    repaired(fleet.node_summaries["node-2"], *attempts, **changes)
+    [found] = [one for one in view_fleet(fleet, NOW).quarantines if one.node == "node-2"]
+    return found.advice
+
+
+def test_a_person_is_not_told_to_reboot_a_node_that_is_being_rebooted() -> None:
+    assert advice(ORDERED) == (
+        "No step is needed yet: reboot is under way. To take it back: "
+        "sickbay repair node-2 --cancel"
+    )
+    assert advice(DONE).startswith("Reboot the node; ")
+    over = advice(DONE, exhausted="no further repair is on its ladder")
+    assert over.startswith("sickbay repairs it no further (sickbay repair node-2). Reboot the node")
 
 
 async def test_metrics_count_what_runs_and_what_ended() -> None:
