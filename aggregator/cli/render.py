@@ -66,6 +66,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             ("held back", held, "sickbay nodes --standing held"),
             ("drains held", fleet["held"] - held, "sickbay quarantines"),
             ("release held", fleet["release_held"], "sickbay quarantines"),
+            *_repairs(fleet),
             ("exempt", fleet["exempt"], "sickbay nodes --exempt"),
             ("silent agents", fleet["silent"], "sickbay nodes --standing silent"),
             ("never heard", fleet["never_heard"], "sickbay nodes --standing unknown"),
@@ -87,6 +88,13 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             screen.width,
             colour=screen.colour,
         )
+
+
+def _repairs(fleet: Answer) -> Iterator[tuple[str, int, str]]:
+    """A row while there are some; an aggregator of the version before sends none."""
+    running = fleet.get("repairs")
+    if running:
+        yield "repairs under way", len(running), f"sickbay repair {clean(running[0]['node'])}"
 
 
 def _said(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:

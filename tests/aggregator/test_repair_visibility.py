@@ -74,6 +74,8 @@ async def test_a_repair_shows_as_a_condition_and_counts_until_the_node_is_back()
     assert stages.repair_attempts == {("reboot", "Succeeded"): 1}
     assert 60 <= stages.repair_durations["reboot"].total < TIMEOUT
     await soon(lambda: not site.world.quarantines, within=TIMEOUT)
+    told = [one.reason for one in site.world.events if one.action == "Repair"]
+    assert told == ["RepairOrdered", "RepairEnded"]
     assert stages.node_return.count == 1
     assert stages.node_return.total == stages.quarantine_to_release.total
     await soon(lambda: fleet.repairing == 0, within=3 * ROUNDS)
@@ -89,6 +91,8 @@ async def test_a_ladder_that_ends_shows_so_and_counts_the_attempt_that_failed() 
     assert found is not None
     assert found.status == "False"
     assert found.message == "no further repair is on its ladder"
+    told = [(one.reason, one.warning) for one in site.world.events if one.action == "Repair"]
+    assert told == [("RepairOrdered", False), ("RepairEnded", True), ("RepairExhausted", True)]
     assert site.replica.fleet.stages.repair_attempts == {("reboot", "Failed"): 1}
     await site.replica.stop()
 

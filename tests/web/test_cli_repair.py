@@ -81,6 +81,14 @@ async def test_a_node_alone_shows_its_ladder_its_attempts_and_what_holds_the_nex
     assert (typo.code, 'there is no node "nod-1"' in typo.err) == (1, True)
 
 
+async def test_the_status_counts_repairs_under_way(served: Served) -> None:
+    assert "repairs under way" not in (await in_process("status", "--url", served.url)).out
+    repaired(served.fleet.node_summaries["node-2"], ORDERED)
+    HANDS.advance(5)
+    told = await in_process("status", "--url", served.url)
+    assert re.search(r"repairs under way +1 +sickbay repair node-2\n", told.out), told.out
+
+
 async def test_node_and_explain_name_the_ladder_and_the_attempts(served: Served) -> None:
     node = await in_process("node", "node-2", "--url", served.url)
     assert "  ladder: reboot, replace (no repairer), ticket; repair.mode repair\n" in node.out
