@@ -166,6 +166,8 @@ def _repair(found: Answer | None) -> Iterator[str]:
     for one in found["attempts"]:
         message = f": {one['message']}" if one["message"] else ""
         yield f"- {one['repair']} {one['state']}{message}"
+    if found.get("requested"):
+        yield f"A person asks for {found['requested']}."
     if found["waits"]:
         yield f"The next repair waits: {found['waits']}"
 

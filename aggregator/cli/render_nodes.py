@@ -194,6 +194,8 @@ def repairs(found: Answer, screen: Screen) -> Iterator[str]:
         ]
         head = ["REPAIR", "STATE", "BEGAN", "ENDED", "BY", "MESSAGE"]
         yield table(head, rows, screen.width)
+    if found.get("requested"):
+        yield f"asked for by hand: {clean(found['requested'])}"
     if found["waits"]:
         yield f"next: {clean(found['waits'])}"
 

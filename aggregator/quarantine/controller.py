@@ -373,7 +373,10 @@ class Controller:
         fleet.limits = limits_for_people(settings)
         fleet.group_labels = group_labels(settings)
         fleet.repairs = RepairPlan(
-            settings.repair.rules, frozenset(settings.repair.repairers), policy
+            settings.repair.rules,
+            frozenset(settings.repair.repairers),
+            policy,
+            agents_awaited_until=clocks.now() + settings.limits.silent_drain_after,
         )
         fleet.view_lost = NO_NEWS_YET
 

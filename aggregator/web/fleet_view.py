@@ -226,8 +226,9 @@ class FleetViewBuilder:
                 msgspec.structs.replace(item, device=devices.get(item.component, item.device))
                 for item in shown.evidence
             ]
+            repair = repair_view.repair(quarantine, self._fleet.repairs, self._moment.wall)
             self._quarantines.append(
-                msgspec.structs.replace(shown, agent=told.agent, evidence=evidence)
+                msgspec.structs.replace(shown, agent=told.agent, evidence=evidence, repair=repair)
             )
         if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):
             self._holds.append(told.hold)

@@ -104,7 +104,8 @@ class Repair(Shape, frozen=True, kw_only=True):
     ``ladder``: the repairs that the rules of its evidence name, mildest first; of these only those
     among ``repairers``, the kinds with a repairer, are ordered. ``attempts``: the oldest first.
     ``waits``: why the next repair does not begin now, empty if it is due. ``exhausted``: why none
-    begins by itself any more, since ``exhausted_at``; empty: one may.
+    begins by itself any more, since ``exhausted_at``; empty: one may. ``requested``: a person's
+    request that is not answered yet, as far as the asked replica knows; empty without one.
     """
 
     mode: str
@@ -114,6 +115,7 @@ class Repair(Shape, frozen=True, kw_only=True):
     waits: str
     exhausted: str
     exhausted_at: Time | None
+    requested: str = ""
 
 
 class OngoingRepair(Shape, frozen=True, kw_only=True):

@@ -302,7 +302,13 @@ def quarantine(
         last_error=node_summary.work.last_error,
         evidence=[_durable_evidence(node_summary, item) for item in spec.evidence],
         advice=advice.for_quarantine(node_summary, found, in_force, how),
-        repair=repair_view.repair(found, repairs, moment.wall),
+        repair=repair_view.repair(
+            found,
+            repairs,
+            moment.wall,
+            node_summary.cluster.repair_request,
+            unheard=agent(node_summary) == "never" and moment.now < repairs.agents_awaited_until,
+        ),
         uid=found.uid,
     )
 

@@ -3,7 +3,13 @@
 from collections.abc import Iterable, Iterator
 
 from aggregator.cluster.port import Quarantine, RepairStatus
-from aggregator.quarantine.decide.repair import BUSY
+from aggregator.quarantine.decide.repair import (
+    BUSY,
+    CANCEL,
+    RepairRequest,
+    open_request,
+    request_for,
+)
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.web import models
@@ -12,14 +18,24 @@ from aggregator.web.timefmt import wall_time
 _UNDER_WAY = tuple(state.value for state in BUSY)
 
 
-def repair(found: Quarantine, plan: RepairPlan, now: float) -> models.Repair | None:
+def repair(
+    found: Quarantine,
+    plan: RepairPlan,
+    now: float,
+    asked: RepairRequest | None = None,
+    *,
+    unheard: bool = False,
+) -> models.Repair | None:
     """The node's ladder, its attempts and what holds the next; None where repairs are off and none
-    ever was. ``now`` is wall clock seconds.
+    ever was. ``now`` is wall clock seconds, ``asked`` the request in the node's annotation, and
+    ``unheard`` as for `RepairPlan.waits`.
     """
     status = found.status.repair
     if status is None and plan.is_off:
         return None
     status = status or RepairStatus()
+    request = open_request(status, request_for(asked, found.uid))
+    requested = request is not None and request.what != CANCEL
     return models.Repair(
         mode=plan.rules.mode.value,
         ladder=list(plan.ladder(found.spec)),
@@ -37,7 +53,8 @@ def repair(found: Quarantine, plan: RepairPlan, now: float) -> models.Repair | N
             )
             for one in status.attempts
         ],
-        waits=plan.waits(found, now),
+        requested=f"{request.what} ({request.ident})" if request is not None else "",
+        waits=plan.waits(found, now, requested=requested, unheard=unheard),
         exhausted=status.exhausted,
         exhausted_at=wall_time(status.exhausted_at),
     )

@@ -103,5 +103,16 @@ def test_after_its_time_of_verification_a_success_holds_the_next_rung_no_more() 
     assert PLAN.waits(with_repair(replace(DONE, state=RepairState.FAILED)), 1000.0) == ""
 
 
+def test_a_persons_request_waits_for_the_node_alone_and_not_for_a_ladder() -> None:
+    by_hand = replace(DRAINED, spec=replace(SPEC, requester="ann"))
+    assert PLAN.waits(by_hand, 0.0, requested=True) == ""
+    assert PLAN.waits(with_repair(exhausted="why"), 0.0, requested=True) == ""
+    assert PLAN.waits(with_repair(held="full"), 0.0, requested=True) == "full"
+    draining = replace(DRAINED, status=QuarantineStatus(Phase.DRAINING))
+    assert PLAN.waits(draining, 0.0, requested=True) == "the node is not drained"
+    assert "its agent has not reported" in PLAN.waits(by_hand, 0.0, requested=True, unheard=True)
+    assert "its agent has not reported" in PLAN.waits(DRAINED, 0.0, unheard=True)
+
+
 def test_without_a_policy_there_is_no_ladder() -> None:
     assert replace(PLAN, policy=None).ladder(SPEC) == ()

@@ -3,12 +3,21 @@
 from dataclasses import replace
 
 from aggregator.cluster.port import RepairAttempt, RepairState
-from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.decide.repair import RepairMode, RepairRequest, RepairRules
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web import node_view
+from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
 from tests.support.fleet_views import view_fleet
-from tests.web.support import REPAIRS, Hands, reboot_of, repaired, serving, small_fleet
+from tests.support.node_states import set_fields
+from tests.web.support import (
+    REPAIRS,
+    Hands,
+    quarantine_of,
+    reboot_of,
+    repaired,
+    serving,
+    small_fleet,
+)
 from tests.web.test_metrics import labels, scrape
 
 HANDS = Hands()
@@ -98,6 +107,43 @@ def test_a_person_is_not_told_to_reboot_a_node_that_is_being_rebooted() -> None:
     assert advice(DONE).startswith("Reboot the node; ")
     over = advice(DONE, exhausted="no further repair is on its ladder")
     assert over.startswith("sickbay repairs it no further (sickbay repair node-2). Reboot the node")
+
+
+def test_a_request_is_shown_until_an_attempt_answers_it() -> None:
+    fleet = small_fleet(HANDS)
+    fleet.repairs = REPAIRS
+    summary = fleet.node_summaries["node-2"]
+    repaired(summary, DONE, exhausted="no further repair is on its ladder")
+
+    def shown() -> models.Repair:
+        assert summary.quarantine is not None
+        made = node_view.quarantine(summary, summary.quarantine, "", NOW, fleet.repairs)
+        assert made.repair is not None
+        return made.repair
+
+    assert (shown().requested, shown().waits[:17]) == ("", "no further repair")
+    set_fields(summary, repair_request=RepairRequest("ticket", "a1"))
+    assert (shown().requested, shown().waits) == ("ticket (a1)", "")
+    set_fields(summary, repair_request=RepairRequest("ticket", "a1", "another quarantine"))
+    assert shown().requested == ""
+    set_fields(summary, repair_request=RepairRequest("ticket", "a1"))
+    answer = replace(DONE, operation="q-node-2-2-ticket", repair="ticket", request="a1")
+    repaired(summary, DONE, answer)
+    assert shown().requested == ""
+
+
+def test_an_agent_that_has_not_reported_is_waited_for_only_for_a_time() -> None:
+    fleet = small_fleet(HANDS)
+    summary = fleet.node_summaries["node-6"]
+    quarantine_of(summary, HANDS.wall)
+    repaired(summary)
+    assert summary.quarantine is not None
+    assert node_view.agent(summary) == "never"
+    for until, said in ((HANDS.now + 1, "its agent has not reported"), (HANDS.now, "")):
+        plan = replace(REPAIRS, agents_awaited_until=until)
+        made = node_view.quarantine(summary, summary.quarantine, "", NOW, plan).repair
+        assert made is not None
+        assert made.waits.startswith(said) if said else made.waits == ""
 
 
 async def test_metrics_count_what_runs_and_what_ended() -> None:

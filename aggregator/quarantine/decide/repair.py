@@ -145,7 +145,7 @@ def next_repair(
     if wrong:
         return NextRepair(Do.NOTHING, because=wrong)
     last = status.attempts[-1] if status.attempts else None
-    asked = _open_request(status, facts.request)
+    asked = open_request(status, facts.request)
     if last is not None and last.state in BUSY:
         return _under_way(last, facts, asked, now)
     if asked is not None and asked.what != CANCEL:
@@ -277,7 +277,7 @@ def request_for(asked: RepairRequest | None, quarantine_uid: str) -> RepairReque
     return asked if asked is not None and asked.quarantine in ("", quarantine_uid) else None
 
 
-def _open_request(status: RepairStatus, asked: RepairRequest | None) -> RepairRequest | None:
+def open_request(status: RepairStatus, asked: RepairRequest | None) -> RepairRequest | None:
     """The request, unless an attempt has answered it. A cancellation concerns what is under way."""
     if asked is None or any(one.request == asked.ident for one in status.attempts):
         return None

@@ -16,11 +16,16 @@ from aggregator.rfc3339 import write_time
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """The limits of repairs, the kinds that have a repairer, and the policy with the ladders."""
+    """The limits of repairs, the kinds that have a repairer, and the policy with the ladders.
+
+    ``agents_awaited_until``: until then (monotonic seconds) this process repairs no node whose
+    agent has not reported to it.
+    """
 
     rules: RepairRules = field(default_factory=RepairRules)
     kinds: frozenset[str] = frozenset()
     policy: Policy | None = None
+    agents_awaited_until: float = float("-inf")
 
     @property
     def is_off(self) -> bool:
@@ -30,31 +35,53 @@ class RepairPlan:
         """As `ladder_of`; empty without a policy."""
         return ladder_of(spec, self.policy) if self.policy is not None else ()
 
-    def waits(self, quarantine: Quarantine, now: float) -> str:
+    def waits(
+        self,
+        quarantine: Quarantine,
+        now: float,
+        *,
+        requested: bool = False,
+        unheard: bool = False,
+    ) -> str:
         """Why the next repair does not begin now, for people; empty: it is due.
 
-        ``now`` is wall clock seconds.
+        ``now`` is wall clock seconds. ``requested``: a person has asked for one. ``unheard``: the
+        node's agent has not reported to this process, and is waited for.
         """
         if self.is_off:
             return "repair.mode is off"
-        status, spec = quarantine.status, quarantine.spec
-        repair = status.repair
-        if repair is not None and repair.exhausted:
-            return f"no further repair begins by itself: {repair.exhausted}"
+        repair = quarantine.status.repair
         last = repair.attempts[-1] if repair is not None and repair.attempts else None
         if last is not None and last.state in BUSY:
             return f"{last.repair} is under way, until {write_time(last.deadline_at)} at the latest"
-        if spec.evidence and all(item.cleared for item in spec.evidence):
-            return "its evidence is over"
-        done = last is not None and last.state is RepairState.SUCCEEDED
-        until = last.ended_at + self.rules.verify if last is not None else 0.0
-        if last is not None and done and last.repair not in ASKS_A_PERSON and now < until:
-            return f"its evidence has until {write_time(until)} to clear after {last.repair}"
+        over = "" if requested else self._over(quarantine, now)
+        if over:
+            return over
         if not is_emptied(quarantine):
             return "the node is not drained"
+        if unheard:
+            return (
+                "its agent has not reported since the aggregator's start, and is waited for "
+                "(limits.silent_drain_after)"
+            )
         if repair is not None and repair.held:
             return repair.held
-        return self._without_rung(spec)
+        return "" if requested else self._without_rung(quarantine.spec)
+
+    def _over(self, quarantine: Quarantine, now: float) -> str:
+        """Why no rung follows, or not yet, whatever the ladder has."""
+        repair, spec = quarantine.status.repair, quarantine.spec
+        if repair is not None and repair.exhausted:
+            return f"no further repair begins by itself: {repair.exhausted}"
+        if spec.evidence and all(item.cleared for item in spec.evidence):
+            return "its evidence is over"
+        last = repair.attempts[-1] if repair is not None and repair.attempts else None
+        if last is None or last.state is not RepairState.SUCCEEDED or last.repair in ASKS_A_PERSON:
+            return ""
+        until = last.ended_at + self.rules.verify
+        if now >= until:
+            return ""
+        return f"its evidence has until {write_time(until)} to clear after {last.repair}"
 
     def _without_rung(self, spec: QuarantineSpec) -> str:
         if spec.requester != OURS:
