@@ -142,6 +142,7 @@ mutants: env ## Random mutants of the acting core against the fast tests (MUTANT
 .PHONY: deploy-check
 deploy-check: env ## The chart with a real Helm and a real cluster (needs root, runc; builds Helm once)
 	@$(BIN)/python -m tests.controlplane build helm kubeconform >/dev/null
+	@$(BIN)/python -m tests.controlplane.sources
 	@$(BIN)/python -m tests.chart.own_network $(BIN)/pytest -q tests/chart/check_*.py tests/chart/test_*.py tests/deploy/test_kustomize.py
 	@$(BIN)/pytest -q tests/e2e/test_tutorial.py
 

@@ -204,6 +204,16 @@ def marked(plane: ControlPlane, sickbay: Installation) -> dict[str, Any]:
         what="the Quarantine's status",
         timeout_s=60,
     )
+    # The condition trails: it is the last write to the node.
+    wait_until(
+        lambda: [
+            one
+            for one in plane.node("gpu-00000")["status"].get("conditions", [])
+            if one["type"] == "SickbayQuarantined" and one["status"] == "True"
+        ],
+        what="the node's condition",
+        timeout_s=60,
+    )
     path = "/api/v1/namespaces/sickbay/configmaps/sickbay-stop"
     plane.call("PATCH", path, stop, MERGE_PATCH)
     return node_facts(plane)

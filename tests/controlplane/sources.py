@@ -1,4 +1,7 @@
-"""Files of Go modules that tests read and do not build: a download takes seconds."""
+"""Files of Go modules that tests read and do not build: a download takes seconds.
+
+`python -m tests.controlplane.sources` downloads all of them, for tests that run without a network.
+"""
 
 import json
 import subprocess
@@ -41,3 +44,9 @@ def _source(module: str, lock: Path) -> Path:
     if done.returncode != 0:
         raise NoControlPlane(f"{module} can't be downloaded: {done.stdout}{done.stderr}")
     return Path(json.loads(done.stdout)["Dir"])
+
+
+if __name__ == "__main__":
+    for _which in ("newest", "oldest"):
+        kubernetes_openapi(_which)
+    operator_definitions()
