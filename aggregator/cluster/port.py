@@ -126,6 +126,8 @@ class QuarantineSpec:
     #: The owner, where several aggregators with records of their own act in one cluster; empty:
     #: every aggregator's.
     installation: str = ""
+    #: The UID of the Node that it was decided on; empty in the cases of ``intent_action``.
+    node_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +194,9 @@ class RepairState(enum.StrEnum):
 class RepairAttempt:
     """One attempt at a repair. ``operation`` is its id everywhere, made of the quarantine's uid.
 
-    ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``request`` is the id
-    of a person's request, empty where the ladder asked for it. Times are wall clock seconds.
+    ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``domains`` are its
+    failure domains then, for the limits, as "LABEL=VALUE". ``request`` is the id of a person's
+    request, empty where the ladder asked for it. Times are wall clock seconds.
     """
 
     operation: str
@@ -206,6 +209,7 @@ class RepairAttempt:
     deadline_at: float = 0.0
     ended_at: float = 0.0
     message: str = ""
+    domains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

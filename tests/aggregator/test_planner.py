@@ -399,10 +399,59 @@ def test_while_a_repair_may_act_on_a_node_only_a_person_releases_it() -> None:
             if quarantine is None or quarantine.problem or now.uncordoned or quarantine.deleting:
                 continue
             for due in (False, True):
-                step = next_step(replace(now, repair_busy=True, repair_due=due)).do
+                busy = replace(now, repair_busy=True, repair_due=due)
+                step = next_step(busy).do
                 assert step is not Step.RELEASE
                 going = now.definition_going or quarantine.status.phase is Phase.RELEASING
                 assert (step is Step.REPAIR) == (due and not going)
+
+
+def test_the_node_in_place_of_a_replaced_one_is_not_marked_before_the_repairs_proof() -> None:
+    gap = Situation(
+        Quarantine("n1", "q", "1", SPEC, QuarantineStatus(Phase.DRAINED)),
+        in_record=True,
+        wanted=wanted(Action.DRAIN),
+        mode=Action.DRAIN,
+        knows=True,
+        fresh=False,
+        recovered=False,
+        node_replaced=True,
+        reborn=True,
+        node_found=True,
+        repair_busy=True,
+        repair_replaces=True,
+    )
+    assert next_step(gap).do is Step.NOTHING
+    assert next_step(replace(gap, repair_due=True)).do is Step.REPAIR
+    assert next_step(replace(gap, repair_busy=False)).do is Step.RELEASE
+    # A reboot may still reach the new Node, so that one is kept free of work.
+    assert next_step(replace(gap, repair_replaces=False)).do is Step.RESTART
+
+
+def test_a_force_that_is_taken_back_does_not_wait_for_a_repair() -> None:
+    forced = replace(SPEC, requester=FORCED)
+    now = Situation(
+        Quarantine("n1", "q", "1", forced, QuarantineStatus(Phase.DRAINED)),
+        in_record=True,
+        wanted=None,
+        mode=Action.DRAIN,
+        knows=True,
+        fresh=True,
+        recovered=False,
+        node_found=True,
+        unforced=True,
+        repair_busy=True,
+    )
+    for due in (False, True):
+        assert next_step(replace(now, repair_due=due)).do is Step.RELEASE
+        # No person has taken anything back: the Node went, with its annotation.
+        busy = replace(now, repair_due=due, repair_replaces=True)
+        for other in (
+            replace(busy, node_gone=True),
+            replace(busy, node_replaced=True),
+            replace(busy, reborn=True),
+        ):
+            assert next_step(other).do is not Step.RELEASE
 
 
 def test_no_repair_begins_past_the_stop_the_mode_or_another_party() -> None:

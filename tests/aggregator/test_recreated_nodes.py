@@ -230,3 +230,40 @@ def test_more_nodes_than_are_followed_at_once_are_polled_and_marked_within_secon
         await replica.stop()
 
     play(test)
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_a_node_that_is_replaced_before_it_was_marked_is_not_marked_for_the_old_one(
+    boot: str,
+) -> None:
+    """The process dies right after it has made the Quarantine, and the Node is made anew."""
+
+    async def test(loop: VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n1")
+        first = Replica(world, clock=LoopClock(loop))
+        made = first.cluster.create_quarantine
+
+        async def dies(*args: object, **how: object) -> object:
+            await made(*args, **how)  # type: ignore[arg-type]
+            first.cluster.crashed.set()
+            return await asyncio.Event().wait()
+
+        first.cluster.create_quarantine = dies  # type: ignore[method-assign, assignment]
+        first.agent("n1", ILL)
+        await until(first.cluster.crashed.is_set)
+        await first.stop()
+        world.listeners.clear()
+        assert not is_tainted(world, "n1")
+        world.renew_node("n1", boot)
+        second = Replica(world, clock=LoopClock(loop))
+        if boot == "boot-1":  # the same machine, and its fault
+            await until(lambda: is_tainted(world, "n1"))
+        else:
+            await until(lambda: not world.quarantines)
+            assert not any("patch_node" in one and "mark" in one for one in world.writes)
+            assert not is_tainted(world, "n1")
+            assert "quarantine.cordoned" not in second.notes.kinds("n1")
+        await second.stop()
+
+    play(test)

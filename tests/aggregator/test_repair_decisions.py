@@ -25,6 +25,7 @@ from aggregator.quarantine.decide.record_continuity import Known, rebuild
 from aggregator.quarantine.decide.repair import (
     BUSY,
     CANCEL,
+    FOLLOWED,
     REQUEST,
     Do,
     NextRepair,
@@ -33,6 +34,7 @@ from aggregator.quarantine.decide.repair import (
     RepairRequest,
     RepairRules,
     domains_of,
+    followed_change,
     is_busy,
     malformed,
     next_repair,
@@ -242,6 +244,38 @@ def test_a_request_is_read_from_the_annotation(text: str, found: RepairRequest |
     assert read_request({REQUEST: text}) == found
 
 
+def test_a_request_that_was_followed_is_none_and_one_that_was_not_ends_with_its_quarantine() -> (
+    None
+):
+    notes = {REQUEST: "reboot a1"}
+    followed = {key: text or "" for key, text in followed_change(notes, ("a1", "")).items()}
+    assert followed[FOLLOWED] == '["a1"]'
+    assert read_request({**notes, **followed}) is None
+    assert followed_change({**notes, **followed}, ("a1",), last=True) == {}
+    another = {**followed, REQUEST: "reboot a2"}
+    assert read_request(another) == RepairRequest("reboot", "a2")
+    assert followed_change(another, ()) == {}
+    ended = {**another, **{k: t or "" for k, t in followed_change(another, (), last=True).items()}}
+    assert read_request(ended) is None
+    assert read_request({**ended, REQUEST: "reboot a1"}) is None, "for ever"
+
+
+@pytest.mark.parametrize("text", ["a1", "[1]", '{"a1": 1}', "[" * 100_000])
+def test_without_a_readable_memory_of_requests_none_is_followed(text: str) -> None:
+    notes = {REQUEST: "reboot a1", FOLLOWED: text}
+    assert read_request(notes) is None
+    assert followed_change(notes, ("a1",)) == {}
+
+
+def test_the_memory_of_requests_is_bounded_and_keeps_the_latest() -> None:
+    notes: dict[str, str] = {}
+    for number in range(200):
+        change = followed_change(notes, (f"{number:060}",))
+        notes = {key: text or "" for key, text in change.items()}
+    assert len(notes[FOLLOWED]) < 4000
+    assert read_request({**notes, REQUEST: f"reboot {199:060}"}) is None
+
+
 def test_attempts_that_sickbay_cannot_have_written_stop_all_repairs() -> None:
     bad = (
         status(attempt("dance", RepairState.FAILED)),
@@ -337,7 +371,8 @@ def test_no_order_of_reservations_passes_a_limit(
         if held is not None:
             assert held.reason
             continue
-        if standing is not None and standing.operation == thing.operation:
+        had = standing is not None and standing.operation == thing.operation
+        if had and standing is not None and standing.until > now:
             continue  # it had it already
         begun.setdefault(thing.node, []).append((now, thing.operation))
         running = [one for one in record.repairs.values() if one.until > now]
@@ -346,7 +381,7 @@ def test_no_order_of_reservations_passes_a_limit(
         assert len(domains) == len(set(domains))
         for pool in ("p1", "p2"):
             assert sum(one.pool == pool for one in running) <= rules.pool_concurrent
-        lately = [at for at, _ in begun[thing.node] if now - at < rules.window]
+        lately = {operation for at, operation in begun[thing.node] if now - at < rules.window}
         assert len(lately) <= rules.attempts
         assert parse_record(dump_record(record)) == record
 
@@ -370,6 +405,21 @@ def test_a_reservation_is_idempotent_by_its_operation() -> None:
     assert held is None
     assert again == once
     assert held_by(once, proposal(operation="another")) == "repair.concurrent"
+
+
+def test_a_reservation_whose_time_is_over_has_to_keep_the_limits_again() -> None:
+    one = proposal("n1", domains=("rack=1",))
+    once, _ = reserve(WHOLE, one, RULES, SIZE, now=NOW)
+    late = NOW + 600 + 300 + 1
+    other, held = reserve(once, proposal("n2", domains=("rack=1",)), RULES, SIZE, now=late)
+    assert held is None
+    _, held = reserve(other, one, RULES, SIZE, now=late)
+    assert held is not None
+    assert held.limit == "repair.domain"
+    again, held = reserve(once, one, RULES, SIZE, now=late)
+    assert held is None
+    assert again.repairs["n1"].until > late
+    assert len(again.past_repairs["n1"]) == 1, "it is one attempt"
 
 
 def test_what_holds_a_repair_is_named() -> None:
@@ -423,14 +473,15 @@ def test_a_record_made_anew_keeps_the_repairs_that_run_and_those_that_were() -> 
 
 
 def test_the_reservation_of_an_attempt_under_way_is_known_from_its_quarantine() -> None:
-    busy = status(attempt("reboot", RepairState.ORDERED))
-    found = running_of("n1", busy, "p", ("rack=1",))
+    busy = status(attempt("reboot", RepairState.ORDERED, domains=("rack=1",)))
+    found = running_of("n1", busy, "p")
     assert found is not None
     assert (found.node, found.operation, found.pool) == ("n1", "q-1-reboot", "p")
+    assert found.domains == ("rack=1",)
     assert found.until > NOW + 600
-    assert running_of("n1", status(attempt("reboot", RepairState.FAILED)), "", ()) is None
-    assert running_of("n1", status(attempt("ticket", RepairState.ORDERED)), "", ()) is None
-    assert running_of("n1", None, "", ()) is None
+    assert running_of("n1", status(attempt("reboot", RepairState.FAILED)), "") is None
+    assert running_of("n1", status(attempt("ticket", RepairState.ORDERED)), "") is None
+    assert running_of("n1", None, "") is None
 
 
 def test_failure_domains_are_labels_that_the_node_has() -> None:

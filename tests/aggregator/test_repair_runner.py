@@ -1,5 +1,6 @@
 """Repairs of drained nodes by the whole controller, in virtual time, and every interruption."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,11 @@ from aggregator.cluster.port import (
 )
 from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import ROUNDS
-from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.admission_record import (
+    RunningRepair,
+    dump_record,
+    parse_record,
+)
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
 from tests.support.memory_cluster import MemoryCluster, World
@@ -71,7 +76,8 @@ class Site:
         return self.world.quarantines[name]
 
     def attempts(self, name: str = "n1") -> list[tuple[str, RepairState]]:
-        repair = self.quarantine(name).status.repair
+        found = self.world.quarantines.get(name)
+        repair = found.status.repair if found is not None else None
         return [(one.repair, one.state) for one in repair.attempts] if repair else []
 
     def is_exhausted(self, name: str = "n1") -> bool:
@@ -421,6 +427,173 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     await later(600)
     assert site.repaired == ["reboot"]
     site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quarantine() -> None:
+    site = Site()
+    site.ill = {}
+    site.start()
+
+    async def forced() -> None:
+        site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+
+    async def released() -> None:
+        site.world.person_annotates("n1", "sickbay.dev/force", None)
+        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.settles(lambda: not site.world.quarantines)
+
+    await forced()
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.SUCCEEDED)])
+    await released()
+    await forced()
+    await later(600)
+    assert site.repaired == ["reboot"]
+    site.world.person_annotates("n1", REQUEST, "reboot a2")
+    await site.settles(lambda: len(site.repaired) == 2)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo() -> None:
+    """As with its definition: the Node alone remembers it then."""
+    site = Site()
+    site.ill, site.shop.boots = {}, False
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    await site.settles(lambda: site.repaired)
+    site.world.person_removes_by_force("n1")
+    await site.settles(lambda: not site.world.nodes["n1"].unschedulable)
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 4")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(600)
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("there", [True, False])
+@in_virtual_time
+async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool) -> None:
+    """``there``: the Node. Where it is gone, nobody has taken anything back."""
+    site = Site(kinds=("replace",))
+    site.ill, site.shop.boots = {}, False
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    site.world.person_annotates("n1", REQUEST, "replace a1")
+    await site.settles(lambda: site.repaired)
+    if there:
+        site.world.person_annotates("n1", "sickbay.dev/force", None)
+    else:
+        site.world.delete_node("n1")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: not site.world.quarantines, within=TIMEOUT / 2)
+    ended = [one for one in site.replica.notes.kinds("n1") if one == "repair.ended"]
+    assert bool(ended) == (not there), "the Node that is gone is the proof of its replacement"
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("look", [0.0, 7.0, 14.0])
+@in_virtual_time
+async def test_a_node_that_a_repair_replaced_is_never_marked(look: float) -> None:
+    """The new Node may be seen at any time between two looks at the repair."""
+    site = Site(kinds=("replace",))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("replace", RepairState.ORDERED)])
+    await later(look)
+    site.world.renew_node("n1", "boot-2")
+    marked: list[str] = []
+
+    def settled() -> bool:
+        marked.extend(name for name, node in site.world.nodes.items() if node.unschedulable)
+        return not site.world.quarantines
+
+    await site.settles(settled)
+    assert marked == []
+    assert "repair.ended" in site.replica.notes.kinds("n1")
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None:
+    """As where a replica of a version without repairs writes the record."""
+    site = Site()
+    site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    record = parse_record(site.world.record.text)
+    known = record.repairs["n1"]
+    assert known.domains == ("rack=7",)
+    older = replace(record, repairs={}, past_repairs={}, generation=record.generation + 1)
+    site.world.person_rolls_back_record(dump_record(older))
+    await later(60)
+    again = parse_record(site.world.record.text).repairs["n1"]
+    assert replace(again, at=known.at, until=known.until) == known
+    assert again.until == pytest.approx(known.until)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_in_a_record_made_anew_a_repair_has_its_failure_domains() -> None:
+    site = Site()
+    site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.replica.stop()
+    site.world.person_deletes_record()
+    site.start()
+    await site.settles(lambda: parse_record(site.world.record.text).repairs)
+    assert parse_record(site.world.record.text).repairs["n1"].domains == ("rack=7",)
+    await site.replica.stop()
+
+
+class Dropped(MemoryCluster):
+    """Another replica's write takes the reservation out right after the attempt was written."""
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        written = await super().write_quarantine_status(quarantine, status)
+        if status.repair is not None and status.repair.attempts:
+            record = parse_record(self.world.record.text)
+            others = {
+                name: RunningRepair(name, f"{name}-1", "reboot", one.at, one.until)
+                for name in ("n8", "n9")
+                for one in record.repairs.values()
+            }
+            text = dump_record(
+                replace(record, repairs=others, generation=record.generation + len(others))
+            )
+            if others:
+                self.world.person_rolls_back_record(text)
+                await asyncio.sleep(0.1)
+        return written
+
+
+@in_virtual_time
+async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
+    site = Site()
+    site.twice = True
+    site.start(Dropped(site.world))
+    await site.settles(lambda: site.world.quarantines and site.attempts())
+    await later(120)
+    assert site.repaired == []
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "repair.concurrent" in repair.held
     await site.replica.stop()
 
 

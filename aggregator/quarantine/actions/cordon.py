@@ -320,6 +320,7 @@ class NodeActions:
         spec = replace(
             wanted.spec,
             intent_action=wanted.spec.action,
+            node_uid=node.uid,
             record_generation=self._record_writer.record.generation,
             installation=self._cluster.installation,
         )
@@ -354,7 +355,8 @@ class NodeActions:
         if node is None:
             await self._no_node(node_state, quarantine)
             return
-        if node_state.cluster.maintained and quarantine.spec.requester == OURS:
+        ours = quarantine.spec.requester == OURS
+        if ours and (node_state.cluster.maintained or node_state.quarantine_view.reborn):
             return  # the next step sees it
         if quarantine.spec.requester == OURS and node_state.cluster.operator_requests.exempt(
             self._clocks.earliest()

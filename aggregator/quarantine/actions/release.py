@@ -39,6 +39,7 @@ from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.planner import NODE_ABSENT, UNCORDONED, NextStep
 from aggregator.quarantine.decide.release_checks import memory_change, release_hold, remember
+from aggregator.quarantine.decide.repair import followed_change
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY, UncordonRules
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -259,6 +260,10 @@ class ReleaseActions:
         more = memory_change(node, memory)
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
+        repair = quarantine.status.repair
+        if begun and repair is not None:
+            requests = (one.request for one in repair.attempts)
+            more |= followed_change(node.annotations, requests, last=True)
         if quarantine.status.overruled and quarantine.spec.requester == FORCED:
             more[FORCE] = None  # a person's later request takes the earlier one back
         undo = Undo(

@@ -38,6 +38,7 @@ from aggregator.quarantine.decide.admission_record import (
     Record,
     RecordSerializer,
     RecordUnreadable,
+    RunningRepair,
     parse_record,
 )
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
@@ -66,7 +67,7 @@ _NEWS_WITHIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One of the eight requests to the record, with the future of its caller."""
+    """One of the nine requests to the record, with the future of its caller."""
 
     done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
@@ -77,6 +78,7 @@ class _Request:
     repair: bool = False
     reserve: tuple[RepairProposal, RepairRules] | None = None
     unreserve: tuple[str, str] | None = None
+    restore: RunningRepair | None = None
 
 
 @dataclass(slots=True)
@@ -346,6 +348,24 @@ class AdmissionRecordWriter:
         if known is not None and known.operation == operation:
             await self._ask(unreserve=(node, operation))
 
+    def has_repair(self, node: str, operation: str) -> bool:
+        """Whether the record, as last read, is whole and has the attempt's reservation."""
+        known = self._record.repairs.get(node)
+        return (
+            not (self._lost or self._doubted)
+            and known is not None
+            and known.operation == operation
+            and self._wall() < known.until
+        )
+
+    async def restore_repair(self, repair: RunningRepair) -> None:
+        """Count a repair under way that the record has lost. Never refused.
+
+        A replica of a version without repairs drops them from each record that it writes.
+        """
+        if repair.node not in self._record.repairs and self._wall() < repair.until:
+            await self._ask(restore=repair)
+
     async def confirm_entry(self, node: str) -> Held | None:
         """Returns None when the record has the node's entry, which another replica has made.
 
@@ -373,6 +393,7 @@ class AdmissionRecordWriter:
         look: str = "",
         reserve: tuple[RepairProposal, RepairRules] | None = None,
         unreserve: tuple[str, str] | None = None,
+        restore: RunningRepair | None = None,
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
         self._wait(
@@ -385,6 +406,7 @@ class AdmissionRecordWriter:
                 look,
                 reserve=reserve,
                 unreserve=unreserve,
+                restore=restore,
             )
         )
         return await done
@@ -475,6 +497,8 @@ class AdmissionRecordWriter:
         for request in batch:
             if request.unreserve is not None:
                 after = after.end_repair(*request.unreserve)
+            if request.restore is not None and request.restore.node not in after.repairs:
+                after = after.begin_repair(request.restore)
         return after
 
     def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
@@ -502,10 +526,7 @@ class AdmissionRecordWriter:
         entries = [entry_of(one, pool_of(one.node), policy_pool_of(one.node)) for one in standing]
         newest, at = self._standing.newest, self._wall()
         rebuilt = Rebuilt(at, self._lost, uid)
-        # Of these the failure domains are not known: each counts for the fleet and its pool.
-        repairs = [
-            running_of(one.node, one.status.repair, pool_of(one.node), ()) for one in standing
-        ]
+        repairs = [running_of(one.node, one.status.repair, pool_of(one.node)) for one in standing]
         running = [one for one in repairs if one is not None]
         return rebuild(
             record, self._known, entries, rebuilt=rebuilt, newest=newest, repairs=running

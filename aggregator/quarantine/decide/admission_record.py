@@ -200,7 +200,8 @@ class Record:
 
     def begin_repair(self, repair: RunningRepair) -> "Record":
         """With this repair under way, and remembered as an attempt on its node."""
-        past = self.past_repairs.get(repair.node, ())
+        earlier = self.past_repairs.get(repair.node, ())
+        past = [one for one in earlier if one.operation != repair.operation]
         this = PastRepair(repair.at, repair.repair, repair.operation)
         return replace(
             self,

@@ -86,7 +86,8 @@ class Situation:
     ``look_later``: it is not yet time to look again. ``forced`` is the action that a person's
     annotation asks for; ``unforced``: it is gone. ``exempt``: people want the node left alone.
     ``repair_busy``: a repair may still act on the node, which keeps it from being released by
-    itself; ``repair_due``: it is time to look at its repair.
+    itself; ``repair_replaces``: that one replaces the Node; ``repair_due``: it is time to look at
+    its repair.
     ``unclaimed``: our marks stand without an object, and the mode keeps us from making it.
     ``marks_untold``: the object does not say which of our marks the node lacks; ``restore_due``: it
     is time to set them again. ``conditions_old``: the object's conditions are not those of its spec
@@ -128,6 +129,7 @@ class Situation:
     conditions_old: bool = False
     entered_by_hand: bool = False
     repair_busy: bool = False
+    repair_replaces: bool = False
     repair_due: bool = False
 
 
@@ -228,11 +230,22 @@ def _ending(now: Situation, quarantine: Quarantine) -> NextStep | None:
         return None
     if now.uncordoned:
         return NextStep(Step.RELEASE, UNCORDONED, overruled=True)
-    if now.repair_busy:  # the node must not be in use while an order may still reach it
-        return NextStep(Step.REPAIR) if now.repair_due else None
+    if now.repair_busy and not _is_withdrawn(now, quarantine):
+        # The node must not be in use while an order may still reach it.
+        if now.repair_due:
+            return NextStep(Step.REPAIR)
+        # The Node in place of the replaced one proves the repair, and is not marked before.
+        new = now.repair_replaces and (now.reborn or now.node_replaced)
+        return NextStep(Step.NOTHING) if new else None
     if now.release_held and now.look_later:
         return None
     return _recovery(now, quarantine)
+
+
+def _is_withdrawn(now: Situation, quarantine: Quarantine) -> bool:
+    """Whether a person has taken their force back, on the very Node that they had forced."""
+    same = not (now.node_gone or now.node_replaced or now.reborn)
+    return quarantine.spec.requester == FORCED and now.unforced and same
 
 
 def _recovery(now: Situation, quarantine: Quarantine) -> NextStep | None:

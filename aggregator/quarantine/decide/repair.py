@@ -9,7 +9,8 @@ Invariants:
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -42,7 +43,10 @@ _LINGERS = 300.0
 #: quarantine, or with " quarantine=UID" in that one.
 REQUEST = REPAIR
 CANCEL = CANCEL_REPAIR
+#: The ids of the requests that are over on this Node, newest last, as a JSON list.
+FOLLOWED = "sickbay.dev/repair-followed"
 _LONGEST_ID = 60
+_MOST_FOLLOWED = 50
 
 _KURED = "weave.works/kured-reboot-in-progress"
 _KARPENTER = "karpenter.sh/nodeclaim-termination-timestamp"
@@ -260,7 +264,38 @@ def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) 
 
 
 def read_request(annotations: Mapping[str, str]) -> RepairRequest | None:
-    """A person's request in the node's annotation; text that can't be understood is none."""
+    """A person's request in the node's annotation, unless it was followed; unclear text is none.
+
+    Where the followed ids can't be read no request is followed: one of them might be a second time.
+    """
+    asked, followed = _asked(annotations), _followed(annotations)
+    if asked is None or followed is None or asked.ident in followed:
+        return None
+    return asked
+
+
+def followed_change(
+    annotations: Mapping[str, str], idents: Iterable[str], *, last: bool = False
+) -> dict[str, str | None]:
+    """The annotation by which the Node remembers these ids too; empty where it does already.
+
+    ``last``: the quarantine ends, and what the annotation asks for ends with it.
+    """
+    followed, asked = _followed(annotations), _asked(annotations)
+    if followed is None:
+        return {}
+    new = [ident for ident in idents if ident]
+    if last and asked is not None:
+        new.append(asked.ident)
+    added = [ident for ident in dict.fromkeys(new) if ident not in followed]
+    if not added:
+        return {}
+    kept = [*followed, *added][-_MOST_FOLLOWED:]
+    return {FOLLOWED: json.dumps(kept)}
+
+
+def _asked(annotations: Mapping[str, str]) -> RepairRequest | None:
+    """The request in the annotation; text that can't be understood is none."""
     what, _, rest = annotations.get(REQUEST, "").strip().partition(" ")
     words = rest.split()
     bound = words.pop() if words and words[-1].startswith(QUARANTINE_IS) else ""
@@ -268,6 +303,16 @@ def read_request(annotations: Mapping[str, str]) -> RepairRequest | None:
     if what not in (*REPAIRS, CANCEL) or not ident:
         return None
     return RepairRequest(what, ident, bound.removeprefix(QUARANTINE_IS))
+
+
+def _followed(annotations: Mapping[str, str]) -> list[str] | None:
+    """The ids that were followed on the Node; None where an edit made them unreadable."""
+    try:
+        found = json.loads(annotations.get(FOLLOWED, "[]"))
+    except (ValueError, RecursionError):
+        return None
+    valid = isinstance(found, list) and all(isinstance(one, str) for one in found)
+    return found if valid else None
 
 
 def request_for(asked: RepairRequest | None, quarantine_uid: str) -> RepairRequest | None:
@@ -332,10 +377,10 @@ def reserve(
     """The record with the repair under way, or why it may not begin now. Idempotent."""
     if stop:
         return record, stopped(stop)
-    known = record.repairs.get(proposal.node)
+    kept = record.without_old_repairs(now, rules.window)
+    known = kept.repairs.get(proposal.node)  # one whose time is over counts for no limit any more
     if known is not None and known.operation == proposal.operation:
         return record, None
-    kept = record.without_old_repairs(now, rules.window)
     hold = _hold(kept, proposal, rules, size, now)
     if hold is not None:
         return record, hold
@@ -363,7 +408,11 @@ def _hold(
     if proposal.node in others:
         text = f"its {others[proposal.node].repair} of another attempt has not ended"
         return Held("repair.concurrent", "1", text)
-    past = record.past_repairs.get(proposal.node, ())
+    past = [
+        one
+        for one in record.past_repairs.get(proposal.node, ())
+        if one.operation != proposal.operation
+    ]
     if len(past) >= rules.attempts and not proposal.by_hand:
         text = f"the node has had {len(past)} repairs within {span(rules.window)}"
         return Held("repair.attempts", str(rules.attempts), text)
@@ -394,12 +443,12 @@ def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...
     return tuple(f"{key}={labels[key]}" for key in dict.fromkeys(keys) if labels.get(key))
 
 
-def running_of(
-    node: str, status: RepairStatus | None, pool: str, domains: tuple[str, ...]
-) -> RunningRepair | None:
-    """The reservation that an attempt under way must have, for a record that is made anew."""
+def running_of(node: str, status: RepairStatus | None, pool: str) -> RunningRepair | None:
+    """The reservation that an attempt under way must have, for a record that has lost it."""
     last = status.attempts[-1] if status is not None and status.attempts else None
     if last is None or last.state not in BUSY or last.repair in ASKS_A_PERSON:
         return None
     until = last.deadline_at + _LINGERS
-    return RunningRepair(node, last.operation, last.repair, last.began_at, until, pool, domains)
+    return RunningRepair(
+        node, last.operation, last.repair, last.began_at, until, pool, last.domains
+    )

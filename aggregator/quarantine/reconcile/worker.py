@@ -364,6 +364,7 @@ class Reconciler:
             now=self._clocks.now(),
             wall=self._clocks.earliest(),
             repair_busy=self._repairs.is_busy(node_state),
+            repair_replaces=self._repairs.replaces(node_state),
             repair_due=self._repairs.is_due(node_state),
         )
 

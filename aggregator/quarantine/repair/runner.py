@@ -20,7 +20,9 @@ from aggregator.cluster.port import (
     Cluster,
     ClusterError,
     Conflict,
+    GuardRefused,
     Node,
+    NodeChange,
     Phase,
     Quarantine,
     RepairAttempt,
@@ -38,6 +40,7 @@ from aggregator.policy.repairs import (
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.repair import (
     BUSY,
@@ -47,12 +50,14 @@ from aggregator.quarantine.decide.repair import (
     RepairMode,
     RepairProposal,
     domains_of,
+    followed_change,
     is_busy,
     malformed,
     next_repair,
     operation_id,
     other_party,
     request_for,
+    running_of,
 )
 from aggregator.quarantine.decide.repair_plan import ladder_of
 from aggregator.quarantine.repair.protocol import (
@@ -83,6 +88,8 @@ _WITHDRAWS = 5.0
 _MOST_TEXT = 500
 _MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
+#: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
+_MOST_DOMAINS = 32
 
 
 class RepairRunner:
@@ -124,6 +131,13 @@ class RepairRunner:
         quarantine = node_state.node_summary.quarantine
         return quarantine is not None and is_busy(quarantine.status.repair)
 
+    def replaces(self, node_state: NodeState) -> bool:
+        """Whether a repair is under way that replaces the Node."""
+        quarantine = node_state.node_summary.quarantine
+        repair = quarantine.status.repair if quarantine is not None else None
+        attempts = repair.attempts if repair is not None else ()
+        return any(one.repair == REPLACE and one.state in BUSY for one in attempts)
+
     def is_due(self, node_state: NodeState) -> bool:
         """Whether it is time to look at the node's repair."""
         quarantine = node_state.node_summary.quarantine
@@ -156,7 +170,9 @@ class RepairRunner:
         if quarantine is None:
             return
         step = self._next(node_state, quarantine)
-        if not is_busy(quarantine.status.repair):
+        if is_busy(quarantine.status.repair):
+            await self._restore_lost(node_state, quarantine)
+        else:
             await self._forget_leftover(node_state, quarantine, step)
         match step.do:
             case Do.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
@@ -213,6 +229,25 @@ class RepairRunner:
         if step.do is not Do.ORDER or known.operation != coming:
             await self._record_writer.end_repair(node_state.node, known.operation)
 
+    async def _restore_lost(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Count a repair under way again that another version's replica has dropped.
+
+        Not an order that may be sent again: it has to keep the limits as they are now.
+        """
+        repair = quarantine.status.repair
+        lost = running_of(quarantine.node, repair, self._pool_of(node_state))
+        if lost is None or repair is None:
+            return
+        entry = self._settings.repairers.get(lost.repair)
+        again = entry is not None and entry.repairer.sends_twice
+        if not (again and repair.attempts[-1].state is RepairState.ORDERING):
+            await self._record_writer.restore_repair(lost)
+
+    def _pool_of(self, node_state: NodeState) -> str:
+        """The pool for the limits, by the labels as last seen."""
+        labels = node_state.cluster.labels or {}
+        return labels.get(self._pool_label, "") if self._pool_label else ""
+
     def _observe(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
         if self._observed.get(node_state.node) == (quarantine.uid, step.repair):
             return
@@ -244,6 +279,7 @@ class RepairRunner:
             return
         entry = self._settings.repairers[step.repair]
         operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
+        domains = domains_of(node.labels, self._settings.domain_labels)
         if step.repair not in ASKS_A_PERSON:
             held = await self._record_writer.reserve_repair(
                 RepairProposal(
@@ -251,15 +287,14 @@ class RepairRunner:
                     operation,
                     step.repair,
                     entry.timeout,
-                    node.labels.get(self._pool_label, "") if self._pool_label else "",
-                    domains_of(node.labels, self._settings.domain_labels),
+                    self._pool_of(node_state),
+                    domains,
                     by_hand=bool(step.request),
                 ),
                 self._settings.rules,
             )
             if held is not None:
-                text = f"{step.repair} is held by {held.limit} = {held.value}: {held.reason}"
-                await self._hold(node_state, fresh, text)
+                await self._hold(node_state, fresh, _held_text(step.repair, held))
                 return
         now = round(self._clocks.latest(), 3)
         attempt = RepairAttempt(
@@ -268,6 +303,7 @@ class RepairRunner:
             state=RepairState.ORDERING,
             boot_id=node.boot_id,
             node_uid=node.uid,
+            domains=domains[:_MOST_DOMAINS],
             request=step.request,
             began_at=now,
             deadline_at=now + entry.timeout,
@@ -322,11 +358,15 @@ class RepairRunner:
     ) -> None:
         """Send the order, unless its purpose is gone. ``written``: when it was made durable."""
         entry = self._settings.repairers.get(attempt.repair)
-        if entry is None:
+        if entry is None or not await self._is_reserved(node_state, quarantine, attempt):
             return
+        if attempt.request:  # before the order: no later quarantine may follow it again
+            await self._remember(node_state, attempt.request)
         await self._acts.guard(node_state)()
         if self._clocks.now() - written > _SEND_WITHIN:
             return  # the process was paused in between
+        if not self._counts(node_state, attempt):
+            raise GuardRefused("the admission record does not have the repair any more")
         order, uid = self._order(quarantine, attempt), quarantine.uid
 
         def still() -> bool:
@@ -364,6 +404,41 @@ class RepairRunner:
                         "error": answer.text,
                     },
                 )
+
+    def _counts(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
+        """Whether the record counts the attempt; a ticket counts for no limit."""
+        reserved = self._record_writer.has_repair(node_state.node, attempt.operation)
+        return attempt.repair in ASKS_A_PERSON or reserved
+
+    async def _is_reserved(
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
+    ) -> bool:
+        """Whether the record counts the attempt; one that it has lost has to keep the limits."""
+        if self._counts(node_state, attempt):
+            return True
+        held = await self._record_writer.reserve_repair(
+            RepairProposal(
+                node_state.node,
+                attempt.operation,
+                attempt.repair,
+                max(0.0, attempt.deadline_at - self._clocks.latest()),
+                self._pool_of(node_state),
+                attempt.domains,
+                by_hand=True,  # it was admitted within the bound of attempts
+            ),
+            self._settings.rules,
+        )
+        if held is not None:
+            await self._hold(node_state, quarantine, _held_text(attempt.repair, held))
+        return held is None
+
+    async def _remember(self, node_state: NodeState, request: str) -> None:
+        """The Node remembers that a person's request was followed."""
+        node = await self._cluster.read_node(node_state.node)
+        change = followed_change(node.annotations, (request,)) if node is not None else {}
+        if node is not None and change:
+            node = await self._cluster.patch_node(node, NodeChange(annotations=change))
+        node_state.take_node(node)
 
     def _order(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairOrder:
         gpus = {item.component for item in quarantine.spec.evidence if not item.cleared}
@@ -468,12 +543,14 @@ class RepairRunner:
                 node_state, attempt, replace(attempt, request=step.request)
             )
             await self._end(node_state, attempt, RepairState.CANCELLED, step.because)
+            await self._remember(node_state, step.request)
             return
         text = f"{attempt.repair} can't be taken back any more; its end is waited for"
         # The request is answered by that: the attempt goes on to its proof.
         await self._change(
             node_state, attempt, replace(attempt, request=step.request, message=text)
         )
+        await self._remember(node_state, step.request)
 
     async def _end(
         self, node_state: NodeState, attempt: RepairAttempt, state: RepairState, text: str
@@ -589,6 +666,8 @@ class RepairRunner:
             f"no further repair begins, a person has to go on: {step.because}; attempts: {tried}",
             {"attempts": tried},
         )
+        if step.request:
+            await self._remember(node_state, step.request)
 
     async def _hold(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:
         """Say why the next repair does not begin now; in mode observe no object is written."""
@@ -610,6 +689,10 @@ _IN_WORDS: Mapping[RepairState, str] = {
     RepairState.UNKNOWN: "has an unknown outcome",
     RepairState.CANCELLED: "was cancelled",
 }
+
+
+def _held_text(repair: str, held: Held) -> str:
+    return f"{repair} is held by {held.limit} = {held.value}: {held.reason}"
 
 
 def _proved_by_node(repair: str) -> bool:

@@ -349,6 +349,7 @@ class NodeState:
         now: float,
         wall: float,
         repair_busy: bool = False,
+        repair_replaces: bool = False,
         repair_due: bool = False,
     ) -> Situation:
         """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
@@ -396,6 +397,7 @@ class NodeState:
             exempt=self.cluster.operator_requests.exempt(wall),
             unclaimed=bool(self.node_summary.quarantine_view.unclaimed),
             repair_busy=repair_busy,
+            repair_replaces=repair_replaces,
             repair_due=repair_due,
         )
 

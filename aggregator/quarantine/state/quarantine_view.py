@@ -186,7 +186,9 @@ class QuarantineView:
         quarantine = self.quarantine
         if node is None or quarantine is None:
             return
-        another = quarantine.status.node_uid not in ("", node.uid)
+        # Until the node is marked, the spec alone tells which Node it was.
+        known = quarantine.status.node_uid or quarantine.spec.node_uid
+        another = known not in ("", node.uid)
         if another and ended_by_birth(quarantine.spec, node.boot_id):
             self.reborn = node.boot_id
         if quarantine.status.phase in MARKED:
