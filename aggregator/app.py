@@ -45,6 +45,7 @@ from aggregator.quarantine.controller import NO_NEWS_YET, Controller
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
@@ -300,8 +301,8 @@ async def run(config: Config) -> None:
     replica_runtime = ReplicaRuntime(
         config, cluster, policy_hash=policy.hash, version=version("sickbay")
     )
-    repair = build_repair(config, cluster)
-    feed = EventBroker(epoch=rng.getrandbits(32))
+    feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
+    repair = build_repair(config, cluster, orders)
     history = _history(config, clocks, rng, replica_runtime.name)
     owners = NamespaceOwners(config.alerts.owner_label)
     alerts = _alerts(config, fleet, owners, clocks, rng, replica_runtime.name)
@@ -326,6 +327,7 @@ async def run(config: Config) -> None:
         is_current=controller.is_current,
         cluster_away=lambda: bool(fleet.view_lost),
         among_others=lambda: replica_runtime.shards.membership_view.among_others,
+        orders=orders,
         now=time.monotonic,
         wall=time.time,
     )

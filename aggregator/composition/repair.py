@@ -10,13 +10,16 @@ from aggregator.cluster.objects import ObjectStore
 from aggregator.cluster.port import ClusterError
 from aggregator.config.settings import Config
 from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.factory import repair_settings
 
 log = logging.getLogger("sickbay.app")
 
 
-def build_repair(config: Config, cluster: KubeCluster | LocalCluster) -> RepairSettings:
-    """The section ``repair``, with the repairers of this cluster."""
+def build_repair(
+    config: Config, cluster: KubeCluster | LocalCluster, agents: AgentOrders
+) -> RepairSettings:
+    """The section ``repair``, with the repairers of this cluster and of the nodes' agents."""
 
     def objects(kubeconfig: Path | None) -> ObjectStore:
         assert isinstance(cluster, KubeCluster)
@@ -27,6 +30,7 @@ def build_repair(config: Config, cluster: KubeCluster | LocalCluster) -> RepairS
         domain_labels=(*config.limits.domain_labels, config.limits.clique_label),
         wall=time.time,
         objects=objects if isinstance(cluster, KubeCluster) else None,
+        agents=agents,
     )
 
 

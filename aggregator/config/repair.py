@@ -17,11 +17,13 @@ from aggregator.policy.repairs import REBOOT, REPLACE, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
 _FILLED = ("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason")
-_PROVIDERS = ("command", "webhook", "redfish", "ipmi", "karpenter", "cluster_api", "external")
 #: Those that act by objects of the cluster's API.
 _BY_OBJECTS = ("karpenter", "cluster_api", "external")
+_PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", *_BY_OBJECTS)
 #: Those that replace the machine, and can't do anything else.
 _REPLACES = ("karpenter", "cluster_api")
+#: Kinds that the nodes' agents know.
+_BY_AGENT = ("gpu-reset", "reboot")
 #: A BMC's emulator on this machine may be without TLS.
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -49,14 +51,20 @@ class IpmiSection(Section):
     program: Annotated[str, Field(min_length=1)] = "ipmitool"
 
 
+class AgentSection(Section):
+    """The node's own agent, where the node's own configuration allows it. It has no keys."""
+
+
 class RepairerSection(Section):
-    """The repairer of one kind of repair: by one of command, webhook, redfish, ipmi, karpenter,
-    cluster_api and external.
+    """The repairer of one kind of repair: by one of agent, command, webhook, redfish, ipmi,
+    karpenter, cluster_api and external.
     """
 
     kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket"]
     timeout: Annotated[Duration, Field(ge=60, le=86400)] = 1800.0
     """From the order until its proof must have come."""
+    agent: AgentSection | None = None
+    """Write {}: the node's own agent carries it out."""
     command: Annotated[Strings, filled_with(*_FILLED)] = ()
     cancel: Annotated[Strings, filled_with(*_FILLED)] = ()
     """With ``command``: takes the order back."""
@@ -120,6 +128,9 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
         if kind != REBOOT:
             for name in {"redfish", "ipmi"} & set(one.providers):
                 yield (*key, name), f"restarts the machine; expected it under {REBOOT}"
+        if one.agent is not None and kind not in _BY_AGENT:
+            kinds = " or ".join(_BY_AGENT)
+            yield (*key, "agent"), f"is nothing that an agent can do; expected it under {kinds}"
         yield from _object_errors(one, key, kubernetes=kubernetes)
         if kind == TICKET and one.command:
             yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"

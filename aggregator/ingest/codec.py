@@ -29,6 +29,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
+from aggregator.repairers.agent_orders import AgentOrder, AgentResult, OrderState
 from aggregator.runtime.interning import intern_text
 from aggregator.runtime.text import truncate
 from sickbay.v1 import sickbay_pb2 as pb
@@ -66,6 +67,21 @@ _CLEARED_BY: Mapping[int, ClearedBy] = {
     pb.CLEARED_BY_GPU_RESET: ClearedBy.GPU_RESET,
     pb.CLEARED_BY_EXPIRY: ClearedBy.EXPIRY,
     pb.CLEARED_BY_OPERATOR: ClearedBy.OPERATOR,
+}
+
+
+_VERBS = {
+    "gpu-reset": pb.REPAIR_VERB_GPU_RESET,
+    "reboot": pb.REPAIR_VERB_REBOOT,
+}
+_ORDER_STATES = {
+    int(pb.REPAIR_STATE_ACCEPTED): OrderState.ACCEPTED,
+    int(pb.REPAIR_STATE_REFUSED): OrderState.REFUSED,
+    int(pb.REPAIR_STATE_RUNNING): OrderState.RUNNING,
+    int(pb.REPAIR_STATE_SUCCEEDED): OrderState.SUCCEEDED,
+    int(pb.REPAIR_STATE_FAILED): OrderState.FAILED,
+    int(pb.REPAIR_STATE_UNKNOWN): OrderState.UNKNOWN,
+    int(pb.REPAIR_STATE_INCONCLUSIVE): OrderState.INCONCLUSIVE,
 }
 
 
@@ -248,6 +264,35 @@ def measurements(message: pb.Measurements, known: int) -> Measurements:
 def answer(message: pb.CommandResult) -> tuple[str, bool, str]:
     """(command id, whether it worked, the agent's message about it)."""
     return _name("command_id", message.command_id), message.ok, _text(message.message)
+
+
+def repair_verbs(message: pb.Hello) -> tuple[str, ...]:
+    """The repairs that the node's own configuration allows; none where it does not tell its clock,
+    in which an order's deadline is written.
+    """
+    if not message.boottime_ms:
+        return ()
+    return tuple(verb for verb, number in _VERBS.items() if number in message.repair_verbs)
+
+
+def boottime(field: str, milliseconds: int) -> float:
+    """The agent's CLOCK_BOOTTIME in seconds."""
+    return _age(field, milliseconds)
+
+
+def repair_result(message: pb.RepairResult) -> AgentResult | None:
+    """How far the agent is with an order; None for a state that only a newer agent knows, and for
+    the refusal of an order without an id.
+    """
+    state = _ORDER_STATES.get(message.state)
+    if state is None or not message.operation_id:
+        return None
+    return AgentResult(
+        _name("operation_id", message.operation_id),
+        state,
+        truncate(message.reason, MAX_NAME),
+        _text(message.message),
+    )
 
 
 def _components(
@@ -498,3 +543,28 @@ def quiesce(command_id: str, seconds: float, reason: str) -> pb.AggregatorMessag
 
 def run_checks(command_id: str, names: Sequence[str]) -> pb.AggregatorMessage:
     return pb.AggregatorMessage(run_checks=pb.RunChecks(command_id=command_id, checks=names))
+
+
+def repair_order(order: AgentOrder, deadline: float) -> pb.AggregatorMessage:
+    """``deadline`` is in seconds of the agent's CLOCK_BOOTTIME."""
+    return pb.AggregatorMessage(
+        repair_order=pb.RepairOrder(
+            operation_id=order.operation,
+            verb=_VERBS[order.verb],
+            quarantine_uid=order.quarantine,
+            boot_id=order.boot_id,
+            deadline_ms=round(max(0.0, deadline) * 1000),
+            gpu_uuids=order.gpus,
+            message=truncate(order.message, MAX_TEXT),
+        )
+    )
+
+
+def cancel_repair(operation: str, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(
+        cancel_repair=pb.CancelRepair(operation_id=operation, message=reason)
+    )
+
+
+def repair_result_taken(operation: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(repair_result_taken=pb.RepairResultTaken(operation_id=operation))

@@ -34,6 +34,7 @@ from aggregator.ingest.stream_table import StreamTable
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.ingest.unknown_method import UnknownMethods
+from aggregator.repairers.agent_orders import AgentOrders
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc
 
@@ -113,6 +114,8 @@ class IngestServer:
         self._rules = rules
         self.stats = stats
         self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
+        self.orders = rules.orders
+        self.orders.connect(self.table)
         self._gateway = _AgentGateway(self.table, authenticator, intake, rules, stats)
         self._also: list[Callable[[grpc.aio.Server], None]] = []
         self._server: grpc.aio.Server | None = None
@@ -258,6 +261,7 @@ def build(
     is_current: IsCurrent | None = None,
     cluster_away: Callable[[], bool],
     among_others: Callable[[], str],
+    orders: AgentOrders,
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> IngestServer:
@@ -267,7 +271,8 @@ def build(
     needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
     token names; without it the UID is not checked. ``cluster_away`` says whether the API server
     can't be reached now, ``among_others`` this replica's own address where there are others (empty:
-    there are none). ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
+    there are none). ``orders`` go to agents by its streams. ``now`` is monotonic seconds, ``wall``
+    seconds since the epoch.
     """
     stats = IngestStats()
     deleted_pods = DeletedPods(now=now)
@@ -298,6 +303,7 @@ def build(
             wall=wall,
             cluster_away=cluster_away,
             among_others=among_others,
+            orders=orders,
         ),
         stats=stats,
         shared_connections=config.identity.kind == "insecure-trust-hello",

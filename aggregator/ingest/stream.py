@@ -9,7 +9,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import grpc
@@ -33,6 +33,7 @@ from aggregator.ingest.rate_limit import PER_STREAM, NodeBudget
 from aggregator.ingest.resync_backoff import ResyncBackoff
 from aggregator.ingest.send_queue import Acks, SendQueue
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.repairers.agent_orders import AgentOrder, AgentOrders
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class StreamConfig:
     ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` says whether the API server
     can't be reached, so that no agent can renew its token. ``among_others``: this replica's own
     address, if there are others to which an agent could go when this one falls silent; else empty.
+    ``orders`` takes what agents tell of repairs that were ordered.
     """
 
     name: str
@@ -84,6 +86,7 @@ class StreamConfig:
     wall: Callable[[], float]
     cluster_away: Callable[[], bool]
     among_others: Callable[[], str] = lambda: ""
+    orders: AgentOrders = field(default_factory=AgentOrders)
 
 
 class Streams(Protocol):
@@ -125,6 +128,7 @@ class Stream:
         "_attached",
         "_authenticator",
         "_awaited",
+        "_boottime",
         "_caller",
         "_context",
         "_ending",
@@ -149,6 +153,7 @@ class Stream:
         "node",
         "overdue",
         "peer",
+        "repair_verbs",
     )
 
     def __init__(
@@ -188,6 +193,8 @@ class Stream:
         self._leave_by = _NEVER
         self._named: tuple[str, ...] = ()
         self._awaited = ""  # the node that the credentials name, until the stream is attached
+        self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it tells that
+        self.repair_verbs: tuple[str, ...] = ()
         self._answers = ""  # promised, with this address to reach us
         self.node = ""
         self.instance = ""
@@ -278,12 +285,14 @@ class Stream:
         dropped = codec.Dropped()
         try:
             claimed = codec.hello(message.hello, dropped)
+            self._note_boottime(message.hello.boottime_ms)
         except codec.InvalidMessage as error:
             ending = malformed("hello", error)
             self._intake.on_refusal(node, str(ending))
             raise ending from None
         hello = replace(claimed, node_uid=self.identity.node_uid)
         self.node, self.instance = hello.node, hello.instance
+        self.repair_verbs = codec.repair_verbs(message.hello)
         self.last_heard = self._rules.now()
         home = self._intake.owner_address(self.node)
         if home:
@@ -413,6 +422,10 @@ class Stream:
                 case "command_result":
                     command, ok, text = codec.answer(message.command_result)
                     self._intake.on_command_result(self.node, command, ok=ok, message=text)
+                case "repair_result":
+                    result = codec.repair_result(message.repair_result)
+                    if result is not None:
+                        self._rules.orders.on_result(self.node, result)
                 case "hello":
                     self._second_hello(message.hello)
                 case _:
@@ -482,7 +495,13 @@ class Stream:
                 extra={"event": "stream.entries_dropped", **extra, **log_fields},
             )
 
+    def _note_boottime(self, milliseconds: int) -> None:
+        """The agent tells its clock: a message that was held up makes deadlines earlier only."""
+        if milliseconds:
+            self._boottime = codec.boottime("boottime_ms", milliseconds) - self._rules.now()
+
     def _beat(self, heartbeat: pb.Heartbeat) -> None:
+        self._note_boottime(heartbeat.boottime_ms)
         self._intake.on_heartbeat(self.node, self.last_heard)
         if self._intake.digest(self.node) == heartbeat.digest:
             self._resyncs.agreed()
@@ -560,6 +579,16 @@ class Stream:
         command = uuid.uuid4().hex
         self._outbox.put(codec.run_checks(command, names))
         return command
+
+    def order_repair(self, order: AgentOrder) -> None:
+        deadline = self._boottime + self._rules.now() + order.within
+        self._outbox.put(codec.repair_order(order, deadline))
+
+    def cancel_repair(self, operation: str, reason: str) -> None:
+        self._outbox.put(codec.cancel_repair(operation, reason))
+
+    def repair_result_taken(self, operation: str) -> None:
+        self._outbox.put(codec.repair_result_taken(operation))
 
     def close(self, reason: str) -> None:
         self._stop(StreamClosed(CloseReason.CLOSED, Code.UNAVAILABLE, reason))
@@ -646,6 +675,7 @@ class Stream:
             self._stats.ended[ending.why] += 1
             self._streams.keep_used(self.node, self._allowance.used(self._rules.now()))
             self._streams.detach(self)
+            self._rules.orders.on_detach(self.node)
             self._intake.on_disconnect(self.node, self, str(ending))
         else:
             self._stats.refused[ending.why] += 1

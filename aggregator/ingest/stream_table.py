@@ -107,6 +107,10 @@ class StreamTable:
             self._left[stream.node] = self._rules.now()
             self._stats.attached = len(self._by_node)
 
+    def line_of(self, node: str) -> Stream | None:
+        """The stream that reports for the node now."""
+        return self._by_node.get(node)
+
     def used(self, node: str) -> float:
         """How much of the node's token bucket its earlier streams have used."""
         return self._used.used(node, self._rules.now())

@@ -8,6 +8,8 @@ from aggregator.cluster.objects import ObjectStore
 from aggregator.config.repair import RepairConfig, RepairerSection
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, Repairer, RepairSettings
+from aggregator.repairers.agent import AgentRepairer
+from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
@@ -26,9 +28,11 @@ def repair_settings(
     domain_labels: tuple[str, ...],
     wall: Callable[[], float],
     objects: Objects | None = None,
+    agents: AgentOrders | None = None,
 ) -> RepairSettings:
     """``domain_labels``: node labels whose value names a failure domain. ``wall`` is wall clock
-    seconds. ``objects``: None where the cluster has none.
+    seconds. ``objects``: None where the cluster has none. ``agents`` takes orders to the nodes'
+    agents; None: no agent is ever connected.
     """
     rules = RepairRules(**{one.name: getattr(config, one.name) for one in fields(RepairRules)})
     repairers: dict[str, ConfiguredRepairer] = {}
@@ -37,13 +41,17 @@ def repair_settings(
         if by_objects is not None:
             repairers[section.kind] = by_objects
             continue
-        repairer = _repairer(section, wall)
+        repairer = _repairer(section, wall, agents or AgentOrders())
         if repairer is not None:
             repairers[section.kind] = ConfiguredRepairer(repairer, section.timeout)
     return RepairSettings(rules, repairers, domain_labels)
 
 
-def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer | None:
+def _repairer(
+    section: RepairerSection, wall: Callable[[], float], agents: AgentOrders
+) -> Repairer | None:
+    if section.agent is not None:
+        return AgentRepairer(agents)
     if section.command:
         return CommandRepairer(
             section.command,

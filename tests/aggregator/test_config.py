@@ -783,7 +783,7 @@ def keys_of(model: SectionType, prefix: str = "") -> list[str]:
     found: list[str] = []
     for name, annotation in fields_of(model).items():
         section = section_in(annotation)
-        if section is None:
+        if section is None or not fields_of(section):
             found.append(prefix + name)
         else:
             several = "[]" if "tuple" in str(annotation) else ""

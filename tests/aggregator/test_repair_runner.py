@@ -21,7 +21,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode, read_request
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
@@ -475,8 +475,25 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 4")
     await site.replica.controller._cluster_events.refresh_nodes()
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
-    await later(600)
+    await later(TIMEOUT + 600)  # the reservation of the first one is over
     assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> None:
+    site = Site()
+    site.ill = {}
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    site.world.person_annotates("n1", REQUEST, "replace a1")  # nobody carries that out
+    await site.settles(lambda: site.quarantine().status.repair)
+    site.world.person_annotates("n1", "sickbay.dev/force", None)
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: not site.world.quarantines)
+    assert read_request(site.world.nodes["n1"].annotations) is None
     await site.replica.stop()
 
 

@@ -43,6 +43,7 @@ class Shop:
     hangs: bool = False
     #: Whether the other controller has finished.
     over: bool = True
+    ended: list[str] = field(default_factory=list)
     on_boot: Callable[[str], None] = lambda _: None
     most_at_once: int = 1000
 
@@ -142,6 +143,9 @@ class ShopRepairer:
         if self._shop.hangs:
             await asyncio.Event().wait()
         return await self.cluster._call("clean up", lambda: self._shop.remove(order))
+
+    def note_end(self, node: str, operation: str) -> None:
+        self._shop.ended.append(operation)
 
 
 def repair_settings(

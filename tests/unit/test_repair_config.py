@@ -9,6 +9,8 @@ from aggregator.config.repair import RepairConfig
 from aggregator.config.settings import load
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.repairers.agent import AgentRepairer
+from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
@@ -66,6 +68,15 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
     assert made.domain_labels == ("rack",)
 
 
+def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path) -> None:
+    text = "repair:\n  repairers: [{kind: gpu-reset, agent: {}}, {kind: reboot, agent: {}}]\n"
+    found = loaded(tmp_path, text)
+    made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, agents=AgentOrders())  # type: ignore[arg-type]
+    assert set(made.repairers) == {"gpu-reset", "reboot"}
+    assert all(isinstance(one.repairer, AgentRepairer) for one in made.repairers.values())
+    assert all(one.repairer.sends_twice for one in made.repairers.values())
+
+
 @pytest.mark.parametrize(
     ("text", "reply"),
     [
@@ -80,11 +91,23 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
             "repairers[0]: has nobody who carries it out; expected",
         ),
         (
+            "repair: {repairers: [{kind: replace, agent: {}}]}\n",
+            "repairers[0].agent: is nothing that an agent can do; expected it under gpu-reset or",
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, agent: {}, command: [a]}]}\n",
+            "repairers[0]: has agent and command; expected one of agent, command, webhook",
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, agent: {verbs: [reboot]}}]}\n",
+            "repairers[0].agent.verbs: ",
+        ),
+        (
             (
                 "repair:\n  repairers:\n    - kind: reboot\n      command: [a]\n"
                 "      webhook: {url: 'https://x/', secret_file: secret}\n"
             ),
-            "repairers[0]: has command and webhook; expected one of command, webhook, redfish",
+            "repairers[0]: has command and webhook; expected one of agent, command, webhook",
         ),
         (
             "repair: {repairers: [{kind: reboot, command: [a, '{nod}']}]}\n",

@@ -76,6 +76,10 @@ class Repairer(Protocol):
         """Take the order back. False: it may be carried out all the same."""
         ...
 
+    def note_end(self, node: str, operation: str) -> None:
+        """The end of the attempt is durable: no more is asked about it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRepairer:

@@ -538,7 +538,9 @@ class RepairRunner:
         attempt = _last(quarantine)
         entry = self._settings.repairers.get(attempt.repair)
         order = self._order(quarantine, attempt)
-        if entry is not None and await entry.repairer.cancel(order):
+        # What was certainly not sent needs no repairer to take it back.
+        unsent = attempt.operation in self._unsent
+        if unsent or (entry is not None and await entry.repairer.cancel(order)):
             attempt = await self._change(
                 node_state, attempt, replace(attempt, request=step.request)
             )
@@ -573,6 +575,9 @@ class RepairRunner:
         await self._change(node_state, attempt, ended)
         self._acts.stages.note_repair(ended)
         self._unsent.discard(attempt.operation)
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is not None:
+            entry.repairer.note_end(node_state.node, attempt.operation)
         reply = f": {text}" if text else ""
         self._acts.emit_event(
             node_state,

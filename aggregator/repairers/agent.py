@@ -1,0 +1,157 @@
+"""A GPU reset or a reboot by the node's own agent, where its configuration allows that verb.
+
+The order goes by the agent's authenticated stream to this replica, which owns the node. The agent's
+journal carries out each operation once, so an order whose answer was lost is sent again. A reset
+has succeeded when the agent says so; a reboot when the Node has another boot id.
+"""
+
+from aggregator.policy.repairs import REBOOT
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.agent_orders import AgentOrder, AgentOrders, AgentResult, OrderState
+
+#: The most GPUs of one order, by the contract.
+_MOST_GPUS = 64
+#: Seconds in which an agent answers: it reads its record and writes it.
+_ANSWER_WITHIN = 15.0
+#: Seconds in which the act must have begun: the agent collects evidence and lets go of the driver.
+_BEGIN_WITHIN = 300.0
+_IN_WORDS = {
+    "not-allowed": "the node's own configuration does not allow it (repair.allow in agent.toml)",
+    "in-use": "a GPU is in use",
+    "capped": "the node has had as many as its own configuration allows (repair.max_... in "
+    "agent.toml)",
+    "busy": "another order or a test by hand is under way",
+    "other-boot": "the node is in another boot than the order was for",
+    "deadline": "it could not begin in time",
+    "unknown-gpu": "the node does not have that GPU",
+    "driver-held": "the agent itself can't let go of the driver",
+    "missing-tool": "the node lacks the program for it",
+    "no-record": "the agent can't record it",
+    "no-evidence": "the agent can't keep the evidence of before",
+    "agent-restarted": "the agent was restarted before it began",
+    "cancelled": "it was cancelled before it began",
+    "unknown-error": "nvidia-smi answers Unknown Error, as where a cloud forbids resets",
+}
+#: What a person can do about it.
+_ADVICE = {
+    "in-use": "; the pods of the GPU operator hold GPUs too, until the node's labels "
+    "nvidia.com/gpu.deploy.device-plugin, .dcgm, .dcgm-exporter and .gpu-feature-discovery are "
+    "false",
+}
+
+
+class AgentRepairer:
+    """Implements `Repairer` for the kinds gpu-reset and reboot."""
+
+    sends_twice = True
+
+    def __init__(self, orders: AgentOrders) -> None:
+        self._orders = orders
+        #: Operations that this process has sent.
+        self._sent: set[str] = set()
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        known = self._orders.result_of(order.node, order.operation)
+        if known is not None:
+            return _judged(order.repair, known)
+        problem = _problem(order)
+        if problem:
+            return RepairAnswer(AnswerState.FAILED, problem)
+        line = self._orders.line_of(order.node)
+        if line is None:
+            text = "the node's agent is not connected to this replica, which waits for it"
+            return RepairAnswer(AnswerState.NOT_SENT, text)
+        if order.repair not in line.repair_verbs:
+            if order.operation in self._sent:
+                text = "the agent does not allow it any more, and gave no answer when it did"
+                return RepairAnswer(AnswerState.UNSURE, text)
+            return RepairAnswer(AnswerState.FAILED, _refusal(order.repair, "not-allowed", ""))
+        self._orders.begin(order.node, order.operation)
+        self._sent.add(order.operation)
+        line.order_repair(
+            AgentOrder(
+                operation=order.operation,
+                verb=order.repair,
+                quarantine=order.quarantine,
+                boot_id=order.boot_id,
+                within=min(order.lasts, _BEGIN_WITHIN),
+                gpus=order.gpus if order.repair != REBOOT else (),
+                message=order.reason,
+            )
+        )
+        within = min(order.lasts, _ANSWER_WITHIN)
+        answered = await self._orders.answer(order.node, order.operation, within=within)
+        if answered is None:
+            text = f"the agent's stream ended before its answer, or it gave none in {within:g} s"
+            return RepairAnswer(AnswerState.UNSURE, text)
+        return _judged(order.repair, answered)
+
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+        """The agent's latest word. A reset without an end is not known to have failed."""
+        known = self._orders.result_of(order.node, order.operation)
+        waits = RepairAnswer(
+            AnswerState.TAKEN if order.repair == REBOOT else AnswerState.UNSURE,
+            "the agent has not told its end",
+        )
+        return waits if known is None or not known.is_final else _judged(order.repair, known)
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        """Only an order that has not begun can be taken back."""
+        known = self._orders.result_of(order.node, order.operation)
+        if known is None or not known.is_final:
+            line = self._orders.line_of(order.node)
+            if line is None:
+                return False
+            line.cancel_repair(order.operation, "cancelled by a person")
+            within = min(order.lasts, _ANSWER_WITHIN)
+            known = await self._orders.answer(
+                order.node, order.operation, within=within, final=True
+            )
+        return known is not None and known.state is OrderState.REFUSED
+
+    def note_end(self, node: str, operation: str) -> None:
+        self._sent.discard(operation)
+        self._orders.settle(node, operation)
+
+
+def _problem(order: RepairOrder) -> str:
+    """Why no agent could carry it out; empty: it could."""
+    if not order.boot_id:
+        return "the cluster does not tell the node's boot id, to which an agent's order is bound"
+    if order.repair == REBOOT:
+        return ""
+    if not order.gpus:
+        return (
+            "no evidence of the quarantine names a GPU by its UUID, and an agent resets no others; "
+            "expected a reboot"
+        )
+    if len(order.gpus) > _MOST_GPUS:
+        return f"{len(order.gpus)} GPUs have evidence, and an agent resets {_MOST_GPUS} at most"
+    return ""
+
+
+def _judged(repair: str, result: AgentResult) -> RepairAnswer:
+    match result.state:
+        case OrderState.ACCEPTED:
+            return RepairAnswer(AnswerState.TAKEN, "the agent has accepted it")
+        case OrderState.RUNNING:
+            return RepairAnswer(AnswerState.TAKEN, "the agent has begun it")
+        case OrderState.SUCCEEDED:
+            return RepairAnswer(AnswerState.DONE, result.message)
+        case OrderState.REFUSED:
+            text = _refusal(repair, result.reason, result.message)
+            return RepairAnswer(AnswerState.FAILED, text)
+        case OrderState.FAILED:
+            return RepairAnswer(AnswerState.FAILED, _told(result.reason, result.message))
+        case _:
+            return RepairAnswer(AnswerState.UNSURE, _told(result.reason, result.message))
+
+
+def _refusal(repair: str, reason: str, message: str) -> str:
+    return f"the agent refuses {repair}: {_told(reason, message)}"
+
+
+def _told(reason: str, message: str) -> str:
+    words = _IN_WORDS.get(reason, reason)
+    told = f"{words}: {message}" if words and message else words or message
+    return f"{told}{_ADVICE.get(reason, '')}"

@@ -1,0 +1,190 @@
+"""Orders to the nodes' agents, and what they tell of them: between a repairer and the streams.
+
+An agent carries out each operation once, by a journal on its disk, and tells a final state again in
+each new stream until it is acknowledged (docs/contract.md#orders). So what is here may be lost with
+the process: the acknowledgement comes after the end of the attempt is durable.
+"""
+
+import asyncio
+import enum
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+#: Results of one node that are kept: an agent has one order at a time.
+_MOST_KEPT = 8
+
+
+class OrderState(enum.StrEnum):
+    """How far an agent is with an order, as in the contract."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    INCONCLUSIVE = "inconclusive"
+
+
+_OPEN = (OrderState.ACCEPTED, OrderState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOrder:
+    """``verb`` is gpu-reset or reboot. ``within``: seconds until the act must have begun."""
+
+    operation: str
+    verb: str
+    quarantine: str
+    boot_id: str
+    within: float
+    gpus: tuple[str, ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """``reason`` is one word of the contract, ``message`` the agent's text for people."""
+
+    operation: str
+    state: OrderState
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        return self.state not in _OPEN
+
+
+class OrderLine(Protocol):
+    """The stream of one node's agent, which has proved its identity. No method blocks or raises.
+
+    What is sent on a stream that ends may be lost.
+    """
+
+    #: The verbs that the node's own configuration allows, as the agent has told.
+    repair_verbs: tuple[str, ...]
+
+    def order_repair(self, order: AgentOrder) -> None: ...
+
+    def cancel_repair(self, operation: str, reason: str) -> None: ...
+
+    def repair_result_taken(self, operation: str) -> None: ...
+
+
+class OrderLines(Protocol):
+    """The streams of this replica."""
+
+    def line_of(self, node: str) -> OrderLine | None:
+        """The stream that reports for the node now."""
+        ...
+
+
+class AgentOrders:
+    """The latest state of each order that an agent has told of, and who waits for it."""
+
+    def __init__(self) -> None:
+        self._lines: OrderLines | None = None
+        self._results: dict[str, dict[str, AgentResult]] = {}
+        #: Operations whose end is durable, by node, the latest ones.
+        self._over: dict[str, deque[str]] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+
+    # -- called by ingest ----------------------------------------------------------------
+
+    def connect(self, lines: OrderLines) -> None:
+        """Send by these streams from now on."""
+        self._lines = lines
+
+    def on_result(self, node: str, result: AgentResult) -> None:
+        """The node's agent tells how far it is with an order."""
+        log.info(
+            "an agent tells of an order",
+            extra={
+                "event": "repair.agent_result",
+                "node": node,
+                "operation": result.operation,
+                "state": result.state.value,
+                "reason": result.reason,
+                "detail": result.message,
+            },
+        )
+        if result.operation in self._over.get(node, ()):
+            if result.is_final:
+                self._acknowledge(node, result.operation)
+            return
+        kept = self._results.setdefault(node, {})
+        before = kept.pop(result.operation, None)
+        stands = before is not None and before.is_final and not result.is_final
+        kept[result.operation] = before if before is not None and stands else result
+        while len(kept) > _MOST_KEPT:
+            del kept[next(iter(kept))]
+        self._wake(node)
+
+    def on_detach(self, node: str) -> None:
+        """The node's stream has ended. In the next one its agent tells each open state anew."""
+        kept = self._results.get(node, {})
+        for operation in [name for name, one in kept.items() if not one.is_final]:
+            del kept[operation]
+        if not kept:
+            self._results.pop(node, None)
+        self._wake(node)
+
+    # -- called by the repairer ----------------------------------------------------------
+
+    def line_of(self, node: str) -> OrderLine | None:
+        """The stream of the node's agent to this replica, or None."""
+        return self._lines.line_of(node) if self._lines is not None else None
+
+    def result_of(self, node: str, operation: str) -> AgentResult | None:
+        """The latest state of the order, or None while none is known here."""
+        return self._results.get(node, {}).get(operation)
+
+    async def answer(
+        self, node: str, operation: str, *, within: float, final: bool = False
+    ) -> AgentResult | None:
+        """The order's state once its agent has told one (``final``: a final one).
+
+        Returns None after ``within`` seconds, or where the node's present stream has ended.
+        """
+        line = self.line_of(node)
+        try:
+            async with asyncio.timeout(within):
+                while True:
+                    found = self.result_of(node, operation)
+                    if found is not None and (found.is_final or not final):
+                        return found
+                    if line is None or self.line_of(node) is not line:
+                        return None
+                    await self._changed.setdefault(node, asyncio.Event()).wait()
+        except TimeoutError:
+            return None
+
+    def begin(self, node: str, operation: str) -> None:
+        """Another order of the node begins: no earlier one is of interest any more."""
+        for earlier in [name for name in self._results.get(node, {}) if name != operation]:
+            self.settle(node, earlier)
+
+    def settle(self, node: str, operation: str) -> None:
+        """The end of the order's attempt is durable: the agent need not tell it again."""
+        self._over.setdefault(node, deque(maxlen=_MOST_KEPT)).append(operation)
+        kept = self._results.get(node, {})
+        result = kept.pop(operation, None)
+        if not kept:
+            self._results.pop(node, None)
+        if result is not None and result.is_final:
+            self._acknowledge(node, operation)
+
+    def _acknowledge(self, node: str, operation: str) -> None:
+        line = self.line_of(node)
+        if line is not None:
+            line.repair_result_taken(operation)
+
+    def _wake(self, node: str) -> None:
+        event = self._changed.pop(node, None)
+        if event is not None:
+            event.set()

@@ -1,0 +1,359 @@
+"""Orders to agents: every answer and every doubt, by fake streams and by real ones."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from aggregator.ingest.codec import InvalidMessage, repair_result
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.agent import AgentRepairer
+from aggregator.repairers.agent_orders import (
+    AgentOrder,
+    AgentOrders,
+    AgentResult,
+    OrderLine,
+    OrderState,
+)
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.support.ingest import Agent, Site, site
+from tests.support.virtual_time import in_virtual_time
+from tests.support.waiting import until
+
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
+RESET = RepairOrder(
+    "q-1-gpu-reset", "gpu-reset", "node-1", "uid", "boot-1", "q", "xid", 900, (GPU,)
+)
+REBOOT = replace(RESET, operation="q-1-reboot", repair="reboot")
+BOTH = ("gpu-reset", "reboot")
+S, A = OrderState, AnswerState
+
+
+@dataclass
+class FakeStream:
+    """An agent that answers each order with these states."""
+
+    orders: AgentOrders
+    states: list[AgentResult] = field(default_factory=list)
+    repair_verbs: tuple[str, ...] = BOTH
+    ordered: list[AgentOrder] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
+
+    def order_repair(self, order: AgentOrder) -> None:
+        self.ordered.append(order)
+        self._answer(order.operation)
+
+    def cancel_repair(self, operation: str, reason: str) -> None:
+        self.cancelled.append(operation)
+        self._answer(operation)
+
+    def repair_result_taken(self, operation: str) -> None:
+        self.taken.append(operation)
+
+    def _answer(self, operation: str) -> None:
+        for one in self.states:
+            told = replace(one, operation=operation)
+            asyncio.get_running_loop().call_later(1.0, self.orders.on_result, "node-1", told)
+
+
+class Bench:
+    """A repairer, and the streams that come and go."""
+
+    def __init__(self, *states: OrderState, reason: str = "", message: str = "") -> None:
+        self.orders = AgentOrders()
+        self.orders.connect(self)
+        self.repairer = AgentRepairer(self.orders)
+        told = [AgentResult("", state, reason, message) for state in states]
+        self.stream: FakeStream | None = FakeStream(self.orders, told)
+        self.first = self.stream
+
+    def line_of(self, node: str) -> OrderLine | None:
+        return self.stream if node == "node-1" else None
+
+    def ends(self) -> None:
+        self.stream = None
+        self.orders.on_detach("node-1")
+
+
+@pytest.mark.parametrize(
+    ("order", "state", "answer"),
+    [
+        (RESET, S.ACCEPTED, A.TAKEN),
+        (RESET, S.RUNNING, A.TAKEN),
+        (RESET, S.SUCCEEDED, A.DONE),
+        (RESET, S.FAILED, A.FAILED),
+        (RESET, S.REFUSED, A.FAILED),
+        (RESET, S.UNKNOWN, A.UNSURE),
+        (RESET, S.INCONCLUSIVE, A.UNSURE),
+        (REBOOT, S.ACCEPTED, A.TAKEN),
+        (REBOOT, S.REFUSED, A.FAILED),
+        (REBOOT, S.UNKNOWN, A.UNSURE),
+    ],
+)
+@in_virtual_time
+async def test_each_state_has_its_answer(
+    order: RepairOrder, state: OrderState, answer: AnswerState
+) -> None:
+    bench = Bench(state, message="as it was")
+    assert (await bench.repairer.order(order)).state is answer
+    (sent,) = bench.first.ordered
+    assert (sent.operation, sent.verb, sent.quarantine) == (order.operation, order.repair, "q")
+    assert sent.boot_id == "boot-1"
+    assert sent.within == 300.0
+    assert sent.gpus == ((GPU,) if order is RESET else ())
+
+
+@in_virtual_time
+async def test_an_order_to_no_stream_is_certainly_not_sent() -> None:
+    bench = Bench()
+    bench.ends()
+    answer = await bench.repairer.order(RESET)
+    assert answer.state is A.NOT_SENT
+    assert "not connected" in answer.text
+    assert (await bench.repairer.order(replace(RESET, node="node-2"))).state is A.NOT_SENT
+    assert bench.first.ordered == []
+
+
+@in_virtual_time
+async def test_a_stream_that_ends_before_the_answer_leaves_the_doubt_and_it_is_sent_again() -> None:
+    bench = Bench()
+    waiting = asyncio.create_task(bench.repairer.order(RESET))
+    await asyncio.sleep(1)
+    bench.ends()
+    assert (await waiting).state is A.UNSURE
+    bench.stream = FakeStream(bench.orders, [AgentResult("", S.SUCCEEDED)])
+    assert (await bench.repairer.order(RESET)).state is A.DONE
+    assert [one.operation for one in bench.stream.ordered] == [RESET.operation]
+
+
+@in_virtual_time
+async def test_a_stream_that_is_replaced_before_the_answer_leaves_the_doubt() -> None:
+    bench = Bench()
+    waiting = asyncio.create_task(bench.repairer.order(RESET))
+    await asyncio.sleep(1)
+    bench.orders.on_detach("node-1")
+    bench.stream = FakeStream(bench.orders)
+    assert (await waiting).state is A.UNSURE
+
+
+@in_virtual_time
+async def test_an_agent_that_does_not_answer_leaves_the_doubt() -> None:
+    assert (await Bench().repairer.order(RESET)).state is A.UNSURE
+
+
+@in_virtual_time
+async def test_a_result_that_comes_later_is_kept_until_the_end_is_durable() -> None:
+    bench = Bench(S.ACCEPTED)
+    assert (await bench.repairer.order(RESET)).state is A.TAKEN
+    assert (await bench.repairer.read_outcome(RESET)).state is A.UNSURE  # not known to have failed
+    bench.ends()
+    again = bench.stream = FakeStream(bench.orders)
+    assert (await bench.repairer.read_outcome(RESET)).state is A.UNSURE
+    bench.orders.on_result("node-1", AgentResult(RESET.operation, S.SUCCEEDED, "", "reset"))
+    for _ in range(2):
+        assert await bench.repairer.read_outcome(RESET) == RepairAnswer(A.DONE, "reset")
+    assert again.taken == [], "it would be lost with this process"
+    bench.repairer.note_end("node-1", RESET.operation)
+    assert again.taken == [RESET.operation]
+    bench.orders.on_result("node-1", AgentResult(RESET.operation, S.SUCCEEDED))
+    assert again.taken == [RESET.operation] * 2, "the agent may not have read the first"
+
+
+@in_virtual_time
+async def test_a_result_of_an_attempt_that_has_ended_is_acknowledged_when_it_comes() -> None:
+    bench = Bench(S.ACCEPTED)
+    await bench.repairer.order(RESET)
+    bench.repairer.note_end("node-1", RESET.operation)
+    assert bench.first.taken == []
+    bench.orders.on_result("node-1", AgentResult(RESET.operation, S.RUNNING))
+    assert bench.first.taken == []
+    bench.orders.on_result("node-1", AgentResult(RESET.operation, S.UNKNOWN))
+    assert bench.first.taken == [RESET.operation]
+
+
+@in_virtual_time
+async def test_results_of_earlier_operations_are_acknowledged_with_the_next_order() -> None:
+    """Another process has written their ends, or a person has released the node."""
+    bench = Bench(S.ACCEPTED)
+    bench.orders.on_result("node-1", AgentResult("earlier", S.SUCCEEDED))
+    await bench.repairer.order(RESET)
+    assert bench.first.taken == ["earlier"]
+
+
+@in_virtual_time
+async def test_an_end_is_not_taken_back_by_a_state_that_was_late() -> None:
+    bench = Bench()
+    for state in (S.SUCCEEDED, S.RUNNING):
+        bench.orders.on_result("node-1", AgentResult(RESET.operation, state))
+    assert (await bench.repairer.order(RESET)).state is A.DONE
+    assert bench.first.ordered == [], "its end is known"
+    for state in (S.UNKNOWN, S.SUCCEEDED):  # another boot has proved it
+        bench.orders.on_result("node-1", AgentResult(REBOOT.operation, state))
+    assert (await bench.repairer.read_outcome(REBOOT)).state is A.DONE
+
+
+@in_virtual_time
+async def test_a_reboot_under_way_waits_for_the_node_and_a_reset_for_the_agent() -> None:
+    bench = Bench(S.RUNNING)
+    assert (await bench.repairer.order(REBOOT)).state is A.TAKEN
+    assert (await bench.repairer.read_outcome(REBOOT)).state is A.TAKEN
+    assert (await bench.repairer.read_outcome(RESET)).state is A.UNSURE
+
+
+@pytest.mark.parametrize(
+    ("order", "verbs", "words"),
+    [
+        (RESET, ("reboot",), "the node's own configuration does not allow it (repair.allow"),
+        (REBOOT, (), "the agent refuses reboot: the node's own configuration"),
+        (replace(RESET, gpus=()), BOTH, "no evidence of the quarantine names a GPU"),
+        (replace(RESET, gpus=(GPU,) * 65), BOTH, "65 GPUs have evidence"),
+        (replace(REBOOT, boot_id=""), BOTH, "does not tell the node's boot id"),
+    ],
+)
+@in_virtual_time
+async def test_what_no_agent_could_carry_out_fails_and_is_not_sent(
+    order: RepairOrder, verbs: tuple[str, ...], words: str
+) -> None:
+    bench = Bench()
+    bench.first.repair_verbs = verbs
+    answer = await bench.repairer.order(order)
+    assert answer.state is A.FAILED
+    assert words in answer.text
+    assert bench.first.ordered == []
+
+
+@in_virtual_time
+async def test_a_verb_that_is_not_allowed_any_more_says_nothing_of_an_order_that_was_sent() -> None:
+    bench = Bench()
+    assert (await bench.repairer.order(RESET)).state is A.UNSURE
+    bench.first.repair_verbs = ()
+    assert (await bench.repairer.order(RESET)).state is A.UNSURE
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("in-use", "a GPU is in use: python3 (pid 7); the pods of the GPU operator hold GPUs too"),
+        ("not-allowed", "the node's own configuration does not allow it"),
+        ("capped", "the node has had as many"),
+        ("of-a-newer-agent", "of-a-newer-agent: python3 (pid 7)"),
+    ],
+)
+@in_virtual_time
+async def test_a_refusal_is_in_words_for_people(reason: str, words: str) -> None:
+    bench = Bench(S.REFUSED, reason=reason, message="python3 (pid 7)")
+    answer = await bench.repairer.order(RESET)
+    assert answer.state is A.FAILED
+    assert words in answer.text
+
+
+@pytest.mark.parametrize(
+    ("states", "back"), [((S.REFUSED,), True), ((S.RUNNING, S.SUCCEEDED), False), ((), False)]
+)
+@in_virtual_time
+async def test_only_what_has_not_begun_is_taken_back(
+    states: tuple[OrderState, ...], *, back: bool
+) -> None:
+    bench = Bench(*states)
+    assert await bench.repairer.cancel(RESET) is back
+    assert bench.first.cancelled == [RESET.operation]
+    bench.ends()
+    assert await bench.repairer.cancel(replace(RESET, operation="another")) is False
+
+
+@in_virtual_time
+async def test_what_is_kept_of_a_node_is_bounded() -> None:
+    bench = Bench()
+    for number in range(1000):
+        bench.orders.on_result("node-1", AgentResult(f"op-{number}", S.SUCCEEDED))
+        bench.orders.settle("node-1", f"other-{number}")
+    assert len(bench.orders._results["node-1"]) <= 8
+    assert len(bench.orders._over["node-1"]) <= 8
+
+
+# -- by real streams ------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def plain() -> AsyncIterator[Site]:
+    async with site() as running:
+        yield running
+
+
+async def greeted(agent: Agent, *, boottime_ms: int, verbs: list[int]) -> None:
+    hello = pb.Hello(
+        node=agent.node, boot_id="boot-1", spool_epoch="e", agent_version="1", instance="i",
+        contract_version=4, repair_verbs=verbs, boottime_ms=boottime_ms,  # type: ignore[arg-type]
+    )  # fmt: skip
+    await agent.send(pb.AgentMessage(hello=hello))
+    await agent.expect("welcome")
+    await agent.snapshot()
+    await agent.expect("ack")
+
+
+async def test_an_order_goes_by_the_nodes_own_stream_with_a_deadline_of_its_clock(
+    plain: Site,
+) -> None:
+    orders = plain.server.orders
+    repairer = AgentRepairer(orders)
+    async with plain.agent() as agent:
+        verbs: list[int] = [pb.REPAIR_VERB_GPU_RESET, 77, pb.REPAIR_VERB_TEST]
+        await greeted(agent, boottime_ms=5_000_000, verbs=verbs)
+        assert (await repairer.order(REBOOT)).state is A.FAILED
+        ordering = asyncio.create_task(repairer.order(RESET))
+        order = await agent.expect("repair_order")
+        assert (order.operation_id, order.quarantine_uid) == (RESET.operation, "q")
+        assert (order.verb, order.gpu_uuids) == (pb.REPAIR_VERB_GPU_RESET, [GPU])
+        assert 5_300_000 <= order.deadline_ms < 5_330_000
+        result = pb.RepairResult(operation_id=RESET.operation, state=pb.REPAIR_STATE_ACCEPTED)
+        await agent.send(pb.AgentMessage(repair_result=result))
+        assert (await ordering).state is A.TAKEN
+        result.state = pb.REPAIR_STATE_SUCCEEDED
+        await agent.send(pb.AgentMessage(repair_result=result))
+        await until(
+            lambda: (found := orders.result_of("node-1", RESET.operation)) and found.is_final
+        )
+        assert (await repairer.read_outcome(RESET)).state is A.DONE
+        repairer.note_end("node-1", RESET.operation)
+        assert (await agent.expect("repair_result_taken")).operation_id == RESET.operation
+        await agent.send(pb.AgentMessage(heartbeat=pb.Heartbeat(boottime_ms=9_000_000)))
+        await agent.expect("resync")  # the heartbeat was read
+        again = asyncio.create_task(repairer.order(replace(RESET, operation="q-2")))
+        assert 9_300_000 <= (await agent.expect("repair_order")).deadline_ms < 9_330_000
+        cancelling = asyncio.create_task(repairer.cancel(replace(RESET, operation="q-2")))
+        assert (await agent.expect("cancel_repair")).operation_id == "q-2"
+        await agent.call.done_writing()
+        assert (await again).state is A.UNSURE
+        assert await cancelling is False
+    assert (await repairer.order(replace(RESET, operation="q-3"))).state is A.NOT_SENT
+
+
+async def test_an_agent_that_does_not_tell_its_clock_gets_no_order(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await greeted(agent, boottime_ms=0, verbs=[pb.REPAIR_VERB_GPU_RESET])
+        assert (await AgentRepairer(plain.server.orders).order(RESET)).state is A.FAILED
+
+
+async def test_a_result_counts_for_the_node_of_its_stream_alone(plain: Site) -> None:
+    async with plain.agent("node-2") as agent:
+        await greeted(agent, boottime_ms=5_000, verbs=[])
+        told = pb.RepairResult(operation_id=RESET.operation, state=pb.REPAIR_STATE_SUCCEEDED)
+        await agent.send(pb.AgentMessage(repair_result=told))
+        await until(lambda: plain.server.orders.result_of("node-2", RESET.operation))
+    assert plain.server.orders.result_of("node-1", RESET.operation) is None
+
+
+def test_results_that_are_none_are_refused_or_left_out() -> None:
+    assert repair_result(pb.RepairResult(operation_id="x")) is None
+    assert repair_result(pb.RepairResult(state=pb.REPAIR_STATE_REFUSED)) is None
+    with pytest.raises(InvalidMessage):
+        repair_result(pb.RepairResult(operation_id="x\n", state=pb.REPAIR_STATE_REFUSED))
+    told = repair_result(
+        pb.RepairResult(
+            operation_id="x", state=pb.REPAIR_STATE_FAILED, message="y" * 10**6, reason="z" * 10**6
+        )
+    )
+    assert told is not None
+    assert len(told.message) + len(told.reason) < 10_000
