@@ -1,0 +1,232 @@
+"""Repairs by the node's agent: the real aggregator, the real agent, TLS, a real kube-apiserver.
+
+nvidia-smi and the reboot command are test programs. Either process is killed at each step of an
+order, and no operation is carried out twice.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.agent_process import QUIET
+from tests.agent.fake_tools import FakeTools
+from tests.controlplane.pytest_plugin import Space
+from tests.e2e.conftest import Start
+from tests.nvml import FakeGpus, gpu, pci_of, uuid_of
+from tests.support.stack import Stack
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+OPENED = "stream to the aggregator opened"
+#: Seconds: the check that was off while the driver was let go of runs each minute.
+RELEASE = 150
+TWO = [gpu(0), gpu(1)]
+REPAIR = {
+    "repair": {
+        "mode": "repair",
+        "verify": "60s",
+        "repairers": [
+            {"kind": "gpu-reset", "agent": {}, "timeout": "60s"},
+            {"kind": "reboot", "agent": {}, "timeout": "10m"},
+        ],
+    }
+}
+
+
+class RepairedNode:
+    """One node whose agent obeys orders, and what was done to the machine.
+
+    While ``hold`` is there the program that has reached that step waits.
+    """
+
+    def __init__(
+        self, space: Space, stack: Stack, monkeypatch: pytest.MonkeyPatch, allow: str
+    ) -> None:
+        [self.name] = space.create_nodes(1)
+        self.plane, self.stack = space.plane, stack
+        agent = self.agent = stack.agent(self.name, start=False)
+        self.folder = agent.folder
+        self.tools = FakeTools(self.folder / "tools", TWO)
+        for name, value in FakeGpus(self.folder, TWO).env.items():
+            monkeypatch.setenv(name, value)
+        agent.more = (
+            f"[repair]\nallow = [{allow}]\n"
+            f'nvidia_smi = "{self.tools.smi}"\n'
+            f'reboot_command = ["{self.tools.folder}/reboot-now"]\n'
+            f'tool_path = ["{self.tools.folder}", "/usr/bin", "/bin"]\n'
+            f'reboot_limit = "2s"\ninsecure_own_pid_namespace = true\n{QUIET}'
+        )
+        proc = self.folder / "proc"
+        agent.top = f'proc = "{proc}"\n[expect]\ngpus = 2\n'
+        agent.address = pci_of(1)
+        self._boot_file = proc / "sys/kernel/random/boot_id"
+        self._boot_file.parent.mkdir(parents=True)
+        self._boot_file.write_text(self._boot())
+        query = self.folder / "query.hook"
+        query.touch()
+        smi = self.tools.smi
+        smi.write_text(smi.read_text().replace("[ -e ", f". {query}; [ -e ", 1))
+        self._query = query
+        self.start_agent(streams=2)  # it greets anew as soon as NVML has named the GPUs
+
+    def _boot(self) -> str:
+        return f"{self.plane.node(self.name)['status']['nodeInfo']['bootID']}\n"
+
+    def start_agent(self, streams: int = 1) -> None:
+        opened = self.agent.log().count(OPENED)
+        self.agent.start()
+        self.stack.until(
+            lambda: self.agent.log().count(OPENED) >= opened + streams, "the agent to stream"
+        )
+
+    def holds_at(self, step: str) -> Path:
+        """The order stops at this step until the file is removed."""
+        hold = self.folder / "hold"
+        hold.touch()
+        script = f"touch {self.folder}/at-{step}\nwhile [ -e {hold} ]; do sleep 0.1; done\n"
+        if step == "accepted":
+            self._query.write_text(script)
+        elif step == "act":
+            self.tools.hook("reset", script)
+        else:
+            hold.unlink()
+        return hold
+
+    def reached(self, step: str) -> bool:
+        if step == "ended":
+            return "an order is succeeded" in self.agent.log()
+        return (self.folder / f"at-{step}").exists()
+
+    def reboot(self) -> None:
+        """The machine goes down and comes up in another boot, and its kubelet says so."""
+        self.agent.kill()
+        self.plane.reboot_node(self.name)
+        self._boot_file.write_text(self._boot())
+        self.start_agent()
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        found = (self.stack.quarantine(self.name) or {}).get("status", {})
+        attempts: list[dict[str, Any]] = found.get("repair", {}).get("attempts", [])
+        return attempts
+
+    def states(self) -> list[tuple[str, str]]:
+        return [(one["repair"], one["state"]) for one in self.attempts]
+
+    def resets(self) -> list[str]:
+        path = self.tools.folder / "resets"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def operations(self) -> dict[str, Any]:
+        """The agent's journal."""
+        path = self.agent.state_dir / "repair/operations.json"
+        return {one["operation_id"]: one for one in _operations(json.loads(path.read_text()))}
+
+    def is_released(self) -> bool:
+        return self.stack.quarantine(self.name) is None and self.stack.taint(self.name) is None
+
+
+def _operations(document: Any) -> list[dict[str, Any]]:
+    found = document["operations"]
+    return list(found.values()) if isinstance(found, dict) else found
+
+
+@pytest.fixture
+def node_of(
+    cluster_space: Space, stack_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RepairedNode]:
+    def make(allow: str = '"gpu-reset", "reboot"') -> RepairedNode:
+        return RepairedNode(cluster_space, stack_of(REPAIR), monkeypatch, allow)
+
+    return make
+
+
+def test_a_gpu_is_reset_by_the_agent_and_the_node_returns(
+    node_of: Callable[..., RepairedNode],
+) -> None:
+    node = node_of()
+    node.agent.xid(95)
+    node.stack.until(node.resets, "the reset", timeout_s=60)
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    assert node.resets() == [f"--gpu-reset -i {uuid_of(1)}"]
+    node.stack.until(
+        lambda: all(one["acknowledged"] for one in node.operations().values()),
+        "the agent's results to be acknowledged",
+    )
+    assert node.tools.count("reboot-now") == 0
+
+
+def test_a_node_is_rebooted_by_its_agent_where_it_allows_no_reset(
+    node_of: Callable[..., RepairedNode],
+) -> None:
+    node = node_of('"reboot"')
+    node.agent.xid(95)
+    node.stack.until(lambda: node.tools.count("reboot-now"), "the reboot", timeout_s=60)
+    reset, reboot = node.attempts
+    assert (reset["repair"], reset["state"]) == ("gpu-reset", "Failed")
+    assert "the node's own configuration does not allow it" in reset["message"]
+    assert reboot["repair"] == "reboot"
+    node.reboot()
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    assert node.tools.count("reboot-now") == 1
+    assert node.resets() == []
+
+
+@pytest.mark.parametrize("step", ["accepted", "act", "ended"])
+def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
+    node_of: Callable[..., RepairedNode], step: str
+) -> None:
+    node = node_of()
+    hold = node.holds_at(step)
+    node.agent.xid(95)
+    node.stack.until(lambda: node.reached(step), f"the order to be {step}", timeout_s=60)
+    node.stack.aggregator.kill()
+    hold.unlink(missing_ok=True)
+    node.stack.until(lambda: "an order is succeeded" in node.agent.log(), "the reset's end")
+    node.stack.aggregator.start().ready()
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    assert len(node.resets()) == 1
+    [operation] = node.operations().values()
+    assert operation["state"] == "succeeded"
+    assert "gpu-reset succeeded" in node.stack.aggregator.log()
+
+
+@pytest.mark.parametrize(
+    ("step", "end", "resets"),
+    [("accepted", "Failed", 0), ("act", "Unknown", 1), ("ended", "", 1)],
+)
+def test_kill_9_of_the_agent_repeats_no_reset_and_tells_the_truth(
+    node_of: Callable[..., RepairedNode], step: str, end: str, resets: int
+) -> None:
+    node = node_of()
+    hold = node.holds_at(step)
+    node.agent.xid(95)
+    node.stack.until(lambda: node.reached(step), f"the order to be {step}", timeout_s=60)
+    node.agent.kill()
+    hold.unlink(missing_ok=True)
+    node.start_agent()
+    if not end:
+        node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    else:
+        node.stack.until(
+            lambda: node.states()[:1] == [("gpu-reset", end)], "its end", timeout_s=120
+        )
+    assert len(node.resets()) == resets
+    if end == "Failed":
+        assert "the agent was restarted before it began" in node.attempts[0]["message"]
+        node.stack.until(lambda: node.tools.count("reboot-now"), "the next rung", timeout_s=60)
+        assert node.tools.count("reboot-now") == 1
+    if end == "Unknown":
+        node.stack.until(
+            lambda: "is not known" in _repair(node)["exhausted"], "a person to be asked"
+        )
+        assert node.tools.count("reboot-now") == 0
+
+
+def _repair(node: RepairedNode) -> dict[str, Any]:
+    status = (node.stack.quarantine(node.name) or {})["status"]
+    repair: dict[str, Any] = {"exhausted": "", **status["repair"]}
+    return repair
