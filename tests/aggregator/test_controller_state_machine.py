@@ -230,10 +230,16 @@ class ControllerMachine(RuleBasedStateMachine):
         del name
         return {}
 
+    def more_settings(self, cluster: MemoryCluster) -> Mapping[str, Any]:
+        """Further fields of the settings of a process with this connection."""
+        del cluster
+        return {}
+
     # -- running ---------------------------------------------------------------------------
 
     def _start(self) -> Replica:
         async def start() -> Replica:
+            cluster = Watched(self.world, self)
             return Replica(
                 self.world,
                 clock=LoopClock(self.loop),
@@ -253,8 +259,9 @@ class ControllerMachine(RuleBasedStateMachine):
                         **self.more_limits,
                     ),
                     common=CommonLimits(window=WINDOW, clique_label=CLIQUE),
+                    **self.more_settings(cluster),
                 ),
-                cluster=Watched(self.world, self),
+                cluster=cluster,
             )
 
         return self.loop.run_until_complete(start())

@@ -543,6 +543,26 @@ async def test_a_node_that_a_repair_replaced_is_never_marked(look: float) -> Non
 
 
 @in_virtual_time
+async def test_a_node_in_place_of_one_that_is_being_rebooted_has_no_work_before_the_proof() -> None:
+    """A BMC that is known by the node's name may still reboot the machine."""
+    site = Site()
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await later(7)
+    site.world.renew_node("n1", "boot-2")
+    site.world.set_node(replace(site.world.nodes["n1"], ready=False))
+    await site.settles(lambda: site.world.nodes["n1"].unschedulable, within=60)
+    await later(60)
+    assert site.attempts() == [("reboot", RepairState.ORDERED)]
+    site.world.set_node(replace(site.world.nodes["n1"], ready=True))
+    site.report("n1")
+    await site.settles(site.is_released)
+    assert not site.world.nodes["n1"].unschedulable
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None:
     """As where a replica of a version without repairs writes the record."""
     site = Site()

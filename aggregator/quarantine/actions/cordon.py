@@ -55,6 +55,7 @@ from aggregator.quarantine.decide.node_marks import (
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.decide.repair import is_busy
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
@@ -355,8 +356,9 @@ class NodeActions:
         if node is None:
             await self._no_node(node_state, quarantine)
             return
-        ours = quarantine.spec.requester == OURS
-        if ours and (node_state.cluster.maintained or node_state.quarantine_view.reborn):
+        # Another machine is released, unless a repair may still reach it: then no work may come.
+        over = node_state.quarantine_view.reborn and not is_busy(quarantine.status.repair)
+        if quarantine.spec.requester == OURS and (node_state.cluster.maintained or over):
             return  # the next step sees it
         if quarantine.spec.requester == OURS and node_state.cluster.operator_requests.exempt(
             self._clocks.earliest()

@@ -273,7 +273,7 @@ class RepairRunner:
         if self._next(node_state, fresh) != step:
             node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
             return
-        why = await self._against(node_state, node, fresh, step)
+        why = await self._against(node_state, node, fresh, step.repair)
         if why:
             await self._hold(node_state, fresh, why)
             return
@@ -331,7 +331,7 @@ class RepairRunner:
         await self._send(node_state, written, attempt, self._clocks.now())
 
     async def _against(
-        self, node_state: NodeState, node: Node, quarantine: Quarantine, step: NextRepair
+        self, node_state: NodeState, node: Node, quarantine: Quarantine, repair: str
     ) -> str:
         """Why the repair may not begin on this node now; empty: it may."""
         if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
@@ -339,9 +339,12 @@ class RepairRunner:
         other = other_party(node)
         if other or node_state.cluster.maintained:
             return f"another party is at work on the node: {other or node_state.cluster.maintained}"
-        if step.repair in ASKS_A_PERSON:
+        now, requests = self._clocks.earliest(), node_state.cluster.operator_requests
+        if quarantine.spec.requester == OURS and requests.exempt(now):
+            return requests.why_capped(now)
+        if repair in ASKS_A_PERSON:
             return ""
-        status, now = quarantine.status, self._clocks.earliest()
+        status = quarantine.status
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
         pods = await self._cluster.pods_on(node_state.node)
         running = [pod for pod in pods if pod.phase not in FINISHED]
@@ -461,7 +464,17 @@ class RepairRunner:
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return
-        await self._send(node_state, quarantine, attempt, self._clocks.now())
+        node = await self._cluster.read_node(node_state.node)
+        fresh = await self._acts.reread(node_state)
+        node_state.take_node(node)
+        repair = fresh.status.repair if fresh is not None else None
+        if fresh is None or node is None or repair is None or attempt not in repair.attempts:
+            return  # the next look sees it
+        why = await self._against(node_state, node, fresh, attempt.repair)
+        if why:  # it may have waited for long, and other work may have come
+            await self._hold(node_state, fresh, why)
+            return
+        await self._send(node_state, fresh, attempt, self._clocks.now())
 
     # -- and ends -------------------------------------------------------------------------
 

@@ -1,0 +1,217 @@
+"""The controller's state machine with repairs: no order twice, none past a limit or onto work.
+
+All events of the machine without repairs happen here too: faults, reboots, replaced machines,
+people, failures of the cluster, and the death of the aggregator between any two calls.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from aggregator.quarantine.controller import REFRESH
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
+from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from tests.aggregator.test_controller_state_machine import _HOW, ControllerMachine, nodes
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.repair_shop import Shop, ShopRepairer, repair_settings
+
+pytestmark = pytest.mark.timeout(900)
+
+#: Repairs at once, of four nodes, two of which are in one rack.
+AT_ONCE = 2
+RACK = {"n1": "7", "n2": "7"}
+KINDS = {"gpu-reset": True, "reboot": False, "replace": True, "ticket": True}
+CODES = st.sampled_from(("xid:79", "xid:46"))
+#: The process dies at so many calls from now, before or after the call; None: it lives.
+DEATHS = st.none() | st.tuples(st.integers(1, 20), st.booleans())
+ANSWERS = (
+    AnswerState.TAKEN,
+    AnswerState.TAKEN,
+    AnswerState.DONE,
+    AnswerState.FAILED,
+    AnswerState.NOT_SENT,
+    AnswerState.UNSURE,
+)
+
+
+class CheckedShop(Shop):
+    """Knows what the machine did a moment ago, which no process can know yet."""
+
+    machine: "RepairMachine"
+
+    def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
+        known = len(self.wrong)
+        answer = super().take(order, twice=twice)
+        self.wrong[known:] = [one for one in self.wrong[known:] if not self._is_recent(one)]
+        quarantine = self.world.quarantines.get(order.node)
+        repair = quarantine.status.repair if quarantine is not None else None
+        for one in repair.attempts if repair is not None else ():
+            if one.operation == order.operation and one.request:
+                self.machine.note_request(order, one.node_uid, one.request)
+        return answer
+
+    def _is_recent(self, wrong: str) -> bool:
+        machine = self.machine
+        if "after the stop" in wrong:
+            return not machine.is_stopped()
+        now = machine.loop.time()
+        if "not in the record" in wrong or "no durable attempt" in wrong:
+            return now <= machine.lost_at or now <= machine.changed_at
+        return now <= machine.changed_at  # a request was under way when the node changed
+
+
+class RepairMachine(ControllerMachine):
+    """``requests``: the operation by which each person's request on each Node was followed."""
+
+    def __init__(self) -> None:
+        self.shop: CheckedShop | None = None
+        self.requests: dict[tuple[str, str], str] = {}
+        self.changed_at = float("-inf")
+        super().__init__()
+
+    def own_labels(self, name: str) -> Mapping[str, str]:
+        return {"rack": RACK[name]} if name in RACK else {}
+
+    def more_settings(self, cluster: MemoryCluster) -> Mapping[str, Any]:
+        if self.shop is None:
+            self.shop = CheckedShop(self.world, boots=False, most_at_once=AT_ONCE)
+            self.shop.machine = self
+        made = [(k, ShopRepairer(self.shop, cluster, sends_twice=t)) for k, t in KINDS.items()]
+        rules: Any = {"concurrent": AT_ONCE, "concurrent_percent": 100.0, "attempts": 20}
+        return {"repair": repair_settings(*made, **rules)}
+
+    def note_request(self, order: RepairOrder, node_uid: str, request: str) -> None:
+        before = self.requests.setdefault((node_uid, request), order.operation)
+        if before != order.operation:
+            self.wrong.append(f"{request} on {order.node} was followed by {before} and {order}")
+
+    @invariant()
+    def no_order_is_wrong(self) -> None:
+        assert self.shop is not None
+        assert self.shop.wrong == []
+        # Changes of before are known by now: what is ordered from here on is judged by them.
+
+    def _job(self, name: str) -> None:
+        super()._job(name)
+        self.changed_at = self.loop.time()
+
+    @rule(state=st.sampled_from(ANSWERS), cancels=st.booleans())
+    def repairers_answer(self, state: AnswerState, *, cancels: bool) -> None:
+        assert self.shop is not None
+        self.shop.answer, self.shop.cancels = RepairAnswer(state, "a test"), cancels
+
+    @rule(state=st.sampled_from((AnswerState.TAKEN, AnswerState.DONE, AnswerState.FAILED)))
+    def repairers_tell_how_far_they_are(self, state: AnswerState) -> None:
+        assert self.shop is not None
+        self.shop.look = RepairAnswer(state, "a test")
+
+    @rule(name=nodes, code=CODES, answer=st.sampled_from(ANSWERS), death=DEATHS)
+    def a_node_fails_and_is_to_be_repaired(
+        self, name: str, code: str, answer: AnswerState, death: tuple[int, bool] | None
+    ) -> None:
+        self._nothing_is_in_the_way(name)
+        self.a_fault(name, code, "GPU-1")
+        self._is_repaired(answer, death)
+
+    @rule(name=nodes, code=CODES, answer=st.sampled_from(ANSWERS), death=DEATHS)
+    def two_nodes_of_a_rack_are_to_be_repaired(
+        self, name: str, code: str, answer: AnswerState, death: tuple[int, bool] | None
+    ) -> None:
+        for other in (*RACK, name):
+            self._nothing_is_in_the_way(other)
+            self.a_fault(other, code, "GPU-1")
+        self._is_repaired(answer, death)
+
+    @rule(
+        name=nodes,
+        what=st.sampled_from(("gpu-reset", "reboot", "replace", CANCEL)),
+        ident=st.sampled_from(("a", "b", "c")),
+        answer=st.sampled_from(ANSWERS),
+        death=DEATHS,
+    )
+    def a_person_has_a_node_repaired(
+        self,
+        name: str,
+        what: str,
+        ident: str,
+        answer: AnswerState,
+        death: tuple[int, bool] | None,
+    ) -> None:
+        self._nothing_is_in_the_way(name)
+        self.world.person_annotates(name, FORCE, "drain fan 3")
+        self.world.person_annotates(name, REQUEST, f"{what} {ident}")
+        self._go(REFRESH + 1)
+        self._is_repaired(answer, death)
+
+    @rule(
+        name=nodes,
+        what=st.sampled_from(("gpu-reset", "reboot", "replace", CANCEL)),
+        ident=st.sampled_from(("a", "b", "c")),
+    )
+    def a_person_asks_for_a_repair(self, name: str, what: str, ident: str) -> None:
+        self.world.person_annotates(name, REQUEST, f"{what} {ident}")
+        self._go(20)
+
+    def _nothing_is_in_the_way(self, name: str) -> None:
+        """Neither a stop nor a person nor a pod that stays: the node can be drained."""
+        self.errors.clear()
+        self.stopped_at, self.fence_gone = None, False
+        self.world.person_stops("")
+        self.exempt.pop(name, None)
+        for key in (EXEMPT, PIN):
+            self.world.person_annotates(name, key, None)
+        self.world.rejections.clear()
+        self.world.budget_blocks.clear()
+        self.world.come_back.clear()
+        for key, pod in list(self.world.pods.items()):
+            if pod.owner_kind == "StatefulSet":
+                del self.world.pods[key]
+        for agent in self.agents.values():
+            if agent.line is None or agent.line.closed:
+                self._attach(agent)
+        self._go(1)
+
+    def _is_repaired(self, answer: AnswerState, death: tuple[int, bool] | None) -> None:
+        """Drain what is to be drained; then the next order meets this answer, and a death."""
+        assert self.shop is not None
+        self.shop.answer = RepairAnswer(answer, "a test")
+        for _ in range(4):
+            self._go(4)
+            self.kubelets_finish()
+        if death is not None:
+            calls, after = death
+            self.replica.cluster.crash_in(calls, after=after)
+        self._go(60)
+
+    @rule(name=nodes)
+    def what_was_ordered_happens(self, name: str) -> None:
+        """The machine boots, or another one comes in its place."""
+        assert self.shop is not None
+        ordered = [one for one in self.shop.orders if one.node == name]
+        if not ordered or ordered[-1].node_uid != self.world.nodes[name].uid:
+            return
+        if ordered[-1].repair == "reboot":
+            self.a_reboot(name, 90.0)
+        elif ordered[-1].repair == "replace":
+            self.a_machine_is_replaced(name, old_token=False)
+        self._go(20)
+
+    def _settles(self) -> None:
+        assert self.shop is not None
+        self.shop.answer = self.shop.look = RepairAnswer(AnswerState.TAKEN)
+        for name in self.agents:
+            self.world.person_annotates(name, REQUEST, None)
+        super()._settles()
+        self.no_order_is_wrong()
+        assert not [n for n, node in self.world.nodes.items() if REQUEST in node.annotations]
+        for node in self.world.nodes.values():
+            assert len(node.annotations.get(FOLLOWED, "")) < 100
+
+
+RepairMachine.TestCase.settings = settings(_HOW, max_examples=60)
+TestRepairMachine = RepairMachine.TestCase
