@@ -563,6 +563,27 @@ async def test_a_node_in_place_of_one_that_is_being_rebooted_has_no_work_before_
 
 
 @in_virtual_time
+async def test_an_order_that_waited_is_not_sent_onto_work_that_has_come() -> None:
+    """As where the node's agent was away for minutes."""
+    site = Site()
+    site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    pod = site.world.add_pod("n1", "late")
+    site.shop.answer = RepairAnswer(AnswerState.TAKEN)
+    await later(120)
+    assert site.shop.done == []
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "pods are still on the node: jobs/late" in repair.held
+    del site.world.pods[f"n1/{pod.name}"]
+    await site.settles(site.is_released)
+    assert len(site.shop.done) == 1
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None:
     """As where a replica of a version without repairs writes the record."""
     site = Site()
