@@ -61,7 +61,7 @@ async def test_a_weaker_action_that_a_person_sets_holds_and_is_shown(
     assert bench.status(node, "override") == ""
 
 
-@pytest.mark.parametrize("field", ["kind", "incident", "bootID", "policyHash"])
+@pytest.mark.parametrize("field", ["kind", "incident", "bootID", "nodeUID", "policyHash"])
 async def test_an_edit_that_could_not_hold_is_rejected_with_the_way_that_is_supported(
     bench: Bench, cluster_space: Space, field: str
 ) -> None:
