@@ -71,7 +71,7 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
 def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path) -> None:
     text = "repair:\n  repairers: [{kind: gpu-reset, agent: {}}, {kind: reboot, agent: {}}]\n"
     found = loaded(tmp_path, text)
-    made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, agents=AgentOrders())  # type: ignore[arg-type]
+    made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, agents=AgentOrders())
     assert set(made.repairers) == {"gpu-reset", "reboot"}
     assert all(isinstance(one.repairer, AgentRepairer) for one in made.repairers.values())
     assert all(one.repairer.sends_twice for one in made.repairers.values())
@@ -256,11 +256,11 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
         ),
         (
             "repair: {repairers: [{kind: replace, karpenter: true, cluster_api: true}]}",
-            "repairers[0]: has karpenter and cluster_api; expected one of command",
+            "repairers[0]: has karpenter and cluster_api; expected one of agent, command",
         ),
         (
             "repair: {repairers: [{kind: replace, karpenter: false}]}",
-            "repairers[0]: has nobody who carries it out; expected one of command",
+            "repairers[0]: has nobody who carries it out; expected one of agent, command",
         ),
         (
             (

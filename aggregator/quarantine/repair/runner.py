@@ -42,6 +42,7 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.repair import (
     BUSY,
     Do,
