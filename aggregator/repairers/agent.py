@@ -109,6 +109,12 @@ class AgentRepairer:
             )
         return known is not None and known.state is OrderState.REFUSED
 
+    def withdraw(self, order: RepairOrder) -> None:
+        """Ask the agent not to begin, where it is connected; its answer is not waited for."""
+        line = self._orders.line_of(order.node)
+        if line is not None:
+            line.cancel_repair(order.operation, "the node is released")
+
     def note_end(self, node: str, operation: str) -> None:
         self._sent.discard(operation)
         self._orders.settle(node, operation)

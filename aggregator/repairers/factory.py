@@ -41,17 +41,19 @@ def repair_settings(
         if by_objects is not None:
             repairers[section.kind] = by_objects
             continue
-        repairer = _repairer(section, wall, agents or AgentOrders())
+        if section.agent is not None:
+            agent = AgentRepairer(agents or AgentOrders())
+            repairers[section.kind] = ConfiguredRepairer(
+                agent, section.timeout, withdraw=agent.withdraw
+            )
+            continue
+        repairer = _repairer(section, wall)
         if repairer is not None:
             repairers[section.kind] = ConfiguredRepairer(repairer, section.timeout)
     return RepairSettings(rules, repairers, domain_labels)
 
 
-def _repairer(
-    section: RepairerSection, wall: Callable[[], float], agents: AgentOrders
-) -> Repairer | None:
-    if section.agent is not None:
-        return AgentRepairer(agents)
+def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer | None:
     if section.command:
         return CommandRepairer(
             section.command,

@@ -261,8 +261,8 @@ class ReleaseActions:
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
         repair = quarantine.status.repair
-        if begun and repair is not None:
-            requests = (one.request for one in repair.attempts)
+        if begun:  # what nobody has followed ends with the quarantine too
+            requests = [one.request for one in repair.attempts] if repair is not None else []
             more |= followed_change(node.annotations, requests, last=True)
         if quarantine.status.overruled and quarantine.spec.requester == FORCED:
             more[FORCE] = None  # a person's later request takes the earlier one back

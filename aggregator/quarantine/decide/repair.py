@@ -151,7 +151,8 @@ def next_repair(
     last = status.attempts[-1] if status.attempts else None
     asked = open_request(status, facts.request)
     if last is not None and last.state in BUSY:
-        return _under_way(last, facts, asked, now)
+        over = bool(status.exhausted) and status.exhausted_at >= last.began_at
+        return _under_way(last, facts, asked, now, over=over)
     if asked is not None and asked.what != CANCEL:
         return _by_hand(status, facts, asked)
     if asked is not None and not status.exhausted:
@@ -163,13 +164,19 @@ def next_repair(
 
 
 def _under_way(
-    last: RepairAttempt, facts: RepairFacts, asked: RepairRequest | None, now: float
+    last: RepairAttempt,
+    facts: RepairFacts,
+    asked: RepairRequest | None,
+    now: float,
+    *,
+    over: bool,
 ) -> NextRepair:
+    """``over``: a person has ended the repairs since it began, so it is not sent any more."""
     if asked is not None and asked.what == CANCEL:
         return NextRepair(Do.CANCEL, last.repair, "cancelled by a person", asked.ident)
     if now >= last.deadline_at:
         return NextRepair(Do.END, last.repair)
-    if last.state is RepairState.ORDERING and facts.available.get(last.repair):
+    if last.state is RepairState.ORDERING and facts.available.get(last.repair) and not over:
         return NextRepair(Do.RESEND, last.repair)
     return NextRepair(Do.PROVE, last.repair)
 

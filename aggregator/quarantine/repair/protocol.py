@@ -89,7 +89,8 @@ class ConfiguredRepairer:
     written. It answers DONE (it has left nothing), NOT_SENT (ask again) or FAILED (it stays), and
     never raises. ``missing_rights`` lists the rights in the cluster that orders need and this
     process lacks; it raises ClusterError. ``is_over``: whether the controller that carries orders
-    out has finished with the node; before that the Node is no proof. It never raises.
+    out has finished with the node; before that the Node is no proof. It never raises. ``withdraw``
+    takes an order back, as far as that goes without an answer, where a person releases the node.
     """
 
     repairer: Repairer
@@ -97,6 +98,7 @@ class ConfiguredRepairer:
     clean_up: Callable[[RepairOrder], Awaitable[RepairAnswer]] | None = None
     missing_rights: Callable[[], Awaitable[Sequence[str]]] | None = None
     is_over: Callable[[RepairOrder], Awaitable[bool]] | None = None
+    withdraw: Callable[[RepairOrder], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,10 @@ _CLEANS_UP = 300.0
 #: So long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
 _MOST_TEXT = 500
+_NO_FIELD = (
+    "the definition of quarantines has no status.repair, so no repair is ordered: apply "
+    "deploy/kubernetes/crd.yaml"
+)
 _MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
@@ -118,8 +122,11 @@ class RepairRunner:
         self._settings = settings
         self._drain = drain
         self._pool_label = pool_label
-        #: Orders that this process began and has certainly not sent, by operation.
-        self._unsent: set[str] = set()
+        #: Orders that this process began and has certainly not sent: since when it owned the node,
+        #: by operation. Another replica may have sent it since, where the node was lost to one.
+        self._unsent: dict[str, float] = {}
+        #: How attempts end whose leftovers are being removed: afterwards no object tells it.
+        self._ends: dict[str, tuple[RepairState, str]] = {}
         #: The attempts whose orders a person's release has withdrawn, by node.
         self._withdrawn: dict[str, str] = {}
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
@@ -184,7 +191,7 @@ class RepairRunner:
                 await self._exhaust(node_state, quarantine, step)
             case Do.NOTHING if step.because:
                 await self._hold(node_state, quarantine, step.because)
-            case Do.RESEND if not self._settings.off:
+            case Do.RESEND | Do.PROVE if self._may_resend(node_state, quarantine, step):
                 await self._resend(node_state, quarantine)
             case Do.PROVE | Do.RESEND:
                 await self._prove(node_state, quarantine)
@@ -194,6 +201,20 @@ class RepairRunner:
                 await self._cancel(node_state, quarantine, step)
             case _:
                 pass
+
+    def _may_resend(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> bool:
+        """Whether the order may be sent: once more, or for the first time."""
+        if self._settings.rules.mode is not RepairMode.REPAIR:
+            return False
+        attempt = _last(quarantine)
+        resumes = attempt.operation not in self._ends
+        return resumes and (step.do is Do.RESEND or self._is_unsent(node_state, attempt))
+
+    def _is_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
+        """Whether nobody can have sent the order."""
+        since = self._unsent.get(attempt.operation)
+        ours = since is not None and since == node_state.work.ours_since
+        return ours and attempt.state is RepairState.ORDERING
 
     def _next(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
         now, rules = self._clocks.earliest(), self._settings.rules
@@ -317,11 +338,8 @@ class RepairRunner:
             one.operation for one in written.status.repair.attempts
         }:
             # An older definition drops the field: without its attempt an order would be repeated.
-            raise ClusterError(
-                "the definition of quarantines has no status.repair, so no repair is ordered: apply"
-                " deploy/kubernetes/crd.yaml"
-            )
-        self._unsent.add(operation)
+            raise ClusterError(_NO_FIELD)
+        self._unsent[operation] = node_state.work.ours_since
         why = f": {step.because}" if step.because else ""
         self._acts.emit_event(
             node_state,
@@ -375,18 +393,28 @@ class RepairRunner:
 
         def still() -> bool:
             known = node_state.node_summary.quarantine
-            return known is not None and known.uid == uid and not known.deleting
+            if known is None or known.uid != uid or known.deleting:
+                return False
+            return known.status.phase is not Phase.RELEASING
 
-        unsent, self._unsent = attempt.operation in self._unsent, self._unsent - {attempt.operation}
+        if not still():  # an order leaves with the repairer's first step
+            return
+        since = self._unsent.pop(attempt.operation, None)
         answer = await while_it_stands(node_state, entry.repairer.order(order), still)
         if answer is None:
             return
+        if answer.state is AnswerState.NOT_SENT and since is not None:
+            self._unsent[attempt.operation] = since
+        await self._take_answer(node_state, attempt, answer, again=entry.repairer.sends_twice)
+
+    async def _take_answer(
+        self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer, *, again: bool
+    ) -> None:
+        """What the answer to an order makes of the attempt. ``again``: it may be sent twice."""
         match answer.state:
             case AnswerState.NOT_SENT:
-                if unsent:
-                    self._unsent.add(attempt.operation)
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
-                if not entry.repairer.sends_twice:
+                if not again:
                     await self._end(node_state, attempt, RepairState.FAILED, answer.text)
             case AnswerState.FAILED:
                 await self._end(node_state, attempt, RepairState.FAILED, answer.text)
@@ -481,6 +509,9 @@ class RepairRunner:
 
     async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> None:
         attempt = _last(quarantine)
+        if attempt.operation in self._ends:
+            await self._end(node_state, attempt, *self._ends[attempt.operation])
+            return
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return
@@ -509,7 +540,8 @@ class RepairRunner:
         node_state.take_node(node)
         replaced = attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid)
         rebooted = (
-            node is not None
+            attempt.repair == REBOOT
+            and node is not None
             and bool(node.boot_id and attempt.boot_id)
             and node.boot_id != attempt.boot_id
             and node.ready is True
@@ -529,6 +561,9 @@ class RepairRunner:
     async def _give_up(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Its time is over. One last look: a proof that has come counts."""
         attempt = _last(quarantine)
+        if attempt.operation in self._ends:
+            await self._end(node_state, attempt, *self._ends[attempt.operation])
+            return
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return
@@ -537,7 +572,7 @@ class RepairRunner:
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
         elif answer.state is AnswerState.FAILED:
             await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-        elif attempt.operation in self._unsent:
+        elif self._is_unsent(node_state, attempt):
             await self._end(node_state, attempt, RepairState.FAILED, "the order was never sent")
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             text = "no proof of it came in its time"
@@ -553,28 +588,33 @@ class RepairRunner:
         entry = self._settings.repairers.get(attempt.repair)
         order = self._order(quarantine, attempt)
         # What was certainly not sent needs no repairer to take it back.
-        unsent = attempt.operation in self._unsent
+        unsent = self._is_unsent(node_state, attempt)
         if unsent or (entry is not None and await entry.repairer.cancel(order)):
-            attempt = await self._change(
-                node_state, attempt, replace(attempt, request=step.request)
-            )
-            await self._end(node_state, attempt, RepairState.CANCELLED, step.because)
-            await self._remember(node_state, step.request)
-            return
-        text = f"{attempt.repair} can't be taken back any more; its end is waited for"
-        # The request is answered by that: the attempt goes on to its proof.
-        await self._change(
-            node_state, attempt, replace(attempt, request=step.request, message=text)
-        )
+            state = RepairState.CANCELLED
+            await self._end(node_state, attempt, state, step.because, request=step.request)
+        else:
+            # The attempt goes on to its proof, is not sent again, and nothing follows it.
+            text = f"{attempt.repair} can't be taken back any more; its end is waited for"
+            going = replace(attempt, request=step.request, message=text)
+            await self._change(node_state, attempt, going, exhausted="a person ended the repairs")
         await self._remember(node_state, step.request)
 
     async def _end(
-        self, node_state: NodeState, attempt: RepairAttempt, state: RepairState, text: str
+        self,
+        node_state: NodeState,
+        attempt: RepairAttempt,
+        state: RepairState,
+        text: str,
+        *,
+        request: str = "",
     ) -> None:
         """Remove what the order left, write the attempt's end; then its reservation goes.
 
-        The removal comes first, as no process would remember it after a crash.
+        The removal comes first, as no process would remember it after a crash. ``request``: that of
+        the person who has ended it.
         """
+        if state is not RepairState.CANCELLED:
+            self._ends[attempt.operation] = state, text
         left = await self._clean_up(node_state, attempt, state)
         if left is None:
             node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
@@ -583,12 +623,14 @@ class RepairRunner:
         ended = replace(
             attempt,
             state=state,
+            request=request or attempt.request,
             ended_at=round(self._clocks.wall(), 3),
             message=(text or attempt.message)[:_MOST_TEXT],
         )
         await self._change(node_state, attempt, ended)
         self._acts.stages.note_repair(ended)
-        self._unsent.discard(attempt.operation)
+        self._unsent.pop(attempt.operation, None)
+        self._ends.pop(attempt.operation, None)
         entry = self._settings.repairers.get(attempt.repair)
         if entry is not None:
             entry.repairer.note_end(node_state.node, attempt.operation)
@@ -633,11 +675,15 @@ class RepairRunner:
             return
         attempt = _last(quarantine)
         entry = self._settings.repairers.get(attempt.repair)
-        if entry is None or entry.clean_up is None:
+        if entry is None or (entry.clean_up is None and entry.withdraw is None):
             return
         if self._withdrawn.get(node_state.node) == attempt.operation:
             return
         self._withdrawn[node_state.node] = attempt.operation
+        if entry.withdraw is not None:
+            entry.withdraw(self._order(quarantine, attempt))
+        if entry.clean_up is None:
+            return
         answer = RepairAnswer(AnswerState.NOT_SENT, f"no answer within {_WITHDRAWS:g} s")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WITHDRAWS):
@@ -657,18 +703,28 @@ class RepairRunner:
         )
 
     async def _change(
-        self, node_state: NodeState, before: RepairAttempt, after: RepairAttempt
+        self,
+        node_state: NodeState,
+        before: RepairAttempt,
+        after: RepairAttempt,
+        *,
+        exhausted: str = "",
     ) -> RepairAttempt:
         """Write the attempt on the Quarantine as it is now, unless another process has changed it.
 
-        The Quarantine may have changed otherwise while the repairer was asked.
+        The Quarantine may have changed otherwise while the repairer was asked. ``exhausted``: why
+        no attempt follows.
         """
         quarantine = await self._acts.reread(node_state)
         repair = quarantine.status.repair if quarantine is not None else None
         if quarantine is None or repair is None or before not in repair.attempts:
             raise Conflict("the attempt was changed by another process")
         attempts = tuple(after if one == before else one for one in repair.attempts)
-        await self._write(node_state, quarantine, replace(repair, attempts=attempts, held=""))
+        changed = replace(repair, attempts=attempts, held="")
+        if exhausted:
+            at = max(round(self._clocks.wall(), 3), before.began_at)
+            changed = replace(changed, exhausted=exhausted, exhausted_at=at)
+        await self._write(node_state, quarantine, changed)
         return after
 
     async def _exhaust(
@@ -677,7 +733,9 @@ class RepairRunner:
         before = quarantine.status.repair or RepairStatus()
         at = round(self._clocks.wall(), 3)
         after = replace(before, exhausted=step.because[:_MOST_TEXT], exhausted_at=at, held="")
-        await self._write(node_state, quarantine, after)
+        written = await self._write(node_state, quarantine, after)
+        if written.status.repair is None or not written.status.repair.exhausted:
+            raise ClusterError(_NO_FIELD)  # else it would be told anew at each look
         tried = ", ".join(f"{one.repair} {one.state.value}" for one in before.attempts) or "none"
         self._acts.emit_event(
             node_state,
