@@ -109,7 +109,11 @@ class Bench:
             drain=Recorder(self),  # type: ignore[arg-type]
             restorer=Recorder(self),  # type: ignore[arg-type]
             repairs=SimpleNamespace(  # type: ignore[arg-type]
-                is_busy=lambda _: False, is_due=lambda _: False, run=Recorder(self).run
+                is_busy=lambda _: False,
+                is_due=lambda _: False,
+                replaces=lambda _: False,
+                run=Recorder(self).run,
+                withdraw=Recorder(self).withdraw,
             ),
             settings=SETTINGS,
             pools=all_in_mode(SETTINGS.mode),
@@ -322,7 +326,7 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
         (Step.CREATE, False, (False, ["create"])),
         (Step.FORCE, False, (False, ["force"])),
         (Step.FORGET, False, (False, ["forget_node"])),
-        (Step.UNDO, True, (False, ["undo", "evaluate_node"])),
+        (Step.UNDO, True, (False, ["withdraw", "undo", "evaluate_node"])),
         (Step.CORDON, True, (False, ["cordon"])),
         (Step.ENTER, True, (False, ["enter"])),
         (Step.VOID, True, (False, ["void"])),

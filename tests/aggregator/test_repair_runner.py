@@ -798,3 +798,146 @@ async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
     site.check()
     assert len(site.shop.done) <= 1
     await site.replica.stop()
+
+
+# -- cancellations, and ends that are not lost ------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [True, False])
+@in_virtual_time
+async def test_after_a_cancellation_that_came_too_late_no_other_rung_begins(*, sent: bool) -> None:
+    """``sent``: the order was taken; else nobody knows, and it is not sent again."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.twice, site.shop.boots = True, False
+    if not sent:
+        site.shop.answer = RepairAnswer(AnswerState.UNSURE)
+    site.start()
+    state = RepairState.ORDERED if sent else RepairState.ORDERING
+    await site.settles(lambda: site.shop.orders and site.attempts() == [("reboot", state)])
+    site.shop.answer = RepairAnswer(AnswerState.UNSURE)
+    site.world.person_annotates("n1", REQUEST, "cancel a1")
+    await site.settles(site.is_exhausted)
+    orders = len(site.shop.orders)
+    await later(2 * TIMEOUT)
+    ended = RepairState.FAILED if sent else RepairState.UNKNOWN
+    assert site.attempts() == [("reboot", ended)]
+    assert len(site.shop.orders) == orders
+    site.world.person_annotates("n1", REQUEST, "replace a2")  # a person may go on
+    await site.settles(lambda: site.repaired[-1] == "replace")
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed() -> None:
+    """A controller keeps its object for a moment, and then there is none that shows the outcome."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "its controller's finalizer is there")
+    site.shop.look = RepairAnswer(AnswerState.FAILED, "the machine has no power")
+    await site.settles(lambda: site.shop.cleaned)
+    site.shop.clean = RepairAnswer(AnswerState.DONE)
+    site.shop.look = RepairAnswer(AnswerState.UNSURE, "the object is gone")
+    await site.settles(lambda: ("reboot", RepairState.FAILED) in site.attempts(), within=60)
+    await site.settles(lambda: "replace" in site.repaired)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_was_another_replicas_meanwhile_may_have_its_order() -> None:
+    """It is cancelled only by the repairer then, although this process has not sent the order."""
+    site = Site()
+    site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    node_state = site.replica.controller._registry.node_state("n1")
+    node_state.work.ours_since = 5.0
+    site.world.person_annotates("n1", REQUEST, "cancel a1")
+    await site.settles(site.is_exhausted)
+    assert site.attempts() == [("reboot", RepairState.ORDERING)], "the repairer can't take it back"
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -> None:
+    site = Site()
+    site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    site.world.person_annotates("n1", REQUEST, "cancel a1")
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
+    assert site.shop.done == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_mode_observe_sends_no_order_that_waits() -> None:
+    site = Site()
+    site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await site.replica.stop()
+    site.mode, site.shop.answer = RepairMode.OBSERVE, RepairAnswer(AnswerState.TAKEN)
+    orders = len(site.shop.orders)
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(site.shop.orders) == orders
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_another_boot_of_the_same_node_is_no_replacement() -> None:
+    site = Site(kinds=("replace", "ticket"))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("replace", RepairState.ORDERED)])
+    site.world.set_node(replace(site.world.nodes["n1"], boot_id="boot-2"))
+    site.report("n1")
+    await later(600)
+    assert site.attempts() == [("replace", RepairState.ORDERED)]
+    assert site.world.nodes["n1"].unschedulable
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -> None:
+    site = Site()
+    site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    runner, orders = site.replica.controller._repairs, len(site.shop.orders)
+    node_state = site.replica.controller._registry.node_state("n1")
+    known = node_state.node_summary.quarantine
+    assert known is not None
+    assert known.status.repair is not None
+    deleted = replace(known, deleting=True, version=f"{int(known.version) + 1}")
+    node_state.wrote(deleted)
+    await runner._send(node_state, known, known.status.repair.attempts[0], runner._clocks.now())
+    assert len(site.shop.orders) == orders
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> None:
+    site = Site()
+    site.ill = {}
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await soon(lambda: site.world.quarantines and site.quarantine().status.phase is Phase.DRAINING)
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    site.world.person_deletes("n1")
+    await site.settles(lambda: not site.world.quarantines)
+    assert read_request(site.world.nodes["n1"].annotations) is None
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_without_a_place_for_it_the_end_of_a_ladder_is_not_told_again_and_again() -> None:
+    site = Site(kinds=("gpu-reset",))  # the ladder has no such rung
+    site.start(OldDefinition(site.world))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(3600)
+    assert "repair.exhausted" not in site.replica.notes.kinds("n1")
+    await site.replica.stop()
