@@ -137,7 +137,7 @@ def properties(schema: Mapping[str, Any], prefix: str = "") -> dict[str, dict[st
     found: dict[str, dict[str, Any]] = {}
     for name, one in schema.get("properties", {}).items():
         inner = one.get("items", one)
-        if "properties" in inner:
+        if inner.get("properties"):  # a section without keys is a key itself
             found |= properties(inner, f"{prefix}{name}{'[]' if 'items' in one else ''}.")
         else:
             found[prefix + name] = one

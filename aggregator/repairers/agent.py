@@ -148,16 +148,16 @@ def _judged(repair: str, result: AgentResult) -> RepairAnswer:
             text = _refusal(repair, result.reason, result.message)
             return RepairAnswer(AnswerState.FAILED, text)
         case OrderState.FAILED:
-            return RepairAnswer(AnswerState.FAILED, _told(result.reason, result.message))
+            return RepairAnswer(AnswerState.FAILED, _describe(result.reason, result.message))
         case _:
-            return RepairAnswer(AnswerState.UNSURE, _told(result.reason, result.message))
+            return RepairAnswer(AnswerState.UNSURE, _describe(result.reason, result.message))
 
 
 def _refusal(repair: str, reason: str, message: str) -> str:
-    return f"the agent refuses {repair}: {_told(reason, message)}"
+    return f"the agent refuses {repair}: {_describe(reason, message)}"
 
 
-def _told(reason: str, message: str) -> str:
+def _describe(reason: str, message: str) -> str:
     words = _IN_WORDS.get(reason, reason)
     told = f"{words}: {message}" if words and message else words or message
     return f"{told}{_ADVICE.get(reason, '')}"

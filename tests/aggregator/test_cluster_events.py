@@ -63,7 +63,7 @@ class Bench:
         self.standing = QuarantineIndex()
         self.registry = NodeRegistry(self.fleet, "pool", now=loop.time)
         self.record = SimpleNamespace(
-            record=SimpleNamespace(entries={}),
+            record=SimpleNamespace(entries={}, repairs={}),
             problem="",
             trouble="",
             seen=lambda _: self.takes_record,
