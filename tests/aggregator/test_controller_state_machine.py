@@ -35,7 +35,7 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.admission_record import Rebuilt, parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import known_applied
@@ -201,6 +201,7 @@ class ControllerMachine(RuleBasedStateMachine):
         #: The record was deleted with the stop in it, and the events of the other place never come:
         #: the first entry after a rest is written, and no step is begun by it.
         self.fence_gone = False
+        self.rebuilt: Rebuilt | None = None
         #: When the record was last deleted or rolled back, and texts that it had.
         self.lost_at = float("-inf")
         self.texts: list[str] = [""]
@@ -388,7 +389,10 @@ class ControllerMachine(RuleBasedStateMachine):
             beside = self.theirs.get(name)
             if beside and beside.effect != "NoSchedule" and beside not in node.taints:
                 self.wrong.append(f"{name} lost somebody else's taint of our key")
-        if ours and self.is_stopped() and not self.fence_gone:
+        # A record that is made anew has entries of the Quarantines that its writer knows, also of one
+        # whose end it has not heard of yet: that is no admission.
+        made_anew, self.rebuilt = record.rebuilt != self.rebuilt, record.rebuilt
+        if ours and self.is_stopped() and not self.fence_gone and not made_anew:
             self.wrong.append(f"{ours} admitted after the stop")
         marked = {name for name, node in self.world.nodes.items() if is_marked(node)}
         if marked - self.marked and self.is_stopped():
