@@ -389,8 +389,8 @@ class ControllerMachine(RuleBasedStateMachine):
             beside = self.theirs.get(name)
             if beside and beside.effect != "NoSchedule" and beside not in node.taints:
                 self.wrong.append(f"{name} lost somebody else's taint of our key")
-        # A record that is made anew has entries of the Quarantines that its writer knows, also of one
-        # whose end it has not heard of yet: that is no admission.
+        # A record that is made anew has entries of the Quarantines that its writer knows, also of
+        # one whose end it has not heard of yet: that is no admission.
         made_anew, self.rebuilt = record.rebuilt != self.rebuilt, record.rebuilt
         if ours and self.is_stopped() and not self.fence_gone and not made_anew:
             self.wrong.append(f"{ours} admitted after the stop")
