@@ -77,7 +77,8 @@ def test_a_hostile_delta_costs_some_ordinary_ones_for_each_of_its_entries(kind: 
         ) + len(message.gone)
         ordinary = Delta(components=(component("disk-space", "/mnt/1", Status.FAILED, "full"),))
         twenty = sum(_cost(replica, f"n{n}", ordinary) for n in range(1, 21))
-        hostiles = sum(_cost(replica, "n0", hostile.KINDS[kind](n)) for n in range(9, 12)) / 3
+        # The median: a collection of a large process's garbage may fall into one of them.
+        hostiles = sorted(_cost(replica, "n0", hostile.KINDS[kind](n)) for n in range(9, 12))[1]
         # An ordinary delta has one entry: so many of them cost far more than a full message.
         assert hostiles < max(entries, 200) * twenty / 20
         await replica.stop()
