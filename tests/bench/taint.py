@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Self
@@ -33,7 +34,8 @@ from tests.bench.limit import expected_nodes, quarantine
 from tests.bench.parts import plane_in_memory
 from tests.bench.watcher import Watcher, marked
 from tests.controlplane.plane import ControlPlane
-from tests.support.stack import NAMESPACE, Stack, start_job, write_real_kmsg
+from tests.controlplane.waiting import wait_until
+from tests.support.stack import HAS_AGENT, NAMESPACE, Stack, start_job, write_real_kmsg
 
 #: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s on a fast disk,
 #: and the figure would measure the memory's bandwidth.
@@ -148,6 +150,12 @@ class RequestsAlone:
         self._runner.close()
 
 
+def annotated(plane: ControlPlane) -> bool:
+    """Whether the controllers have annotated every node."""
+    nodes = plane.call("GET", "/api/v1/nodes")["items"]
+    return all(node["metadata"].get("annotations") for node in nodes)
+
+
 def main() -> None:
     trials = int(os.environ.get("BENCH_TRIALS", "100"))
     namespace = "bench"
@@ -160,9 +168,15 @@ def main() -> None:
     ):
         plane.create_namespace(namespace)
         # Before the aggregator lists them: limits are shares of the nodes that it knows.
-        calm = plane.create_nodes(trials + 5, "quiet")
-        beside = plane.create_nodes(trials // 2, "busy")
+        # With the label of an agent's pod: a node whose labels have changed since the last list is
+        # read before it is marked.
+        labels = {HAS_AGENT: "true"}
+        calm = plane.create_nodes(trials + 5, "quiet", labels=labels)
+        beside = plane.create_nodes(trials // 2, "busy", labels=labels)
         free = apart.create_nodes(trials + 5, "alone")
+        # Controllers annotate a new Node, which then differs from what the aggregator has listed.
+        for one in (plane, apart):
+            wait_until(partial(annotated, one), what="the controllers' annotations", timeout_s=90)
         with Stack(plane, Path(folder)) as stack:
             stack.aggregator.log_path = Path(memory) / "aggregator.log"
             stack.aggregator.start().ready()
