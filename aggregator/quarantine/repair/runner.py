@@ -507,19 +507,23 @@ class RepairRunner:
 
     # -- and ends -------------------------------------------------------------------------
 
-    async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> None:
+    async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> RepairAnswer | None:
+        """End the attempt where its end is known. Returns the repairer's answer while it is not."""
         attempt = _last(quarantine)
         if attempt.operation in self._ends:
             await self._end(node_state, attempt, *self._ends[attempt.operation])
-            return
+            return None
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
-            return
+            return None
         answer = await self._read_outcome(quarantine, attempt)
         if answer.state is AnswerState.FAILED:
             await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-        elif answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
+            return None
+        if answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
+            return None
+        return answer
 
     async def _read_outcome(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
         """How far an order has come. One that may not have arrived is not asked about: a repairer
@@ -560,19 +564,11 @@ class RepairRunner:
 
     async def _give_up(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Its time is over. One last look: a proof that has come counts."""
+        answer = await self._prove(node_state, quarantine)
+        if answer is None:
+            return
         attempt = _last(quarantine)
-        if attempt.operation in self._ends:
-            await self._end(node_state, attempt, *self._ends[attempt.operation])
-            return
-        if await self._is_proved(node_state, attempt):
-            await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
-            return
-        answer = await self._read_outcome(quarantine, attempt)
-        if answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
-            await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
-        elif answer.state is AnswerState.FAILED:
-            await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-        elif self._is_unsent(node_state, attempt):
+        if self._is_unsent(node_state, attempt):
             await self._end(node_state, attempt, RepairState.FAILED, "the order was never sent")
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             text = "no proof of it came in its time"
