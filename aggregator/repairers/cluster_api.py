@@ -99,9 +99,6 @@ class ClusterApiRepairer:
             and not _is_passed_on(later)
         )
 
-    def note_end(self, node: str, operation: str) -> None:
-        """Nothing of it is kept here: `clean_up` has removed what the order left."""
-
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:
         """Remove our mark where the Node is still there: it must not be replaced after a release.
 

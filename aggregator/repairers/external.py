@@ -105,9 +105,6 @@ class ExternalRepairer:
             return False
         return True
 
-    def note_end(self, node: str, operation: str) -> None:
-        """Nothing of it is kept here: `clean_up` has removed what the order left."""
-
     async def clean_up(self, order: RepairOrder) -> RepairAnswer:
         """Delete the object if it is still the order's, and wait for its controller's finalizers:
         until they are gone it may act on the node.

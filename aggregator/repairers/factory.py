@@ -44,7 +44,7 @@ def repair_settings(
         if section.agent is not None:
             agent = AgentRepairer(agents or AgentOrders())
             repairers[section.kind] = ConfiguredRepairer(
-                agent, section.timeout, withdraw=agent.withdraw
+                agent, section.timeout, withdraw=agent.withdraw, note_end=agent.note_end
             )
             continue
         repairer = _repairer(section, wall)

@@ -13,6 +13,3 @@ class SentOnce:
     async def cancel(self, order: RepairOrder) -> bool:
         del order
         return False
-
-    def note_end(self, node: str, operation: str) -> None:
-        """Nothing of it is kept."""

@@ -52,9 +52,6 @@ class WebhookRepairer:
     async def cancel(self, order: RepairOrder) -> bool:
         return (await self._post(order, "cancel")).state is AnswerState.DONE
 
-    def note_end(self, node: str, operation: str) -> None:
-        """Nothing of it is kept."""
-
     async def _post(self, order: RepairOrder, event: str) -> RepairAnswer:
         timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
         told: dict[str, object] = {

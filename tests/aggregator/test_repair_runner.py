@@ -253,6 +253,7 @@ async def test_what_an_order_left_is_removed_before_its_end_is_written() -> None
     await site.settles(site.is_released)
     site.check()
     assert site.shop.cleaned == [one.operation for one in site.shop.orders]
+    assert site.shop.ended == site.shop.cleaned
     await site.replica.stop()
 
 

@@ -154,7 +154,9 @@ def repair_settings(
     return RepairSettings(
         rules=RepairRules(mode=mode, **rules),  # type: ignore[arg-type]  # a test's words
         repairers={
-            kind: ConfiguredRepairer(one, TIMEOUT, one.clean_up, is_over=one.is_over)
+            kind: ConfiguredRepairer(
+                one, TIMEOUT, one.clean_up, is_over=one.is_over, note_end=one.note_end
+            )
             for kind, one in repairers
         },
         domain_labels=("rack",),

@@ -75,6 +75,7 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
     assert set(made.repairers) == {"gpu-reset", "reboot"}
     assert all(isinstance(one.repairer, AgentRepairer) for one in made.repairers.values())
     assert all(one.repairer.sends_twice for one in made.repairers.values())
+    assert all(one.note_end and one.withdraw for one in made.repairers.values())
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,6 @@ class Repairer(Protocol):
         """Take the order back. False: it may be carried out all the same."""
         ...
 
-    def note_end(self, node: str, operation: str) -> None:
-        """The end of the attempt is durable: no more is asked about it."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRepairer:
@@ -91,6 +87,8 @@ class ConfiguredRepairer:
     process lacks; it raises ClusterError. ``is_over``: whether the controller that carries orders
     out has finished with the node; before that the Node is no proof. It never raises. ``withdraw``
     takes an order back, as far as that goes without an answer, where a person releases the node.
+    ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
+    asked about it.
     """
 
     repairer: Repairer
@@ -99,6 +97,7 @@ class ConfiguredRepairer:
     missing_rights: Callable[[], Awaitable[Sequence[str]]] | None = None
     is_over: Callable[[RepairOrder], Awaitable[bool]] | None = None
     withdraw: Callable[[RepairOrder], None] | None = None
+    note_end: Callable[[str, str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

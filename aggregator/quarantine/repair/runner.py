@@ -628,8 +628,8 @@ class RepairRunner:
         self._unsent.pop(attempt.operation, None)
         self._ends.pop(attempt.operation, None)
         entry = self._settings.repairers.get(attempt.repair)
-        if entry is not None:
-            entry.repairer.note_end(node_state.node, attempt.operation)
+        if entry is not None and entry.note_end is not None:
+            entry.note_end(node_state.node, attempt.operation)
         reply = f": {text}" if text else ""
         self._acts.emit_event(
             node_state,
