@@ -22,6 +22,18 @@ def apply(client: ApiClient, source: str | Path, *, namespace: str = "default") 
     return [_apply_one(client, document, namespace) for document in _documents(source)]
 
 
+def delete(client: ApiClient, source: str | Path, *, namespace: str = "default") -> None:
+    """Delete what `apply` made of the same source, last document first. Raises ApiError.
+
+    An object that is gone is no error.
+    """
+    for document in reversed(list(_documents(source))):
+        path = _object_path(client, document, namespace)
+        answer = client.request("DELETE", path)
+        if answer.status not in {200, 202, 404}:
+            raise ApiError(f"delete {document['kind']} {document['metadata']['name']}", answer)
+
+
 def resource_path(client: ApiClient, api_version: str, kind: str, namespace: str) -> str:
     """The path of a kind's collection, from the server's own discovery.
 
@@ -54,16 +66,21 @@ def _documents(source: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def _apply_one(client: ApiClient, document: dict[str, Any], namespace: str) -> Any:
-    metadata = document["metadata"]
-    inside = metadata.get("namespace", namespace)
-    collection = resource_path(client, document["apiVersion"], document["kind"], inside)
-    path = f"{collection}/{metadata['name']}?fieldManager={_FIELD_MANAGER}&force=true"
+    path = _object_path(client, document, namespace)
+    path = f"{path}?fieldManager={_FIELD_MANAGER}&force=true"
     answer = client.request("PATCH", path, json.dumps(document).encode(), APPLY_PATCH)
     if answer.status not in {200, 201}:
-        raise ApiError(f"apply {document['kind']} {metadata['name']}", answer)
+        raise ApiError(f"apply {document['kind']} {document['metadata']['name']}", answer)
     if document["kind"] == "CustomResourceDefinition":
         _wait_served(client, document)
     return answer.body
+
+
+def _object_path(client: ApiClient, document: dict[str, Any], namespace: str) -> str:
+    metadata = document["metadata"]
+    inside = metadata.get("namespace", namespace)
+    collection = resource_path(client, document["apiVersion"], document["kind"], inside)
+    return f"{collection}/{metadata['name']}"
 
 
 def _wait_served(client: ApiClient, definition: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Nodes, pods and tokens, which almost every test of a cluster needs."""
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,15 @@ class ClusterObjects:
     def apply(self, source: str | Path, *, namespace: str = "default") -> list[Any]:
         """Create or update the documents of a YAML text, file or folder; see manifests.apply."""
         return manifests.apply(self.client, source, namespace=namespace)
+
+    @contextmanager
+    def applied(self, source: str | Path) -> Iterator[None]:
+        """`apply`, and delete at the end: a right that stays hides from a later test its lack."""
+        self.apply(source)
+        try:
+            yield
+        finally:
+            manifests.delete(self.client, source)
 
     # -- namespaces ------------------------------------------------------------
 

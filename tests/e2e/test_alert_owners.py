@@ -44,6 +44,13 @@ class _Taker(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
+def rights(cluster_space: Space) -> Iterator[None]:
+    """The right to read namespaces, for this test alone."""
+    with cluster_space.plane.applied(OWNERS_RBAC):
+        yield
+
+
+@pytest.fixture
 def hook() -> Iterator[_Hook]:
     with _Hook() as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -52,12 +59,11 @@ def hook() -> Iterator[_Hook]:
 
 
 def test_the_owner_of_an_evicted_pod_hears_of_it_and_the_fault_and_no_other_owner_does(
-    cluster_space: Space, tmp_path: Path, stack_of: Start, hook: _Hook
+    cluster_space: Space, rights: None, tmp_path: Path, stack_of: Start, hook: _Hook
 ) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
     [node] = cluster_space.create_nodes(1)
     start_job(plane, namespace, "train", node)
-    plane.apply(OWNERS_RBAC)
     body = {"metadata": {"labels": {"sickbay.dev/owner": "vision"}}}
     plane.call("PATCH", f"/api/v1/namespaces/{namespace}", body, content_type=MERGE_PATCH)
     secret = tmp_path / "secret"

@@ -49,8 +49,6 @@ async def test_owners_are_known_once_the_right_is_granted_and_follow_each_change
     monkeypatch.setattr(namespace_informer, "_BACKOFF", Backoff(0.2, 0.2))
     caplog.set_level(logging.INFO, "sickbay.kubernetes")
     plane, name = cluster_space.plane, cluster_space.namespace
-    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/sickbay-aggregator-alert-owners"
-    binding = role.replace("clusterroles", "clusterrolebindings")
     owners = NamespaceOwners(KEY)
 
     def edit(labels: dict[str, str | None], annotations: dict[str, str | None]) -> None:
@@ -61,11 +59,10 @@ async def test_owners_are_known_once_the_right_is_granted_and_follow_each_change
         await until(lambda: owners.owner_of(name) == owner, lambda: owners.owner_of(name))
 
     edit({KEY: "vision"}, {})
-    try:
-        async with kube_cluster(account) as cluster, following(cluster, owners):
-            await until(lambda: "alert-owners-rbac.yaml" in _errors(caplog))
-            assert owners.owner_of(name) == ""
-            plane.apply(EXAMPLE)
+    async with kube_cluster(account) as cluster, following(cluster, owners):
+        await until(lambda: "alert-owners-rbac.yaml" in _errors(caplog))
+        assert owners.owner_of(name) == ""
+        with plane.applied(EXAMPLE):
             await known("vision")
             assert _events(caplog) == ["alerts.owners_unknown", "alerts.owners_known"]
             edit({KEY: "speech"}, {KEY: "an annotation"})
@@ -83,9 +80,6 @@ async def test_owners_are_known_once_the_right_is_granted_and_follow_each_change
             await until(lambda: owners.owner_of(f"{name}-more") == "gone-soon")
             plane.request("DELETE", more)
             await until(lambda: owners.owner_of(f"{name}-more") == "")
-    finally:
-        plane.request("DELETE", role)
-        plane.request("DELETE", binding)
 
 
 def _errors(caplog: pytest.LogCaptureFixture) -> str:
