@@ -188,6 +188,7 @@ class RepairState(enum.StrEnum):
     FAILED = "Failed"  # not done, or no proof of it by the deadline
     UNKNOWN = "Unknown"  # the order may have been taken or not: a person decides
     CANCELLED = "Cancelled"  # by a person
+    INCONCLUSIVE = "Inconclusive"  # of a test: no verdict about the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,8 @@ class RepairAttempt:
 
     ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``domains`` are its
     failure domains then, for the limits, as "LABEL=VALUE". ``request`` is the id of a person's
-    request, empty where the ladder asked for it. Times are wall clock seconds.
+    request, empty where the ladder asked for it. ``profile`` is that of a test. Times are wall
+    clock seconds.
     """
 
     operation: str
@@ -210,6 +212,7 @@ class RepairAttempt:
     ended_at: float = 0.0
     message: str = ""
     domains: tuple[str, ...] = ()
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from aggregator.configfile.yaml_source import Key
 #: What is filled in, in each text of the template.
 PLACES = (
     *("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason"),
-    "gpus",
+    *("gpus", "profile"),
 )
 #: Text that looks like a placeholder, and is no "${SHELL}", "%{curl}" or "{{template}}".
 PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")

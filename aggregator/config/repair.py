@@ -16,7 +16,16 @@ from aggregator.configfile.yaml_source import Key
 from aggregator.policy.repairs import REBOOT, REPLACE, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
-_FILLED = ("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason")
+_FILLED = (
+    "operation",
+    "repair",
+    "node",
+    "node_uid",
+    "boot_id",
+    "quarantine",
+    "reason",
+    "profile",
+)
 #: Those that act by objects of the cluster's API.
 _BY_OBJECTS = ("karpenter", "cluster_api", "external")
 _PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", *_BY_OBJECTS)

@@ -24,7 +24,7 @@ from aggregator.configfile.yaml_source import (
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.policy.node_condition import OWN_TYPES
-from aggregator.policy.repairs import REPAIRS, disorder
+from aggregator.policy.repairs import REPAIRS, TEST, disorder
 from aggregator.policy.rules import (
     ACTIONS,
     CONDITION_CHECK,
@@ -360,6 +360,10 @@ class _Reader:
             self._problem((key,), f"{value!r}; expected a list, some of {', '.join(REPAIRS)}")
             return ()
         for index, one in enumerate(value):
+            if one == TEST:
+                text = f"{one!r} repairs nothing and is no rung; expected repair.verify of the "
+                self._problem((key, index), f"{text}aggregator's configuration, or no test")
+                return ()
             if one not in REPAIRS:
                 hint = _hint(str(one), REPAIRS)
                 text = f"{one!r}{hint}; expected some of {', '.join(REPAIRS)}"

@@ -17,6 +17,10 @@ GPU_RESET, REBOOT, EXTERNAL, REPLACE, TICKET = (
 REPAIRS = (GPU_RESET, REBOOT, EXTERNAL, REPLACE, TICKET)
 #: A request to a person: it changes nothing on the node, so it needs no turn among the repairs.
 ASKS_A_PERSON = frozenset({TICKET})
+#: No repair, and no rung of a ladder: an active test, by whose verdict a node returns.
+TEST = "test"
+#: The kinds of attempt that a quarantine keeps.
+ATTEMPTS = (*REPAIRS, TEST)
 
 _RECOVERY, _LEMON = "gpu-recovery", "lemon"
 #: The repair that each verdict of the driver (Xid 154) and reason of gpu-recovery asks for.

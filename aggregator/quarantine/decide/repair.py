@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field
 from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share
-from aggregator.policy.repairs import ASKS_A_PERSON, REPAIRS, TICKET, rank
+from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TICKET, rank
 from aggregator.policy.rules import LONGEST_REPEAT
 from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import (
@@ -211,7 +211,7 @@ def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> 
         return NextRepair(Do.NOTHING)  # no rule proposes one: it is a person's from the start
     rungs = [one for one in facts.ladder if one in facts.available]
     least, why = first_rank(facts)
-    tried = max((rank(one.repair) for one in status.attempts), default=-1)
+    tried = max((rank(one.repair) for one in status.attempts if one.repair in REPAIRS), default=-1)
     left = [one for one in rungs if rank(one) >= least and rank(one) > tried]
     full = len(facts.past) >= rules.attempts
     if full:
@@ -249,7 +249,7 @@ def malformed(status: RepairStatus) -> str:
     """
     seen = set()
     for number, one in enumerate(status.attempts, 1):
-        if one.repair not in REPAIRS:
+        if one.repair not in ATTEMPTS:
             return f"status.repair.attempts[{number - 1}].repair {one.repair!r} is no repair"
         if not one.operation or one.operation in seen:
             return f"status.repair.attempts[{number - 1}].operation is empty, or there twice"

@@ -13,7 +13,8 @@ class RepairOrder:
     """One attempt, as a repairer is to carry it out. ``operation`` is its id everywhere.
 
     ``lasts``: seconds until its deadline. ``gpus``: the UUIDs of the GPUs with evidence.
-    ``bundle``: the evidence for a ticket, as JSON.
+    ``bundle``: the evidence for a ticket, as JSON. ``profile``: the profile of a test; empty: of
+    the other kinds.
     """
 
     operation: str
@@ -26,6 +27,7 @@ class RepairOrder:
     lasts: float
     gpus: tuple[str, ...] = ()
     bundle: str = ""
+    profile: str = ""
 
     def values(self) -> dict[str, str]:
         """What a site's command or endpoint is told."""
@@ -37,6 +39,7 @@ class RepairOrder:
             "boot_id": self.boot_id,
             "quarantine": self.quarantine,
             "reason": self.reason,
+            "profile": self.profile,
         }
 
 
@@ -47,6 +50,7 @@ class AnswerState(enum.Enum):
     DONE = "done"  # the repairer says that the repair is done
     NOT_SENT = "not sent"  # certainly nothing was ordered: it may be sent again
     FAILED = "failed"  # refused, or done without success: the next rung is due
+    INCONCLUSIVE = "inconclusive"  # of a test: no verdict about the node
     UNSURE = "unsure"  # it may have been ordered, or not
 
 

@@ -418,6 +418,8 @@ class RepairRunner:
                     await self._end(node_state, attempt, RepairState.FAILED, answer.text)
             case AnswerState.FAILED:
                 await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+            case AnswerState.INCONCLUSIVE:
+                await self._end(node_state, attempt, RepairState.INCONCLUSIVE, answer.text)
             case AnswerState.DONE if not _proved_by_node(attempt.repair):
                 await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
             case AnswerState.TAKEN | AnswerState.DONE:
@@ -517,8 +519,9 @@ class RepairRunner:
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return None
         answer = await self._read_outcome(quarantine, attempt)
-        if answer.state is AnswerState.FAILED:
-            await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+        ended = _ENDS.get(answer.state)
+        if ended is not None:
+            await self._end(node_state, attempt, ended, answer.text)
             return None
         if answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
@@ -756,11 +759,17 @@ class RepairRunner:
         return await self._acts.write_status(node_state, quarantine, status)
 
 
+#: Answers that end an attempt, whatever the Node shows.
+_ENDS: Mapping[AnswerState, RepairState] = {
+    AnswerState.FAILED: RepairState.FAILED,
+    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
+}
 _IN_WORDS: Mapping[RepairState, str] = {
     RepairState.SUCCEEDED: "succeeded",
     RepairState.FAILED: "failed",
     RepairState.UNKNOWN: "has an unknown outcome",
     RepairState.CANCELLED: "was cancelled",
+    RepairState.INCONCLUSIVE: "has no verdict about the node",
 }
 
 
