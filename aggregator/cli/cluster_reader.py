@@ -117,8 +117,12 @@ class ClusterReader:
 
     def names_with(self, selector: str) -> frozenset[str]:
         """The names of the nodes that a label selector of Kubernetes selects."""
+        return frozenset(self.labels_with(selector))
 
-        async def work(api: Transport) -> frozenset[str]:
+    def labels_with(self, selector: str) -> dict[str, dict[str, str]]:
+        """The labels of these nodes, by their names."""
+
+        async def work(api: Transport) -> dict[str, dict[str, str]]:
             nodes = Resource(
                 "nodes",
                 paths.NODES,
@@ -127,7 +131,8 @@ class ClusterReader:
                 lane=Priority.READ,
             )
             listed = await _all(api, nodes)
-            return frozenset(decode(raw, PartialObjectMetadata).metadata.name for raw in listed)
+            found = [decode(raw, PartialObjectMetadata).metadata for raw in listed]
+            return {one.name: one.labels or {} for one in found}
 
         return self._call(work)
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from aggregator.cli import bundle_command, demo, read_commands, repair, write_commands
+from aggregator.cli import bisect, bundle_command, demo, read_commands, repair, write_commands
 from aggregator.cli.arguments import Command, Parser, Subcommands, node_name, positive, program
 from aggregator.cli.completion import SHELLS, script
 from aggregator.cli.options import (
     acting_options,
+    cluster_options,
     dry_run_option,
     list_options,
     local_option,
@@ -34,6 +35,7 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     read = reading_options(environ)
     _add_fleet(commands, read)
     _add_nodes(commands, read, source_options(environ))
+    _add_bisect(commands)
     _add_acting(commands, acting_options())
     _add_repair(commands, read)
     _add_alert(commands, read)
@@ -183,6 +185,73 @@ def _add_nodes(
         "--timeout", type=duration, default=600.0, metavar="TIME", help="default: 10m"
     )
     _command(wait, read_commands.wait)
+
+
+def _add_bisect(commands: Subcommands) -> None:
+    made = commands.add(
+        _NODES,
+        "bisect",
+        "find the nodes that make a group's test fail, by halves",
+        parents=[cluster_options()],
+        more="It runs your test of several nodes (such as an all-reduce of NCCL) on parts of the "
+        "group. Exit code of the test: 0 passed, 1 failed, any other: no verdict. Exit code of "
+        "the search: 0 passed, 1 suspects, 3 no verdict. The nodes must have no other work.",
+        examples=[
+            "bisect --nodes nodes.txt --command 'run-nccl --hosts {nodes}'",
+            "bisect -l pool=a3 --known-good gpu-7,gpu-9 --command 'run-nccl {nodes_file}'",
+            "bisect --resume sickbay-bisect-20260131T031400Z.jsonl",
+        ],
+    )
+    made.add_argument(
+        "--nodes", type=Path, metavar="FILE", help="a node a line, and its rack or switch behind it"
+    )
+    made.add_argument(
+        *("-l", "--selector"),
+        default="",
+        metavar="LABELS",
+        help="or the nodes with these labels, as with kubectl; needs a kubeconfig",
+    )
+    made.add_argument(
+        "--domain-label",
+        default="",
+        metavar="LABEL",
+        help="with --selector, the label of a rack or switch; default: "
+        + " or ".join(bisect.DOMAIN_LABELS),
+    )
+    made.add_argument(
+        "--command",
+        dest="test",
+        default="",
+        metavar="COMMAND",
+        help="the test, without a shell; {nodes}: the nodes with commas, {nodes_file}: one a line",
+    )
+    made.add_argument(
+        "--known-good",
+        type=bisect.name_list,
+        default=[],
+        metavar="NODE,...",
+        help="nodes that are good, of the group or not",
+    )
+    made.add_argument(
+        "--parallel", type=positive, metavar="N", help="tests at the same time (default: 16)"
+    )
+    made.add_argument(
+        "--limit", type=duration, metavar="TIME", help="of one test; then no verdict (default: 10m)"
+    )
+    made.add_argument(
+        "--state", type=Path, metavar="FILE", help="default: sickbay-bisect-TIME.jsonl"
+    )
+    made.add_argument(
+        "--resume", type=Path, metavar="FILE", help="go on with a search that was interrupted"
+    )
+    made.add_argument(
+        "--quarantine", action="store_true", help="ask, and put the suspects in quarantine (cordon)"
+    )
+    made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    local_option(made)
+    sentence_option(made)
+    made.set_defaults(dry_run=False)
+    _command(made, bisect.bisect)
 
 
 def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:

@@ -106,7 +106,8 @@ def forget(options: argparse.Namespace) -> None:
         report(options, actions.forget_node(options.name))
 
 
-def _this_user() -> str:
+def this_user() -> str:
+    """The name of the person, for a quarantine that he or she makes. Raises UsageError."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's uid that /etc/passwd lacks; OSError from 3.13 on
@@ -115,7 +116,7 @@ def _this_user() -> str:
 
 def quarantine(options: argparse.Namespace) -> None:
     """A drain kills work that runs, so that it asks first."""
-    who = _readable(options.requester) or _this_user()
+    who = _readable(options.requester) or this_user()
     action = Action(options.action)
     spec = manual_quarantine(action, _reason(options), who)
     asks = action is Action.DRAIN and not (options.yes or options.dry_run)

@@ -347,4 +347,4 @@ def test_a_user_without_a_name_is_asked_who_asks(
 
     monkeypatch.setattr("getpass.getuser", no_name)
     with pytest.raises(UsageError, match="--requester: this user has no name here"):
-        write_commands._this_user()
+        write_commands.this_user()

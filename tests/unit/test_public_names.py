@@ -11,6 +11,7 @@ import yaml
 from google.protobuf.descriptor import FileDescriptor
 
 from aggregator.alerts import webhook
+from aggregator.cli.bisect import NO_VERDICT
 from aggregator.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from aggregator.cluster import node_names, quarantine_conditions
 from aggregator.cluster.kubernetes import event_writer, leases, objects, quarantine_codec
@@ -296,7 +297,7 @@ def test_metrics_end_as_the_conventions_say() -> None:
 
 def test_exit_codes() -> None:
     expected = {
-        1: {OK, FAILED, USAGE, INTERRUPTED},
+        1: {OK, FAILED, USAGE, NO_VERDICT, INTERRUPTED},
         2: {daemon.OK, daemon.FAILED, daemon.USAGE, daemon.INTERRUPTED}
         | {replay.SAME, replay.DIFFERENT, replay.TROUBLE},
         3: {agent_cli.OK, agent_cli.BAD, agent_cli.USAGE, agent_cli.NO_VERDICT}

@@ -1,0 +1,377 @@
+"""`sickbay bisect`: find the nodes that make a site's test of a group fail.
+
+Exit codes: 0 the group passed; 1 suspects, or groups that fail together; 2 a command line that
+makes no sense; 3 no verdict.
+"""
+
+import argparse
+import asyncio
+import datetime as dt
+import json
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.bisection.model import (
+    Ended,
+    Findings,
+    GroupOutcome,
+    GroupTest,
+    Interaction,
+    SearchLimits,
+    SearchVerdict,
+    Suspect,
+    names,
+)
+from aggregator.bisection.search import Bisection
+from aggregator.cli.actions import manual_quarantine
+from aggregator.cli.arguments import node_name
+from aggregator.cli.bisect_file import Search, SearchFile, new_file, old_file
+from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.errors import CommandFailed, UsageError
+from aggregator.cli.group_command import GroupCommand
+from aggregator.cli.options import flags_of
+from aggregator.cli.source import open_session, require_kubeconfig
+from aggregator.cli.text_table import clean, printable
+from aggregator.cli.write_commands import open_actions, this_user
+from aggregator.cluster.port import Action
+
+FOUND, NO_VERDICT = 1, 3
+_CODES = {SearchVerdict.PASSED: 0, SearchVerdict.FOUND: FOUND, SearchVerdict.NO_VERDICT: NO_VERDICT}
+#: Labels with the domain of a node, as limits.domain_labels; the first that the group has.
+DOMAIN_LABELS = ("network.topology.nvidia.com/leaf", "topology.kubernetes.io/rack")
+_LIMIT, _PARALLEL = 600.0, 16
+
+
+def name_list(text: str) -> list[str]:
+    """Names of nodes with commas."""
+    return [node_name(one.strip()) for one in text.split(",")]
+
+
+def bisect(options: argparse.Namespace) -> None:
+    """Search, print the result, and exit with its code."""
+    if options.quarantine and not options.yes:
+        require_terminal("--quarantine")
+    try:
+        with _file(options) as file:
+            findings = _searched(options, file)
+            path = file.path
+    except CommandFailed as error:
+        print(f"sickbay: {printable(str(error))}", file=sys.stderr)
+        raise SystemExit(NO_VERDICT) from error
+    how = flags_of(options)
+    if options.output.name == "json":
+        print(json.dumps(_as_json(findings, path, how), indent=2))
+    else:
+        for line in result_lines(findings, path, how):
+            print(line)
+    sys.stdout.flush()
+    if options.quarantine and findings.suspects:
+        _quarantine(options, findings)
+    raise SystemExit(_CODES[findings.verdict])
+
+
+# -- the group and the command ---------------------------------------------------------
+
+
+def _file(options: argparse.Namespace) -> AbstractContextManager[SearchFile]:
+    if options.resume is not None:
+        given = {
+            "--nodes": options.nodes,
+            "--selector": options.selector,
+            "--test": options.test,
+            "--known-good": options.known_good,
+            "--parallel": options.parallel,
+            "--limit": options.limit,
+            "--domain-label": options.domain_label,
+            "--state": options.state,
+        }
+        twice = [name for name, value in given.items() if value]
+        if twice:
+            raise UsageError(f"{twice[0]} is in the file that is resumed; expected --resume alone")
+        return old_file(options.resume)
+    argv = _command(options.test)
+    if (options.nodes is None) == (not options.selector):
+        raise UsageError("expected one of: --nodes FILE, --selector LABELS, --resume FILE")
+    if options.nodes is not None:
+        nodes, domains = read_nodes(options.nodes)
+    else:
+        nodes, domains = _selected(options)
+    if len(nodes) < 2:
+        raise UsageError(
+            f"{len(nodes)} nodes; expected two or more: a test of one says nothing of the fabric"
+        )
+    search = Search(
+        nodes,
+        argv,
+        options.limit or _LIMIT,
+        options.parallel or _PARALLEL,
+        options.known_good or [],
+        domains,
+    )
+    now = dt.datetime.now(dt.UTC)
+    return new_file(options.state or Path(f"sickbay-bisect-{now:%Y%m%dT%H%M%SZ}.jsonl"), search)
+
+
+def _command(text: str) -> list[str]:
+    try:
+        argv = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}") from error
+    if not argv:
+        raise UsageError("--command: expected the site's test, such as 'run-test {nodes}'")
+    if not any("{nodes}" in word or "{nodes_file}" in word for word in argv):
+        raise UsageError("--command: expected {nodes} or {nodes_file} in it, for the group's nodes")
+    if shutil.which(argv[0]) is None:
+        raise UsageError(f"--command: there is no program {argv[0]}")
+    return argv
+
+
+def read_nodes(path: Path) -> tuple[list[str], dict[str, str]]:
+    """The nodes of a file, and the domain of each that has one: a node a line, then its domain."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--nodes: {path} can't be read: {error}") from error
+    nodes: list[str] = []
+    domains: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, *rest = line.partition("#")[0].split() or [""]
+        if not name:
+            continue
+        try:
+            node_name(name)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"--nodes: {path}:{number}: {error}") from error
+        if len(rest) > 1:
+            raise UsageError(f"--nodes: {path}:{number}: expected NODE, or NODE and its DOMAIN")
+        if name in nodes:
+            raise UsageError(f"--nodes: {path}:{number}: {name} is there twice")
+        nodes.append(name)
+        if rest:
+            domains[name] = rest[0]
+    return nodes, domains
+
+
+def _selected(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    require_kubeconfig(options, "--selector")
+    from aggregator.cli.cluster_reader import ClusterReader
+
+    with open_session(options) as session:
+        labels = ClusterReader(session, options.namespace).labels_with(options.selector)
+    return sorted(labels), _domains(labels, options.domain_label)
+
+
+def _domains(labels: Mapping[str, Mapping[str, str]], wanted: str) -> dict[str, str]:
+    keys = (wanted,) if wanted else DOMAIN_LABELS
+    key = next((one for one in keys if any(one in found for found in labels.values())), None)
+    if key is None:
+        if wanted:
+            raise UsageError(f"--domain-label: no node of the group has the label {wanted}")
+        return {}
+    return {node: found[key] for node, found in labels.items() if found.get(key)}
+
+
+# -- the search ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Lines about the rounds: on stderr where stdout has JSON."""
+
+    as_json: bool
+
+    def write(self, text: str) -> None:
+        print(clean(text).rstrip(), file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+
+def _searched(options: argparse.Namespace, file: SearchFile) -> Findings:
+    progress = _Progress(options.output.name == "json")
+    if file.known:
+        progress.write(f"{file.path} has {file.known} tests: they are not run again")
+    try:
+        return asyncio.run(_search(file, progress))
+    except asyncio.CancelledError:
+        text = f"interrupted; to go on: sickbay bisect --resume {shlex.quote(str(file.path))}"
+        print(f"sickbay: {printable(text)}", file=sys.stderr)
+        raise KeyboardInterrupt from None
+
+
+async def _search(file: SearchFile, progress: _Progress) -> Findings:
+    _cancel_on_signals()
+    about = file.search
+    limits = SearchLimits(parallel=about.parallel)
+    bisection = Bisection(
+        about.nodes, domains=about.domains, known_good=about.known_good, limits=limits
+    )
+    command = GroupCommand(about.command, limit=about.limit)
+
+    async def run(test: GroupTest) -> None:
+        done = await command.run(test.nodes)
+        file.add(test, done)
+        bisection.record(test, done.outcome)
+        said = f"; {done.said}" if done.said else ""
+        last = done.output.rpartition("\n")[2]
+        if done.outcome is GroupOutcome.INCONCLUSIVE and last:
+            said += f": {last[:200]}"
+        progress.write(f"  {_test_line(test, done.outcome)} ({done.seconds:.0f} s{said})")
+
+    while tests := bisection.next_round():
+        number = bisection.number
+        new = []
+        for test in tests:
+            outcome = file.outcome(test)
+            if outcome is None:
+                new.append(test)
+            else:
+                bisection.record(test, outcome)
+        if new:
+            progress.write(f"round {number}: {len(new)} tests at the same time")
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for test in new:
+                        group.create_task(run(test))
+            except* CommandFailed as failed:
+                raise failed.exceptions[0] from None
+    return bisection.findings()
+
+
+def _cancel_on_signals() -> None:
+    """A terminal that is closed, too: the commands have sessions of their own and would run on."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+
+
+_WORDS = {
+    GroupOutcome.PASSED: "passed",
+    GroupOutcome.FAILED: "FAILED",
+    GroupOutcome.INCONCLUSIVE: "no verdict",
+}
+
+
+def _test_line(test: GroupTest, outcome: GroupOutcome) -> str:
+    attempt = f", attempt {test.attempt}" if test.attempt > 1 else ""
+    nodes = names(test.nodes)
+    return f"test {test.number}: {_WORDS[outcome]}: {nodes}; {test.why}{attempt}"
+
+
+# -- the result ------------------------------------------------------------------------
+
+
+def result_lines(findings: Findings, path: Path, how: str) -> Iterator[str]:
+    """The result for people. ``how``: options for the commands in it."""
+    yield ""
+    yield from map(clean, _headline(findings))
+    for suspect in findings.suspects:
+        yield clean(f"SUSPECT {suspect.node}: it failed beside {_beside(suspect)}")
+        yield from (f"  {clean(_test_line(one.test, one.outcome))}" for one in suspect.tests)
+        yield f"  {printable(quarantine_command(suspect, how))}"
+    for one in findings.interactions:
+        yield clean(_interaction(one))
+        yield from (f"  {clean(_test_line(test.test, test.outcome))}" for test in one.tests)
+    for open_ in findings.unsettled:
+        yield clean(f"NOT KNOWN {names(open_.nodes)}: {open_.why}")
+    if findings.suspects or findings.interactions:
+        yield _rest(findings)
+    yield clean(f"{findings.tests} tests in {findings.rounds} rounds; {path}")
+
+
+def _headline(findings: Findings) -> Iterator[str]:
+    if findings.verdict is SearchVerdict.PASSED:
+        yield "The whole group passed: nothing was found."
+    elif findings.verdict is SearchVerdict.NO_VERDICT:
+        yield "No verdict: no node is named."
+    else:
+        yield f"{len(findings.suspects)} suspects, {len(findings.interactions)} groups in pairs."
+
+
+def _beside(suspect: Suspect) -> str:
+    good = {node for one in suspect.tests for node in one.test.nodes} - {suspect.node}
+    passed = ", which pass together" if len(good) > 1 else ""
+    return f"{names(sorted(good))}{passed}"
+
+
+def _interaction(one: Interaction) -> str:
+    first, second = names(one.first), names(one.second)
+    text = f"TOGETHER {first} and {second}: each passes, and they fail together"
+    if not one.faulty:
+        return f"{text}; no node is named, a link between them may be bad"
+    shared = f" ({one.domain})" if one.domain else ""
+    return f"{text}; {names(one.faulty)}{shared} fail beside others too: what they share may be bad"
+
+
+def _rest(findings: Findings) -> str:
+    count = len(findings.cleared)
+    if findings.rest_passed is None:
+        return f"No test of all the rest has a verdict; {count} nodes were in groups that passed."
+    if findings.rest_passed:
+        return f"All the rest pass together; {count} nodes were in groups that passed."
+    return f"The rest still fail together; {count} nodes were in groups that passed."
+
+
+def _reason(suspect: Suspect) -> str:
+    return f"fabric bisection: its test failed beside {_beside(suspect)}"
+
+
+def quarantine_command(suspect: Suspect, how: str) -> str:
+    """The command that takes the node out, for a person."""
+    reason = shlex.quote(_reason(suspect))
+    return f"sickbay quarantine {suspect.node} --action cordon --reason {reason}{how}"
+
+
+def _as_json(findings: Findings, path: Path, how: str) -> dict[str, Any]:
+    def test(one: Ended) -> dict[str, Any]:
+        return {"test": one.test.number, "nodes": one.test.nodes, "outcome": one.outcome}
+
+    return {
+        "verdict": findings.verdict,
+        "suspects": [
+            {
+                "node": one.node,
+                "tests": [test(each) for each in one.tests],
+                "quarantine": quarantine_command(one, how),
+            }
+            for one in findings.suspects
+        ],
+        "interactions": [
+            {
+                "first": one.first,
+                "second": one.second,
+                "tests": [test(each) for each in one.tests],
+                "faulty": one.faulty,
+                "domain": one.domain,
+            }
+            for one in findings.interactions
+        ],
+        "not_known": [{"nodes": one.nodes, "why": one.why} for one in findings.unsettled],
+        "cleared": findings.cleared,
+        "rest_passed": findings.rest_passed,
+        "rounds": findings.rounds,
+        "tests": findings.tests,
+        "file": str(path),
+    }
+
+
+def _quarantine(options: argparse.Namespace, findings: Findings) -> None:
+    """As a person would with the printed commands; one node's failure leaves the others."""
+    who = this_user()
+    nodes = [one.node for one in findings.suspects]
+    if not options.yes:
+        confirm(f"Quarantine {len(nodes)} nodes (cordon): {', '.join(nodes)}")
+    with open_actions(options) as actions:
+        for suspect in findings.suspects:
+            spec = manual_quarantine(Action.CORDON, _reason(suspect), who)
+            try:
+                said = actions.quarantine(suspect.node, spec)
+            except CommandFailed as error:
+                said = str(error)
+            print(printable(said), file=sys.stderr)

@@ -1,0 +1,133 @@
+"""Runs a site's test of one group: an argument list, no shell, its own process group, a time limit.
+
+At the limit, and when the search is interrupted, the command is asked to end (SIGTERM): a launcher
+such as mpirun or srun then ends its processes on the nodes. What is left is killed.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from aggregator.bisection.model import GroupOutcome
+
+#: Seconds for the command to end after SIGTERM.
+GRACE = 10.0
+_MOST_OUTPUT = 2000
+#: Bytes of output on the disk of this machine.
+_TOO_MUCH = 256 * 2**20
+_LOOK = 0.25
+#: The exit codes that are a verdict.
+_VERDICTS = {0: GroupOutcome.PASSED, 1: GroupOutcome.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRun:
+    """How one run ended. ``said``: why there is no verdict, or empty. ``output`` is its end."""
+
+    outcome: GroupOutcome
+    code: int | None
+    seconds: float
+    said: str
+    output: str
+
+
+class GroupCommand:
+    """``argv`` with ``{nodes}`` (with commas) or ``{nodes_file}`` (one a line) in it."""
+
+    def __init__(self, argv: Sequence[str], *, limit: float, grace: float = GRACE) -> None:
+        self._argv = tuple(argv)
+        self._limit = limit
+        self._grace = grace
+
+    async def run(self, nodes: Sequence[str]) -> GroupRun:
+        """Test the nodes. Cancelled, it ends the command first."""
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="sickbay-bisect-") as folder:
+            listed = Path(folder) / "nodes"
+            listed.write_text("".join(f"{node}\n" for node in nodes))
+            with (Path(folder) / "output").open("w+b") as output:
+                code, said = await self._run(self._filled(nodes, listed), output)
+                text = _end_of(output)
+        outcome = GroupOutcome.INCONCLUSIVE
+        if not said and code is not None:
+            outcome = _VERDICTS.get(code, outcome)
+            if outcome is GroupOutcome.INCONCLUSIVE:
+                said = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return GroupRun(outcome, code, time.monotonic() - begun, said, text)
+
+    def _filled(self, nodes: Sequence[str], listed: Path) -> list[str]:
+        values = {"{nodes}": ",".join(nodes), "{nodes_file}": str(listed)}
+        filled = []
+        for word in self._argv:
+            for name, value in values.items():
+                word = word.replace(name, value)  # noqa: PLW2901 - each word, filled in
+            filled.append(word)
+        return filled
+
+    async def _run(self, argv: Sequence[str], output: IO[bytes]) -> tuple[int | None, str]:
+        """The exit code, and why the run has no verdict."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C at the terminal reaches us alone
+            )
+        except OSError as error:
+            return None, f"{argv[0]} can't be run: {error.strerror}"
+        said = ""
+        try:
+            async with asyncio.timeout(self._limit):
+                said = await _ended(process, output)
+        except TimeoutError:
+            said = f"no end within {self._limit:g} s"
+        finally:
+            # It is shielded: a second interruption must not leave the command running.
+            await asyncio.shield(_end_group(process, self._grace))
+        return process.returncode, said
+
+
+async def _ended(process: asyncio.subprocess.Process, output: IO[bytes]) -> str:
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=_LOOK)
+            if os.fstat(output.fileno()).st_size > _TOO_MUCH:
+                return f"it wrote more than {_TOO_MUCH // 2**20} MiB"
+    finally:
+        ending.cancel()
+    return ""
+
+
+async def _end_group(process: asyncio.subprocess.Process, grace: float) -> None:
+    """End the command and each process of its group; one that it has left behind would disturb the
+    next test.
+    """
+    try:
+        if process.returncode is None:
+            _signal(process.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await process.wait()
+    finally:
+        _signal(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _end_of(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _MOST_OUTPUT))
+    return output.read(_MOST_OUTPUT).decode(errors="replace").strip()
