@@ -80,6 +80,12 @@ class ObjectStore(Protocol):
         """Of all objects in all namespaces those whose content fits, from the server's cache."""
         ...
 
+    async def select(
+        self, resource: ObjectResource, namespace: str, labels: Mapping[str, str]
+    ) -> Sequence[ClusterObject]:
+        """Those in the namespace that have all these labels, from etcd."""
+        ...
+
     async def create(
         self, resource: ObjectResource, namespace: str, content: Mapping[str, Any]
     ) -> ClusterObject:
@@ -98,10 +104,16 @@ class ObjectStore(Protocol):
         ...
 
     async def delete(
-        self, resource: ObjectResource, found: ClusterObject, *, as_read: bool
+        self,
+        resource: ObjectResource,
+        found: ClusterObject,
+        *,
+        as_read: bool,
+        foreground: bool = False,
     ) -> None:
         """Delete this object, by its uid; with ``as_read`` also by its version. An object that is
-        gone is no error. Raises Conflict where it is another object, or version.
+        gone is no error. Raises Conflict where it is another object, or version. ``foreground``: it
+        stays, being deleted, until all that it owns is gone.
         """
         ...
 

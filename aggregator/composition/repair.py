@@ -31,6 +31,7 @@ def build_repair(
         wall=time.time,
         objects=objects if isinstance(cluster, KubeCluster) else None,
         agents=agents,
+        taint=config.marks.taint.key,
     )
 
 

@@ -10,10 +10,11 @@ from pydantic import Field
 
 from aggregator.config.drain import HookWebhook
 from aggregator.config.external import ExternalSection, external_errors
+from aggregator.config.job import JobSection, job_errors
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
 from aggregator.configfile.yaml_source import Key
-from aggregator.policy.repairs import REBOOT, REPLACE, TICKET
+from aggregator.policy.repairs import REBOOT, REPLACE, TEST, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
 _FILLED = (
@@ -27,7 +28,7 @@ _FILLED = (
     "profile",
 )
 #: Those that act by objects of the cluster's API.
-_BY_OBJECTS = ("karpenter", "cluster_api", "external")
+_BY_OBJECTS = ("karpenter", "cluster_api", "external", "job")
 _PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", *_BY_OBJECTS)
 #: Those that replace the machine, and can't do anything else.
 _REPLACES = ("karpenter", "cluster_api")
@@ -66,10 +67,10 @@ class AgentSection(Section):
 
 class RepairerSection(Section):
     """The repairer of one kind of repair: by one of agent, command, webhook, redfish, ipmi,
-    karpenter, cluster_api and external.
+    karpenter, cluster_api, external and job.
     """
 
-    kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket"]
+    kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket", "test"]
     timeout: Annotated[Duration, Field(ge=60, le=86400)] = 1800.0
     """From the order until its proof must have come."""
     agent: AgentSection | None = None
@@ -91,6 +92,7 @@ class RepairerSection(Section):
     management_kubeconfig: MaybePath = None
     """With ``cluster_api``: of the management cluster, where the Machines are in another one."""
     external: ExternalSection | None = None
+    job: JobSection | None = None
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -168,6 +170,10 @@ def _object_errors(
     if one.management_kubeconfig is not None and not one.cluster_api:
         text = "is about Machines; expected cluster_api: true beside it"
         yield (*key, "management_kubeconfig"), text
+    if one.job is not None:
+        yield from job_errors(one.job, (*key, "job"))
+        if one.kind != TEST:
+            yield (*key, "job"), f"runs a test and repairs nothing; expected it under {TEST}"
     if one.external is None:
         return
     yield from external_errors(one.external, (*key, "external"))

@@ -215,6 +215,7 @@ class Controller:
             ),
             deadline=settings.drain.deadline,
             rng=rng,
+            test_namespace=settings.repair.test_namespace,
         )
         release_actions = ReleaseActions(
             cluster=cluster,

@@ -13,10 +13,10 @@ from typing import Any
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
 from aggregator.cluster.port import ClusterError, Conflict
 from aggregator.config.field_path import read_field
+from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.node_object import NodeFacts, NodeIsAnotherError, read_node_facts
 from aggregator.repairers.object_answers import answer_of, clean_up_of
-from aggregator.repairers.template import OPERATION
 
 #: v1beta1 and v1beta2 agree in what is read here: the version is the one that the cluster prefers.
 MACHINE = ObjectKind("cluster.x-k8s.io/", "Machine")

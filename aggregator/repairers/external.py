@@ -17,10 +17,10 @@ from aggregator.cluster.objects import (
 )
 from aggregator.cluster.port import ClusterError, Conflict
 from aggregator.config.external import ExternalSection
+from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.object_answers import answer_of, clean_up_of
 from aggregator.repairers.template import (
-    OPERATION,
     UnusableNameError,
     has_begun,
     manifest,

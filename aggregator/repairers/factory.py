@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ObjectStore
 from aggregator.config.repair import RepairConfig, RepairerSection
 from aggregator.quarantine.decide.repair import RepairRules
@@ -14,6 +15,7 @@ from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
+from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
 from aggregator.repairers.webhook import WebhookRepairer
@@ -29,15 +31,17 @@ def repair_settings(
     wall: Callable[[], float],
     objects: Objects | None = None,
     agents: AgentOrders | None = None,
+    taint: str = TAINT,
 ) -> RepairSettings:
     """``domain_labels``: node labels whose value names a failure domain. ``wall`` is wall clock
     seconds. ``objects``: None where the cluster has none. ``agents`` takes orders to the nodes'
-    agents; None: no agent is ever connected.
+    agents; None: no agent is ever connected. ``taint``: the key of the taint of nodes in
+    quarantine.
     """
     rules = RepairRules(**{one.name: getattr(config, one.name) for one in fields(RepairRules)})
     repairers: dict[str, ConfiguredRepairer] = {}
     for section in config.repairers:
-        by_objects = _object_repairer(section, objects) if objects is not None else None
+        by_objects = _object_repairer(section, objects, taint) if objects is not None else None
         if by_objects is not None:
             repairers[section.kind] = by_objects
             continue
@@ -76,7 +80,9 @@ def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer |
     return None
 
 
-def _object_repairer(section: RepairerSection, objects: Objects) -> ConfiguredRepairer | None:
+def _object_repairer(
+    section: RepairerSection, objects: Objects, taint: str
+) -> ConfiguredRepairer | None:
     """The repairer that acts by objects of the cluster's API, if the section has one."""
     if section.karpenter:
         karpenter = KarpenterRepairer(objects(None))
@@ -96,5 +102,14 @@ def _object_repairer(section: RepairerSection, objects: Objects) -> ConfiguredRe
             external.clean_up,
             external.missing_rights,
             external.is_over,
+        )
+    if section.job is not None:
+        job = JobRepairer(objects(None), section.job, taint=taint)
+        return ConfiguredRepairer(
+            job,
+            section.timeout,
+            job.clean_up,
+            job.missing_rights,
+            pod_namespace=section.job.namespace,
         )
     return None

@@ -8,7 +8,7 @@ from aggregator.cluster.objects import ObjectResource, ObjectStore
 from aggregator.config.field_path import read_field
 from aggregator.quarantine.repair.protocol import RepairOrder
 
-_NODES = ObjectResource("v1", "Node", "nodes", namespaced=False)
+NODES = ObjectResource("v1", "Node", "nodes", namespaced=False)
 
 
 class NodeIsAnotherError(Exception):
@@ -53,7 +53,7 @@ class NodeFacts:
 
 async def read_node_facts(objects: ObjectStore, order: RepairOrder) -> NodeFacts:
     """Raises NodeIsAnotherError, and ClusterError."""
-    found = await objects.get(_NODES, "", order.node)
+    found = await objects.get(NODES, "", order.node)
     if found is None or found.uid != order.node_uid:
         raise NodeIsAnotherError(f"Node {order.node} is gone, or is another one")
     provider_id = read_field(found.content, ("spec", "providerID")) or ""

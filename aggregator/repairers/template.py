@@ -11,11 +11,10 @@ from typing import Any
 
 from aggregator.config.external import PLACE, OutcomeSection
 from aggregator.config.field_path import parse_field_path, read_field
+from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import RepairOrder
 from aggregator.runtime.text import truncate, visible
 
-#: On an object that was made for an order: the order's operation.
-OPERATION = "sickbay.dev/repair-operation"
 #: Characters of a value: a person may have pasted a log as the reason.
 _LONGEST = 4000
 #: A DNS label: many kinds take no longer name, as they name a label's value after it.

@@ -66,6 +66,9 @@ def accepted(plane: ControlPlane, helm: Path, rendering: Rendering) -> set[str]:
     plane.create_namespace(own)
     kinds = set()
     documents = render(helm, replace(rendering, namespace=own))
+    for name in {document["metadata"].get("namespace", own) for document in documents}:
+        if plane.request("GET", f"/api/v1/namespaces/{name}").status == 404:  # the tests' Jobs
+            plane.create_namespace(name)
     for document in documents:  # the pod of `helm test` is refused where its account is missing
         if document["kind"] == "ServiceAccount":
             server_side.apply(plane.client, yaml.safe_dump(document))

@@ -72,7 +72,7 @@ BUILT_IN = (
             "aggregator": {"persistence": {"enabled": True}},
             "agent": {"restricted": True},
             "podNetworkProber": {"enabled": True},
-            "repair": {"rbac": {"karpenter": True, "clusterApi": True}},
+            "repair": {"rbac": {"karpenter": True, "clusterApi": True, "jobs": "sickbay-tests"}},
         },
         (
             "persistent",
@@ -80,6 +80,7 @@ BUILT_IN = (
             "restricted",
             "repair-karpenter",
             "repair-cluster-api",
+            "repair-jobs",
             "namespace",
         ),
         release="nodes",

@@ -244,6 +244,10 @@ def _monitor(text: ManifestText) -> None:
     text.insert_after(("metadata", "labels", "app.kubernetes.io/component"), more)
 
 
+def _test_jobs(text: ManifestText) -> None:
+    text.set_value(("metadata", "namespace"), "{{ .Values.repair.rbac.jobs | quote }}")
+
+
 #: The edits of one object. An object without an entry is the same with all values.
 OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
     ("ConfigMap", "sickbay-stop"): _stop,
@@ -257,6 +261,8 @@ OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
     ("PodMonitor", "sickbay-aggregator"): _monitor,
     ("ServiceMonitor", "sickbay-aggregator"): _monitor,
     ("ValidatingAdmissionPolicy", "sickbay-aggregator"): _aggregator_policy,
+    ("Role", "sickbay-repair-jobs"): _test_jobs,
+    ("RoleBinding", "sickbay-repair-jobs"): _test_jobs,
 }
 
 #: Files whose objects are all there by one value.
@@ -267,6 +273,7 @@ FILES = {
     "pod-monitor.yaml": 'eq .Values.monitoring.scrape "PodMonitor"',
     "repair-karpenter.yaml": ".Values.repair.rbac.karpenter",
     "repair-cluster-api.yaml": ".Values.repair.rbac.clusterApi",
+    "repair-jobs.yaml": ".Values.repair.rbac.jobs",
     "service-monitor.yaml": 'eq .Values.monitoring.scrape "ServiceMonitor"',
 }
 

@@ -21,6 +21,7 @@ SOURCES = [
     PROFILES / "service-monitor" / "service-monitor.yaml",
     PROFILES / "repair-karpenter" / "repair-karpenter.yaml",
     PROFILES / "repair-cluster-api" / "repair-cluster-api.yaml",
+    PROFILES / "repair-jobs" / "repair-jobs.yaml",
 ]
 
 #: The namespace as the chart writes it. Quoted where it is a whole value: a namespace may be called

@@ -17,11 +17,11 @@ from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
 from aggregator.cluster.port import NotFound, Quarantine, Refused, Unreachable
 from aggregator.config.external import ExternalSection
 from aggregator.config.settings import load
+from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.cluster_api import REMEDIATE, ClusterApiRepairer
 from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.karpenter import NODE_CLAIM, KarpenterRepairer
-from aggregator.repairers.template import OPERATION
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space

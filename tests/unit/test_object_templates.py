@@ -16,10 +16,10 @@ from aggregator.cluster.objects import ObjectResource
 from aggregator.cluster.port import Refused
 from aggregator.config.external import PLACES, OutcomeSection
 from aggregator.config.field_path import parse_field_path, read_field
+from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.decide.repair import operation_id
 from aggregator.quarantine.repair.protocol import RepairOrder
 from aggregator.repairers.template import (
-    OPERATION,
     UnusableNameError,
     fill,
     has_begun,

@@ -98,6 +98,14 @@ class KubeObjects:
                 await asyncio.sleep(0)
         return found
 
+    async def select(
+        self, resource: ObjectResource, namespace: str, labels: Mapping[str, str]
+    ) -> Sequence[ClusterObject]:
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        path = paths.objects(resource, namespace)
+        body = await self._request("GET", resource, path, query={"labelSelector": selector})
+        return [_to_object(raw) for raw in decode(body, RawList).items or ()]
+
     async def create(
         self, resource: ObjectResource, namespace: str, content: Mapping[str, Any]
     ) -> ClusterObject:
@@ -121,14 +129,20 @@ class KubeObjects:
         )
 
     async def delete(
-        self, resource: ObjectResource, found: ClusterObject, *, as_read: bool
+        self,
+        resource: ObjectResource,
+        found: ClusterObject,
+        *,
+        as_read: bool,
+        foreground: bool = False,
     ) -> None:
         fence = {"uid": found.uid} | ({"resourceVersion": found.version} if as_read else {})
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": fence,
-            "propagationPolicy": "Background",  # a Job's own default leaves its pods behind
+            # A Job's own default leaves its pods behind.
+            "propagationPolicy": "Foreground" if foreground else "Background",
         }
         await self._transport.open()
         answer = await self._transport.ask(

@@ -32,6 +32,7 @@ from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, Drai
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.mark_rules import PLAIN, applied_taint
 from aggregator.quarantine.decide.node_marks import exclude_change, read_applied
+from aggregator.quarantine.decide.own_pods import without_own
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return
 from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor
 from aggregator.quarantine.drain.hooks import HookRunner
@@ -74,6 +75,7 @@ class Drainer:
     """Drains nodes; ``lanes`` bound the evictions in flight: our share of the fleet's.
 
     ``deadline``: seconds from a drain's begin. It stands in the Quarantine from then on.
+    ``test_namespace``: that of the pods of active tests, which are no work.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Drainer:
         deadline: float,
         off_balancers: bool,
         rng: random.Random,
+        test_namespace: str = "",
     ) -> None:
         self._cluster = cluster
         self._acts = acts
@@ -98,6 +101,7 @@ class Drainer:
         self._deadline = deadline
         self._off_balancers = off_balancers
         self._rng = rng
+        self._test_namespace = test_namespace
         self._running = 0
         self._memories: dict[str, DrainMemory] = {}
         self._landing: set[asyncio.Task[bool]] = set()
@@ -228,6 +232,7 @@ class Drainer:
         if quarantine is None:
             return None
         moment = self._moment(quarantine.status)
+        pods = without_own(pods, quarantine.status.repair, self._test_namespace)
         came_back = find_returned(
             pods,
             taint=_taint(quarantine),

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
 
@@ -92,7 +93,8 @@ class ConfiguredRepairer:
     out has finished with the node; before that the Node is no proof. It never raises. ``withdraw``
     takes an order back, as far as that goes without an answer, where a person releases the node.
     ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
-    asked about it.
+    asked about it. ``pod_namespace``: that of the pods that its orders have on the node; empty:
+    none.
     """
 
     repairer: Repairer
@@ -102,6 +104,7 @@ class ConfiguredRepairer:
     is_over: Callable[[RepairOrder], Awaitable[bool]] | None = None
     withdraw: Callable[[RepairOrder], None] | None = None
     note_end: Callable[[str, str], None] | None = None
+    pod_namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,12 @@ class RepairSettings:
     rules: RepairRules = field(default_factory=RepairRules)
     repairers: Mapping[str, ConfiguredRepairer] = field(default_factory=dict)
     domain_labels: tuple[str, ...] = ()
+
+    @property
+    def test_namespace(self) -> str:
+        """That of the pods of active tests; empty: they have none."""
+        entry = self.repairers.get(TEST)
+        return entry.pod_namespace if entry is not None else ""
 
     @property
     def off(self) -> bool:

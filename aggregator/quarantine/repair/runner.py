@@ -43,6 +43,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.own_pods import without_own
 from aggregator.quarantine.decide.repair import (
     BUSY,
     Do,
@@ -365,7 +366,8 @@ class RepairRunner:
             return ""
         status = quarantine.status
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
-        pods = await self._cluster.pods_on(node_state.node)
+        found = await self._cluster.pods_on(node_state.node)
+        pods = without_own(found, status.repair, self._settings.test_namespace)
         running = [pod for pod in pods if pod.phase not in FINISHED]
         left = plan_drain(running, self._drain, moment)
         if not left.remaining:

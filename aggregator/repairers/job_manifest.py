@@ -1,0 +1,149 @@
+"""The Job of one test. Pure.
+
+What makes its end readable is not the site's to change: one pod, never restarted, on this node,
+with a deadline of the pod's own, so that it ends also where its Job was deleted without it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.cluster.node_names import TAINT
+from aggregator.cluster.objects import QUARANTINE
+from aggregator.config.job import CONTAINER, JobSection
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.own_pods import OPERATION
+from aggregator.quarantine.repair.protocol import RepairOrder
+
+#: Exit codes of a test: docs/active-tests.md.
+PASSED, FAILED, NO_VERDICT = 0, 1, 3
+#: A Job that no process has judged is deleted by the cluster (seconds after its end).
+_KEPT_FOR = 86400
+#: A Job ends so long before its attempt (seconds), so that its end is seen.
+_SPARE = 60
+#: From the deadline until the programs are killed (seconds).
+_GRACE = 10
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+
+
+def job_name(order: RepairOrder) -> str:
+    """The same for each process, and for no other operation."""
+    return f"sickbay-test-{hashlib.sha256(order.operation.encode()).hexdigest()[:40]}"
+
+
+def job_manifest(
+    section: JobSection, order: RepairOrder, *, gpus: int, taint: str = TAINT
+) -> dict[str, Any]:
+    """``taint``: the key of the taint that a site has chosen for nodes in quarantine."""
+    spec = {
+        "backoffLimit": 0,
+        "completions": 1,
+        "parallelism": 1,
+        "activeDeadlineSeconds": deadline(order),
+        "ttlSecondsAfterFinished": _KEPT_FOR,
+        "podFailurePolicy": _failure_policy(),
+        "template": _pod(section, order, gpus, taint),
+    }
+    metadata = {
+        "name": job_name(order),
+        "namespace": section.namespace,
+        "labels": _LABELS,
+        "annotations": {OPERATION: order.operation},
+        "ownerReferences": [_owner(order)],
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def deadline(order: RepairOrder) -> int:
+    """Seconds from now until the Job ends."""
+    return max(1, int(max(order.lasts - _SPARE, order.lasts / 2)))
+
+
+_LABELS = {"app.kubernetes.io/name": "sickbay", "app.kubernetes.io/component": TEST}
+
+
+def _failure_policy() -> dict[str, Any]:
+    """No pod follows a failed one; the reason of the end tells an exit code from a disruption."""
+
+    def exits(code: int) -> dict[str, Any]:
+        codes = {"containerName": CONTAINER, "operator": "In", "values": [code]}
+        return {"action": "FailJob", "onExitCodes": codes}
+
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    return {
+        "rules": [
+            {"action": "FailJob", "onPodConditions": disrupted},
+            exits(FAILED),
+            exits(NO_VERDICT),
+        ]
+    }
+
+
+def _pod(section: JobSection, order: RepairOrder, gpus: int, taint: str) -> dict[str, Any]:
+    given = section.template.get("metadata") or {}
+    more = dict(section.template.get("spec") or {})
+    [container] = more.pop("containers", None) or [{}]
+    tolerations = more.pop("tolerations", None) or []
+    priority = {"priorityClassName": section.priority_class} if section.priority_class else {}
+    return {
+        "metadata": {
+            "labels": {**(given.get("labels") or {}), **_LABELS},
+            "annotations": {**(given.get("annotations") or {}), OPERATION: order.operation},
+        },
+        "spec": {
+            **more,
+            **priority,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": deadline(order),
+            "terminationGracePeriodSeconds": _GRACE,
+            "serviceAccountName": section.service_account,
+            "automountServiceAccountToken": False,
+            "affinity": _on(order.node),
+            "tolerations": [*map(_tolerated, sorted({TAINT, taint, _UNSCHEDULABLE})), *tolerations],
+            "containers": [_container(section, order, gpus, container)],
+        },
+    }
+
+
+def _container(
+    section: JobSection, order: RepairOrder, gpus: int, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    resources = dict(given.get("resources") or {})
+    if gpus:
+        for name in ("requests", "limits"):
+            resources[name] = {**(resources.get(name) or {}), section.gpu_resource: gpus}
+    security = {} if section.privileged else {"allowPrivilegeEscalation": False}
+    security |= {**(given.get("securityContext") or {}), "privileged": section.privileged}
+    return {
+        **given,
+        "name": CONTAINER,
+        "image": section.image,
+        "command": list(section.profiles[order.profile].command),
+        "securityContext": security,
+        "resources": resources,
+        "terminationMessagePath": "/dev/termination-log",
+        # Not FallbackToLogsOnError: a log's tail is no verdict, and logs are never read.
+        "terminationMessagePolicy": "File",
+    }
+
+
+def _tolerated(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+
+
+def _on(node: str) -> dict[str, Any]:
+    """By the scheduler: with spec.nodeName the kubelet refuses a pod that lacks a device, and DRA
+    allocates nothing. By the Node's name: its hostname label may be another's.
+    """
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"nodeAffinity": wanted}
+
+
+def _owner(order: RepairOrder) -> dict[str, str]:
+    return {
+        "apiVersion": QUARANTINE.api_version,
+        "kind": QUARANTINE.kind,
+        "name": order.node,
+        "uid": order.quarantine,
+    }

@@ -1,0 +1,140 @@
+"""What the Job of a test says about its node. Pure.
+
+Only a program's own exit code is a verdict: the Job's record and the one pod's must agree on it.
+All other ends (deleted, evicted, out of memory, no image, no room, a deadline, two pods) say
+nothing about the node, and least of all that it failed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aggregator.config.field_path import read_field
+from aggregator.config.job import CONTAINER
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from aggregator.repairers.job_manifest import FAILED, PASSED
+from aggregator.runtime.text import visible
+
+#: The kubelet keeps as much of a termination message (bytes).
+_MOST_MESSAGE = 4096
+_MOST_TEXT = 300
+_BY_EXIT_CODE = "PodFailurePolicy"
+#: What the container runtime says of a program that ended by itself.
+_ENDED_ITSELF = {PASSED: ("Completed", ""), FAILED: ("Error", "")}
+
+
+def verdict(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], node: str
+) -> RepairAnswer | None:
+    """None while the test goes on."""
+    complete, failed = _condition(job, "Complete"), _condition(job, "Failed")
+    if complete is None and failed is None:
+        return None
+    status = _mapping(job, "status")
+    ended = _count(status, "succeeded") + _count(status, "failed")
+    if len(pods) != 1 or ended > 1:
+        more = max(len(pods), ended)
+        return _no_verdict(f"its Job has had {more} pods; expected one" if more else "no pod")
+    [pod] = pods
+    code, told = _exit_of(pod, node)
+    if code is None or ended != 1:
+        why = told or "its Job counts no pod that ended"
+        return _no_verdict("; ".join(part for part in (_words(failed), why) if part))
+    if code == PASSED and complete is not None:
+        return RepairAnswer(AnswerState.DONE, _with("passed", told))
+    by_code = failed is not None and failed.get("reason") == _BY_EXIT_CODE
+    if code == FAILED and by_code:
+        return RepairAnswer(AnswerState.FAILED, _with("failed", told))
+    return _no_verdict(_with(f"exit code {code}", told or _words(failed)))
+
+
+def why_waiting(pods: Sequence[Mapping[str, Any]]) -> str:
+    """What keeps the pod from running, in words; empty: it runs, or there is none yet."""
+    for pod in pods:
+        scheduled = _condition(pod, "PodScheduled", status="False")
+        if scheduled is not None:
+            return _words(scheduled)
+        waiting = _mapping(_container(pod) or {}, "state").get("waiting")
+        if isinstance(waiting, Mapping):
+            return _words(waiting)
+    return ""
+
+
+def is_over(pod: Mapping[str, Any]) -> bool:
+    """Whether none of its programs runs any more."""
+    return read_field(pod, ("status", "phase")) in ("Succeeded", "Failed")
+
+
+def _exit_of(pod: Mapping[str, Any], node: str) -> tuple[int | None, str]:
+    """The exit code of a program that ended by itself, with its message; None with the reason."""
+    where = read_field(pod, ("spec", "nodeName"))
+    if where and where != node:
+        return None, f"its pod was on node {visible(str(where), _MOST_TEXT)}"
+    if read_field(pod, ("metadata", "deletionTimestamp")):
+        return None, "its pod was deleted"
+    if _condition(pod, "DisruptionTarget") is not None:
+        return None, f"its pod was disrupted: {_words(_condition(pod, 'DisruptionTarget'))}"
+    status = _mapping(pod, "status")
+    if status.get("reason"):
+        return None, _words(status)
+    container = _container(pod)
+    if container is None:
+        return None, why_waiting([pod]) or "its program did not begin"
+    if _count(container, "restartCount"):
+        return None, "its program ran more than once"
+    ended = _mapping(container, "state").get("terminated")
+    if not isinstance(ended, Mapping):
+        return None, why_waiting([pod]) or "its program did not end"
+    code, reason = ended.get("exitCode"), str(ended.get("reason") or "")
+    told = _shown(ended.get("message"))
+    if not isinstance(code, int) or isinstance(code, bool):
+        return None, "its pod tells no exit code"
+    if code in _ENDED_ITSELF and reason not in _ENDED_ITSELF[code]:
+        return None, f"exit code {code} ({visible(reason, 60)})"
+    return code, told
+
+
+def _container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    entries = read_field(pod, ("status", "containerStatuses"))
+    found = [one for one in entries if isinstance(one, Mapping)] if _is_list(entries) else []
+    return next((one for one in found if one.get("name") == CONTAINER), None)
+
+
+def _condition(
+    content: Mapping[str, Any], kind: str, *, status: str = "True"
+) -> Mapping[str, Any] | None:
+    entries = read_field(content, ("status", "conditions"))
+    found = [one for one in entries if isinstance(one, Mapping)] if _is_list(entries) else []
+    return next(
+        (one for one in found if one.get("type") == kind and one.get("status") == status), None
+    )
+
+
+def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _count(content: Mapping[str, Any], name: str) -> int:
+    found = content.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _words(told: Mapping[str, Any] | None) -> str:
+    words = [str((told or {}).get(name) or "") for name in ("reason", "message")]
+    return visible(": ".join(word for word in words if word), _MOST_TEXT)
+
+
+def _shown(message: Any) -> str:
+    return visible(message[:_MOST_MESSAGE], _MOST_TEXT) if isinstance(message, str) else ""
+
+
+def _with(text: str, told: str) -> str:
+    return f"{text}: {told}" if told else text
+
+
+def _no_verdict(why: str) -> RepairAnswer:
+    return RepairAnswer(AnswerState.INCONCLUSIVE, f"no verdict about the node: {why}")
