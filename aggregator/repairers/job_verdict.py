@@ -31,14 +31,15 @@ def verdict(
         return None
     status = _mapping(job, "status")
     ended = _count(status, "succeeded") + _count(status, "failed")
-    if len(pods) != 1 or ended > 1:
-        more = max(len(pods), ended)
-        return _no_verdict(f"its Job has had {more} pods; expected one" if more else "no pod")
+    if not pods:
+        return _no_verdict(_joined(_words(failed), "its pod is gone"))
+    if len(pods) > 1 or ended > 1:
+        return _no_verdict(f"its Job has had {max(len(pods), ended)} pods; expected one")
     [pod] = pods
     code, told = _exit_of(pod, node)
     if code is None or ended != 1:
-        why = told or "its Job counts no pod that ended"
-        return _no_verdict("; ".join(part for part in (_words(failed), why) if part))
+        why = told if code is None else "its Job counts no pod that ended"
+        return _no_verdict(_joined(_words(failed), why))
     if code == PASSED and complete is not None:
         return RepairAnswer(AnswerState.DONE, _with("passed", told))
     by_code = failed is not None and failed.get("reason") == _BY_EXIT_CODE
@@ -134,6 +135,10 @@ def _shown(message: Any) -> str:
 
 def _with(text: str, told: str) -> str:
     return f"{text}: {told}" if told else text
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
 def _no_verdict(why: str) -> RepairAnswer:

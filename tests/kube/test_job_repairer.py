@@ -19,9 +19,9 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_fences import SPEC
+from tests.support.active_test_jobs import DISRUPTED, Jobs, job_section, order_of_a_test
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.kube_cluster import DEPLOY, kube_cluster
-from tests.support.test_jobs import DISRUPTED, Jobs, job_section, test_order
 from tests.support.waiting import until
 
 RIGHTS = DEPLOY.parent / "profiles" / "repair-jobs" / "repair-jobs.yaml"
@@ -93,7 +93,7 @@ async def a_case(
 ) -> Case:
     node = jobs.marked_node()
     made = await kube.create_quarantine(node["metadata"]["name"], SPEC)
-    return Case(account, jobs, test_order(node, made, lasts=lasts), **more)
+    return Case(account, jobs, order_of_a_test(node, made, lasts=lasts), **more)
 
 
 # -- the Job ------------------------------------------------------------------------
@@ -394,7 +394,7 @@ async def test_a_profile_that_the_job_does_not_have_is_named(case: Case) -> None
 async def test_a_node_without_gpus_is_not_tested_without_them(
     account: KubeCluster, jobs: Jobs
 ) -> None:
-    case = Case(account, jobs, test_order(jobs.marked_node(gpus=0)))
+    case = Case(account, jobs, order_of_a_test(jobs.marked_node(gpus=0)))
     answer = await case.repairer.order(case.order)
     assert answer.state is AnswerState.INCONCLUSIVE
     assert "has no nvidia.com/gpu in its capacity" in answer.text

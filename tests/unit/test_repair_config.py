@@ -15,6 +15,7 @@ from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.factory import repair_settings
+from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
 
 KUBERNETES = """\
@@ -363,3 +364,76 @@ def test_a_status_without_quotes_is_read_as_it_is_meant(tmp_path: Path) -> None:
     assert one.succeeded is not None
     assert one.failed is not None
     assert (one.succeeded.status, one.failed.equals) == ("False", "false")
+
+
+def job(**more: str) -> str:
+    """A repairer of tests by Jobs, in which these lines are others."""
+    lines = {
+        "namespace": "tests",
+        "image": "registry.example/tests@sha256:0",
+        "profiles": "{quick: {command: [a, b]}}",
+    } | {name: text for name, text in more.items() if name != "kind"}
+    body = "".join(f"\n        {name}: {text}" for name, text in lines.items())
+    return f"repair:\n  repairers:\n    - kind: {more.get('kind', 'test')}\n      job:{body}"
+
+
+def test_a_job_runs_the_tests_of_its_profiles(tmp_path: Path) -> None:
+    found = loaded(tmp_path, job(), KUBERNETES)
+    cluster = KubeCluster()
+    made = repair_settings(
+        found, domain_labels=(), wall=lambda: 0.0, objects=lambda _: cluster.objects()
+    )
+    one = made.repairers["test"]
+    assert isinstance(one.repairer, JobRepairer)
+    assert one.repairer.sends_twice
+    assert one.clean_up is not None
+    assert one.missing_rights is not None
+    assert made.test_namespace == "tests"
+    [section] = found.repairers
+    assert section.job is not None
+    assert (section.job.gpus, section.job.gpu_resource) == ("all", "nvidia.com/gpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "reply"),
+    [
+        (job(kind="reboot"), "job: runs a test and repairs nothing; expected it under test"),
+        (job(namespace="Tests"), "job.namespace: "),
+        (job(namespace='""'), "job.namespace: "),
+        (job(image='""'), "job.image: "),
+        (job(profiles="{}"), "job.profiles: "),
+        (job(profiles="{quick: {command: []}}"), "job.profiles.quick.command: "),
+        (job(profiles="{quick: {command: a}}"), "job.profiles.quick.command: "),
+        (job(gpus="-1"), "job.gpus"),
+        (job(gpus="some"), "job.gpus"),
+        (job(template="{kind: Pod}"), 'template.kind: no known key "kind"; expected metadata and'),
+        (job(template="{spec: [a]}"), "template.spec: a list; expected fields of a pod"),
+        (job(template="{spec: {nodeName: a}}"), "template.spec.nodeName: is set by sickbay"),
+        (job(template="{spec: {restartPolicy: Always}}"), "template.spec.restartPolicy: is set"),
+        (
+            job(template="{spec: {tolerations: [{operator: Exists}]}}"),
+            "tolerations[0]: tolerates every taint, also those of other parties; expected key",
+        ),
+        (job(template="{spec: {tolerations: x}}"), "template.spec.tolerations: "),
+        (job(template="{spec: {containers: [{}, {}]}}"), "containers: has 2 entries; expected one"),
+        (job(template="{spec: {containers: [{image: a}]}}"), "containers[0].image: is set by"),
+        (job(template="{spec: {containers: [a]}}"), "containers[0]: "),
+        (job(template="{metadata: {name: a}}"), "metadata.name: no known key"),
+        (job(template="{metadata: {labels: {a: 1}}}"), "metadata.labels: a section; expected keys"),
+        (
+            job(template="{metadata: {annotations: {sickbay.dev/repair-operation: a}}}"),
+            "is sickbay's or Kubernetes' own; expected another key",
+        ),
+    ],
+)
+def test_a_mistake_about_a_tests_job_is_named_with_its_key(
+    tmp_path: Path, text: str, reply: str
+) -> None:
+    found = problems(tmp_path, text, KUBERNETES)
+    assert any(reply in one for one in found), found
+    assert all(".yaml:" in one and "expected" in one for one in found)
+
+
+def test_a_tests_job_needs_kubernetes(tmp_path: Path) -> None:
+    found = problems(tmp_path, job())
+    assert any("job: acts by objects of Kubernetes" in one for one in found), found

@@ -28,7 +28,7 @@ def job_section(namespace: str, **more: Any) -> JobSection:
     return JobSection.model_validate(given | more)
 
 
-def test_order(
+def order_of_a_test(
     node: dict[str, Any], quarantine: Quarantine | None = None, *, number: int = 1, **more: Any
 ) -> RepairOrder:
     uid = quarantine.uid if quarantine is not None else "q"
@@ -37,9 +37,6 @@ def test_order(
     return RepairOrder(
         f"{uid}-{number}-test", "test", name, node_uid, "boot-1", uid, "xid:79", **(given | more)
     )
-
-
-test_order.__test__ = False  # type: ignore[attr-defined]
 
 
 @dataclass
