@@ -5,7 +5,8 @@ the agent shares the contract alone, has the same in `aggregator.runtime.backoff
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from nodeagent.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

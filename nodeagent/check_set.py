@@ -5,12 +5,13 @@ settings stays the same object when the configuration is read again.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, LogCheck
 from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import Config
+from nodeagent.dataclass import dataclass
 from nodeagent.scheduler import Scheduled
 from nodeagent.sources import Sources
 

@@ -3,16 +3,18 @@
 Each command imports only the modules that it needs: ``check`` runs in the prolog of every job.
 """
 
-import argparse
 import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from nodeagent import python_tls
 from nodeagent.config.settings import Config, ConfigError, default, load
-from nodeagent.terminal.arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse
+from nodeagent.terminal.run_arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse_run
+
+if TYPE_CHECKING:
+    import argparse
 
 OK, BAD, USAGE = 0, 1, 2
 #: Of ``test``: it ran or could not run, and tells nothing about the node.
@@ -44,10 +46,16 @@ def leave(code: int) -> NoReturn:
 
 def _run(given: list[str], environ: Mapping[str, str]) -> int:
     try:
-        options = parse(given)
+        options: Any = parse_run(given) or _parse(given)
     except SystemExit:  # argparse has printed the help
         return OK
     return _COMMANDS[options.command](options, environ)
+
+
+def _parse(given: Sequence[str]) -> Any:
+    from nodeagent.terminal.arguments import parse
+
+    return parse(given)
 
 
 def _explain(error: BaseException) -> int:
@@ -112,7 +120,7 @@ def _write(stream: TextIO | None, text: str) -> None:
         return
 
 
-def _load(options: argparse.Namespace, environ: Mapping[str, str], **how: bool) -> Config:
+def _load(options: "argparse.Namespace", environ: Mapping[str, str], **how: bool) -> Config:
     """The file that was named, else the usual one, else no file at all (``run`` needs one)."""
     if options.config is not None:
         return load(options.config, environ, **how)
@@ -121,7 +129,7 @@ def _load(options: argparse.Namespace, environ: Mapping[str, str], **how: bool) 
     return default(environ, **how)
 
 
-def _command_run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_run(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     python_tls.leave_out()  # before any module imports asyncio
     config = _load(options, environ)
     from nodeagent import agent
@@ -129,7 +137,7 @@ def _command_run(options: argparse.Namespace, environ: Mapping[str, str]) -> int
     return agent.run(config, (options.config or DEFAULT_CONFIG, lambda: _load(options, environ)))
 
 
-def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_check(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     from nodeagent.local.findings import Findings, rank
     from nodeagent.model import Status
     from nodeagent.terminal import report
@@ -150,7 +158,7 @@ def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> i
     )
 
 
-def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_checks(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     config = _load(options, environ)
     from nodeagent.local.findings import Findings
     from nodeagent.terminal import list_checks
@@ -164,7 +172,7 @@ def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> 
     return print_checks(_gathered(options, environ, lambda findings: leave(print_checks(findings))))
 
 
-def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_explain(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     config = _load(options, environ, with_checks=False)
     from nodeagent.local import explain
     from nodeagent.local.client import AgentTrouble, NoAgent, get_json
@@ -195,7 +203,7 @@ def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) ->
 
 
 def _gathered(
-    options: argparse.Namespace, environ: Mapping[str, str], late: Callable[..., NoReturn]
+    options: "argparse.Namespace", environ: Mapping[str, str], late: Callable[..., NoReturn]
 ) -> Any:
     """Findings. When the time is over, ``late`` gets the findings so far, and ends the process."""
     from nodeagent.terminal.collect import gather
@@ -206,7 +214,7 @@ def _gathered(
     return gather(load_config, timeout=options.timeout, late=late)
 
 
-def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_parse_kmsg(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     del environ
     from nodeagent.terminal import kmsg_file
     from nodeagent.terminal.report import as_json
@@ -226,14 +234,14 @@ def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str])
     return OK
 
 
-def _command_pod_prober(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_pod_prober(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     del environ
     from nodeagent import pod_prober
 
     return pod_prober.run(options.socket)
 
 
-def _command_test(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_test(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     config = _load(options, environ, with_checks=False)
     from nodeagent.terminal import active_test
     from nodeagent.terminal.report import as_json
@@ -251,7 +259,7 @@ def _command_test(options: argparse.Namespace, environ: Mapping[str, str]) -> in
     return active_test.exit_code(result)
 
 
-def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_order(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     """``cleared`` and ``quiesce``."""
     config = _load(options, environ, with_checks=False)
     from nodeagent.terminal import order
@@ -265,7 +273,7 @@ def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> i
     return OK
 
 
-def _command_simulate(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _command_simulate(options: "argparse.Namespace", environ: Mapping[str, str]) -> int:
     del environ
     # Set before the import of gRPC, which reads it then: gRPC's C core would repeat on stderr, for
     # each node, what the simulation logs as JSON.
@@ -279,7 +287,7 @@ def _colour(environ: Mapping[str, str]) -> bool:
     return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+_COMMANDS: Mapping[str, Callable[["argparse.Namespace", Mapping[str, str]], int]] = {
     "run": _command_run,
     "check": _command_check,
     "checks": _command_checks,

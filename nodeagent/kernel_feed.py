@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.by_start import ChecksByStart
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Evidence, FaultSighting, Loss, Observation, Status
 from nodeagent.sources.kmsg import (
     SOURCE,

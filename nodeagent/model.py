@@ -7,7 +7,9 @@ time stays comparable across restarts of the agent within one boot.
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from nodeagent.dataclass import dataclass
 
 
 class Status(enum.IntEnum):

@@ -9,11 +9,12 @@ cannot be cancelled. It is not started again until it ends, and its result then 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from nodeagent.checks.base import Check, Off, Report
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
 from nodeagent.model import CheckInfo, Observation, Status
 
 log = logging.getLogger(__name__)

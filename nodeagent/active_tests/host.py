@@ -6,9 +6,9 @@ The device files are the container's own, which a privileged pod has.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome
 
 __all__ = ["HostPrograms"]

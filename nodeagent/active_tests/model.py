@@ -2,7 +2,9 @@
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from nodeagent.dataclass import dataclass
 
 __all__ = ["Step", "TestMeasurement", "TestReport", "Verdict", "overall"]
 

@@ -8,10 +8,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.active_tests.model import TestMeasurement, Verdict
+from nodeagent.dataclass import dataclass
 
 __all__ = ["KINDS", "MEASURES", "Reading", "read"]
 

@@ -6,13 +6,14 @@ node (docs/decisions/0003-configuration-formats.md).
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from nodeagent.active_tests import outputs
 from nodeagent.configfile import values
 from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Table, read_document
+from nodeagent.dataclass import dataclass
 
 __all__ = ["Profile", "StepSpec", "Threshold", "profile_names", "read_profile", "shipped"]
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.active_tests.host import HostPrograms
@@ -10,6 +9,7 @@ from nodeagent.active_tests.judge import judge
 from nodeagent.active_tests.model import Step, TestReport, Verdict, overall
 from nodeagent.active_tests.profile import Profile, StepSpec
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
 
 __all__ = ["Node", "run_profile", "unmet"]
 

@@ -7,9 +7,10 @@ the aggregator's policy. The scheduler runs it under its deadline and reports fo
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record

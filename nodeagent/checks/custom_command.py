@@ -15,10 +15,10 @@ not have), ``stuck`` (an earlier run hangs in the kernel), ``not-started`` (a fa
 import errno
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Report
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome

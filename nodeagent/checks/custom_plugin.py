@@ -7,11 +7,12 @@ another check nor give a fault a code that the aggregator's catalogue knows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nodeagent import python_tls
 from nodeagent.checks.base import Check, CheckSpec, Off, Report
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation, Status
 from nodeagent.sources import Sources
 

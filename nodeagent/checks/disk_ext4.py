@@ -9,12 +9,12 @@ to tell.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots

@@ -7,9 +7,10 @@ reservation conflict, no resources, a shutdown that an operator asked for) are l
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from nodeagent.checks.loglines import first_bytes, text
+from nodeagent.dataclass import dataclass
 
 ERROR, MEDIUM, TIMEOUT, LOST = "error", "medium", "timeout", "lost"
 LOST_INTERRUPT, PATH, NO_PATH = "lost-interrupt", "path", "no-path"

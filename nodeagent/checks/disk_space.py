@@ -16,11 +16,12 @@ is as full on every other node, and whether it answers is disk-mounts's to judge
 import asyncio
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, hung, no_mount_table, not_probed
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space

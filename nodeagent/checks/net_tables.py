@@ -8,12 +8,12 @@ net.netfilter.nf_conntrack_max).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots

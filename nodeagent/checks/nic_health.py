@@ -12,13 +12,13 @@ evidence: below ``least_errors`` they don't count.
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung

@@ -13,12 +13,12 @@ except 401 and 403: a server that asks for a password is there), ``garbled`` (no
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.configfile.units import host_port
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gateway import PATIENCE, GatewayProbe, GatewayReply

@@ -5,9 +5,10 @@ as it is was set up so. Kinds with fewer than two better siblings are not compar
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from nodeagent.checks.base import Kind, Option
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Status
 
 #: For so many seconds a part must be worse: ports come up one after the other.

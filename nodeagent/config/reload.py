@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from nodeagent.config.settings import Config, ConfigError
 from nodeagent.configfile.toml_table import Problem
+from nodeagent.dataclass import dataclass
 
 log = logging.getLogger(__name__)
 

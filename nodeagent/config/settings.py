@@ -7,12 +7,13 @@ expected (``ConfigError``), before anything starts.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.configfile import units, values
 from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Table, read_document
+from nodeagent.dataclass import dataclass
 
 if TYPE_CHECKING:
     from nodeagent.checks.base import CheckSpec

@@ -7,11 +7,11 @@ the file's ``Document.finish`` reports it with the nearest known name.
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nodeagent.configfile import regular_file
+from nodeagent.dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -7,8 +7,9 @@ gRPC's threads. One that hangs is left where it hangs.
 import asyncio
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from nodeagent.interpreter import LIGHT_PYTHON
 
 #: Run in a fresh interpreter, so that a disk in trouble holds that and not the agent.
 _COPY = """
@@ -35,8 +36,6 @@ with open(sys.argv[1], "rb") as file:
 #: A traceback's end is enough.
 _WORDS = 4096
 
-_PYTHON = (sys.executable, "-I", "-S", "-c")
-
 
 class BackupUnreadable(Exception):
     """The copy is there, perhaps, but cannot be read; the text says why."""
@@ -49,7 +48,7 @@ def read_copy(path: Path, *, patience: float = 5.0) -> bytes | None:
     """
     try:
         child = subprocess.Popen(
-            (*_PYTHON, _READ, str(path)),
+            (*LIGHT_PYTHON, "-c", _READ, str(path)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,7 +114,7 @@ class DiskBackup:
         loop = asyncio.get_running_loop()
         try:
             child = subprocess.Popen(
-                (*_PYTHON, _COPY, *self._arguments),
+                (*LIGHT_PYTHON, "-c", _COPY, *self._arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,9 +1,10 @@
 """The latch's entries per component and per fault: the current state, and a bounded past."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 
+from nodeagent.dataclass import dataclass
 from nodeagent.model import ClearedBy, FaultSighting, Observation, Status
 from sickbay.v1 import limits
 

@@ -14,9 +14,10 @@ Pure: no clock, no disk, no wire. Invariants:
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 
+from nodeagent.dataclass import dataclass
 from nodeagent.evidence.bounds import bounded, bounded_details, component_name, cut, identifier
 from nodeagent.evidence.entries import (
     ENDS,

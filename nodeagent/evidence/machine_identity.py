@@ -5,8 +5,9 @@ that tells of faults of other hardware.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from nodeagent.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

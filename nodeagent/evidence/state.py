@@ -5,9 +5,9 @@ harmless, the kernel log cursor (they move together or not at all), and the GPU 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.dataclass import dataclass
 from nodeagent.evidence.entries import ComponentEntry, FaultEntry
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.machine_identity import MachineIdentity, read_identity

@@ -7,9 +7,10 @@ told twice may be counted twice, which is the right way to err.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Clearing, Gone, Loss
 from sickbay.v1 import limits
 

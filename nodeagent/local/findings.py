@@ -5,9 +5,10 @@ Keys are only added. Ages are seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from nodeagent.dataclass import dataclass
 from nodeagent.model import CheckInfo, ClearedBy, Status
 
 if TYPE_CHECKING:  # a command that asks the agent needs no latch

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.config.reload import ConfigState
+from nodeagent.dataclass import dataclass
 from nodeagent.evidence.latch import Latch
 from nodeagent.kernel_feed import Tally
 from nodeagent.local.findings import from_latch

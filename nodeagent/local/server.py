@@ -16,9 +16,10 @@ import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from nodeagent.dataclass import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ is refused until persistence mode is off. In clouds that block the reset it says
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.active_tests.host import HostPrograms
 from nodeagent.config.settings import RepairConfig
+from nodeagent.dataclass import dataclass
 from nodeagent.repair import evidence
 from nodeagent.repair.operation import RepairState
 from nodeagent.sources.command import CommandStuck, Outcome

@@ -20,7 +20,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from nodeagent.active_tests.host import HostPrograms
@@ -30,6 +30,7 @@ from nodeagent.active_tests.runner import Node, is_peer, run_profile, unmet
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused
 from nodeagent.config.settings import Config, ConfigError
+from nodeagent.dataclass import dataclass
 from nodeagent.repair import acts, evidence
 from nodeagent.repair.acts import ActEnd
 from nodeagent.repair.journal import Journal, NotRecorded

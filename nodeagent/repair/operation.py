@@ -7,10 +7,11 @@ Invariants (tests/agent/test_repair_operations.py):
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from nodeagent.config.settings import VERBS
+from nodeagent.dataclass import dataclass
 
 __all__ = [
     "FINAL",

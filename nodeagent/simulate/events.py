@@ -6,12 +6,12 @@ Both have the same keys and the same errors. docs/simulate.md is the reference f
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nodeagent.configfile import values
 from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Table, read_document
+from nodeagent.dataclass import dataclass
 from nodeagent.evidence.entries import ENDS
 from nodeagent.model import Status
 

@@ -1,7 +1,8 @@
 """Readers of the machine: files, devices, drivers. Sources give facts, not verdicts."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.fabric import FabricMembership

@@ -5,9 +5,9 @@ parts of a dm or md device. Reading it touches no device.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
 

@@ -7,9 +7,10 @@ the kernel is left to hang while the agent goes on, and is reaped in the moment 
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from nodeagent.interpreter import LIGHT_PYTHON
 
 __all__ = ["ChildProcess", "python"]
 
@@ -20,8 +21,8 @@ _REAP_SECONDS = (0.002, 1.0)  # between looks at a child whose output ended: fir
 
 
 def python(script: str, *arguments: str) -> list[str]:
-    """The command line for a script of this package: the interpreter at its lightest."""
-    return [sys.executable, "-I", "-S", "-E", str(Path(__file__).with_name(script)), *arguments]
+    """The command line for a script of this package."""
+    return [*LIGHT_PYTHON, str(Path(__file__).with_name(script)), *arguments]
 
 
 class ChildProcess:

@@ -18,9 +18,9 @@ Redirects are not followed: no cloud sends one, and a captive portal does.
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.http import HttpError, Response, Url, request
 
 __all__ = ["PROVIDERS", "MaintenanceEvent", "Service", "ServiceError"]

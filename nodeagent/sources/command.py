@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.child_process import ChildProcess, python
 
 __all__ = ["CommandProcess", "CommandStuck", "Outcome"]

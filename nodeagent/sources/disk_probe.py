@@ -10,8 +10,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.process_state import where

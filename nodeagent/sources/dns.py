@@ -6,8 +6,8 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = ["Reply", "ask", "nameservers", "parse_nameservers", "question", "read_reply"]

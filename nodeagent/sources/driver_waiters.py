@@ -11,8 +11,8 @@ voluntary context switches has not moved has waited all the time between them.
 import asyncio
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
 

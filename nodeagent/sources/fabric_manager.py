@@ -1,9 +1,9 @@
 """The fabric manager's process and its command port, by the host's ``/proc``."""
 
 import os
-from dataclasses import dataclass
 from itertools import islice
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
 

@@ -11,9 +11,9 @@ import ipaddress
 import os
 import socket
 import struct
-from dataclasses import dataclass
 
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.network import DefaultRoute
 from nodeagent.sources.process_state import where

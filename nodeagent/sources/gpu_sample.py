@@ -2,8 +2,10 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from nodeagent.dataclass import dataclass
 
 
 class Code(enum.IntEnum):

@@ -6,8 +6,8 @@ no answer is given: it must not read as "no process has one open".
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import read_stat
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

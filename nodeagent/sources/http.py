@@ -8,9 +8,9 @@ import asyncio
 import errno
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from nodeagent.configfile.units import host_port
+from nodeagent.dataclass import dataclass
 
 __all__ = ["HttpError", "Response", "Url", "parse_url", "request"]
 

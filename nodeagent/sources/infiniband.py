@@ -8,9 +8,9 @@ with a line in the kernel log each time, so such a file is read once.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pci_kind import pci_address

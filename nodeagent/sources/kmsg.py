@@ -14,10 +14,10 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
 from nodeagent.model import Loss
 
 SOURCE = "kmsg"

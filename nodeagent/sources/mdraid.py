@@ -2,9 +2,9 @@
 md.rst). Reading it touches no disk.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = ["Array", "arrays"]

@@ -4,7 +4,7 @@ They are no evidence: the aggregator compares them with those of the same parts 
 a lost one does no harm.
 """
 
-from dataclasses import dataclass
+from nodeagent.dataclass import dataclass
 
 #: Seconds for which a value stands without a newer one: twice the longest shipped interval.
 FRESH = 300.0

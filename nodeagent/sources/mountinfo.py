@@ -9,8 +9,9 @@ import fnmatch
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]

@@ -4,9 +4,9 @@ All figures are read from ``/proc``; no table is walked. Columns of ``/proc/net/
 net/core/neighbour.c and net/netfilter/nf_conntrack_standalone.c; hexadecimal, a line per CPU.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = ["NetTable", "conntrack", "neighbours", "parse_stat"]

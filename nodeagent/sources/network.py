@@ -9,9 +9,9 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = [

@@ -4,9 +4,9 @@ The log is page 2 of the NVMe base specification ("SMART / Health Information"),
 command in a child process (disk_child): a controller that does not answer keeps it waiting.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = ["Controller", "Health", "controllers", "parse_health"]

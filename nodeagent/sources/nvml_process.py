@@ -5,15 +5,15 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
+from nodeagent.interpreter import LIGHT_PYTHON
 from nodeagent.sources.gpu_sample import Gpu, gpu_from_wire
 from nodeagent.sources.process_state import ProcessState, read_state
 
@@ -51,13 +51,13 @@ class WorkerReply:
 def worker_command(libraries: Sequence[str]) -> list[str] | None:
     """The command that starts a worker, or None when nvidia-ml-py is not installed.
 
-    ``-I -S`` leaves site-packages out: the worker is told where pynvml is, and needs no more.
+    Site-packages are left out: the worker is told where pynvml is, and needs no more.
     """
     spec = find_spec("pynvml")
     if spec is None or spec.origin is None:
         return None
     folder = str(Path(spec.origin).parent)
-    return [sys.executable, "-I", "-S", str(_WORKER), folder, *libraries]
+    return [*LIGHT_PYTHON, str(_WORKER), folder, *libraries]
 
 
 class NvmlProcess:

@@ -1,9 +1,9 @@
 """A PCIe device's link and error counters as sysfs has them. No driver is asked."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")

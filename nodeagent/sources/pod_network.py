@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from nodeagent.dataclass import dataclass
 
 __all__ = ["NoProber", "ProberError", "ProberReply", "ask"]
 

@@ -7,10 +7,10 @@ all of it at once (Documentation/accounting/psi.rst of the kernel).
 import errno
 import re
 import warnings
-from dataclasses import dataclass
 
 import psutil
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 
 __all__ = ["Memory", "NoPressure", "Stall", "parse_stall", "read_memory", "stall"]

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.proc_stat import read_stat
 
 

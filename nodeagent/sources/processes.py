@@ -10,10 +10,11 @@ each wait is a switch. A busy disk moves it at every request.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import psutil
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import Stat, read_stat
 

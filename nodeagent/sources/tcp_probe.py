@@ -4,9 +4,9 @@ import asyncio
 import errno
 import ipaddress
 import socket
-from dataclasses import dataclass
 
 from nodeagent.clock import Clock
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.child_process import ChildProcess, python
 
 __all__ = ["Connection", "ResolveError", "Resolver", "connect", "resolve"]

@@ -8,7 +8,8 @@ is needed.
 
 import os
 import struct
-from dataclasses import dataclass
+
+from nodeagent.dataclass import dataclass
 
 __all__ = ["Timex", "parse", "read_kernel"]
 

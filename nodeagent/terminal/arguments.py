@@ -10,20 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.configfile import units
+from nodeagent.terminal.run_arguments import DEFAULT_CONFIG, SLURM, BadUsage
 
-DEFAULT_CONFIG = Path("/etc/sickbay/agent.toml")
 POD_PROBER_SOCKET = Path("/run/sickbay-pod-network/prober.sock")
-
-#: The option's promise (0 unless failed) holds for a mistyped command line too.
-SLURM = "--slurm"
-
-
-class BadUsage(Exception):
-    """An invalid command line. ``usage`` is how it is written, for people."""
-
-    def __init__(self, message: str, usage: str) -> None:
-        super().__init__(message)
-        self.usage = usage
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:

@@ -9,7 +9,6 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
 from nodeagent.configfile import regular_file
+from nodeagent.dataclass import dataclass
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots

@@ -6,13 +6,13 @@ Each file is read at each connection, so that a rotated CA or token is used.
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from nodeagent.config.settings import UplinkConfig
+from nodeagent.dataclass import dataclass
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _LAST_PORT = 65_535

@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Host
+from nodeagent.dataclass import dataclass
 from nodeagent.uplink import codec
 from nodeagent.uplink.dialer import DialError, TokenFile
 from nodeagent.uplink.liveness import PeerLiveness

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from nodeagent.clock import Clock
 from nodeagent.commands import Host
+from nodeagent.dataclass import dataclass
 from nodeagent.uplink.dialer import Dialer, DialError, explained
 from nodeagent.uplink.reconnect import SILENT_WITHIN, ReconnectPolicy
 from nodeagent.uplink.stream import Ended, Stream

@@ -3,7 +3,8 @@
 Eight GPUs by the real pynvml on the test library, the real kernel log, the machine's own disks and
 NICs; the aggregator runs from another copy of the environment, behind a relay that counts the bytes
 on the wire. In the same minutes a bare stream with the same heartbeat runs from a third copy
-(bare_stream.py), which is the least that an agent of gRPC and Python costs. Then a burst of Xids
+(bare_stream.py), which is the least that an agent of gRPC and Python costs. Both run without
+docstrings and assertions, as in the agent's image. Then a burst of Xids
 (burst.py). Run by `make bench-agent`; BENCH_SECONDS sets the time at rest (600).
 """
 
@@ -23,7 +24,7 @@ import yaml
 from aggregator.demo.ports import free_port
 from nodeagent.uplink.dialer import OPTIONS
 from tests.bench import burst
-from tests.bench.environments import install
+from tests.bench.environments import install, optimized
 from tests.bench.figures import table, write
 from tests.bench.processes import Cost, cost
 from tests.bench.relay import Relay
@@ -88,7 +89,7 @@ paths = ["{folder}"]
             [programs / "sickbay-agent", "run", "--config", folder / "agent.toml"],
             stdout=log,
             stderr=log,
-            env=os.environ | dict(gpus.env),
+            env=optimized(programs) | dict(gpus.env),
         )
 
 
@@ -99,7 +100,10 @@ def _bare(
     arguments = [f"localhost:{port}", str(authority.certificate), json.dumps(dict(OPTIONS))]
     with (folder / "bare.log").open("wb") as log:
         return subprocess.Popen(
-            [programs / "python", "-I", script, *arguments], stdout=log, stderr=log
+            [programs / "python", "-s", "-P", script, *arguments],
+            stdout=log,
+            stderr=log,
+            env=optimized(programs),
         )
 
 

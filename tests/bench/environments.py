@@ -4,9 +4,11 @@ The agent's and the aggregator's are copies of their own (no hard links), becaus
 share a library's pages would lower each other's proportional set size by 5 MiB.
 """
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,24 @@ def _wheel() -> Path:
         stderr=subprocess.DEVNULL,
     )
     return next(folder.glob("*.whl"))
+
+
+def optimized(programs: Path) -> dict[str, str]:
+    """The variables under which programs of this folder run as in the agent's image.
+
+    There the bytecode of Python's own library is beside it; here it is in a folder of its own.
+    """
+    cache = FOLDER / "pycache"
+    variables = os.environ | {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": str(cache)}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    folders = (sysconfig.get_path("stdlib"), programs.parent / "lib")
+    subprocess.run(
+        [programs / "python", "-m", "compileall", "-q", "-o", "2", *folders],
+        check=False,  # some of the library's test data is no Python
+        env=variables,
+        stdout=subprocess.DEVNULL,
+    )
+    return variables
 
 
 def install(extra: str, name: str = "") -> Path:

@@ -72,6 +72,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Container]]:
                 "AGGREGATOR_ADDRESS": "sickbay-aggregator.sickbay.svc:8443",
                 "PATH": os.defpath,
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONOPTIMIZE": "2",
             },
         )
         only.__enter__()

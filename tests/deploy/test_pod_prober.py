@@ -31,7 +31,7 @@ async def test_it_needs_no_capability_and_answers_across_the_network_namespace(
         [sys.executable, "-m", "nodeagent.cli", *container(spec)["args"]],
         volumes={"socket": folder},
         folder=tmp_path,
-        environ={"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"},
+        environ={"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONOPTIMIZE": "2"},
     ) as prober:
         path = folder / "prober.sock"
         wait_until(lambda: path.exists() or prober.ended(), what="its socket", timeout_s=30)

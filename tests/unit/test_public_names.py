@@ -40,7 +40,7 @@ from nodeagent.config import settings as agent_settings
 from nodeagent.config.settings import keys as agent_keys
 from nodeagent.evidence import store
 from nodeagent.repair import journal, lock
-from nodeagent.terminal import arguments
+from nodeagent.terminal import arguments, run_arguments
 from sickbay.v1 import shards_pb2, sickbay_pb2
 from tests.support.log_events import log_events
 
@@ -208,7 +208,7 @@ def files() -> Iterator[str]:
     config = Config()
     agent = agent_settings.default({"NODE_NAME": "node-1"}, with_checks=False)
     found: list[Path] = [
-        *(daemon.DEFAULT_CONFIG, arguments.DEFAULT_CONFIG, arguments.POD_PROBER_SOCKET),
+        *(daemon.DEFAULT_CONFIG, run_arguments.DEFAULT_CONFIG, arguments.POD_PROBER_SOCKET),
         *(agent.socket, agent.run_dir / store.NAME, agent.state_dir / store.NAME),
         *(config.cluster.local.database, config.alerts.outbox, config.identity.keys_cache),
         *(

@@ -1,7 +1,6 @@
 """One entry of a log file."""
 
-from dataclasses import dataclass
-
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.kmsg import Record
 
 

@@ -15,9 +15,9 @@ the form has it: "host app[1]: kernel: NVRM: ..." is the line of an "app".
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from nodeagent.dataclass import dataclass
 from nodeagent.sources.kmsg import Record, parse
 
 
