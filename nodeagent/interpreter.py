@@ -2,10 +2,10 @@
 
 import sys
 
-__all__ = ["LIGHT_PYTHON"]
+__all__ = ["light_python"]
 
 
-def _light_python() -> tuple[str, ...]:
+def light_python() -> tuple[str, ...]:
     """Without site-packages and PYTHON*, except what says which bytecode this process runs from.
 
     A child that looked for other bytecode would find none, and compile all that it imports.
@@ -16,6 +16,3 @@ def _light_python() -> tuple[str, ...]:
     if sys.pycache_prefix:
         command += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
     return tuple(command)
-
-
-LIGHT_PYTHON = _light_python()

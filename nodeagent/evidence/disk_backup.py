@@ -9,7 +9,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from nodeagent.interpreter import LIGHT_PYTHON
+from nodeagent.interpreter import light_python
 
 #: Run in a fresh interpreter, so that a disk in trouble holds that and not the agent.
 _COPY = """
@@ -48,7 +48,7 @@ def read_copy(path: Path, *, patience: float = 5.0) -> bytes | None:
     """
     try:
         child = subprocess.Popen(
-            (*LIGHT_PYTHON, "-c", _READ, str(path)),
+            (*light_python(), "-c", _READ, str(path)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -114,7 +114,7 @@ class DiskBackup:
         loop = asyncio.get_running_loop()
         try:
             child = subprocess.Popen(
-                (*LIGHT_PYTHON, "-c", _COPY, *self._arguments),
+                (*light_python(), "-c", _COPY, *self._arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

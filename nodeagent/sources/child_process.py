@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nodeagent.interpreter import LIGHT_PYTHON
+from nodeagent.interpreter import light_python
 
 __all__ = ["ChildProcess", "python"]
 
@@ -22,7 +22,7 @@ _REAP_SECONDS = (0.002, 1.0)  # between looks at a child whose output ended: fir
 
 def python(script: str, *arguments: str) -> list[str]:
     """The command line for a script of this package."""
-    return [*LIGHT_PYTHON, str(Path(__file__).with_name(script)), *arguments]
+    return [*light_python(), str(Path(__file__).with_name(script)), *arguments]
 
 
 class ChildProcess:

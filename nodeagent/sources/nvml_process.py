@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
-from nodeagent.interpreter import LIGHT_PYTHON
+from nodeagent.interpreter import light_python
 from nodeagent.sources.gpu_sample import Gpu, gpu_from_wire
 from nodeagent.sources.process_state import ProcessState, read_state
 
@@ -57,7 +57,7 @@ def worker_command(libraries: Sequence[str]) -> list[str] | None:
     if spec is None or spec.origin is None:
         return None
     folder = str(Path(spec.origin).parent)
-    return [*LIGHT_PYTHON, str(_WORKER), folder, *libraries]
+    return [*light_python(), str(_WORKER), folder, *libraries]
 
 
 class NvmlProcess:

@@ -236,12 +236,13 @@ async def test_a_copy_that_cannot_be_started_is_said_and_tried_at_the_next_chang
 ) -> None:
     source = tmp_path / NAME
     source.write_text("content")
-    monkeypatch.setattr(disk_backup, "_PYTHON", (str(tmp_path / "no-python"),))
+    python = sys.executable
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     copy = DiskBackup(source, tmp_path / "state", interval=3600)
     copy.changed()
     running = [copy.running]
     assert copy.problem.startswith("the copy of the state on disk cannot be made: ")
-    monkeypatch.setattr(disk_backup, "_PYTHON", (sys.executable, "-I", "-S", "-c"))
+    monkeypatch.setattr(sys, "executable", python)
     copy.changed()
     assert [*running, copy.running] == [False, True]
     await until(lambda: not copy.running)

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.evidence import disk_backup
 from nodeagent.evidence.disk_backup import BackupUnreadable, DiskBackup, read_copy
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, dump, restore
@@ -220,6 +220,6 @@ def test_a_copy_that_cannot_be_read_in_time_is_said(tmp_path: Path) -> None:
 def test_a_node_that_starts_no_process_more_has_an_agent_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_backup, "_PYTHON", (str(tmp_path / "no-python"),))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with pytest.raises(BackupUnreadable, match="its reader can't be started"):
         read_copy(tmp_path / NAME)
