@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-import yaml
+from aggregator.policy.shipped_yaml import read_shipped
 
 TRAITS = ("shared-target", "edge", "network", "nvlink", "verdict")
 
@@ -23,7 +23,7 @@ def checks_with(trait: str, checks: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-_CHECKS: Mapping[str, Any] = yaml.safe_load(
+_CHECKS: Mapping[str, Any] = read_shipped(
     (files("aggregator.policy") / "checks.yaml").read_text("utf-8")
 )
 #: Their components are targets of several nodes, and no part of any of them.

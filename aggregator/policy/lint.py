@@ -15,13 +15,12 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-import yaml
-
 from aggregator.configfile.yaml_source import ConfigProblem, Document, Key, parse
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.check_traits import EDGES
 from aggregator.policy.label_selector import contradiction
 from aggregator.policy.rules import ACTIONS, Policy, Rule
+from aggregator.policy.shipped_yaml import read_shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def parse_checks(text: str) -> Checks:
     """Read checks.yaml."""
     found = {
         name: of if isinstance(of, dict) else {"reasons": of}
-        for name, of in yaml.safe_load(text).items()
+        for name, of in read_shipped(text).items()
     }
     return {
         name: Reasons(*(None if of.get(key) == "any" else tuple(of.get(key, ())) for key in _KEYS))

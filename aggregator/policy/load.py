@@ -9,7 +9,6 @@ from dataclasses import asdict, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-import yaml
 from pydantic_core import PydanticCustomError
 
 from aggregator.configfile.values import duration
@@ -36,6 +35,7 @@ from aggregator.policy.rules import (
     Policy,
     Rule,
 )
+from aggregator.policy.shipped_yaml import read_shipped
 from aggregator.policy.windows import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 
 #: A rule's keys as a file has them, and its fields.
@@ -105,7 +105,7 @@ def load_policy(
     must not cause drains by the shipped rules that the site's rules had prevented. Raises
     `ConfigError` with every problem of the site's file.
     """
-    facts = parse_catalogue(yaml.safe_load(catalogue))
+    facts = parse_catalogue(read_shipped(catalogue))
     rules = {rule.name: rule for rule in _parse(shipped, "rules.yaml", facts, {})}
     if site is not None:
         for rule in _parse(site, site_name or "policy", facts, rules):

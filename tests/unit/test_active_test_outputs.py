@@ -177,6 +177,7 @@ def test_a_threshold_is_for_its_model_alone() -> None:
     assert found.outcome is Verdict.PASSED
 
 
+@pytest.mark.slow
 @given(st.sampled_from(outputs.KINDS), st.integers(0, 255), st.text() | st.binary().map(str))
 def test_no_output_makes_a_reader_fail(kind: str, code: int, text: str) -> None:
     found = judge(
@@ -202,6 +203,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.sampled_from(outputs.KINDS), st.integers(0, 255), JSON)
 def test_no_json_makes_a_reader_fail(kind: str, code: int, document: object) -> None:
     outputs.read(kind, code, json.dumps(document))

@@ -62,6 +62,7 @@ def test_a_long_line_of_one_word_is_searched_in_moments() -> None:
     assert time.process_time() - began < 5.0
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -145,6 +146,7 @@ def test_the_whole_history_is_read_once(count: int) -> None:
     assert [one["summary"] for one in found] == [str(index) for index in range(count)]
 
 
+@pytest.mark.slow
 def test_a_history_without_an_end_is_cut() -> None:
     source: Any = Pages(9000)
     assert len(bundle.history(source, "node-1")) == 5000

@@ -13,6 +13,8 @@ import pytest
 from aggregator.cli.command_line import parser_for
 from aggregator.cli.completion import complete, script
 
+pytestmark = pytest.mark.slow
+
 PARSER = parser_for("sickbay", {})
 
 

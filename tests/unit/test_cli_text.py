@@ -56,6 +56,7 @@ def test_cleaned_text_is_one_printable_line_and_stays_as_it_is_when_cleaned_agai
     assert not set(map(unicodedata.category, shown)) & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+@pytest.mark.slow
 @given(st.text(min_size=1), st.integers(LONGEST, 3_000_000))
 def test_megabytes_become_a_text_of_bounded_length_that_says_how_long_it_was(
     text: str, size: int

@@ -31,6 +31,8 @@ from nodeagent.uplink import codec as telling
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NOW = 1000.0
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,6 +146,7 @@ def test_explain_asks_the_rules_for_the_status_that_is_given() -> None:
     assert answer.rule.name == "worse"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.floats(0, NOW), st.sampled_from([OK, DEGRADED, FAILED, UNKNOWN])),

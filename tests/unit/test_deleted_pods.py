@@ -193,6 +193,7 @@ def test_memory_is_bounded() -> None:
 UIDS = st.sampled_from(fleet(30))
 
 
+@pytest.mark.slow
 @given(
     steps=st.lists(
         st.one_of(

@@ -53,6 +53,7 @@ def held_names() -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_each_hold_of_the_code_is_known() -> None:
     assert len(held_names()) > 10
     assert held_names() - documentation.HOLDS == set()

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ class Heard:
         self.failed.append(error)
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_an_ack_never_covers_what_is_not_safe_and_everything_safe_is_acked(
     at_once: list[bool], rng: random.Random

@@ -15,6 +15,8 @@ from aggregator.policy.label_selector import (
     covers,
 )
 
+pytestmark = pytest.mark.slow
+
 KEYS, VALUES = ("a", "b"), ("1", "2", "")
 
 some_values = st.lists(st.sampled_from(VALUES), min_size=1, max_size=2, unique=True).map(tuple)

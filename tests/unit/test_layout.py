@@ -46,6 +46,7 @@ def test_no_module_has_a_gerund_for_an_actor() -> None:
     assert {name for name in names if re.search(r"ing(_|\.)", name)} - NOUNS == set()
 
 
+@pytest.mark.slow
 def test_functions_have_a_verb_and_an_object() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {name}"

@@ -100,6 +100,7 @@ def test_the_chosen_taint_counts_as_the_mark() -> None:
 names = st.from_regex(r"[a-z]{1,5}(\.[a-z]{1,3})?/[a-z]{1,5}", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(
     names, st.sampled_from(["", "v", "a.b"]), st.sampled_from(["NoSchedule", "PreferNoSchedule"])
 )

@@ -11,6 +11,8 @@ from tests.mutants.equivalent import BadList, Equivalent
 from tests.mutants.report import Outcome, figures, table, wrongly_excused
 from tests.mutants.sites import Mutation, mutated, mutations
 
+pytestmark = pytest.mark.slow
+
 GUARD = """
 def guard(record, now, *, strict=True):
     "A text."

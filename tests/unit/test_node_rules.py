@@ -13,6 +13,8 @@ from aggregator.policy.node_rules import policy_for, reweighed, selection_of
 from aggregator.policy.rules import Policy
 from tests.support.replica import POLICY, fault, hello, shipped_policy, snapshot
 
+pytestmark = pytest.mark.slow
+
 CANARY, OTHER = {"pool": "canary"}, {"pool": "other"}
 SITE = """rules:
   - name: gpu-gone

@@ -17,6 +17,8 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.work import Work
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 #: A module that gets hold of a node's state imports a type from one of these.
 STATE = re.compile(r"quarantine\.state\.(fleet|node|registry|decision|work|\w+_view)\b")

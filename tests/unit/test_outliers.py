@@ -27,6 +27,8 @@ from aggregator.policy.outliers.spread import (
     weighted_median,
 )
 
+pytestmark = pytest.mark.slow
+
 GPUS = 8
 MINUTE = 60.0
 

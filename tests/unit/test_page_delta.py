@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def applied(before: str, parts: list[Part]) -> str:
     return "\n".join(map(whole, parts))
 
 
+@pytest.mark.slow
 @given(LINES, LINES)
 def test_the_parts_make_the_new_text_of_the_old_one(before: list[str], after: list[str]) -> None:
     old, new = "\n".join(before), "\n".join(after)

@@ -7,6 +7,8 @@ from aggregator.policy.defaults import read_policy
 from aggregator.policy.rules import REPEAT_WITHIN, Rule
 from tests.support.replica import shipped_policy
 
+pytestmark = pytest.mark.slow
+
 
 def problems(text: str) -> list[str]:
     with pytest.raises(ConfigError) as refused:

@@ -244,6 +244,7 @@ def without_pools(text: str) -> str:
     return dump_record(replace(record, entries=entries, pool_admissions={}))
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries(dict.fromkeys(POOLS, bounds)), steps, st.integers(1, 8))
 def test_no_interleaving_passes_a_limit_of_a_pool_or_of_the_fleet(
     pool_limits: dict[str, PoolLimits], steps: list[tuple[str, Any]], fleet: int

@@ -230,6 +230,7 @@ STATUS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(steps=st.lists(STATUS, min_size=1, max_size=4), action=st.sampled_from(Action))
 def test_any_sequence_of_writes_leaves_conditions_that_the_conventions_allow(
     steps: list[QuarantineStatus], action: Action

@@ -31,6 +31,7 @@ def read(name: str) -> Any:
     return json.loads((FOLDER / name).read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_every_file_is_as_the_code_writes_it(written: dict[str, str]) -> None:
     found = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
     assert found.keys() == written.keys()
@@ -67,6 +68,7 @@ def valid(text: str) -> bool:
     return schema.is_valid(yaml.safe_load(text))
 
 
+@pytest.mark.slow
 def test_the_shipped_files_are_valid() -> None:
     assert valid((ROOT / "deploy" / "aggregator.yaml").read_text())
     jsonschema.Draft7Validator.check_schema(read("aggregator.schema.json"))

@@ -13,6 +13,8 @@ from aggregator.policy.repairs import REPAIRS, disorder, is_lemon, joined, rank,
 from aggregator.policy.rules import Rule
 from tests.support.replica import component, fault, hello, shipped_policy
 
+pytestmark = pytest.mark.slow
+
 ladders = st.lists(st.sampled_from(REPAIRS), unique=True).map(
     lambda some: tuple(sorted(some, key=rank))
 )

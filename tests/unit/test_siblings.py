@@ -15,6 +15,8 @@ from nodeagent.checks.siblings import (
     usual_level,
 )
 
+pytestmark = pytest.mark.slow
+
 LONG_AFTER_BOOT = BOOT_GRACE * 10
 LEVELS = st.lists(st.integers(0, 5).map(float), max_size=16)
 PARTS = st.dictionaries(

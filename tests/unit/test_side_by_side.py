@@ -9,6 +9,8 @@ import pytest
 from tests import side_by_side
 from tests.side_by_side import Group
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("-p", "no:cacheprovider")
 
 

@@ -25,6 +25,8 @@ from aggregator.policy.network.verdict import (
 )
 from tests.support.networks import RACK, TARGET, Network, address, name
 
+pytestmark = pytest.mark.slow
+
 NOW = 1000.0
 
 

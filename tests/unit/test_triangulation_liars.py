@@ -20,6 +20,8 @@ from aggregator.policy.network.triangulate import PEERS, REACH, Triangulation
 from aggregator.policy.network.verdict import DISPUTED, UNREACHABLE, UNREACHABLE_SILENT
 from tests.support.networks import Network, address, name
 
+pytestmark = pytest.mark.slow
+
 NOW = 1000.0
 ANY = (Status.OK, Status.FAILED, Status.UNKNOWN, None)
 
