@@ -209,8 +209,9 @@ bench-scale: env $(CURVES)/.synced ## The load that replicas can take (BENCH_NOD
 	@$(CURVES)/bin/python tests/bench/curves.py
 
 .PHONY: bench-nodes
-bench-nodes: env ## Replicas that know 50,000 nodes (BENCH_NODES=10000,25000 for a short look)
+bench-nodes: env $(CURVES)/.synced ## Replicas that know 50,000 nodes (BENCH_NODES=10000,25000 for a short look)
 	@$(BIN)/python -m tests.bench.nodes
+	@$(CURVES)/bin/python tests/bench/curves.py
 
 # Only the curves need it, so no other target's environment has it.
 $(CURVES)/.synced: requirements/bench.txt | $(UV)

@@ -1,4 +1,4 @@
-"""Draws the results of bench-scale into docs/figures, by matplotlib.
+"""Draws the results of bench-scale and bench-nodes into docs/figures, by matplotlib.
 
     build/bench/curves-env/bin/python tests/bench/curves.py
 
@@ -21,7 +21,7 @@ mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sickbay", "font.size":
 from matplotlib.figure import Figure  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "build" / "bench" / "scale-curves.json"
+BENCH = ROOT / "build" / "bench"
 FOLDER = ROOT / "docs" / "figures"
 #: The most points that a curve of a distribution needs: the file stays small.
 POINTS = 120
@@ -91,11 +91,46 @@ def failover(curves: dict[str, Any]) -> Figure | None:
     return figure
 
 
+def known_nodes(figures: dict[str, Any]) -> Figure | None:
+    """What each replica pays for the nodes that it knows, by their number."""
+    sizes = sorted(
+        int(key.removeprefix("rss_mib_per_replica_"))
+        for key in figures
+        if key.startswith("rss_mib_per_replica_")
+    )
+    if not sizes:
+        return None
+
+    def of(key: str) -> list[float]:
+        return [figures[f"{key}_{size}"] for size in sizes]
+
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    memory, start, admission = figure.subplots(1, 3)
+    memory.plot(sizes, of("rss_peak_mib_per_replica"), "s--", color=FAINT, label="highest")
+    memory.plot(sizes, of("rss_mib_per_replica"), "o-", color=INK, label="at rest")
+    memory.set_ylabel("resident, MiB")
+    start.plot(sizes, of("start_to_act_s"), "o-", color=INK, label="three at once")
+    start.plot(sizes, of("restart_to_act_s"), "s--", color=SECOND, label="one of three")
+    start.set_ylabel("start until it may act, s")
+    admission.plot(sizes, of("admission_ms"), "o-", color=INK, label="p50")
+    admission.plot(sizes, of("admission_cpu_ms"), "s--", color=SECOND, label="its CPU")
+    admission.set_ylabel("one admission, ms")
+    for axes in (memory, start, admission):
+        axes.set_xlabel("nodes, thousands")
+        axes.set_xticks(sizes, [f"{size // 1000}" for size in sizes])
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+    return figure
+
+
 CURVES: dict[str, Callable[[dict[str, Any]], Figure | None]] = {
     "scale-nodes": growth,
     "scale-bursts": bursts,
     "scale-failover": failover,
+    "scale-known-nodes": known_nodes,
 }
+#: The files of the figures that they draw.
+MEASURED = dict.fromkeys(CURVES, "scale-curves.json") | {"scale-known-nodes": "nodes.json"}
 
 
 def _thin(latencies: Sequence[float]) -> list[tuple[float, float]]:
@@ -106,13 +141,13 @@ def _thin(latencies: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def main() -> int:
-    if not MEASURED.exists():
-        sys.stderr.write(f"{MEASURED}: nothing measured yet; run `make bench-scale`\n")
+    if not any((BENCH / file).exists() for file in MEASURED.values()):
+        sys.stderr.write(f"{BENCH}: nothing measured yet; run `make bench-scale`\n")
         return 2
-    curves = json.loads(MEASURED.read_text())
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, draw in CURVES.items():
-        figure = draw(curves)
+        file = BENCH / MEASURED[name]
+        figure = draw(json.loads(file.read_text())) if file.exists() else None
         if figure is None:
             continue
         for axes in figure.axes:

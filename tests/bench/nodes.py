@@ -2,8 +2,9 @@
 
 Node objects on the real API server, labelled and annotated as those of GPU machines are, and three
 replicas at each size. Run by `make bench-nodes`. BENCH_NODES sets the sizes, each on the same
-control plane (10000,25000,50000); the largest one's figures have the plain names, and the others'
-are in the rows `*_SIZE`. BENCH_SECONDS is the time over which the cost at rest is taken (60).
+control plane (10000,25000,50000); the largest one's figures have the plain names, and each size's
+are in the rows `*_SIZE`, where those of earlier runs stay. BENCH_SECONDS is the time over which the
+cost at rest is taken (60).
 
 `start_to_act_s` is the slowest of three replicas that start at the same time on two cores: from the
 start of the processes until each has its view of the cluster, knows the others and may act. A
@@ -37,7 +38,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import RemoteNodes
 from aggregator.replicas.membership.view import rendezvous_score
-from tests.bench.figures import percentile, table, write
+from tests.bench.figures import percentile, read, table, write
 from tests.bench.parts import LIFTED
 from tests.bench.simulated_agents import Crowd
 from tests.bench.trials import Trials
@@ -133,7 +134,9 @@ def main() -> int:
         sys.stderr.write(f"BENCH_NODES={text!r}: expected {AGENTS} nodes or more\n")
         return 2
     seconds = float(os.environ.get("BENCH_SECONDS", "60"))
-    figures: dict[str, float | int | str] = {}
+    figures: dict[str, float | int | str] = {
+        key: value for key, value in read("nodes").items() if key.rpartition("_")[2].isdigit()
+    }
     try:
         with _plane() as (plane, folder):
             made: list[str] = []
