@@ -16,9 +16,11 @@ import pytest
 
 #: Claimed first, in this order: a long file that is begun last keeps one process busy alone.
 LONG_FILES: Sequence[str] = (
+    "tests/e2e/test_agent_repairs.py",
     "tests/e2e/test_fault_to_release.py",
     "tests/e2e/test_shards.py",
     "tests/e2e/test_bursts.py",
+    "tests/kube/test_lost_marks.py",
     "tests/kube/test_kube_drain_blocked.py",
     "tests/kube/test_kube_drain_load.py",
     "tests/kube/test_reinstall.py",
