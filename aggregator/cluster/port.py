@@ -220,12 +220,17 @@ class RepairStatus:
     """The attempts at a repair, oldest first. ``held``: why the next one does not begin now.
 
     ``exhausted``: why no further one begins by itself, since ``exhausted_at``; empty: one may.
+    ``test_waits_since``: since when the test before the release can't begin; 0: it does not wait.
+    ``evidence_at``: when evidence was last seen in force after a test had begun, so that no verdict
+    of before counts.
     """
 
     attempts: tuple[RepairAttempt, ...] = ()
     held: str = ""
     exhausted: str = ""
     exhausted_at: float = 0.0
+    test_waits_since: float = 0.0
+    evidence_at: float = 0.0
 
 
 #: The former name of `QuarantineStatus.applied`. The version before knows no other, so it is

@@ -14,9 +14,11 @@ from aggregator.cluster.port import (
     QuarantineCondition,
     QuarantineSpec,
     QuarantineStatus,
+    RepairAttempt,
     RepairState,
     RepairStatus,
 )
+from aggregator.policy.repairs import TEST
 
 TAINTED, DRAINED, BLOCKED = "Tainted", "Drained", "Blocked"
 RELEASE_HELD, RELEASING = "ReleaseHeld", "Releasing"
@@ -124,16 +126,23 @@ def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, st
     hold or the end of the ladder is written. So no time is needed here.
     """
     last = repair.attempts[-1] if repair.attempts else None
-    if repair.exhausted:
+    busy = last is not None and last.state in (RepairState.ORDERING, RepairState.ORDERED)
+    if repair.exhausted and not (busy and last is not None and last.repair == TEST):
         return False, "Exhausted", repair.exhausted
-    if last is not None and last.state in (RepairState.ORDERING, RepairState.ORDERED):
-        return False, last.state.value, f"{last.repair}: {last.message}".removesuffix(": ")
+    if last is not None and busy:
+        return False, last.state.value, _told(last)
     done = last is not None and last.state is RepairState.SUCCEEDED
     # A hold of before stays written when the evidence goes, and holds no repair then.
-    if repair.held and not (done and all(item.cleared for item in spec.evidence)):
+    over = done and all(item.cleared for item in spec.evidence)
+    if repair.held and (repair.test_waits_since or not over):
         return False, "Held", repair.held
     assert last is not None  # `_conditions` asks only where there is an attempt or a reason
-    return done, last.state.value, f"{last.repair}: {last.message}".removesuffix(": ")
+    return done, last.state.value, _told(last)
+
+
+def _told(last: RepairAttempt) -> str:
+    named = f"{last.repair} {last.profile}".rstrip()
+    return f"{named}: {last.message}".removesuffix(": ")
 
 
 def _condition(kind: str, found: tuple[bool, str, str]) -> QuarantineCondition:

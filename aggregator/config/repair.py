@@ -33,7 +33,9 @@ _PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", *_BY_OBJECTS)
 #: Those that replace the machine, and can't do anything else.
 _REPLACES = ("karpenter", "cluster_api")
 #: Kinds that the nodes' agents know.
-_BY_AGENT = ("gpu-reset", "reboot")
+_BY_AGENT = ("gpu-reset", "reboot", "test")
+#: Providers that can tell a verdict about the node.
+_TESTS = ("agent", "command", "webhook")
 #: A BMC's emulator on this machine may be without TLS.
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -136,15 +138,12 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
         if len(one.providers) != 1:
             given = " and ".join(one.providers) or "nobody who carries it out"
             yield key, f"has {given}; expected one of {', '.join(_PROVIDERS)}"
-        if kind != REBOOT:
-            for name in {"redfish", "ipmi"} & set(one.providers):
-                yield (*key, name), f"restarts the machine; expected it under {REBOOT}"
-        if one.agent is not None and kind not in _BY_AGENT:
-            kinds = " or ".join(_BY_AGENT)
-            yield (*key, "agent"), f"is nothing that an agent can do; expected it under {kinds}"
-        yield from _object_errors(one, key, kubernetes=kubernetes)
-        if kind == TICKET and one.command:
-            yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"
+        if kind == TEST:
+            for name in set(one.providers) - set(_TESTS):
+                known = " or ".join(_TESTS)
+                yield (*key, name), f"can tell no verdict about the node; expected {known}"
+        else:
+            yield from _repair_errors(one, key, kubernetes=kubernetes)
         for name in ("cancel", "idempotent"):
             if getattr(one, name) and not one.command:
                 yield (*key, name), "is about a command; expected command beside it"
@@ -152,9 +151,27 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
         if url is not None and url.scheme != "https" and url.hostname not in _HERE:
             text = "would send the BMC's password in the clear; expected https://"
             yield (*key, "redfish", "url"), text
+    if repair.verify and TEST not in seen:
+        text = f'"{repair.verify}" needs one that tests; expected repairers with kind: test, or ""'
+        yield ("repair", "verify"), text
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
         yield ("repair", "mode"), text
+
+
+def _repair_errors(
+    one: RepairerSection, key: Key, *, kubernetes: bool
+) -> Iterator[tuple[Key, str]]:
+    """Whether the one who is given can carry out this kind of repair."""
+    if one.kind != REBOOT:
+        for name in {"redfish", "ipmi"} & set(one.providers):
+            yield (*key, name), f"restarts the machine; expected it under {REBOOT}"
+    if one.agent is not None and one.kind not in _BY_AGENT:
+        kinds = " or ".join(_BY_AGENT)
+        yield (*key, "agent"), f"is nothing that an agent can do; expected it under {kinds}"
+    yield from _object_errors(one, key, kubernetes=kubernetes)
+    if one.kind == TICKET and one.command:
+        yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"
 
 
 def _object_errors(

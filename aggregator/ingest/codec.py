@@ -8,6 +8,7 @@ is cut, of too long a history the latest counts, and a fault whose last occurren
 before its first (clocks of two cores differ) counts from the earlier age.
 """
 
+import math
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,7 +30,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
-from aggregator.repairers.agent_orders import AgentOrder, AgentResult, OrderState
+from aggregator.repairers.agent_orders import AgentOrder, AgentResult, Measured, OrderState
 from aggregator.runtime.interning import intern_text
 from aggregator.runtime.text import truncate
 from sickbay.v1 import sickbay_pb2 as pb
@@ -47,6 +48,8 @@ from sickbay.v1.limits import (
     MAX_NAME,
     MAX_OCCURRENCES,
     MAX_SERIES,
+    MAX_TEST_MEASUREMENTS,
+    MAX_TEST_PROFILES,
     MAX_TEXT,
     MAX_TRAITS,
     MAX_TRANSITIONS,
@@ -73,6 +76,7 @@ _CLEARED_BY: Mapping[int, ClearedBy] = {
 _VERBS = {
     "gpu-reset": pb.REPAIR_VERB_GPU_RESET,
     "reboot": pb.REPAIR_VERB_REBOOT,
+    "test": pb.REPAIR_VERB_TEST,
 }
 _ORDER_STATES = {
     int(pb.REPAIR_STATE_ACCEPTED): OrderState.ACCEPTED,
@@ -275,6 +279,12 @@ def repair_verbs(message: pb.Hello) -> tuple[str, ...]:
     return tuple(verb for verb, number in _VERBS.items() if number in message.repair_verbs)
 
 
+def test_profiles(message: pb.Hello) -> tuple[str, ...]:
+    """The test profiles of the node, as many as the contract allows."""
+    named = message.test_profiles[:MAX_TEST_PROFILES]
+    return tuple(intern_text(truncate(name, MAX_NAME)) for name in named)
+
+
 def boottime(field: str, milliseconds: int) -> float:
     """The agent's CLOCK_BOOTTIME in seconds."""
     return _age(field, milliseconds)
@@ -292,6 +302,16 @@ def repair_result(message: pb.RepairResult) -> AgentResult | None:
         state,
         truncate(message.reason, MAX_NAME),
         _text(message.message),
+        tuple(
+            Measured(
+                truncate(one.measure, MAX_NAME),
+                truncate(one.component, MAX_NAME),
+                one.value,
+                truncate(one.unit, MAX_NAME),
+            )
+            for one in message.measurements[:MAX_TEST_MEASUREMENTS]
+            if one.measure and math.isfinite(one.value)
+        ),
     )
 
 
@@ -556,6 +576,7 @@ def repair_order(order: AgentOrder, deadline: float) -> pb.AggregatorMessage:
             deadline_ms=round(max(0.0, deadline) * 1000),
             gpu_uuids=order.gpus,
             message=truncate(order.message, MAX_TEXT),
+            test_profile=order.profile,
         )
     )
 

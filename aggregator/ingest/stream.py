@@ -154,6 +154,7 @@ class Stream:
         "overdue",
         "peer",
         "repair_verbs",
+        "test_profiles",
     )
 
     def __init__(
@@ -195,6 +196,7 @@ class Stream:
         self._awaited = ""  # the node that the credentials name, until the stream is attached
         self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it tells that
         self.repair_verbs: tuple[str, ...] = ()
+        self.test_profiles: tuple[str, ...] = ()
         self._answers = ""  # promised, with this address to reach us
         self.node = ""
         self.instance = ""
@@ -293,6 +295,7 @@ class Stream:
         hello = replace(claimed, node_uid=self.identity.node_uid)
         self.node, self.instance = hello.node, hello.instance
         self.repair_verbs = codec.repair_verbs(message.hello)
+        self.test_profiles = codec.test_profiles(message.hello)
         self.last_heard = self._rules.now()
         home = self._intake.owner_address(self.node)
         if home:

@@ -1,13 +1,24 @@
-"""A GPU reset or a reboot by the node's own agent, where its configuration allows that verb.
+"""A GPU reset, a reboot or a test by the node's agent, where its configuration allows that verb.
 
 The order goes by the agent's authenticated stream to this replica, which owns the node. The agent's
 journal carries out each operation once, so an order whose answer was lost is sent again. A reset
-has succeeded when the agent says so; a reboot when the Node has another boot id.
+has succeeded when the agent says so; a reboot when the Node has another boot id. A test that the
+agent refuses, or whose end it does not know, says nothing about the node: it has no verdict.
 """
 
-from aggregator.policy.repairs import REBOOT
+import json
+from collections.abc import Iterable
+from dataclasses import astuple
+
+from aggregator.policy.repairs import GPU_RESET, TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from aggregator.repairers.agent_orders import AgentOrder, AgentOrders, AgentResult, OrderState
+from aggregator.repairers.agent_orders import (
+    AgentOrder,
+    AgentOrders,
+    AgentResult,
+    Measured,
+    OrderState,
+)
 
 #: The most GPUs of one order, by the contract.
 _MOST_GPUS = 64
@@ -15,6 +26,8 @@ _MOST_GPUS = 64
 _ANSWER_WITHIN = 15.0
 #: Seconds in which the act must have begun: the agent collects evidence and lets go of the driver.
 _BEGIN_WITHIN = 300.0
+#: Characters of the measurements that an event of the history keeps.
+_MOST_MEASURED = 3800
 _IN_WORDS = {
     "not-allowed": "the node's own configuration does not allow it (repair.allow in agent.toml)",
     "in-use": "a GPU is in use",
@@ -41,7 +54,7 @@ _ADVICE = {
 
 
 class AgentRepairer:
-    """Implements `Repairer` for the kinds gpu-reset and reboot."""
+    """Implements `Repairer` for the kinds gpu-reset, reboot and test."""
 
     sends_twice = True
 
@@ -56,7 +69,7 @@ class AgentRepairer:
             return _judged(order.repair, known)
         problem = _problem(order)
         if problem:
-            return RepairAnswer(AnswerState.FAILED, problem)
+            return RepairAnswer(_refused(order.repair), problem)
         line = self._orders.line_of(order.node)
         if line is None:
             text = "the node's agent is not connected to this replica, which waits for it"
@@ -65,7 +78,12 @@ class AgentRepairer:
             if order.operation in self._sent:
                 text = "the agent does not allow it any more, and gave no answer when it did"
                 return RepairAnswer(AnswerState.UNSURE, text)
-            return RepairAnswer(AnswerState.FAILED, _refusal(order.repair, "not-allowed", ""))
+            state = _refused(order.repair)
+            return RepairAnswer(state, _refusal(order.repair, "not-allowed", ""))
+        if order.repair == TEST and order.profile not in line.test_profiles:
+            named = ", ".join(line.test_profiles) or "none"
+            text = f"the node's agent has no test profile {order.profile}; it has: {named}"
+            return RepairAnswer(AnswerState.INCONCLUSIVE, text)
         self._orders.begin(order.node, order.operation)
         self._sent.add(order.operation)
         line.order_repair(
@@ -75,8 +93,9 @@ class AgentRepairer:
                 quarantine=order.quarantine,
                 boot_id=order.boot_id,
                 within=min(order.lasts, _BEGIN_WITHIN),
-                gpus=order.gpus if order.repair != REBOOT else (),
+                gpus=order.gpus if order.repair == GPU_RESET else (),
                 message=order.reason,
+                profile=order.profile,
             )
         )
         within = min(order.lasts, _ANSWER_WITHIN)
@@ -90,13 +109,13 @@ class AgentRepairer:
         """The agent's latest word. A reset without an end is not known to have failed."""
         known = self._orders.result_of(order.node, order.operation)
         waits = RepairAnswer(
-            AnswerState.TAKEN if order.repair == REBOOT else AnswerState.UNSURE,
+            AnswerState.UNSURE if order.repair == GPU_RESET else AnswerState.TAKEN,
             "the agent has not told its end",
         )
         return waits if known is None or not known.is_final else _judged(order.repair, known)
 
     async def cancel(self, order: RepairOrder) -> bool:
-        """Only an order that has not begun can be taken back."""
+        """Only an order that has not begun can be taken back, and a test at any time."""
         known = self._orders.result_of(order.node, order.operation)
         if known is None or not known.is_final:
             line = self._orders.line_of(order.node)
@@ -107,7 +126,8 @@ class AgentRepairer:
             known = await self._orders.answer(
                 order.node, order.operation, within=within, final=True
             )
-        return known is not None and known.state is OrderState.REFUSED
+        ended = (OrderState.REFUSED, OrderState.INCONCLUSIVE)
+        return known is not None and known.state in ended
 
     def withdraw(self, order: RepairOrder) -> None:
         """Ask the agent not to begin, where it is connected; its answer is not waited for."""
@@ -124,7 +144,7 @@ def _problem(order: RepairOrder) -> str:
     """Why no agent could carry it out; empty: it could."""
     if not order.boot_id:
         return "the cluster does not tell the node's boot id, to which an agent's order is bound"
-    if order.repair == REBOOT:
+    if order.repair != GPU_RESET:
         return ""
     if not order.gpus:
         return (
@@ -143,14 +163,31 @@ def _judged(repair: str, result: AgentResult) -> RepairAnswer:
         case OrderState.RUNNING:
             return RepairAnswer(AnswerState.TAKEN, "the agent has begun it")
         case OrderState.SUCCEEDED:
-            return RepairAnswer(AnswerState.DONE, result.message)
+            return RepairAnswer(AnswerState.DONE, result.message, _measured(result.measured))
         case OrderState.REFUSED:
             text = _refusal(repair, result.reason, result.message)
-            return RepairAnswer(AnswerState.FAILED, text)
-        case OrderState.FAILED:
-            return RepairAnswer(AnswerState.FAILED, _describe(result.reason, result.message))
-        case _:
-            return RepairAnswer(AnswerState.UNSURE, _describe(result.reason, result.message))
+            return RepairAnswer(_refused(repair), text)
+    state = AnswerState.FAILED
+    if result.state is not OrderState.FAILED:
+        state = AnswerState.INCONCLUSIVE if repair == TEST else AnswerState.UNSURE
+    text = _describe(result.reason, result.message)
+    return RepairAnswer(state, text, _measured(result.measured))
+
+
+def _refused(repair: str) -> AnswerState:
+    """What it means that the agent has not begun."""
+    return AnswerState.INCONCLUSIVE if repair == TEST else AnswerState.FAILED
+
+
+def _measured(found: Iterable[Measured]) -> dict[str, str]:
+    """The measurements for the history: rows of measure, component, value and unit, as JSON."""
+    text = ""
+    for one in found:
+        row = json.dumps(astuple(one), separators=(",", ":"))
+        if len(text) + len(row) + 3 > _MOST_MEASURED:
+            break
+        text = f"{text},{row}" if text else row
+    return {"measurements": f"[{text}]"} if text else {}
 
 
 def _refusal(repair: str, reason: str, message: str) -> str:

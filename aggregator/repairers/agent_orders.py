@@ -35,7 +35,10 @@ _OPEN = (OrderState.ACCEPTED, OrderState.RUNNING)
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """``verb`` is gpu-reset or reboot. ``within``: seconds until the act must have begun."""
+    """``verb`` is gpu-reset, reboot or test. ``within``: seconds until the act must have begun.
+
+    ``profile`` is that of a test.
+    """
 
     operation: str
     verb: str
@@ -44,16 +47,31 @@ class AgentOrder:
     within: float
     gpus: tuple[str, ...] = ()
     message: str = ""
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a test has measured of a component, or of the node (an empty one)."""
+
+    measure: str
+    component: str
+    value: float
+    unit: str
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """``reason`` is one word of the contract, ``message`` the agent's text for people."""
+    """``reason`` is one word of the contract, ``message`` the agent's text for people.
+
+    ``measured`` is of a test that has ended.
+    """
 
     operation: str
     state: OrderState
     reason: str = ""
     message: str = ""
+    measured: tuple[Measured, ...] = ()
 
     @property
     def is_final(self) -> bool:
@@ -68,6 +86,8 @@ class OrderLine(Protocol):
 
     #: The verbs that the node's own configuration allows, as the agent has told.
     repair_verbs: tuple[str, ...]
+    #: The test profiles of the node.
+    test_profiles: tuple[str, ...]
 
     def order_repair(self, order: AgentOrder) -> None: ...
 

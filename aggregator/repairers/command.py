@@ -3,15 +3,20 @@
 Exit code 0: taken, or done where no node proves it. 75 (EX_TEMPFAIL of sysexits.h): nothing was
 ordered, ask again. Any other: it has failed, and nothing was ordered. A program that does not end
 in its time leaves the outcome unknown. kured's sentinel is such a program.
+
+A test has the exit codes of `sickbay-agent test`: 0 passed, 1 failed. Any other, and a program that
+was ended, give no verdict about the node.
 """
 
 from collections.abc import Sequence
 
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 
 _NOT_YET = 75
+_TEST_FAILED = 1
 
 
 class CommandRepairer(SentOnce):
@@ -41,14 +46,15 @@ class CommandRepairer(SentOnce):
         try:
             finished = await finish_command(argv, key=key, values=order.values(), limit=limit)
         except SiteCommandFailed as error:
-            not_begun = isinstance(error.__cause__, OSError | ValueError)
-            return RepairAnswer(
-                AnswerState.NOT_SENT if not_begun else AnswerState.UNSURE, str(error)
-            )
+            if isinstance(error.__cause__, OSError | ValueError):
+                return RepairAnswer(AnswerState.NOT_SENT, str(error))
+            ended = AnswerState.INCONCLUSIVE if order.repair == TEST else AnswerState.UNSURE
+            return RepairAnswer(ended, str(error))
         if finished.code == 0:
             return RepairAnswer(AnswerState.DONE, finished.output)
         reply = f": {finished.output}" if finished.output else ""
         text = f"{argv[0]} exited with {finished.code}{reply}"
-        return RepairAnswer(
-            AnswerState.NOT_SENT if finished.code == _NOT_YET else AnswerState.FAILED, text
-        )
+        if finished.code == _NOT_YET:
+            return RepairAnswer(AnswerState.NOT_SENT, text)
+        no_verdict = order.repair == TEST and finished.code != _TEST_FAILED
+        return RepairAnswer(AnswerState.INCONCLUSIVE if no_verdict else AnswerState.FAILED, text)

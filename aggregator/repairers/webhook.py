@@ -4,6 +4,9 @@
 carries each id out once. 200: done (or ordered, where the node proves it). 202: under way, and
 asked again with the same id until it answers otherwise. 408, 425, 429 and 503: nothing was ordered,
 and it is asked again. Any other 4xx: it has failed.
+
+The 200 of a test has a JSON object with ``verdict``: "passed", "failed" or "none", and ``message``.
+Without one of these, and where the endpoint refuses, the test has no verdict about the node.
 """
 
 import json
@@ -15,6 +18,7 @@ import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.alerts.webhook import headers
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.runtime.text import truncate
 from aggregator.runtime.worker_thread import WorkerThread
@@ -25,6 +29,11 @@ _ATTEMPT = 30.0
 _MOST_ANSWER = 2000
 #: Characters of a value: a person may have pasted a log as the reason.
 _LONGEST = 4000
+_VERDICTS = {
+    "passed": AnswerState.DONE,
+    "failed": AnswerState.FAILED,
+    "none": AnswerState.INCONCLUSIVE,
+}
 _NOT_NOW = frozenset({408, 425, 429, 503})
 
 
@@ -76,7 +85,9 @@ class WebhookRepairer:
                 ) as response,
             ):
                 reply = await response.content.read(_MOST_ANSWER)
-                return _judge(response.status, reply.decode(errors="replace").strip())
+                text = reply.decode(errors="replace").strip()
+                answer = _judge(response.status, text)
+                return _verdict(answer, text) if order.repair == TEST else answer
         except SecretError as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
@@ -87,6 +98,23 @@ class WebhookRepairer:
             return RepairAnswer(AnswerState.UNSURE, words_of(error))
         finally:
             thread.stop()
+
+
+def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:
+    """The answer about a test. A word that is none of the three is no verdict."""
+    if answer.state is AnswerState.FAILED:  # a refusal
+        return RepairAnswer(AnswerState.INCONCLUSIVE, answer.text)
+    if answer.state is not AnswerState.DONE:
+        return answer
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    told = found if isinstance(found, dict) else {}
+    state = _VERDICTS.get(str(told.get("verdict")), AnswerState.INCONCLUSIVE)
+    if str(told.get("verdict")) not in _VERDICTS:
+        return RepairAnswer(state, f"its answer has no verdict: {text}")
+    return RepairAnswer(state, str(told.get("message", "")))
 
 
 def _judge(status: int, text: str) -> RepairAnswer:

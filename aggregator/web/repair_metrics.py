@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from aggregator.policy.repairs import REPAIRS
+from aggregator.policy.repairs import ATTEMPTS
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.web import models, repair_view
 from aggregator.web.metric_families import counter, gauge, histogram, single_gauge
@@ -17,7 +17,7 @@ def repair_metrics(
     """``quarantines`` are those of this replica's nodes."""
     running = gauge("sickbay_repairs_running", "Repairs under way, by repair.", ["repair"])
     counted = Counter(one.repair for one in repair_view.under_way(quarantines))
-    for repair in REPAIRS:
+    for repair in ATTEMPTS:
         running.add_metric([repair], counted[repair])
     yield running
     exhausted = sum(one.repair is not None and bool(one.repair.exhausted) for one in quarantines)

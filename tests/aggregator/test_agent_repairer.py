@@ -37,6 +37,7 @@ class FakeStream:
     orders: AgentOrders
     states: list[AgentResult] = field(default_factory=list)
     repair_verbs: tuple[str, ...] = BOTH
+    test_profiles: tuple[str, ...] = ("standard",)
     ordered: list[AgentOrder] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)

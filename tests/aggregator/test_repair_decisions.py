@@ -147,8 +147,8 @@ def test_a_repair_that_helped_is_followed_by_none() -> None:
 
 def test_the_next_rung_waits_until_the_evidence_has_had_time_to_clear() -> None:
     had = status(attempt("gpu-reset", RepairState.SUCCEEDED))
-    assert next_repair(had, facts(), RULES, NOW + RULES.verify - 1).do is Do.NOTHING
-    later = next_repair(had, facts(), RULES, NOW + RULES.verify)
+    assert next_repair(had, facts(), RULES, NOW + RULES.clear_within - 1).do is Do.NOTHING
+    later = next_repair(had, facts(), RULES, NOW + RULES.clear_within)
     assert (later.do, later.repair) == (Do.ORDER, "reboot")
 
 

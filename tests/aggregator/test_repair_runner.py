@@ -46,7 +46,7 @@ class Site:
         self.kinds = kinds
         self.twice = self.seen = False
         self.replica: Replica
-        self.mode = RepairMode.REPAIR
+        self.mode, self.policy = RepairMode.REPAIR, POLICY
         self.rules: dict[str, Any] = {}
         self.ill = dict.fromkeys(nodes or ("n1",), ILL)
 
@@ -59,7 +59,7 @@ class Site:
             self.world,
             clock=Running(),
             settings=replace(SETTINGS, repair=repair_settings(*made, mode=self.mode, **self.rules)),
-            policy=POLICY,
+            policy=self.policy,
             cluster=cluster,
         )
         for name in self.ill:

@@ -27,7 +27,7 @@ TWO = [gpu(0), gpu(1)]
 REPAIR = {
     "repair": {
         "mode": "repair",
-        "verify": "60s",
+        "clear_within": "60s",
         "repairers": [
             {"kind": "gpu-reset", "agent": {}, "timeout": "60s"},
             {"kind": "reboot", "agent": {}, "timeout": "10m"},

@@ -35,6 +35,11 @@ class Shop:
     wrong: list[str] = field(default_factory=list)
     answer: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.TAKEN))
     look: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.TAKEN))
+    #: The same for tests: one verdict for each, the last of them for all that follow.
+    verdicts: list[RepairAnswer] = field(
+        default_factory=lambda: [RepairAnswer(AnswerState.DONE, "passed")]
+    )
+    cancelled: list[str] = field(default_factory=list)
     cancels: bool = False
     #: The answer to a removal of what an order left, and each removal that was asked for.
     clean: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.DONE))
@@ -54,6 +59,8 @@ class Shop:
         if order.operation in known and not twice:
             self.wrong.append(f"{order.operation} was ordered twice")
         self.orders.append(order)
+        if order.repair == "test":
+            return RepairAnswer(AnswerState.TAKEN)
         if (
             self.answer.state in (AnswerState.TAKEN, AnswerState.DONE)
             and order.operation not in self.done
@@ -62,6 +69,12 @@ class Shop:
             if order.repair == "reboot" and self.boots:
                 asyncio.get_running_loop().call_later(60, self._boot, order.node)
         return self.answer
+
+    def verdict(self, order: RepairOrder) -> RepairAnswer:
+        """The end of a test: a verdict for each, in the order of the tests."""
+        tests = [one.operation for one in self.orders if one.repair == "test"]
+        number = list(dict.fromkeys(tests)).index(order.operation)
+        return self.verdicts[min(number, len(self.verdicts) - 1)]
 
     def remove(self, order: RepairOrder) -> RepairAnswer:
         """What the order left is removed: while its attempt has no end yet."""
@@ -130,9 +143,10 @@ class ShopRepairer:
         )
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
-        return self._shop.look
+        return self._shop.verdict(order) if order.repair == "test" else self._shop.look
 
     async def cancel(self, order: RepairOrder) -> bool:
+        self._shop.cancelled.append(order.operation)
         return self._shop.cancels
 
     async def is_over(self, order: RepairOrder) -> bool:

@@ -99,7 +99,7 @@ def test_a_cordoned_node_is_ready_only_where_no_drain_is_to_come() -> None:
 
 
 def test_after_its_time_of_verification_a_success_holds_the_next_rung_no_more() -> None:
-    assert PLAN.waits(with_repair(DONE), 1000.0 + PLAN.rules.verify) == ""
+    assert PLAN.waits(with_repair(DONE), 1000.0 + PLAN.rules.clear_within) == ""
     assert PLAN.waits(with_repair(replace(DONE, state=RepairState.FAILED)), 1000.0) == ""
 
 

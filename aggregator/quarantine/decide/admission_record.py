@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+from aggregator.policy.repairs import TEST
+
 
 class RecordUnreadable(Exception):
     """The record can't be parsed. No node is admitted until a person fixes it."""
@@ -199,7 +201,12 @@ class Record:
         return replace(self, cooldowns=cooldowns)
 
     def begin_repair(self, repair: RunningRepair) -> "Record":
-        """With this repair under way, and remembered as an attempt on its node."""
+        """With this repair under way, and remembered as an attempt on its node.
+
+        A test is no repair: the bound of attempts does not remember it.
+        """
+        if repair.repair == TEST:
+            return replace(self, repairs={**self.repairs, repair.node: repair})
         earlier = self.past_repairs.get(repair.node, ())
         past = [one for one in earlier if one.operation != repair.operation]
         this = PastRepair(repair.at, repair.repair, repair.operation)

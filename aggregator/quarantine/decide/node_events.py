@@ -38,7 +38,9 @@ _BEFORE = frozenset({HELD, OBSERVED_ONLY})
 #: About the repairs in a quarantine; the others are about a drain.
 _REPAIRS = frozenset({REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED})
 _WARNINGS = frozenset({HELD, DRAIN_BLOCKED, DRAIN_OVERDUE, REPAIR_EXHAUSTED})
-_WENT_WRONG = frozenset({RepairState.FAILED.value, RepairState.UNKNOWN.value})
+_WENT_WRONG = frozenset(
+    {RepairState.FAILED.value, RepairState.UNKNOWN.value, RepairState.INCONCLUSIVE.value}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from aggregator.quarantine.decide.intent import (
     unsaved,
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
+from aggregator.quarantine.decide.repair import is_testing
 from aggregator.quarantine.decide.uncordon import (
     CORDONED_BY_OTHERS,
     describe_left,
@@ -24,6 +25,7 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.rfc3339 import write_time
 
+RECOVERED = "recovered"
 UNCORDONED = "uncordoned by a person"
 NODE_ABSENT = "its Node has been gone for longer than limits.absent_node_after"
 
@@ -87,7 +89,7 @@ class Situation:
     annotation asks for; ``unforced``: it is gone. ``exempt``: people want the node left alone.
     ``repair_busy``: a repair may still act on the node, which keeps it from being released by
     itself; ``repair_replaces``: that one replaces the Node; ``repair_due``: it is time to look at
-    its repair.
+    its repair. ``untested``: it has to pass a test before it is released by recovery.
     ``unclaimed``: our marks stand without an object, and the mode keeps us from making it.
     ``marks_untold``: the object does not say which of our marks the node lacks; ``restore_due``: it
     is time to set them again. ``conditions_old``: the object's conditions are not those of its spec
@@ -131,6 +133,7 @@ class Situation:
     repair_busy: bool = False
     repair_replaces: bool = False
     repair_due: bool = False
+    untested: bool = False
 
 
 def next_step(now: Situation) -> NextStep:
@@ -230,7 +233,7 @@ def _ending(now: Situation, quarantine: Quarantine) -> NextStep | None:
         return None
     if now.uncordoned:
         return NextStep(Step.RELEASE, UNCORDONED, overruled=True)
-    if now.repair_busy and not _is_withdrawn(now, quarantine):
+    if now.repair_busy and not (_is_withdrawn(now, quarantine) or _is_left_alone(now, quarantine)):
         # The node must not be in use while an order may still reach it.
         if now.repair_due:
             return NextStep(Step.REPAIR)
@@ -239,7 +242,22 @@ def _ending(now: Situation, quarantine: Quarantine) -> NextStep | None:
         return NextStep(Step.NOTHING) if new else None
     if now.release_held and now.look_later:
         return None
-    return _recovery(now, quarantine)
+    way = _recovery(now, quarantine)
+    if way is None and _is_to_be_tested(now, quarantine) and now.repair_due and not now.node_gone:
+        return NextStep(Step.REPAIR)  # a stop holds its order; a mode and a person's word end it
+    return way
+
+
+def _is_left_alone(now: Situation, quarantine: Quarantine) -> bool:
+    """Whether people want a recovered node left alone that a test alone keeps."""
+    return now.exempt and now.recovered and is_testing(quarantine.status.repair)
+
+
+def _is_to_be_tested(now: Situation, quarantine: Quarantine) -> bool:
+    """Whether a recovered node is kept until it has passed a test."""
+    if quarantine.spec.requester != OURS or not (now.recovered and now.untested):
+        return False
+    return not (now.exempt or now.reborn or now.mode is Action.OBSERVE)
 
 
 def _is_withdrawn(now: Situation, quarantine: Quarantine) -> bool:
@@ -254,8 +272,8 @@ def _recovery(now: Situation, quarantine: Quarantine) -> NextStep | None:
         return NextStep(Step.RELEASE, "the force was taken back")
     if quarantine.spec.requester != OURS:
         return None
-    if now.recovered:
-        return NextStep(Step.RELEASE, "recovered")
+    if now.recovered and not _is_to_be_tested(now, quarantine):
+        return NextStep(Step.RELEASE, RECOVERED)
     if now.absent_too_long and now.node_gone:
         return NextStep(Step.RELEASE, NODE_ABSENT)
     if now.reborn:

@@ -4,22 +4,25 @@ Invariants:
 - Without a person's request a rung is attempted once in a quarantine, and each one is stronger than
   those before it: so a ladder ends.
 - An attempt whose outcome is not known is followed by none: a person decides.
+- A node that is to prove itself before its release is tested until it passes, a repair has failed
+  it, or a person is asked. Tests that give no verdict are bounded, so this ends too.
 - `reserve` lets no repair begin past a limit, and never two in one failure domain. The record is
   changed by compare-and-set, so this holds for any interleaving of replicas.
 """
 
 import enum
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import Duration, Share
-from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TICKET, rank
+from aggregator.configfile.values import Duration, Share, refuse, show
+from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TEST, TICKET, rank
 from aggregator.policy.rules import LONGEST_REPEAT
 from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import (
@@ -30,22 +33,32 @@ from aggregator.quarantine.decide.admission_record import (
 )
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, QUARANTINE_IS, REPAIR
 from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.decide.verdicts import (
+    is_verified,
+    last_repair,
+    standing_failure,
+    without_verdict,
+)
 from aggregator.rfc3339 import span
 
 #: An attempt in these states may still act on the node.
 BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: Attempts that one Quarantine keeps; its object must stay small.
-MOST_ATTEMPTS = 12
+MOST_ATTEMPTS = 20
 #: A repair counts for the limits so much longer than its deadline (seconds): until the process
 #: that sees the end of it has written that.
 _LINGERS = 300.0
-#: A person's request, as an annotation of the Node: "KIND ID" or "cancel ID", and in whichever
-#: quarantine, or with " quarantine=UID" in that one.
+#: A person's request, as an annotation of the Node: "KIND ID", "test:PROFILE ID" or "cancel ID",
+#: and in whichever quarantine, or with " quarantine=UID" in that one.
 REQUEST = REPAIR
 CANCEL = CANCEL_REPAIR
 #: The ids of the requests that are over on this Node, newest last, as a JSON list.
 FOLLOWED = "sickbay.dev/repair-followed"
 _LONGEST_ID = 60
+#: The name of a test profile of the agents.
+PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: `repair.verify` was a duration before there were tests.
+_DURATION = re.compile(r"[0-9.]+(ms|s|m|h|d)?")
 _MOST_FOLLOWED = 50
 
 _KURED = "weave.works/kured-reboot-in-progress"
@@ -66,6 +79,22 @@ def _mode(value: Any) -> Any:
     return "off" if value is False else value  # YAML reads an unquoted off as false
 
 
+def _profile(value: Any) -> Any:
+    """A test profile's name. Raises PydanticCustomError."""
+    if isinstance(value, int | float) or (isinstance(value, str) and _DURATION.fullmatch(value)):
+        text = (
+            'the name of a test profile, such as "standard"; a time after a repair is clear_within'
+        )
+        raise refuse(show(value), text)
+    return value
+
+
+def _is_profile(value: str) -> str:
+    if value and PROFILE.fullmatch(value) is None:
+        raise refuse(show(value), 'the name of a test profile, such as "standard", or "" for none')
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class RepairRules(SectionDataclass):
     """The limits of repairs: a part of the section ``repair``. Durations are seconds.
@@ -73,7 +102,10 @@ class RepairRules(SectionDataclass):
     ``attempts`` on one node within ``window``. ``concurrent`` and its percentage bound those of the
     whole fleet at once, ``pool_concurrent`` those of one pool (``limits.pool_label``). In one
     failure domain (``limits.domain_labels``, ``limits.clique_label``) there is never more than one.
-    ``verify``: so long after a repair its evidence may stand before the next rung is due.
+    ``clear_within``: so long after a repair its evidence may stand before the next rung is due.
+    ``verify``: the profile of the test before a release by recovery; empty: none. At most
+    ``test_attempts`` tests of one quarantine end without a verdict, ``test_pause`` apart; one that
+    has waited ``verify_within`` for its beginning is left to a person.
     """
 
     mode: Annotated[RepairMode, Field(strict=False), BeforeValidator(_mode)] = RepairMode.OFF
@@ -82,7 +114,11 @@ class RepairRules(SectionDataclass):
     concurrent: Positive = 2
     concurrent_percent: Share = 5.0
     pool_concurrent: Positive = 1
-    verify: Annotated[Duration, Field(ge=60)] = 900.0
+    clear_within: Annotated[Duration, Field(ge=60)] = 900.0
+    verify: Annotated[str, BeforeValidator(_profile), AfterValidator(_is_profile)] = ""
+    verify_within: Annotated[Duration, Field(ge=60)] = 7200.0
+    test_attempts: Annotated[int, Field(ge=1, le=5)] = 3
+    test_pause: Annotated[Duration, Field(ge=1)] = 900.0
 
 
 class Do(enum.Enum):
@@ -99,24 +135,30 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NextRepair:
-    """What to do, with which repair, why, and by which request of a person."""
+    """What to do, with which repair, why, and by which request of a person.
+
+    ``profile`` is that of a test.
+    """
 
     do: Do
     repair: str = ""
     because: str = ""
     request: str = ""
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
     """A person's request: a kind of repair, or `CANCEL`, and the id that makes it one.
 
-    ``quarantine``: the UID of the one that it is about; empty: of whichever stands.
+    ``quarantine``: the UID of the one that it is about; empty: of whichever stands. ``profile``: of
+    a test, empty: that of the configuration.
     """
 
     what: str
     ident: str
     quarantine: str = ""
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +169,9 @@ class RepairFacts:
     own verdict allows. ``lemon``: its faults come back whatever is done. ``available``: the repairs
     with a repairer, and whether an order of it may be sent twice. ``past``: the attempts on the
     node within the window, by whatever quarantine. ``began``: when this quarantine began.
-    ``stands``: evidence is in force.
+    ``stands``: evidence is in force. ``returns``: all evidence is over, so that a test comes before
+    the release. ``whole`` is the ladder of all evidence, also of what is over. ``boot_id`` is that
+    of the node's agent.
     """
 
     ladder: tuple[str, ...]
@@ -138,6 +182,9 @@ class RepairFacts:
     stands: bool = True
     began: float = 0.0
     request: RepairRequest | None = None
+    returns: bool = False
+    whole: tuple[str, ...] = ()
+    boot_id: str = ""
 
 
 def next_repair(
@@ -154,12 +201,15 @@ def next_repair(
         over = bool(status.exhausted) and status.exhausted_at >= last.began_at
         return _under_way(last, facts, asked, now, over=over)
     if asked is not None and asked.what != CANCEL:
-        return _by_hand(status, facts, asked)
+        return _by_hand(status, facts, asked, rules)
     if asked is not None and not status.exhausted:
         return NextRepair(Do.EXHAUST, because="a person ended the repairs", request=asked.ident)
+    if facts.returns:
+        return _before_release(status, facts, rules, now)
     if status.exhausted or not facts.stands:
         return NextRepair(Do.NOTHING)
-    ended = _after(last, rules, now) if last is not None else None
+    before = last_repair(status)
+    ended = _after(before, rules, now) if before is not None else None
     return ended or _next_rung(status, facts, rules)
 
 
@@ -181,13 +231,78 @@ def _under_way(
     return NextRepair(Do.PROVE, last.repair)
 
 
-def _by_hand(status: RepairStatus, facts: RepairFacts, asked: RepairRequest) -> NextRepair:
+def _by_hand(
+    status: RepairStatus, facts: RepairFacts, asked: RepairRequest, rules: RepairRules
+) -> NextRepair:
     if asked.what not in facts.available:
         text = f"{asked.what!r} was asked for by hand, and the configuration has no such repairer"
         return NextRepair(Do.NOTHING, because=text)
     if len(status.attempts) >= MOST_ATTEMPTS:
         return NextRepair(Do.NOTHING, because=f"this quarantine has had {MOST_ATTEMPTS} attempts")
-    return NextRepair(Do.ORDER, asked.what, "asked for by hand", asked.ident)
+    profile = (asked.profile or rules.verify) if asked.what == TEST else ""
+    if asked.what == TEST and not profile:
+        text = "a test was asked for by hand without a profile, and repair.verify names none"
+        return NextRepair(Do.NOTHING, because=text)
+    return NextRepair(Do.ORDER, asked.what, "asked for by hand", asked.ident, profile)
+
+
+def _before_release(
+    status: RepairStatus, facts: RepairFacts, rules: RepairRules, now: float
+) -> NextRepair:
+    """All evidence is over: the node is tested, and repaired where it does not pass."""
+    if is_verified(status, rules.verify, facts.boot_id):
+        return NextRepair(Do.NOTHING)
+    failed = standing_failure(status)
+    if failed is not None:
+        return _after_failure(status, facts, rules, failed)
+    last = status.attempts[-1] if status.attempts else None
+    if last is not None and last.repair == TEST and last.state is RepairState.CANCELLED:
+        return _ask_a_person(status, last.ended_at, "a person cancelled the test")
+    open_ended = without_verdict(status)
+    if len(open_ended) >= rules.test_attempts:
+        text = (
+            f"{len(open_ended)} tests gave no verdict about the node (repair.test_attempts = "
+            f"{rules.test_attempts}): {open_ended[-1].message}"
+        )
+        return _ask_a_person(status, open_ended[-1].ended_at, text)
+    if last is not None and len(status.attempts) >= MOST_ATTEMPTS:
+        text = f"this quarantine has had {MOST_ATTEMPTS} attempts, and its node is to be tested"
+        return _ask_a_person(status, last.ended_at, text)
+    since = status.test_waits_since
+    if since and now >= since + rules.verify_within:
+        text = (
+            f"the test before the release could not begin within {span(rules.verify_within)} "
+            f"(repair.verify_within): {status.held}"
+        )
+        return _ask_a_person(status, since, text)
+    if TEST not in facts.available:
+        return NextRepair(Do.NOTHING, because="no repairer of kind test is configured")
+    if open_ended and now < open_ended[-1].ended_at + rules.test_pause:
+        return NextRepair(Do.NOTHING)
+    return NextRepair(Do.ORDER, TEST, "before the release", profile=rules.verify)
+
+
+def _after_failure(
+    status: RepairStatus, facts: RepairFacts, rules: RepairRules, failed: RepairAttempt
+) -> NextRepair:
+    """The node has failed a test: its evidence counts as in force, and the next rung is due."""
+    told = f"test {failed.profile} failed"
+    if status.exhausted:
+        return _ask_a_person(status, failed.ended_at, f"{told}, and before: {status.exhausted}")
+    last = status.attempts[-1]
+    ended = _after(last, rules, 0.0) if last.repair != TEST else None
+    step = ended or _next_rung(status, replace(facts, ladder=facts.whole), rules)
+    if step.do is Do.ORDER:
+        return replace(step, because=f"{told}; {step.because}".removesuffix("; "))
+    why = step.because or "a rule of its evidence has no repair"
+    return NextRepair(Do.EXHAUST, because=f"{told}: {failed.message}; {why}")
+
+
+def _ask_a_person(status: RepairStatus, since: float, why: str) -> NextRepair:
+    """Say once that a person has to go on, for a reason that has stood since then."""
+    if status.exhausted and status.exhausted_at >= since:
+        return NextRepair(Do.NOTHING)
+    return NextRepair(Do.EXHAUST, because=why)
 
 
 def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextRepair | None:
@@ -200,7 +315,7 @@ def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextRepair | 
             return NextRepair(Do.EXHAUST, because=f"a person cancelled {last.repair}")
         case RepairState.SUCCEEDED if last.repair in ASKS_A_PERSON:
             return NextRepair(Do.EXHAUST, because="a ticket asks a person")
-        case RepairState.SUCCEEDED if now < last.ended_at + rules.verify:
+        case RepairState.SUCCEEDED if now < last.ended_at + rules.clear_within:
             return NextRepair(Do.NOTHING)
         case _:
             return None
@@ -264,6 +379,13 @@ def is_busy(status: RepairStatus | None) -> bool:
     return status is not None and any(one.state in BUSY for one in status.attempts)
 
 
+def is_testing(status: RepairStatus | None) -> bool:
+    """Whether the attempt under way is a test, which can be ended at any time."""
+    return status is not None and any(
+        one.state in BUSY and one.repair == TEST for one in status.attempts
+    )
+
+
 def operation_id(quarantine_uid: str, status: RepairStatus | None, repair: str) -> str:
     """The id of the next attempt: the same for each process that decides on it."""
     number = len(status.attempts) + 1 if status is not None else 1
@@ -307,9 +429,12 @@ def _asked(annotations: Mapping[str, str]) -> RepairRequest | None:
     words = rest.split()
     bound = words.pop() if words and words[-1].startswith(QUARANTINE_IS) else ""
     ident = (" ".join(words) if bound else rest.strip())[:_LONGEST_ID]
-    if what not in (*REPAIRS, CANCEL) or not ident:
+    what, _, profile = what.partition(":")
+    if what not in (*ATTEMPTS, CANCEL) or not ident:
         return None
-    return RepairRequest(what, ident, bound.removeprefix(QUARANTINE_IS))
+    if profile and (what != TEST or PROFILE.fullmatch(profile) is None):
+        return None
+    return RepairRequest(what, ident, bound.removeprefix(QUARANTINE_IS), profile)
 
 
 def _followed(annotations: Mapping[str, str]) -> list[str] | None:
@@ -420,10 +545,11 @@ def _hold(
         for one in record.past_repairs.get(proposal.node, ())
         if one.operation != proposal.operation
     ]
-    if len(past) >= rules.attempts and not proposal.by_hand:
+    repairs = proposal.repair != TEST  # a test counts for no bound of repairs
+    if repairs and len(past) >= rules.attempts and not proposal.by_hand:
         text = f"the node has had {len(past)} repairs within {span(rules.window)}"
         return Held("repair.attempts", str(rules.attempts), text)
-    if len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
+    if repairs and len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
         text = f"{len(record.past_repairs)} nodes were repaired within {span(rules.window)}"
         return Held("repair.window", span(rules.window), text)
     for domain in proposal.domains:

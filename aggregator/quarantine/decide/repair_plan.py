@@ -74,14 +74,21 @@ class RepairPlan:
         if repair is not None and repair.exhausted:
             return f"no further repair begins by itself: {repair.exhausted}"
         if spec.evidence and all(item.cleared for item in spec.evidence):
-            return "its evidence is over"
+            return self._before_release(quarantine)
         last = repair.attempts[-1] if repair is not None and repair.attempts else None
         if last is None or last.state is not RepairState.SUCCEEDED or last.repair in ASKS_A_PERSON:
             return ""
-        until = last.ended_at + self.rules.verify
+        until = last.ended_at + self.rules.clear_within
         if now >= until:
             return ""
         return f"its evidence has until {write_time(until)} to clear after {last.repair}"
+
+    def _before_release(self, quarantine: Quarantine) -> str:
+        if not self.rules.verify or self.rules.mode is not RepairMode.REPAIR:
+            return "its evidence is over"
+        repair = quarantine.status.repair
+        waits = f": {repair.held}" if repair is not None and repair.test_waits_since else ""
+        return f"its evidence is over; test {self.rules.verify} comes before the release{waits}"
 
     def _without_rung(self, spec: QuarantineSpec) -> str:
         if spec.requester != OURS:
@@ -96,12 +103,15 @@ class RepairPlan:
         return ""
 
 
-def ladder_of(spec: QuarantineSpec, policy: Policy) -> tuple[str, ...]:
-    """The ladder of the evidence that no sign has ended; a person's quarantine has none."""
+def ladder_of(spec: QuarantineSpec, policy: Policy, *, cleared: bool = False) -> tuple[str, ...]:
+    """The ladder of the evidence that no sign has ended; a person's quarantine has none.
+
+    ``cleared``: of the evidence that is over too.
+    """
     if spec.requester != OURS:
         return ()
     rules = policy.by_name
-    names = [item.rule for item in spec.evidence if not item.cleared]
+    names = [item.rule for item in spec.evidence if cleared or not item.cleared]
     return joined(rules[name].repair if name in rules else () for name in names)
 
 

@@ -23,7 +23,13 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.decide.intent import unsaved
-from aggregator.quarantine.decide.planner import NextStep, Situation, Step, next_step
+from aggregator.quarantine.decide.planner import (
+    RECOVERED,
+    NextStep,
+    Situation,
+    Step,
+    next_step,
+)
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
@@ -309,11 +315,16 @@ class Reconciler:
                 self._settle_waiters(node_state)
                 await self._drain.run(node_state, lambda: self._still_draining(node_state))
             case Step.RELEASE:
-                await self._release_actions.release(node_state, quarantine, step)
+                await self._release(node_state, quarantine, step)
             case Step.UNHOLD:
                 await self._release_actions.unhold(node_state, quarantine)
             case Step.LET_GO:
                 await self._release_actions.drop_finalizer(node_state, quarantine)
+
+    async def _release(self, node_state: NodeState, quarantine: Quarantine, step: NextStep) -> None:
+        if step.because == RECOVERED:
+            self._repairs.note_release(node_state)
+        await self._release_actions.release(node_state, quarantine, step)
 
     async def _do_about_marks(
         self, node_state: NodeState, quarantine: Quarantine, do: Step
@@ -365,6 +376,7 @@ class Reconciler:
             wall=self._clocks.earliest(),
             repair_busy=self._repairs.is_busy(node_state),
             repair_replaces=self._repairs.replaces(node_state),
+            untested=self._repairs.holds_release(node_state),
             repair_due=self._repairs.is_due(node_state),
         )
 

@@ -57,10 +57,11 @@ class AnswerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RepairAnswer:
-    """``text`` is for people."""
+    """``text`` is for people. ``details`` go into the event of the attempt's end."""
 
     state: AnswerState
     text: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 class Repairer(Protocol):
@@ -126,3 +127,8 @@ class RepairSettings:
     @property
     def off(self) -> bool:
         return self.rules.mode is RepairMode.OFF
+
+    @property
+    def verifies(self) -> bool:
+        """Whether nodes are tested before their release by recovery."""
+        return self.rules.mode is RepairMode.REPAIR and bool(self.rules.verify)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, replace
 
 from aggregator.clock import Clocks
@@ -34,13 +34,14 @@ from aggregator.policy.repairs import (
     ASKS_A_PERSON,
     REBOOT,
     REPLACE,
+    TEST,
     is_lemon,
     verdict_of,
 )
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.admission import Held, stopped
 from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.own_pods import without_own
@@ -61,7 +62,8 @@ from aggregator.quarantine.decide.repair import (
     request_for,
     running_of,
 )
-from aggregator.quarantine.decide.repair_plan import ladder_of
+from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
+from aggregator.quarantine.repair.before_release import NO_FIELD, TestsBeforeRelease, boot_of
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -88,10 +90,6 @@ _CLEANS_UP = 300.0
 #: So long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
 _MOST_TEXT = 500
-_NO_FIELD = (
-    "the definition of quarantines has no status.repair, so no repair is ordered: apply "
-    "deploy/kubernetes/crd.yaml"
-)
 _MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
@@ -132,6 +130,9 @@ class RepairRunner:
         self._withdrawn: dict[str, str] = {}
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
+        self._tests = TestsBeforeRelease(settings, clocks)
+        #: What the repairer has told beside the text, by operation, for the event of its end.
+        self._details: dict[str, Mapping[str, str]] = {}
 
     # -- asked by the planner -------------------------------------------------------------
 
@@ -164,11 +165,20 @@ class RepairRunner:
         return is_busy(quarantine.status.repair) or self._may_begin(quarantine)
 
     def _may_begin(self, quarantine: Quarantine) -> bool:
-        if self._settings.off or quarantine.deleting:
-            return False
-        emptied = quarantine.status.phase is Phase.DRAINED
-        cordon = quarantine.spec.action is Action.CORDON
-        return emptied or (cordon and quarantine.status.phase is Phase.CORDONED)
+        return not (self._settings.off or quarantine.deleting) and is_emptied(quarantine)
+
+    def holds_release(self, node_state: NodeState) -> bool:
+        """Whether the node has to pass a test before it is released by recovery."""
+        return self._tests.hold(node_state)
+
+    def note_release(self, node_state: NodeState) -> None:
+        """The node is about to be released by recovery: say so where the rules want a test."""
+        quarantine, text = node_state.node_summary.quarantine, self._tests.untested(node_state)
+        if quarantine is None or not text:
+            return
+        if self._observed.get(node_state.node) != (quarantine.uid, TEST):
+            self._observed[node_state.node] = (quarantine.uid, TEST)
+            self._emit_suppressed(node_state, TEST, text)
 
     # -- the step -------------------------------------------------------------------------
 
@@ -178,11 +188,21 @@ class RepairRunner:
         quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             return
+
+        def write(repair: RepairStatus) -> Awaitable[Quarantine]:
+            return self._write(node_state, quarantine, repair)
+
+        if await self._tests.write_evidence(node_state, quarantine, write):
+            node_state.own_quarantine_view().delay_repair(self._clocks.now())
+            return  # decide again, on what is written
         step = self._next(node_state, quarantine)
         if is_busy(quarantine.status.repair):
             await self._restore_lost(node_state, quarantine)
         else:
             await self._forget_leftover(node_state, quarantine, step)
+        await self._do(node_state, quarantine, step)
+
+    async def _do(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
         match step.do:
             case Do.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
                 self._observe(node_state, quarantine, step)
@@ -232,6 +252,9 @@ class RepairRunner:
             stands=_stands(node_state, quarantine),
             began=quarantine.status.admitted_at or quarantine.created_at,
             request=request_for(node_state.cluster.repair_request, quarantine.uid),
+            returns=self._tests.is_what_holds(node_state),
+            whole=ladder_of(quarantine.spec, self._policy, cleared=True),
+            boot_id=boot_of(node_state),
         )
         return next_repair(quarantine.status.repair, facts, rules, now)
 
@@ -276,9 +299,10 @@ class RepairRunner:
             return
         self._observed[node_state.node] = (quarantine.uid, step.repair)
         text = f"{step.repair} would be ordered (repair.mode is observe)"
-        self._acts.emit_event(
-            node_state, EventKind.REPAIR_SUPPRESSED, text, {"repair": step.repair}
-        )
+        self._emit_suppressed(node_state, step.repair, text)
+
+    def _emit_suppressed(self, node_state: NodeState, repair: str, text: str) -> None:
+        self._acts.emit_event(node_state, EventKind.REPAIR_SUPPRESSED, text, {"repair": repair})
 
     # -- an attempt begins ----------------------------------------------------------------
 
@@ -297,8 +321,11 @@ class RepairRunner:
             node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
             return
         why = await self._against(node_state, node, fresh, step.repair)
+        if why and self._is_in_use(fresh, step, why):
+            self._tests.note_use(fresh, why)
+            return
         if why:
-            await self._hold(node_state, fresh, why)
+            await self._hold(node_state, fresh, why, step)
             return
         entry = self._settings.repairers[step.repair]
         operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
@@ -317,38 +344,48 @@ class RepairRunner:
                 self._settings.rules,
             )
             if held is not None:
-                await self._hold(node_state, fresh, _held_text(step.repair, held))
+                await self._hold(node_state, fresh, _held_text(step.repair, held), step)
                 return
         now = round(self._clocks.latest(), 3)
         attempt = RepairAttempt(
             operation=operation,
             repair=step.repair,
             state=RepairState.ORDERING,
-            boot_id=node.boot_id,
+            boot_id=node.boot_id or (boot_of(node_state) if step.repair == TEST else ""),
             node_uid=node.uid,
             domains=domains[:_MOST_DOMAINS],
             request=step.request,
             began_at=now,
             deadline_at=now + entry.timeout,
             message=step.because[:_MOST_TEXT],
+            profile=step.profile,
         )
         before = fresh.status.repair or RepairStatus()
+        begun = replace(before, attempts=(*before.attempts, attempt), held="", test_waits_since=0.0)
+        if step.repair != TEST:  # a test says nothing about why no further repair begins
+            begun = replace(begun, exhausted="", exhausted_at=0.0)
         await self._acts.guard(node_state)()
-        written = await self._write(node_state, fresh, RepairStatus((*before.attempts, attempt)))
+        written = await self._write(node_state, fresh, begun)
         if written.status.repair is None or operation not in {
             one.operation for one in written.status.repair.attempts
         }:
             # An older definition drops the field: without its attempt an order would be repeated.
-            raise ClusterError(_NO_FIELD)
+            raise ClusterError(NO_FIELD)
         self._unsent[operation] = node_state.work.ours_since
         why = f": {step.because}" if step.because else ""
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_ORDERED,
-            f"{step.repair} is ordered{why}",
-            {"repair": step.repair, "operation": operation},
+            f"{_named(attempt)} is ordered{why}",
+            _told(attempt),
         )
         await self._send(node_state, written, attempt, self._clocks.now())
+
+    def _is_in_use(self, quarantine: Quarantine, step: NextRepair, why: str) -> bool:
+        """Whether a node that was only cordoned is in use, so that no test is due on it."""
+        cordon = quarantine.spec.action is Action.CORDON
+        due = step.repair == TEST and not step.request
+        return due and cordon and why.startswith(_PODS_LEFT)
 
     async def _against(
         self, node_state: NodeState, node: Node, quarantine: Quarantine, repair: str
@@ -363,7 +400,11 @@ class RepairRunner:
         if quarantine.spec.requester == OURS and requests.exempt(now):
             return requests.why_capped(now)
         if repair in ASKS_A_PERSON:
-            return ""
+            # No reservation, which a stop would hold.
+            stop = self._record_writer.switch.reason
+            return _held_text(repair, stopped(stop)) if stop else ""
+        if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
+            return "the node's kubelet and its agent do not name the same boot"
         status = quarantine.status
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
         found = await self._cluster.pods_on(node_state.node)
@@ -375,7 +416,7 @@ class RepairRunner:
         going = (*left.evict, *left.force, *left.leaving, *left.returned)
         names = sorted({*(pod.key for pod in going), *(left.kept or ()), *(left.waiting or ())})
         more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
-        return f"pods are still on the node: {', '.join(names[:_MOST_NAMED])}{more}"
+        return f"{_PODS_LEFT}{', '.join(names[:_MOST_NAMED])}{more}"
 
     async def _send(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt, written: float
@@ -397,6 +438,7 @@ class RepairRunner:
             known = node_state.node_summary.quarantine
             if known is None or known.uid != uid or known.deleting:
                 return False
+            self._tests.note_evidence(node_state, known)
             return known.status.phase is not Phase.RELEASING
 
         if not still():  # an order leaves with the repairer's first step
@@ -413,11 +455,13 @@ class RepairRunner:
         self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer, *, again: bool
     ) -> None:
         """What the answer to an order makes of the attempt. ``again``: it may be sent twice."""
+        self._keep_details(attempt, answer)
         match answer.state:
             case AnswerState.NOT_SENT:
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
                 if not again:
-                    await self._end(node_state, attempt, RepairState.FAILED, answer.text)
+                    state = _end_of(attempt, RepairState.FAILED)
+                    await self._end(node_state, attempt, state, answer.text)
             case AnswerState.FAILED:
                 await self._end(node_state, attempt, RepairState.FAILED, answer.text)
             case AnswerState.INCONCLUSIVE:
@@ -440,6 +484,10 @@ class RepairRunner:
                         "error": answer.text,
                     },
                 )
+
+    def _keep_details(self, attempt: RepairAttempt, answer: RepairAnswer) -> None:
+        if answer.details:
+            self._details[attempt.operation] = answer.details
 
     def _counts(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
@@ -477,7 +525,10 @@ class RepairRunner:
         node_state.take_node(node)
 
     def _order(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairOrder:
-        gpus = {item.component for item in quarantine.spec.evidence if not item.cleared}
+        evidence = quarantine.spec.evidence
+        standing = [item for item in evidence if not item.cleared]
+        # After a test that failed the evidence that is over has to be repaired too.
+        gpus = {item.component for item in standing or evidence}
         return RepairOrder(
             operation=attempt.operation,
             repair=attempt.repair,
@@ -489,6 +540,7 @@ class RepairRunner:
             lasts=max(1.0, attempt.deadline_at - self._clocks.latest()),
             gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
             bundle=_bundle(quarantine) if attempt.repair in ASKS_A_PERSON else "",
+            profile=attempt.profile,
         )
 
     async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
@@ -496,6 +548,8 @@ class RepairRunner:
         attempt = _last(quarantine)
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
+            return
+        if await self._ends_elsewhere(node_state, attempt):
             return
         node = await self._cluster.read_node(node_state.node)
         fresh = await self._acts.reread(node_state)
@@ -521,6 +575,7 @@ class RepairRunner:
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return None
         answer = await self._read_outcome(quarantine, attempt)
+        self._keep_details(attempt, answer)
         ended = _ENDS.get(answer.state)
         if ended is not None:
             await self._end(node_state, attempt, ended, answer.text)
@@ -528,7 +583,21 @@ class RepairRunner:
         if answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
             return None
-        return answer
+        return None if await self._ends_elsewhere(node_state, attempt) else answer
+
+    async def _ends_elsewhere(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
+        """End a test whose node is another one now, or in another boot: it can have no verdict."""
+        if attempt.repair != TEST:
+            return False
+        node = await self._cluster.read_node(node_state.node)
+        node_state.take_node(node)
+        if node is not None and node.uid == attempt.node_uid:
+            boots = {node.boot_id, attempt.boot_id} - {""}
+            if len(boots) < 2:
+                return False
+        text = "the node is another one, or in another boot"
+        await self._end(node_state, attempt, RepairState.INCONCLUSIVE, text)
+        return True
 
     async def _read_outcome(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
         """How far an order has come. One that may not have arrived is not asked about: a repairer
@@ -573,7 +642,9 @@ class RepairRunner:
         if answer is None:
             return
         attempt = _last(quarantine)
-        if self._is_unsent(node_state, attempt):
+        if attempt.repair == TEST:
+            await self._give_up_test(node_state, quarantine, attempt)
+        elif self._is_unsent(node_state, attempt):
             await self._end(node_state, attempt, RepairState.FAILED, "the order was never sent")
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             text = "no proof of it came in its time"
@@ -581,6 +652,18 @@ class RepairRunner:
         else:
             text = "it is not known whether the order was carried out"
             await self._end(node_state, attempt, RepairState.UNKNOWN, text)
+
+    async def _give_up_test(
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
+    ) -> None:
+        """It must not go on beside the next one, so that its repairer is asked to end it."""
+        entry = self._settings.repairers.get(TEST)
+        if entry is not None and not self._is_unsent(node_state, attempt):
+            await entry.repairer.cancel(self._order(quarantine, attempt))
+            if await self._prove(node_state, quarantine) is None:
+                return
+        text = "it gave no verdict in its time"
+        await self._end(node_state, attempt, RepairState.INCONCLUSIVE, text)
 
     async def _cancel(
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
@@ -632,6 +715,7 @@ class RepairRunner:
         self._acts.stages.note_repair(ended)
         self._unsent.pop(attempt.operation, None)
         self._ends.pop(attempt.operation, None)
+        details = self._details.pop(attempt.operation, {})
         entry = self._settings.repairers.get(attempt.repair)
         if entry is not None and entry.note_end is not None:
             entry.note_end(node_state.node, attempt.operation)
@@ -639,8 +723,8 @@ class RepairRunner:
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_ENDED,
-            f"{attempt.repair} {_IN_WORDS[state]}{reply}",
-            {"repair": attempt.repair, "outcome": state.value, "operation": attempt.operation},
+            f"{_named(attempt)} {_IN_WORDS[state]}{reply}",
+            {**details, **_told(attempt), "outcome": state.value},
         )
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
         await self._record_writer.end_repair(node_state.node, attempt.operation)
@@ -732,27 +816,44 @@ class RepairRunner:
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
     ) -> None:
         before = quarantine.status.repair or RepairStatus()
-        at = round(self._clocks.wall(), 3)
+        # Not before what it is about, of whichever replica's clock: it would be told again.
+        since = max((one.ended_at for one in before.attempts), default=0.0)
+        at = round(max(self._clocks.wall(), since, before.test_waits_since), 3)
         after = replace(before, exhausted=step.because[:_MOST_TEXT], exhausted_at=at, held="")
         written = await self._write(node_state, quarantine, after)
         if written.status.repair is None or not written.status.repair.exhausted:
-            raise ClusterError(_NO_FIELD)  # else it would be told anew at each look
+            raise ClusterError(NO_FIELD)  # else it would be told anew at each look
         tried = ", ".join(f"{one.repair} {one.state.value}" for one in before.attempts) or "none"
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_EXHAUSTED,
             f"no further repair begins, a person has to go on: {step.because}; attempts: {tried}",
-            {"attempts": tried},
+            {"attempts": tried, **_about(before)},
         )
         if step.request:
             await self._remember(node_state, step.request)
 
-    async def _hold(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:
-        """Say why the next repair does not begin now; in mode observe no object is written."""
+    async def _hold(
+        self,
+        node_state: NodeState,
+        quarantine: Quarantine,
+        why: str,
+        step: NextRepair | None = None,
+    ) -> None:
+        """Say why the next repair does not begin now; in mode observe no object is written.
+
+        ``step``: what does not begin. A test before a release does not wait for ever.
+        """
         before = quarantine.status.repair or RepairStatus()
-        if before.held == why[:_MOST_TEXT] or self._settings.rules.mode is not RepairMode.REPAIR:
+        since = before.test_waits_since
+        if step is not None and step.repair == TEST and not step.request:
+            since = since or round(self._clocks.latest(), 3)
+        after = replace(before, held=why[:_MOST_TEXT], test_waits_since=since)
+        if after == before or self._settings.rules.mode is not RepairMode.REPAIR:
             return
-        await self._write(node_state, quarantine, replace(before, held=why[:_MOST_TEXT]))
+        written = await self._write(node_state, quarantine, after)
+        if since and (written.status.repair is None or not written.status.repair.test_waits_since):
+            raise ClusterError(NO_FIELD)  # else it would wait for ever
 
     async def _write(
         self, node_state: NodeState, quarantine: Quarantine, repair: RepairStatus
@@ -773,6 +874,31 @@ _IN_WORDS: Mapping[RepairState, str] = {
     RepairState.CANCELLED: "was cancelled",
     RepairState.INCONCLUSIVE: "has no verdict about the node",
 }
+
+
+#: How a text begins that is about pods in the way.
+_PODS_LEFT = "pods are still on the node: "
+
+
+def _named(attempt: RepairAttempt) -> str:
+    return f"{attempt.repair} {attempt.profile}".rstrip()
+
+
+def _told(attempt: RepairAttempt) -> dict[str, str]:
+    """What events tell of an attempt."""
+    told = {"repair": attempt.repair, "operation": attempt.operation}
+    return told | ({"profile": attempt.profile} if attempt.profile else {})
+
+
+def _about(status: RepairStatus) -> dict[str, str]:
+    """The test that leaves the node to a person: there may be several in a quarantine."""
+    last = status.attempts[-1] if status.attempts else None
+    return _told(last) if last is not None and last.repair == TEST else {}
+
+
+def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:
+    """A test that was not carried out has not failed: it says nothing about the node."""
+    return RepairState.INCONCLUSIVE if attempt.repair == TEST else state
 
 
 def _held_text(repair: str, held: Held) -> str:

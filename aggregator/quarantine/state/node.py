@@ -351,6 +351,7 @@ class NodeState:
         repair_busy: bool = False,
         repair_replaces: bool = False,
         repair_due: bool = False,
+        untested: bool = False,
     ) -> Situation:
         """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
         node's agent as long as it has to. ``marks``: when lost marks are set again.
@@ -399,6 +400,7 @@ class NodeState:
             repair_busy=repair_busy,
             repair_replaces=repair_replaces,
             repair_due=repair_due,
+            untested=untested,
         )
 
 

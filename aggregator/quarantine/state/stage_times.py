@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aggregator.cluster.port import QuarantineSpec, QuarantineStatus, RepairAttempt
 from aggregator.health.model import Fault
-from aggregator.policy.repairs import ASKS_A_PERSON
+from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 from aggregator.runtime.histogram import Histogram
 from aggregator.runtime.text import visible
 
@@ -130,9 +130,10 @@ class StageTimes:
         found.observe(ended.ended_at - ended.began_at)
 
     def note_return(self, status: QuarantineStatus, released_at: float) -> None:
-        """As `note_release`, of a quarantine with a repair of its node; a ticket is none."""
+        """As `note_release`, of a quarantine with a repair; a ticket or a test is none."""
         attempts = status.repair.attempts if status.repair is not None else ()
-        if status.cordoned_at > 0 and any(one.repair not in ASKS_A_PERSON for one in attempts):
+        none = {*ASKS_A_PERSON, TEST}
+        if status.cordoned_at > 0 and any(one.repair not in none for one in attempts):
             self.node_return.observe(released_at - status.cordoned_at)
 
     def note_out_of_service(self, gpus: int, seconds: float) -> None:

@@ -1,0 +1,67 @@
+"""What the active tests of a quarantine say about its node now. Pure.
+
+A verdict counts from its boot alone, and only where the test began after evidence was last in
+force: a pass of before says nothing about the fault that came later.
+"""
+
+from aggregator.cluster.port import RepairAttempt, RepairState, RepairStatus
+from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+
+#: A test that ended so has said nothing about the node, and is harmless to repeat.
+_NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
+
+
+def is_verified(status: RepairStatus | None, profile: str, boot_id: str) -> bool:
+    """Whether the node has passed this profile in this boot, and nothing has spoken against it.
+
+    A repair that began after the test is something new: the test is due again.
+    """
+    for one in reversed(status.attempts if status is not None else ()):
+        if one.repair in ASKS_A_PERSON:
+            continue
+        if one.repair != TEST or one.state is RepairState.FAILED:
+            return False
+        passed = one.state is RepairState.SUCCEEDED and one.profile == profile
+        if passed and counts(status, one):
+            return bool(one.boot_id) and one.boot_id == boot_id
+    return False
+
+
+def counts(status: RepairStatus | None, test: RepairAttempt) -> bool:
+    """Whether the test began after evidence was last in force."""
+    return status is not None and test.began_at > status.evidence_at
+
+
+def outdates(status: RepairStatus | None) -> bool:
+    """Whether evidence that is in force now outdates a test, or the wait for one: that has to be
+    durable.
+    """
+    if status is None:
+        return False
+    tested = any(one.repair == TEST and counts(status, one) for one in status.attempts)
+    return tested or status.test_waits_since > 0
+
+
+def standing_failure(status: RepairStatus) -> RepairAttempt | None:
+    """The failed test that no repair and no later test has answered."""
+    for one in reversed(status.attempts):
+        answered = one.state is RepairState.SUCCEEDED and one.repair not in ASKS_A_PERSON
+        if answered:
+            return None
+        if one.repair == TEST and one.state is RepairState.FAILED:
+            return one if counts(status, one) else None
+    return None
+
+
+def without_verdict(status: RepairStatus) -> list[RepairAttempt]:
+    """The tests of this quarantine that began by themselves and ended without a verdict."""
+    return [
+        one
+        for one in status.attempts
+        if one.repair == TEST and one.state in _NO_VERDICT and not one.request
+    ]
+
+
+def last_repair(status: RepairStatus) -> RepairAttempt | None:
+    """The last attempt that is no test."""
+    return next((one for one in reversed(status.attempts) if one.repair != TEST), None)

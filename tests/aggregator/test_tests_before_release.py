@@ -1,0 +1,307 @@
+"""The test before a release, by the whole controller in virtual time, and every interruption."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.port import Action, ClusterError, Phase, RepairState, Unreachable
+from aggregator.health.model import Cleared
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from tests.aggregator.test_repair_runner import Site
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.repair_shop import TIMEOUT
+from tests.support.replica import fault, shipped_policy, snapshot
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+
+PASSED = RepairAnswer(AnswerState.DONE, "passed", {"measurements": '[["m","",1.5,"GB/s"]]'})
+FAILED = RepairAnswer(AnswerState.FAILED, "threshold: fio: too slow")
+NOTHING = RepairAnswer(AnswerState.INCONCLUSIVE, "missing-tool: there is no dcgmi")
+GOING = RepairAnswer(AnswerState.TAKEN)
+S = RepairState
+
+
+def site_that_tests(
+    *nodes: str, verdicts: tuple[RepairAnswer, ...] = (PASSED,), **rules: Any
+) -> Site:
+    """A site that tests: of a rule with a reboot, then a ticket."""
+    site = Site(*nodes, kinds=("reboot", "ticket", "test"))
+    site.rules = {"verify": "standard", "test_pause": 60.0, **rules}
+    site.shop.verdicts = list(verdicts)
+    return site
+
+
+@in_virtual_time
+async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> None:
+    site = site_that_tests()
+    site.start()
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired == ["reboot", "test"]
+    test = site.shop.orders[-1]
+    assert (test.profile, test.boot_id) == ("standard", "boot-1x")
+    record = parse_record(site.world.record.text)
+    assert record.repairs == {}
+    assert [one.repair for one in record.past_repairs["n1"]] == ["reboot"]
+    ended = [one for one in site.replica.notes.transitions if one.kind == "repair.ended"]
+    assert ended[-1].details["measurements"] == PASSED.details["measurements"]
+    assert ended[-1].details["profile"] == "standard"
+    assert "test standard succeeded: passed" in ended[-1].summary
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_that_fails_is_followed_by_the_next_rung_and_another_test() -> None:
+    site = site_that_tests(verdicts=(FAILED, PASSED))
+    site.kinds = ("gpu-reset", "reboot", "ticket", "test")
+    policy = shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset, reboot, ticket]}\n")
+    site.policy = policy
+    site.shop.answer = RepairAnswer(AnswerState.DONE, "reset")
+    site.start()
+    await site.settles(lambda: site.repaired == ["gpu-reset"])
+    site.ill["n1"] = snapshot(cleared=(Cleared("xid:79", "GPU-1", "reset"),))
+    site.report("n1")
+    site.shop.answer = RepairAnswer(AnswerState.TAKEN)
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired == ["gpu-reset", "test", "reboot", "test"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_fails_its_test_on_the_last_rung_is_a_persons() -> None:
+    site = site_that_tests(verdicts=(FAILED,))
+    site.kinds = ("reboot", "test")
+    site.start()
+    await site.settles(site.is_exhausted)
+    await later(3600)
+    site.check()
+    assert site.attempts() == [("reboot", S.SUCCEEDED), ("test", S.FAILED)]
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "test standard failed" in repair.exhausted
+    assert "fio: too slow" in repair.exhausted
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_tests_without_a_verdict_are_bounded_and_apart() -> None:
+    site = site_that_tests(verdicts=(NOTHING,))
+    site.start()
+    await site.settles(site.is_exhausted)
+    await later(3600)
+    tests = [one for one in site.quarantine().status.repair.attempts if one.repair == "test"]  # type: ignore[union-attr]  # there is one
+    assert [one.state for one in tests] == [S.INCONCLUSIVE] * 3
+    for before, after in pairwise(tests):
+        assert after.began_at >= before.ended_at + 60.0
+    assert "3 tests gave no verdict" in site.quarantine().status.repair.exhausted  # type: ignore[union-attr]  # there is one
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_without_an_end_is_cancelled_at_its_deadline_and_tried_again() -> None:
+    site = site_that_tests(verdicts=(GOING, PASSED))
+    site.start()
+    await site.settles(lambda: len(site.repaired) == 2)
+    await later(TIMEOUT - 30)
+    assert site.attempts()[-1] == ("test", S.ORDERED)
+    await site.settles(site.is_released)
+    site.check()
+    assert site.shop.cancelled == [site.shop.orders[1].operation]
+    assert site.repaired == ["reboot", "test", "test"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pass_does_not_count_where_evidence_came_during_the_test() -> None:
+    site = site_that_tests(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: len(site.repaired) == 2)
+    boot = site.world.nodes["n1"].boot_id
+    site.replica.agent("n1", snapshot(fault(boot_id=boot)), boot_id=boot)
+    await later(60)
+    assert site.attempts()[-1] == ("test", S.ORDERED)
+    site.shop.verdicts = [PASSED]
+    await later(60)
+    assert site.attempts()[1] == ("test", S.SUCCEEDED)
+    assert not site.is_released()
+    well = snapshot(cleared=(Cleared("xid:79", "GPU-1", "reset"),))
+    site.replica.agent("n1", well, boot_id=boot)
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired.count("test") == 2
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_stop_holds_the_test_and_a_node_that_waits_too_long_is_a_persons() -> None:
+    site = site_that_tests(verify_within=1800.0)
+    site.start()
+    await site.settles(lambda: site.attempts()[:1] == [("reboot", S.ORDERED)])
+    site.world.person_stops("a look")
+    await later(900)
+    assert site.attempts() == [("reboot", S.SUCCEEDED)]
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "a look" in repair.held
+    await site.settles(site.is_exhausted)
+    assert "within 30m" in site.quarantine().status.repair.exhausted  # type: ignore[union-attr]  # there is one
+    await later(7200)
+    assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_tests_a_node_that_was_left_to_them_and_it_returns() -> None:
+    site = site_that_tests(verdicts=(FAILED, PASSED))
+    site.kinds = ("reboot", "test")
+    site.start()
+    await site.settles(site.is_exhausted)
+    site.world.person_annotates("n1", REQUEST, "test:standard by-hand")
+    await site.settles(site.is_released)
+    site.check()
+    assert site.shop.orders[-1].profile == "standard"
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_another_profile_by_hand_is_no_pass_of_the_one_that_is_asked_for() -> None:
+    site = site_that_tests(verdicts=(FAILED, PASSED, GOING))
+    site.kinds = ("reboot", "test")
+    site.start()
+    await site.settles(site.is_exhausted)
+    site.world.person_annotates("n1", REQUEST, "test:quick by-hand")
+    await site.settles(lambda: len(site.repaired) == 4)
+    assert [one.profile for one in site.shop.orders] == ["", "standard", "quick", "standard"]
+    assert not site.is_released()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_persons_exemption_ends_the_wait_for_a_test() -> None:
+    site = site_that_tests(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: len(site.repaired) == 2)
+    until = "until 2100-01-01T00:00:00Z ours"
+    site.world.person_annotates("n1", EXEMPT, until)
+    await site.settles(site.is_released, within=120)
+    await site.replica.stop()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("mode", [RepairMode.OBSERVE, RepairMode.OFF])
+async def test_in_no_other_mode_a_test_holds_a_release(mode: RepairMode) -> None:
+    site = site_that_tests()
+    site.mode = mode
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    site.world.set_node(replace(site.world.nodes["n1"], boot_id="boot-2"))
+    site.report("n1")
+    await site.settles(site.is_released)
+    assert site.repaired == []
+    told = [
+        one.summary for one in site.replica.notes.transitions if one.kind == "repair.suppressed"
+    ]
+    would = "test standard would come before its release (repair.mode is observe)"
+    assert any(would in text for text in told) == (mode is RepairMode.OBSERVE)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_cordoned_node_with_work_is_released_without_a_test_and_says_so() -> None:
+    site = site_that_tests()
+    policy = shipped_policy("rules:\n  - {name: gpu-gone, action: cordon, repair: [reboot]}\n")
+    site.policy = policy
+    site.start()
+    await site.settles(
+        lambda: site.world.quarantines and site.quarantine().status.phase is Phase.CORDONED
+    )
+    assert site.quarantine().spec.action is Action.CORDON
+    site.world.set_node(replace(site.world.nodes["n1"], boot_id="boot-2"))
+    site.report("n1")
+    await site.settles(site.is_released)
+    assert site.repaired == []
+    told = [
+        one.summary for one in site.replica.notes.transitions if one.kind == "repair.suppressed"
+    ]
+    assert any("released without the test standard: pods are still on" in text for text in told)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_two_nodes_of_a_rack_are_tested_one_after_the_other() -> None:
+    site = site_that_tests("n1", "n2", concurrent_percent=100.0)
+    for name in ("n1", "n2"):
+        node = site.world.nodes[name]
+        site.world.set_node(replace(node, labels={**node.labels, "rack": "7"}))
+    site.start()
+    await site.settles(site.is_released, within=8 * TIMEOUT)
+    site.check()
+    assert site.repaired.count("test") == 2
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("after", [True, False])
+@in_virtual_time
+async def test_death_at_any_call_of_a_test_is_finished_by_the_next_process(*, after: bool) -> None:
+    """A test may be ordered twice; the node is released by a pass alone, and no limit is passed."""
+    for calls in range(1, 150):
+        site = site_that_tests()
+        site.twice, site.kinds = True, ("reboot", "test")
+        site.shop.verdicts = [GOING]
+        site.start()
+        await site.settles(lambda s=site: len(s.repaired) == 2)
+        await site.replica.stop()
+        repair = site.quarantine().status.repair
+        assert repair is not None
+        fresh = replace(repair, attempts=repair.attempts[:1])
+        site.world.put_quarantine(
+            replace(site.quarantine(), status=replace(site.quarantine().status, repair=fresh))
+        )
+        site.shop.verdicts, site.shop.orders = [PASSED], site.shop.orders[:1]
+        first = site.start(crash_at=calls, after=after)
+        await site.settles(lambda s=site, f=first: f.cluster.crashed.is_set() or s.is_released())
+        await first.stop()
+        if not first.cluster.crashed.is_set():
+            break
+        second = site.start()
+        await site.settles(site.is_released)
+        assert site.shop.wrong == [], calls
+        assert set(site.repaired) == {"reboot", "test"}, calls
+        await later(400)
+        assert parse_record(site.world.record.text).repairs == {}, calls
+        await second.stop()
+    else:
+        raise AssertionError("the test needs more calls than were tried")
+
+
+@pytest.mark.parametrize("lost", ["write_quarantine_status", "write_record", "read_node", "repair"])
+@in_virtual_time
+async def test_lost_answers_of_the_cluster_release_no_node_without_its_pass(lost: str) -> None:
+    site = site_that_tests()
+    site.twice = True
+    left = [3]
+
+    def loses(name: str) -> ClusterError | None:
+        if name == lost and len(site.repaired) >= 1 and left[0]:
+            left[0] -= 1
+            return Unreachable("the answer was lost")
+        return None
+
+    site.start(MemoryCluster(site.world, loses=loses))
+    await site.settles(site.is_released)
+    site.check()
+    assert "test" in site.repaired
+    await site.replica.stop()
