@@ -121,6 +121,13 @@ def node_name(text: str) -> str:
     return text
 
 
+def test_profile(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is None:
+        what = "expected the name of a test profile, such as standard"
+        raise argparse.ArgumentTypeError(f"{text[:300]!r}: {what}")
+    return text
+
+
 def namespace(text: str) -> str:
     if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text) is None:
         what = "expected a namespace's name: small letters, digits and '-', at most 63"

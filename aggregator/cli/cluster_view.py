@@ -98,6 +98,7 @@ def _repair(found: RepairStatus | None) -> dict[str, Any] | None:
                 "deadline_at": _time(one.deadline_at),
                 "ended_at": _time(one.ended_at),
                 "message": one.message,
+                "profile": one.profile,
             }
             for one in found.attempts
         ],

@@ -5,8 +5,24 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from aggregator.cli import bisect, bundle_command, demo, read_commands, repair, write_commands
-from aggregator.cli.arguments import Command, Parser, Subcommands, node_name, positive, program
+from aggregator.cli import (
+    active_test,
+    bisect,
+    bundle_command,
+    demo,
+    read_commands,
+    repair,
+    write_commands,
+)
+from aggregator.cli.arguments import (
+    Command,
+    Parser,
+    Subcommands,
+    node_name,
+    positive,
+    program,
+    test_profile,
+)
 from aggregator.cli.completion import SHELLS, script
 from aggregator.cli.options import (
     acting_options,
@@ -38,6 +54,7 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     _add_bisect(commands)
     _add_acting(commands, acting_options())
     _add_repair(commands, read)
+    _add_test(commands, read)
     _add_alert(commands, read)
     completion = commands.add(
         _OTHER,
@@ -344,6 +361,37 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     dry_run_option(made)
     made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     _command(made, repair.repair)
+
+
+def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+    made = commands.add(
+        _ACT,
+        "test",
+        "test a node in quarantine, or show what its tests have measured",
+        parents=[read],
+        more="The exit code is 0 where it passed, 1 where it failed, 3 without a verdict.",
+        examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
+    )
+    _add_node(made)
+    made.add_argument(
+        "--profile",
+        type=test_profile,
+        metavar="NAME",
+        help="the test profile (default: repair.verify of the aggregator)",
+    )
+    made.add_argument(
+        "--history", action="store_true", help="the tests of before, beside those of its pool"
+    )
+    made.add_argument(
+        "--no-wait", dest="wait", action="store_false", help="do not wait for the verdict"
+    )
+    made.add_argument(
+        "--timeout", type=duration, default=7200.0, metavar="TIME", help="of the wait; default: 2h"
+    )
+    local_option(made)
+    dry_run_option(made)
+    made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    _command(made, active_test.test)
 
 
 def _add_alert(commands: Subcommands, read: argparse.ArgumentParser) -> None:

@@ -165,7 +165,8 @@ def _repair(found: Answer | None) -> Iterator[str]:
         yield f"Its rules name these repairs, mildest first: {', '.join(found['ladder'])}."
     for one in found["attempts"]:
         message = f": {one['message']}" if one["message"] else ""
-        yield f"- {one['repair']} {one['state']}{message}"
+        named = " ".join(filter(None, (one["repair"], one.get("profile", ""))))
+        yield f"- {named} {one['state']}{message}"
     if found.get("requested"):
         yield f"A person asks for {found['requested']}."
     if found["waits"]:

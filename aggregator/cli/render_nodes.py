@@ -183,7 +183,7 @@ def repairs(found: Answer, screen: Screen) -> Iterator[str]:
     if found["attempts"]:
         rows = [
             (
-                one["repair"],
+                " ".join(filter(None, (one["repair"], one.get("profile", "")))),
                 one["state"],
                 ago(one["began_at"], screen.now),
                 ago(one["ended_at"], screen.now),

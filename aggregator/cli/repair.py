@@ -47,12 +47,12 @@ def _show(options: argparse.Namespace) -> None:
         "node": answer["node"],
         "phase": quarantine["phase"] if quarantine is not None else None,
         "reason": with_devices(quarantine["reason"], quarantine["evidence"]) if quarantine else "",
-        "repair": _repair_of(quarantine),
+        "repair": repair_of(quarantine),
     }
     print_answer(options, told, lines, kind=_KIND)
 
 
-def _repair_of(quarantine: Answer | None) -> Answer | None:
+def repair_of(quarantine: Answer | None) -> Answer | None:
     """The repairs of a quarantine; None where repairs are off, or the aggregator is older."""
     return quarantine.get("repair") if quarantine is not None else None
 
@@ -79,22 +79,23 @@ def _ask(options: argparse.Namespace, what: str) -> None:
         require_terminal("a repair" if what != CANCEL_REPAIR else "the end of a repair")
     with open_source(options) as source:
         known = node_answer(source, options.name)
-    effect = _effect(options, known, what)
-    change = _change(options, what, known["quarantine"].get("uid", ""))
+    told = effect(options, known, what)
+    request, _ = change(options, what, known["quarantine"].get("uid", ""))
     with open_actions(options) as actions:
         if asks:
-            confirm(effect)
+            confirm(told)
         else:
-            print(printable(effect), file=sys.stderr)
-        report(options, actions.annotate(options.name, change))
+            print(printable(told), file=sys.stderr)
+        report(options, actions.annotate(options.name, request))
 
 
-def _change(options: argparse.Namespace, what: str, uid: str) -> AnnotationChange:
+def change(options: argparse.Namespace, what: str, uid: str) -> tuple[AnnotationChange, str]:
+    """The request, and its id."""
     ident = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    return repair_requested(options.name, what, ident, uid, how=flags_of(options))
+    return repair_requested(options.name, what, ident, uid, how=flags_of(options)), ident
 
 
-def _effect(options: argparse.Namespace, known: Answer, what: str) -> str:
+def effect(options: argparse.Namespace, known: Answer, what: str) -> str:
     """The effect of the request, for its confirmation. Raises UsageError where it has none."""
     node, how = options.name, flags_of(options)
     quarantine = known["quarantine"]
@@ -104,7 +105,7 @@ def _effect(options: argparse.Namespace, known: Answer, what: str) -> str:
             f"sickbay quarantines. First: sickbay quarantine {node} --action drain "
             f'--reason "..."{how}'
         )
-    found = _repair_of(quarantine)
+    found = repair_of(quarantine)
     if known.get("source") != "cluster":
         _require_repairs(node, found, what)
     last = found["attempts"][-1] if found is not None and found["attempts"] else None

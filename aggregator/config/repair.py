@@ -35,7 +35,7 @@ _REPLACES = ("karpenter", "cluster_api")
 #: Kinds that the nodes' agents know.
 _BY_AGENT = ("gpu-reset", "reboot", "test")
 #: Providers that can tell a verdict about the node.
-_TESTS = ("agent", "command", "webhook")
+_TESTS = ("agent", "command", "webhook", "job")
 #: A BMC's emulator on this machine may be without TLS.
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -143,7 +143,8 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
                 known = " or ".join(_TESTS)
                 yield (*key, name), f"can tell no verdict about the node; expected {known}"
         else:
-            yield from _repair_errors(one, key, kubernetes=kubernetes)
+            yield from _repair_errors(one, key)
+        yield from _object_errors(one, key, kubernetes=kubernetes)
         for name in ("cancel", "idempotent"):
             if getattr(one, name) and not one.command:
                 yield (*key, name), "is about a command; expected command beside it"
@@ -159,9 +160,7 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
         yield ("repair", "mode"), text
 
 
-def _repair_errors(
-    one: RepairerSection, key: Key, *, kubernetes: bool
-) -> Iterator[tuple[Key, str]]:
+def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
     """Whether the one who is given can carry out this kind of repair."""
     if one.kind != REBOOT:
         for name in {"redfish", "ipmi"} & set(one.providers):
@@ -169,7 +168,6 @@ def _repair_errors(
     if one.agent is not None and one.kind not in _BY_AGENT:
         kinds = " or ".join(_BY_AGENT)
         yield (*key, "agent"), f"is nothing that an agent can do; expected it under {kinds}"
-    yield from _object_errors(one, key, kubernetes=kubernetes)
     if one.kind == TICKET and one.command:
         yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"
 

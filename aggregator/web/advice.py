@@ -6,8 +6,9 @@ a command would act on another cluster than this one (`Fleet.how`).
 
 from collections.abc import Collection, Iterable
 
-from aggregator.cluster.port import HookState, Phase, Quarantine
+from aggregator.cluster.port import HookState, Phase, Quarantine, RepairStatus
 from aggregator.quarantine.decide.repair import BUSY
+from aggregator.quarantine.decide.verdicts import is_about_tests
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 
@@ -199,15 +200,22 @@ def for_quarantine(
         return f"Made by a person, ended by a person: sickbay release {node}{how}"
     remedy = for_evidence(clears)
     if not remedy:
-        return (
-            "No step is needed: its evidence is over. It is released once the node has stayed well."
-        )
+        return _for_no_evidence(node, repair, how)
     sentence = remedy[0].upper() + remedy[1:]
     if repair is not None and repair.exhausted:
         sentence = f"sickbay repairs it no further (sickbay repair {node}{how}). {sentence}"
     return (
         f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}{how}"
     )
+
+
+def _for_no_evidence(node: str, repair: RepairStatus | None, how: str) -> str:
+    if repair is not None and repair.exhausted and is_about_tests(repair):
+        return (
+            f"A person decides on it: sickbay repair {node}{how}. To give it back: "
+            f"sickbay release {node}{how}"
+        )
+    return "No step is needed: its evidence is over. It is released once the node has stayed well."
 
 
 def _pods(count: int) -> str:

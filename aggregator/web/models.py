@@ -84,9 +84,10 @@ class Blocker(Shape, frozen=True, kw_only=True):
 
 
 class AttemptedRepair(Shape, frozen=True, kw_only=True):
-    """One attempt at a repair of a node. ``state`` is Ordering, Ordered, Succeeded, Failed, Unknown
-    or Cancelled; ``request`` the id of the person's request that it answers, empty where the ladder
-    asked for it. Its proof must come until ``deadline_at``.
+    """One attempt at a repair of a node, or a test of it. ``state`` is Ordering, Ordered,
+    Succeeded, Failed, Unknown, Cancelled, or of a test Inconclusive; ``request`` the id of the
+    person's request that it answers, empty where the ladder asked for it. Its proof must come until
+    ``deadline_at``. ``profile`` is that of a test.
     """
 
     operation: str
@@ -97,6 +98,7 @@ class AttemptedRepair(Shape, frozen=True, kw_only=True):
     deadline_at: Time | None
     ended_at: Time | None
     message: str
+    profile: str = ""
 
 
 class Repair(Shape, frozen=True, kw_only=True):
@@ -106,6 +108,7 @@ class Repair(Shape, frozen=True, kw_only=True):
     ``waits``: why the next repair does not begin now, empty if it is due. ``exhausted``: why none
     begins by itself any more, since ``exhausted_at``; empty: one may. ``requested``: a person's
     request that is not answered yet, as far as the asked replica knows; empty without one.
+    ``verify``: the profile of the test before a release; empty: none.
     """
 
     mode: str
@@ -116,6 +119,7 @@ class Repair(Shape, frozen=True, kw_only=True):
     exhausted: str
     exhausted_at: Time | None
     requested: str = ""
+    verify: str = ""
 
 
 class OngoingRepair(Shape, frozen=True, kw_only=True):

@@ -50,6 +50,7 @@ def repair(
                 deadline_at=wall_time(one.deadline_at),
                 ended_at=wall_time(one.ended_at),
                 message=one.message,
+                profile=one.profile,
             )
             for one in status.attempts
         ],
@@ -57,6 +58,7 @@ def repair(
         waits=plan.waits(found, now, requested=requested, unheard=unheard),
         exhausted=status.exhausted,
         exhausted_at=wall_time(status.exhausted_at),
+        verify=plan.rules.verify,
     )
 
 

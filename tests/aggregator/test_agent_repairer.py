@@ -1,6 +1,7 @@
 """Orders to agents: every answer and every doubt, by fake streams and by real ones."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,7 @@ from aggregator.repairers.agent_orders import (
     AgentOrder,
     AgentOrders,
     AgentResult,
+    Measured,
     OrderLine,
     OrderState,
 )
@@ -26,7 +28,8 @@ RESET = RepairOrder(
     "q-1-gpu-reset", "gpu-reset", "node-1", "uid", "boot-1", "q", "xid", 900, (GPU,)
 )
 REBOOT = replace(RESET, operation="q-1-reboot", repair="reboot")
-BOTH = ("gpu-reset", "reboot")
+TEST = replace(RESET, operation="q-2-test", repair="test", profile="standard")
+BOTH = ("gpu-reset", "reboot", "test")
 S, A = OrderState, AnswerState
 
 
@@ -91,6 +94,13 @@ class Bench:
         (REBOOT, S.ACCEPTED, A.TAKEN),
         (REBOOT, S.REFUSED, A.FAILED),
         (REBOOT, S.UNKNOWN, A.UNSURE),
+        (TEST, S.ACCEPTED, A.TAKEN),
+        (TEST, S.RUNNING, A.TAKEN),
+        (TEST, S.SUCCEEDED, A.DONE),
+        (TEST, S.FAILED, A.FAILED),
+        (TEST, S.REFUSED, A.INCONCLUSIVE),
+        (TEST, S.UNKNOWN, A.INCONCLUSIVE),
+        (TEST, S.INCONCLUSIVE, A.INCONCLUSIVE),
     ],
 )
 @in_virtual_time
@@ -104,6 +114,60 @@ async def test_each_state_has_its_answer(
     assert sent.boot_id == "boot-1"
     assert sent.within == 300.0
     assert sent.gpus == ((GPU,) if order is RESET else ())
+    assert sent.profile == ("standard" if order is TEST else "")
+
+
+@in_virtual_time
+async def test_a_profile_that_the_node_lacks_or_a_verb_that_it_forbids_is_no_verdict() -> None:
+    bench = Bench(S.SUCCEEDED)
+    answer = await bench.repairer.order(replace(TEST, profile="other"))
+    assert answer.state is A.INCONCLUSIVE
+    assert "no test profile other; it has: standard" in answer.text
+    bench.first.repair_verbs = ("reboot",)
+    assert (await bench.repairer.order(TEST)).state is A.INCONCLUSIVE
+    assert bench.first.ordered == []
+
+
+@in_virtual_time
+async def test_a_test_is_cancelled_at_any_time_and_says_nothing_about_the_node() -> None:
+    bench = Bench(S.RUNNING)
+    await bench.repairer.order(TEST)
+    bench.first.states = [AgentResult("", S.INCONCLUSIVE, "cancelled")]
+    assert await bench.repairer.cancel(TEST)
+    assert bench.first.cancelled == [TEST.operation]
+    assert (await bench.repairer.read_outcome(TEST)).state is A.INCONCLUSIVE
+
+
+@in_virtual_time
+async def test_a_running_test_is_waited_for() -> None:
+    bench = Bench(S.RUNNING)
+    await bench.repairer.order(TEST)
+    assert (await bench.repairer.read_outcome(TEST)).state is A.TAKEN
+
+
+@in_virtual_time
+async def test_what_a_test_has_measured_goes_into_the_details_and_is_bounded() -> None:
+    bench = Bench()
+    many = tuple(Measured("m" * 100, f"GPU-{number}", 1.5, "GB/s") for number in range(1000))
+    for measured, most in ((many[:2], 2), (many, 999)):
+        assert bench.stream is not None
+        bench.stream.states = [AgentResult("", S.FAILED, "threshold", "fio: slow", measured)]
+        order = replace(TEST, operation=f"q-{len(measured)}")
+        answer = await bench.repairer.order(order)
+        assert answer.text == "threshold: fio: slow"
+        rows = json.loads(answer.details["measurements"])
+        assert rows[0] == ["m" * 100, "GPU-0", 1.5, "GB/s"]
+        assert 2 <= len(rows) <= most
+        assert len(answer.details["measurements"]) < 4000
+
+
+def test_only_numbers_are_measurements() -> None:
+    told = pb.RepairResult(operation_id="o", state=pb.REPAIR_STATE_SUCCEEDED)
+    for value in (1.0, float("nan"), float("inf")):
+        told.measurements.add(measure="m", component="", value=value, unit="GB/s")
+    result = repair_result(told)
+    assert result is not None
+    assert [one.value for one in result.measured] == [1.0]
 
 
 @in_virtual_time

@@ -1081,8 +1081,8 @@ class ControllerMachine(RuleBasedStateMachine):
             self.kubelets_finish()
             self._go(WELL_AFTER)
         for name, one in list(self.world.quarantines.items()):
-            if "came again" in one.status.release_held:
-                self.world.person_deletes(name)  # so soon after a release a person decides
+            if self.is_a_persons(one):
+                self.world.person_deletes(name)
         self._go(60)
         mine = (OURS, FORCED)
         by_hand = {n for n, one in self.world.quarantines.items() if one.spec.requester not in mine}
@@ -1099,6 +1099,10 @@ class ControllerMachine(RuleBasedStateMachine):
         for agent in self.agents.values():
             assert agent.unacked == []
             assert agent.gone == []
+
+    def is_a_persons(self, quarantine: Quarantine) -> bool:
+        """Whether a person decides on its end: the fault came again so soon after a release."""
+        return "came again" in quarantine.status.release_held
 
     def _told_as_they_are(self) -> None:
         """No quarantine says that a Node is cordoned or drained that is not the one it marked, and

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
-from aggregator.policy.repairs import REPAIRS, TICKET, rank
+from aggregator.policy.repairs import REPAIRS, TEST, TICKET, rank
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
     Entry,
@@ -26,6 +26,7 @@ from aggregator.quarantine.decide.repair import (
     BUSY,
     CANCEL,
     FOLLOWED,
+    MOST_ATTEMPTS,
     REQUEST,
     Do,
     NextRepair,
@@ -44,6 +45,7 @@ from aggregator.quarantine.decide.repair import (
     reserve,
     running_of,
 )
+from aggregator.quarantine.decide.verdicts import is_verified
 
 ALL = dict.fromkeys(REPAIRS, False)
 FULL = tuple(one for one in REPAIRS if one != "external")
@@ -304,6 +306,211 @@ def test_busy_is_what_may_still_act() -> None:
         assert is_busy(status(attempt("reboot", state))) == (state in BUSY)
 
 
+# -- the test before a release ----------------------------------------------------------------
+
+VERIFYING = replace(RULES, verify="standard")
+#: A node whose evidence is over, in boot b.
+BACK = RepairFacts(
+    (), {**ALL, TEST: True}, stands=False, returns=True, whole=("reboot", "replace"), boot_id="b"
+)
+verdicts = st.sampled_from(
+    [
+        RepairState.SUCCEEDED,
+        RepairState.FAILED,
+        RepairState.INCONCLUSIVE,
+        RepairState.UNKNOWN,
+        RepairState.CANCELLED,
+    ]
+)
+
+
+def checked(state: RepairState, number: int = 1, **more: Any) -> RepairAttempt:
+    return attempt(TEST, state, number, **{"profile": "standard", "boot_id": "b", **more})
+
+
+def before(had: RepairStatus, now: float = NOW + 5000, **more: Any) -> NextRepair:
+    return next_repair(had, replace(BACK, **more), VERIFYING, now)
+
+
+def test_a_node_whose_evidence_is_over_is_tested_and_released_when_it_has_passed() -> None:
+    first = before(status())
+    assert (first.do, first.repair, first.profile) == (Do.ORDER, TEST, "standard")
+    assert before(status(checked(RepairState.SUCCEEDED))).do is Do.NOTHING
+    assert is_verified(status(checked(RepairState.SUCCEEDED)), "standard", "b")
+
+
+@pytest.mark.parametrize(
+    ("later", "more"),
+    [
+        ((), {"boot_id": "another"}),
+        ((), {"boot_id": ""}),
+        ((), {"profile": "quick"}),
+        ((checked(RepairState.FAILED, 2),), {}),
+        ((attempt("reboot", RepairState.SUCCEEDED, 2),), {}),
+        ((attempt("gpu-reset", RepairState.FAILED, 2),), {}),
+    ],
+)
+def test_a_pass_counts_in_its_boot_for_its_profile_until_something_else_is_done(
+    later: tuple[RepairAttempt, ...], more: dict[str, Any]
+) -> None:
+    had = status(checked(RepairState.SUCCEEDED, **more), *later)
+    assert not is_verified(had, "standard", "b")
+
+
+def test_a_ticket_and_a_test_without_a_verdict_take_no_pass_away() -> None:
+    later = attempt(TICKET, RepairState.SUCCEEDED, 2), checked(RepairState.INCONCLUSIVE, 3)
+    assert is_verified(status(checked(RepairState.SUCCEEDED), *later), "standard", "b")
+
+
+def test_no_verdict_of_before_the_latest_evidence_counts() -> None:
+    for state in (RepairState.SUCCEEDED, RepairState.FAILED):
+        had = replace(status(checked(state)), evidence_at=NOW)
+        assert before(had).repair == TEST
+        assert not is_verified(had, "standard", "b")
+
+
+def test_a_failed_test_calls_for_the_next_rung_and_its_success_for_another_test() -> None:
+    rung = attempt("reboot", RepairState.SUCCEEDED)
+    failed = checked(RepairState.FAILED, 2)
+    step = before(status(rung, failed))
+    assert (step.do, step.repair) == (Do.ORDER, "replace")
+    assert "test standard failed" in step.because
+    again = before(status(rung, failed, attempt("replace", RepairState.SUCCEEDED, 3)))
+    assert (again.do, again.repair) == (Do.ORDER, TEST)
+    last = before(status(rung, failed, attempt("replace", RepairState.FAILED, 3)))
+    assert last.do is Do.EXHAUST
+    assert before(status(failed), whole=()).do is Do.EXHAUST
+
+
+def test_after_a_repair_with_an_unknown_outcome_a_failed_test_climbs_no_further() -> None:
+    had = status(checked(RepairState.FAILED), attempt("reboot", RepairState.UNKNOWN, 2))
+    assert before(had).do is Do.EXHAUST
+    told = replace(
+        status(attempt("reboot", RepairState.UNKNOWN), checked(RepairState.FAILED, 2)),
+        exhausted="the outcome of reboot is not known",
+        exhausted_at=NOW - 10,
+    )
+    assert before(told).do is Do.EXHAUST
+    assert "is not known" in before(told).because
+    assert before(replace(told, exhausted_at=NOW)).do is Do.NOTHING
+
+
+def test_evidence_that_stands_beside_a_test_climbs_the_ladder_as_without_one() -> None:
+    unknown = status(attempt("reboot", RepairState.UNKNOWN), checked(RepairState.INCONCLUSIVE, 2))
+    assert next_repair(unknown, facts(), VERIFYING, NOW).do is Do.EXHAUST
+    rung = status(attempt("reboot", RepairState.SUCCEEDED), checked(RepairState.FAILED, 2))
+    late = next_repair(rung, facts(), VERIFYING, NOW + RULES.clear_within)
+    assert (late.do, late.repair) == (Do.ORDER, "replace")
+
+
+def test_tests_without_a_verdict_are_repeated_after_a_pause_so_many_times() -> None:
+    none = [checked(RepairState.INCONCLUSIVE, number) for number in range(1, 4)]
+    soon = NOW + RULES.test_pause - 1
+    assert before(status(*none[:2]), soon).do is Do.NOTHING
+    assert before(status(*none[:2]), soon + 1).repair == TEST
+    assert before(status(*none)).do is Do.EXHAUST
+    told = replace(status(*none), exhausted="said", exhausted_at=NOW)
+    assert before(told).do is Do.NOTHING
+    by_hand = [replace(one, request="by-hand") for one in none]
+    assert before(status(*by_hand)).repair == TEST
+
+
+def test_a_test_that_a_person_cancelled_is_followed_by_none() -> None:
+    had = status(checked(RepairState.CANCELLED))
+    assert before(had).do is Do.EXHAUST
+    assert before(replace(had, exhausted="said", exhausted_at=NOW)).do is Do.NOTHING
+
+
+def test_a_test_that_waits_too_long_for_its_beginning_is_a_persons() -> None:
+    had = replace(status(), test_waits_since=NOW, held="test is held by repair.concurrent")
+    until = NOW + RULES.verify_within
+    assert before(had, until - 1).repair == TEST
+    step = before(had, until)
+    assert step.do is Do.EXHAUST
+    assert "repair.concurrent" in step.because
+    assert before(replace(had, exhausted="said", exhausted_at=NOW), until).do is Do.NOTHING
+    early = replace(had, exhausted="of the ladder", exhausted_at=NOW - 1)
+    assert before(early, until).do is Do.EXHAUST
+
+
+@given(st.lists(st.tuples(verdicts, st.booleans()), max_size=30), ladders)
+def test_tests_end_and_only_a_pass_ends_them_without_a_person(
+    ends: list[tuple[RepairState, bool]], ladder: tuple[str, ...]
+) -> None:
+    """``ends``: of each attempt, and whether evidence has come and gone since."""
+    had, now = RepairStatus(), NOW
+    for end, evidence in [*ends, *[(RepairState.INCONCLUSIVE, False)] * MOST_ATTEMPTS]:
+        now += 10_000
+        step = next_repair(had, replace(BACK, whole=ladder), VERIFYING, now)
+        if step.do is not Do.ORDER:
+            break
+        number = len(had.attempts) + 1
+        assert number <= MOST_ATTEMPTS
+        known = end if step.repair == TEST or end is not RepairState.INCONCLUSIVE else None
+        done = attempt(
+            step.repair,
+            known or RepairState.FAILED,
+            number,
+            boot_id="b",
+            profile=step.profile,
+            began_at=now,
+            ended_at=now + 1,
+        )
+        had = replace(had, attempts=(*had.attempts, done))
+        assert malformed(had) == ""
+        if evidence:
+            had = replace(had, evidence_at=now + 2)
+    passed = is_verified(had, "standard", "b")
+    assert step.do is (Do.NOTHING if passed else Do.EXHAUST)
+    rungs = [one.repair for one in had.attempts if one.repair != TEST]
+    assert all(rank(one) < rank(other) for one, other in pairwise(rungs))
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "profile"),
+    [("test:quick a", TEST, "quick"), ("test a", TEST, ""), ("test:x.y-1 a", TEST, "x.y-1")],
+)
+def test_a_request_names_the_profile_of_its_test(text: str, what: str, profile: str) -> None:
+    asked = read_request({REQUEST: text})
+    assert asked is not None
+    assert (asked.what, asked.profile, asked.ident) == (what, profile, "a")
+
+
+@pytest.mark.parametrize(
+    "text", ["reboot:quick a", "test:../x a", "cancel:x a", f"test:{'x' * 65} a"]
+)
+def test_a_request_with_a_profile_that_makes_no_sense_asks_nothing(text: str) -> None:
+    assert read_request({REQUEST: text}) is None
+
+
+def test_a_test_by_hand_has_the_profile_that_was_asked_for_else_the_configured_one() -> None:
+    known = replace(facts(), available={TEST: True})
+    asked = RepairRequest(TEST, "a", profile="quick")
+    assert next_repair(None, replace(known, request=asked), RULES, NOW).profile == "quick"
+    plain = replace(known, request=RepairRequest(TEST, "a"))
+    assert next_repair(None, plain, VERIFYING, NOW).profile == "standard"
+    without = next_repair(None, plain, RULES, NOW)
+    assert without.do is Do.NOTHING
+    assert "without a profile" in without.because
+
+
+def test_a_test_keeps_the_fleets_limits_and_counts_for_no_bound_of_repairs() -> None:
+    record = WHOLE
+    for number in range(5):
+        proposal = RepairProposal("n1", f"t{number}", TEST, 600, domains=("rack=1",))
+        record, hold = reserve(record, proposal, RULES, SIZE, now=NOW)
+        assert hold is None
+        assert record.past_repairs == {}
+        other = RepairProposal("n2", "x", TEST, 600, domains=("rack=1",))
+        _, hold = reserve(record, other, RULES, SIZE, now=NOW)
+        assert hold is not None
+        assert hold.limit == "repair.domain"
+        record = record.end_repair("n1", f"t{number}")
+    full = {"n1": tuple(PastRepair(NOW, "reboot", str(one)) for one in range(RULES.attempts))}
+    proposal = RepairProposal("n1", "t", TEST, 600)
+    assert reserve(replace(record, past_repairs=full), proposal, RULES, SIZE, now=NOW)[1] is None
+
+
 # -- other parties --------------------------------------------------------------------------
 
 
@@ -333,7 +540,7 @@ proposals = st.builds(
     RepairProposal,
     node=st.sampled_from(NODES),
     operation=st.sampled_from(["a", "b", "c", "d", "e"]),
-    repair=st.sampled_from(REPAIRS[:-1]),
+    repair=st.sampled_from([*REPAIRS[:-1], TEST]),
     lasts=st.floats(60, 5000),
     pool=st.sampled_from(["", "p1", "p2"]),
     domains=st.sampled_from([(), ("rack=1",), ("rack=2",), ("rack=1", "clique=x")]),
@@ -374,14 +581,17 @@ def test_no_order_of_reservations_passes_a_limit(
         had = standing is not None and standing.operation == thing.operation
         if had and standing is not None and standing.until > now:
             continue  # it had it already
-        begun.setdefault(thing.node, []).append((now, thing.operation))
+        if thing.repair != TEST:
+            begun.setdefault(thing.node, []).append((now, thing.operation))
         running = [one for one in record.repairs.values() if one.until > now]
         assert len(running) <= min(rules.concurrent, max(1, int(rules.concurrent_percent)))
         domains = [domain for one in running for domain in one.domains]
         assert len(domains) == len(set(domains))
         for pool in ("p1", "p2"):
             assert sum(one.pool == pool for one in running) <= rules.pool_concurrent
-        lately = {operation for at, operation in begun[thing.node] if now - at < rules.window}
+        lately = {
+            operation for at, operation in begun.get(thing.node, []) if now - at < rules.window
+        }
         assert len(lately) <= rules.attempts
         assert parse_record(dump_record(record)) == record
 

@@ -12,8 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from aggregator.cluster.port import Action, Phase, Quarantine, RepairState
 from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
+from aggregator.quarantine.decide.planner import RECOVERED
 from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from tests.aggregator.test_controller_state_machine import _HOW, ControllerMachine, nodes
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 #: Repairs at once, of four nodes, two of which are in one rack.
 AT_ONCE = 2
 RACK = {"n1": "7", "n2": "7"}
-KINDS = {"gpu-reset": True, "reboot": False, "replace": True, "ticket": True}
+KINDS = {"gpu-reset": True, "reboot": False, "replace": True, "ticket": True, "test": True}
 CODES = st.sampled_from(("xid:79", "xid:46"))
 #: The process dies at so many calls from now, before or after the call; None: it lives.
 DEATHS = st.none() | st.tuples(st.integers(1, 20), st.booleans())
@@ -37,6 +39,11 @@ ANSWERS = (
     AnswerState.NOT_SENT,
     AnswerState.UNSURE,
 )
+PROFILE = "standard"
+#: How tests end.
+ENDS = st.sampled_from(
+    (AnswerState.TAKEN, AnswerState.DONE, AnswerState.FAILED, AnswerState.INCONCLUSIVE)
+)
 
 
 class CheckedShop(Shop):
@@ -47,6 +54,8 @@ class CheckedShop(Shop):
     def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
         known = len(self.wrong)
         answer = super().take(order, twice=twice)
+        if order.repair == "test":
+            self.machine.note_test(order)
         self.wrong[known:] = [one for one in self.wrong[known:] if not self._is_recent(one)]
         quarantine = self.world.quarantines.get(order.node)
         repair = quarantine.status.repair if quarantine is not None else None
@@ -70,6 +79,9 @@ class RepairMachine(ControllerMachine):
 
     def __init__(self) -> None:
         self.shop: CheckedShop | None = None
+        #: Releases that were looked at, and nodes that people left alone until then.
+        self.judged: set[str] = set()
+        self.freed: dict[str, float] = {}
         self.requests: dict[tuple[str, str], str] = {}
         self.changed_at = float("-inf")
         super().__init__()
@@ -83,7 +95,14 @@ class RepairMachine(ControllerMachine):
             self.shop.machine = self
         made = [(k, ShopRepairer(self.shop, cluster, sends_twice=t)) for k, t in KINDS.items()]
         rules: Any = {"concurrent": AT_ONCE, "concurrent_percent": 100.0, "attempts": 20}
+        rules |= {"verify": PROFILE, "test_pause": 30.0, "verify_within": 600.0}
         return {"repair": repair_settings(*made, **rules)}
+
+    def note_test(self, order: RepairOrder) -> None:
+        """The orders of a test come one after the other on a node."""
+        assert self.shop is not None
+        if order.profile != PROFILE:
+            self.wrong.append(f"{order.operation} has profile {order.profile!r}")
 
     def note_request(self, order: RepairOrder, node_uid: str, request: str) -> None:
         before = self.requests.setdefault((node_uid, request), order.operation)
@@ -95,6 +114,32 @@ class RepairMachine(ControllerMachine):
         assert self.shop is not None
         assert self.shop.wrong == []
         # Changes of before are known by now: what is ordered from here on is judged by them.
+
+    @invariant()
+    def no_recovered_node_is_released_without_a_pass(self) -> None:
+        """In mode repair a drained node leaves by recovery after its pass alone: it began
+        after the last evidence, and neither a failed test nor a repair came since.
+        """
+        for name, one in self.world.quarantines.items():
+            status, repair = one.status, one.status.repair
+            leaves = status.phase is Phase.RELEASING and status.released_because == RECOVERED
+            if not leaves or one.uid in self.judged or status.drained_at == 0.0:
+                continue
+            self.judged.add(one.uid)
+            if one.spec.action is Action.CORDON or self.loop.time() <= self.freed.get(name, -1.0):
+                continue
+            last = next(
+                (
+                    a
+                    for a in reversed(repair.attempts if repair else ())
+                    if a.repair != "ticket" and a.state is not RepairState.INCONCLUSIVE
+                ),
+                None,
+            )
+            assert repair is not None, one
+            assert last is not None, one
+            assert (last.repair, last.state) == ("test", RepairState.SUCCEEDED), one
+            assert last.began_at > repair.evidence_at, one
 
     def _job(self, name: str) -> None:
         super()._job(name)
@@ -109,6 +154,30 @@ class RepairMachine(ControllerMachine):
     def repairers_tell_how_far_they_are(self, state: AnswerState) -> None:
         assert self.shop is not None
         self.shop.look = RepairAnswer(state, "a test")
+
+    @rule(ends=st.lists(ENDS, min_size=1, max_size=4))
+    def tests_end_so(self, ends: list[AnswerState]) -> None:
+        assert self.shop is not None
+        tests = len({one.operation for one in self.shop.orders if one.repair == "test"})
+        known = [self.shop.verdicts[min(n, len(self.shop.verdicts) - 1)] for n in range(tests)]
+        self.shop.verdicts = known + [RepairAnswer(one, "a test") for one in ends]
+        self._go(20)
+
+    @rule(name=nodes, code=CODES, ends=st.lists(ENDS, min_size=1, max_size=3), death=DEATHS)
+    def a_node_fails_recovers_and_is_tested(
+        self,
+        name: str,
+        code: str,
+        ends: list[AnswerState],
+        death: tuple[int, bool] | None,
+    ) -> None:
+        self._nothing_is_in_the_way(name)
+        self.a_fault(name, code, "GPU-1")
+        self._is_repaired(AnswerState.TAKEN, None)
+        self.tests_end_so(ends)
+        self.what_was_ordered_happens(name)
+        self._is_repaired(AnswerState.TAKEN, death)
+        self._go(120)
 
     @rule(name=nodes, code=CODES, answer=st.sampled_from(ANSWERS), death=DEATHS)
     def a_node_fails_and_is_to_be_repaired(
@@ -201,9 +270,16 @@ class RepairMachine(ControllerMachine):
             self.a_machine_is_replaced(name, old_token=False)
         self._go(20)
 
+    def is_a_persons(self, quarantine: Quarantine) -> bool:
+        """As before; and a node whose repairs or tests are exhausted."""
+        repair = quarantine.status.repair
+        left = repair is not None and bool(repair.exhausted)
+        return left or super().is_a_persons(quarantine)
+
     def _settles(self) -> None:
         assert self.shop is not None
         self.shop.answer = self.shop.look = RepairAnswer(AnswerState.TAKEN)
+        self.shop.verdicts = [RepairAnswer(AnswerState.DONE, "passed")]
         for name in self.agents:
             self.world.person_annotates(name, REQUEST, None)
         super()._settles()

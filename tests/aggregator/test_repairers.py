@@ -24,6 +24,8 @@ TICKET = RepairOrder(
     "q-2-ticket", "ticket", "n1", "uid-n1", "b", "q", "why", 600.0, bundle='{"evidence": []}'
 )
 
+TEST = RepairOrder("q-3-test", "test", "n1", "uid-n1", "b", "q", "why", 600.0, profile="standard")
+
 
 class Answers:
     """A server that answers as it is told to, and remembers what it was asked."""
@@ -90,6 +92,26 @@ async def test_the_exit_code_of_a_command_is_its_answer(
     assert answer.state is reply
     if reply is AnswerState.FAILED:
         assert "exited with 1: no such node" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reply"),
+    [
+        ("exit 0", AnswerState.DONE),
+        ("exit 1", AnswerState.FAILED),
+        ("exit 3", AnswerState.INCONCLUSIVE),
+        ("exit 2", AnswerState.INCONCLUSIVE),
+        ("exit 75", AnswerState.NOT_SENT),
+        ("kill -9 $$", AnswerState.INCONCLUSIVE),
+        ("sleep 600", AnswerState.INCONCLUSIVE),
+    ],
+)
+async def test_a_command_fails_a_node_by_exit_code_1_alone(
+    tmp_path: Path, text: str, reply: AnswerState
+) -> None:
+    path = program(tmp_path, f'[ "$1" = standard ] || exit 9\n{text}')
+    answer = await command(path, "{profile}", limit=0.5).order(TEST)
+    assert answer.state is reply
 
 
 async def test_a_command_is_told_the_operation_and_the_boot(tmp_path: Path) -> None:
@@ -311,3 +333,28 @@ async def test_ipmitool_has_the_password_in_its_environment_and_not_in_its_argum
         "cycle",
     ]
     assert "IPMI_PASSWORD" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "reply"),
+    [
+        (200, '{"verdict": "passed", "message": "fine"}', AnswerState.DONE),
+        (200, '{"verdict": "failed", "message": "GPU 3"}', AnswerState.FAILED),
+        (200, '{"verdict": "none"}', AnswerState.INCONCLUSIVE),
+        (200, '{"verdict": "Passed"}', AnswerState.INCONCLUSIVE),
+        (200, "passed", AnswerState.INCONCLUSIVE),
+        (200, '["passed"]', AnswerState.INCONCLUSIVE),
+        (200, "[" * 1500, AnswerState.INCONCLUSIVE),
+        (202, '{"verdict": "passed"}', AnswerState.TAKEN),
+        (404, '{"verdict": "passed"}', AnswerState.INCONCLUSIVE),
+        (503, "", AnswerState.NOT_SENT),
+        (500, '{"verdict": "failed"}', AnswerState.UNSURE),
+    ],
+)
+async def test_the_verdict_of_a_webhook_is_a_word_in_its_answer_and_no_status(
+    server: Answers, secret: Path, status: int, text: str, reply: AnswerState
+) -> None:
+    server.status, server.text = status, text
+    repairer = WebhookRepairer(server.url, secret, wall=lambda: 1.0)
+    assert (await repairer.order(TEST)).state is reply
+    assert json.loads(server.asked[0][1])["profile"] == "standard"

@@ -24,7 +24,7 @@ OPENED = "stream to the aggregator opened"
 #: Seconds: the check that was off while the driver was let go of runs each minute.
 RELEASE = 150
 TWO = [gpu(0), gpu(1)]
-REPAIR = {
+REPAIR: dict[str, Any] = {
     "repair": {
         "mode": "repair",
         "clear_within": "60s",
@@ -34,6 +34,31 @@ REPAIR = {
         ],
     }
 }
+#: The same with a test before the release, by a profile of the node's own.
+TESTED = {
+    "repair": {
+        **REPAIR["repair"],
+        "verify": "own",
+        "test_pause": "1s",
+        "test_attempts": 2,
+        "repairers": [
+            *REPAIR["repair"]["repairers"],
+            {"kind": "test", "agent": {}, "timeout": "5m"},
+        ],
+    }
+}
+PROFILE = """\
+purpose = "Asks the test program of the site."
+requires = []
+
+[[step]]
+name = "site"
+command = ["site-check"]
+limit = "2m"
+output = "exit"
+required = true
+exits = { "77" = "inconclusive" }
+"""
 
 
 class RepairedNode:
@@ -57,8 +82,12 @@ class RepairedNode:
             f'nvidia_smi = "{self.tools.smi}"\n'
             f'reboot_command = ["{self.tools.folder}/reboot-now"]\n'
             f'tool_path = ["{self.tools.folder}", "/usr/bin", "/bin"]\n'
-            f'reboot_limit = "2s"\ninsecure_own_pid_namespace = true\n{QUIET}'
+            f'reboot_limit = "2s"\ninsecure_own_pid_namespace = true\n'
+            f'profiles = "{self.folder}/profiles"\n{QUIET}'
         )
+        (self.folder / "profiles").mkdir()
+        (self.folder / "profiles" / "own.toml").write_text(PROFILE)
+        self.site_check("exit 0")
         proc = self.folder / "proc"
         agent.top = f'proc = "{proc}"\n[expect]\ngpus = 2\n'
         agent.address = pci_of(1)
@@ -99,6 +128,18 @@ class RepairedNode:
         if step == "ended":
             return "an order is succeeded" in self.agent.log()
         return (self.folder / f"at-{step}").exists()
+
+    def site_check(self, then: str) -> None:
+        """The test's program notes each run, and goes on so."""
+        program = self.tools.folder / "site-check"
+        fresh = program.with_suffix(".new")
+        fresh.write_text(f"#!/bin/sh\necho ran >> {self.tools.folder}/tests\n{then}\n")
+        fresh.chmod(0o755)
+        fresh.rename(program)
+
+    def tests(self) -> int:
+        path = self.tools.folder / "tests"
+        return len(path.read_text().splitlines()) if path.exists() else 0
 
     def reboot(self) -> None:
         """The machine goes down and comes up in another boot, and its kubelet says so."""
@@ -142,6 +183,74 @@ def node_of(
         return RepairedNode(cluster_space, stack_of(REPAIR), monkeypatch, allow)
 
     return make
+
+
+@pytest.fixture
+def tested_node(
+    cluster_space: Space, stack_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> RepairedNode:
+    allow = '"gpu-reset", "reboot", "test"'
+    return RepairedNode(cluster_space, stack_of(TESTED), monkeypatch, allow)
+
+
+def test_a_node_is_released_after_the_agent_has_tested_it(tested_node: RepairedNode) -> None:
+    node = tested_node
+    node.agent.xid(95)
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    assert len(node.resets()) == 1
+    assert node.tests() == 1
+    assert node.tools.count("reboot-now") == 0
+    assert "test own succeeded: passed: site" in node.stack.aggregator.log()
+
+
+def test_a_node_that_fails_its_test_is_rebooted_and_tested_again(
+    tested_node: RepairedNode,
+) -> None:
+    node = tested_node
+    node.site_check("echo slow; exit 1")
+    node.agent.xid(95)
+    node.stack.until(
+        lambda: node.tools.count("reboot-now"), "the reboot after the test", timeout_s=RELEASE
+    )
+    assert node.states()[:2] == [("gpu-reset", "Succeeded"), ("test", "Failed")]
+    assert node.attempts[1]["profile"] == "own"
+    assert "site" in node.attempts[1]["message"]
+    node.site_check("exit 0")
+    node.reboot()
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    assert node.tests() == 2
+    assert node.tools.count("reboot-now") == 1
+
+
+def test_a_test_without_a_verdict_leaves_the_node_to_a_person(tested_node: RepairedNode) -> None:
+    node = tested_node
+    node.site_check("exit 77")
+    node.agent.xid(95)
+    node.stack.until(
+        lambda: "2 tests gave no verdict" in _repair(node)["exhausted"],
+        "a person to be asked",
+        timeout_s=RELEASE,
+    )
+    assert node.states() == [("gpu-reset", "Succeeded"), *[("test", "Inconclusive")] * 2]
+    assert node.tests() == 2
+    node.plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node.name}")
+    node.stack.until(node.is_released, "a person's release", timeout_s=60)
+
+
+def test_kill_9_of_the_aggregator_during_a_test_loses_no_verdict(
+    tested_node: RepairedNode,
+) -> None:
+    node = tested_node
+    hold = node.folder / "hold-test"
+    hold.touch()
+    node.site_check(f"while [ -e {hold} ]; do sleep 0.1; done")
+    node.agent.xid(95)
+    node.stack.until(node.tests, "the test", timeout_s=RELEASE)
+    node.stack.aggregator.kill()
+    hold.unlink()
+    node.stack.aggregator.start().ready()
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+    assert node.tests() == 1
 
 
 def test_a_gpu_is_reset_by_the_agent_and_the_node_returns(
@@ -227,6 +336,6 @@ def test_kill_9_of_the_agent_repeats_no_reset_and_tells_the_truth(
 
 
 def _repair(node: RepairedNode) -> dict[str, Any]:
-    status = (node.stack.quarantine(node.name) or {})["status"]
-    repair: dict[str, Any] = {"exhausted": "", **status["repair"]}
+    status = (node.stack.quarantine(node.name) or {}).get("status", {})
+    repair: dict[str, Any] = {"exhausted": "", **status.get("repair", {})}
     return repair

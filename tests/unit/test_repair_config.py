@@ -51,6 +51,45 @@ def test_repairs_are_off_unless_the_mode_says_otherwise(tmp_path: Path, text: st
     assert repair_settings(found, domain_labels=(), wall=lambda: 0.0).off
 
 
+TESTS = "    - {kind: test, agent: {}, timeout: 45m}\n"
+
+
+def test_a_test_before_a_release_needs_a_repairer_that_tests(tmp_path: Path) -> None:
+    text = "repair:\n  mode: repair\n  verify: standard\n  repairers:\n"
+    found = loaded(tmp_path, text + TESTS)
+    made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, agents=AgentOrders())
+    assert made.verifies
+    assert isinstance(made.repairers["test"].repairer, AgentRepairer)
+    assert made.repairers["test"].timeout == 2700.0
+    (told,) = problems(tmp_path, f"{text}    - {{kind: reboot, agent: {{}}}}\n")
+    assert "repair.verify" in told
+    assert "kind: test" in told
+
+
+@pytest.mark.parametrize("value", ["15m", "900", "1.5h", '"90s"'])
+def test_the_former_meaning_of_verify_is_refused_with_the_new_name(
+    tmp_path: Path, value: str
+) -> None:
+    (told,) = problems(tmp_path, f"repair:\n  verify: {value}\n  repairers:\n{TESTS}")
+    assert "clear_within" in told
+
+
+@pytest.mark.parametrize("value", ["../x", "a b", "x/y", '"-x"'])
+def test_a_profile_has_a_name_of_a_file(tmp_path: Path, value: str) -> None:
+    (told,) = problems(tmp_path, f"repair:\n  verify: {value}\n  repairers:\n{TESTS}")
+    assert "the name of a test profile" in told
+
+
+@pytest.mark.parametrize(
+    "provider",
+    ["karpenter: true", "ipmi: {host: h, user: u, password_file: secret}"],
+)
+def test_only_a_repairer_that_can_tell_a_verdict_tests(tmp_path: Path, provider: str) -> None:
+    text = f"repair:\n  repairers:\n    - {{kind: test, {provider}}}\n"
+    told = problems(tmp_path, text, KUBERNETES)
+    assert any("can tell no verdict about the node" in one for one in told)
+
+
 def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
     found = loaded(
         tmp_path,

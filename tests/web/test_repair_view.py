@@ -109,6 +109,21 @@ def test_a_person_is_not_told_to_reboot_a_node_that_is_being_rebooted() -> None:
     assert over.startswith("sickbay repairs it no further (sickbay repair node-2). Reboot the node")
 
 
+def test_a_node_that_its_tests_leave_to_a_person_is_not_said_to_be_released() -> None:
+    failed = replace(DONE, repair="test", state=RepairState.FAILED, profile="standard")
+    fleet = small_fleet(HANDS)
+    summary = fleet.node_summaries["node-2"]
+    for attempts, said in (((failed,), "A person decides on it"), ((DONE,), "No step is needed")):
+        repaired(summary, *attempts, exhausted="no rung is left")
+        assert summary.quarantine is not None
+        over = replace(summary.quarantine.spec, evidence=())
+        summary.own_quarantine_view().quarantine = replace(summary.quarantine, spec=over)
+        [found] = [one for one in view_fleet(fleet, NOW).quarantines if one.node == "node-2"]
+        assert found.advice.startswith(said)
+        assert found.repair is not None
+        assert found.repair.attempts[0].profile == attempts[0].profile
+
+
 def test_a_request_is_shown_until_an_attempt_answers_it() -> None:
     fleet = small_fleet(HANDS)
     fleet.repairs = REPAIRS

@@ -62,6 +62,12 @@ def without_verdict(status: RepairStatus) -> list[RepairAttempt]:
     ]
 
 
+def is_about_tests(status: RepairStatus) -> bool:
+    """Whether the last that was done is a test, or one waits: that leaves the node to a person."""
+    tested = bool(status.attempts) and status.attempts[-1].repair == TEST
+    return tested or status.test_waits_since > 0
+
+
 def last_repair(status: RepairStatus) -> RepairAttempt | None:
     """The last attempt that is no test."""
     return next((one for one in reversed(status.attempts) if one.repair != TEST), None)

@@ -1,0 +1,270 @@
+"""`sickbay test`: have a node in quarantine tested, and what its tests have measured.
+
+Exit codes: 0 passed, 1 failed, 2 the command line makes no sense, 3 no verdict.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from aggregator.cli.confirm import confirm, require_terminal
+from aggregator.cli.errors import CommandFailed, Unreached, UsageError
+from aggregator.cli.options import flags_of
+from aggregator.cli.output import Answer, print_answer
+from aggregator.cli.read_commands import node_answer
+from aggregator.cli.repair import change, effect, repair_of
+from aggregator.cli.screen import Screen
+from aggregator.cli.source import Source, open_source
+from aggregator.cli.text_table import clean, printable, table
+from aggregator.cli.wait import state
+from aggregator.cli.write_commands import open_actions, report
+from aggregator.policy.repairs import TEST
+
+#: Measure, component, value, unit.
+Row = tuple[str, str, float, str]
+PASSED, FAILED, NO_VERDICT = 0, 1, 3
+_CODES = {"Succeeded": PASSED, "Failed": FAILED}
+_BUSY = ("Ordering", "Ordered")
+_KIND = "quarantine.sickbay.dev"
+_EVERY = 1.0
+#: Transitions of one page, and pages of other nodes that are looked through for tests.
+_PAGE, _MOST_PAGES = 1000, 10
+#: Other nodes whose pool is looked up.
+_MOST_NODES = 200
+
+
+def test(options: argparse.Namespace) -> None:
+    """With --history it reads; else it writes a request on the node, and waits for the verdict."""
+    if options.output.name not in {"table", "json"}:
+        raise UsageError(f"-o {options.output.name}: expected table or json")
+    if options.history:
+        for name, given in (("--profile", options.profile), ("--yes", options.yes)):
+            if given:
+                raise UsageError(f"{name} is about a new test; --history shows those of before")
+        with open_source(options) as source:
+            told = history_of(source, options.name)
+        print_answer(options, told, history_lines, kind=_KIND)
+        return
+    _ask(options)
+
+
+def _ask(options: argparse.Namespace) -> None:
+    asks = not (options.yes or options.dry_run)
+    if asks:
+        require_terminal("a test")
+    what = f"{TEST}:{options.profile}" if options.profile else TEST
+    with open_source(options) as source:
+        known = node_answer(source, options.name)
+        told = effect(options, known, TEST)
+        _require_test(options, known)
+        change_of, ident = change(options, what, known["quarantine"].get("uid", ""))
+        with open_actions(options) as actions:
+            if asks:
+                confirm(told)
+            else:
+                print(printable(told), file=sys.stderr)
+            said = actions.annotate(options.name, change_of)
+        if options.dry_run or not options.wait:
+            report(options, said)
+            return
+        print(printable(said), file=sys.stderr)
+        attempt = _wait(source, options.name, ident, options.timeout)
+        if attempt is not None:
+            attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
+    result = {"node": options.name, "request": ident, "test": attempt}
+    print_answer(options, result, result_lines, kind=_KIND)
+    sys.stdout.flush()
+    sys.exit(NO_VERDICT if attempt is None else _CODES.get(attempt["state"], NO_VERDICT))
+
+
+def _require_test(options: argparse.Namespace, known: Answer) -> None:
+    """Raise UsageError where the node is not emptied, or no profile is known."""
+    node, quarantine, how = options.name, known["quarantine"], flags_of(options)
+    cordoned = quarantine["action"] == "cordon" and quarantine["phase"] == "Cordoned"
+    if quarantine["phase"] != "Drained" and not cordoned:
+        raise UsageError(
+            f"{node} is not drained ({state(quarantine)}), and a node with work is not tested; "
+            f"first: sickbay wait {node} --for drained{how}"
+        )
+    found = repair_of(quarantine)
+    if not options.profile and found is not None and not found.get("verify"):
+        raise UsageError(
+            f"{node}: repair.verify of the aggregator names no profile; expected --profile, one "
+            "of: sickbay-agent test --list on the node"
+        )
+
+
+# -- the wait for its verdict ------------------------------------------------------------
+
+
+def _wait(
+    source: Source,
+    node: str,
+    ident: str,
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer | None:
+    """The ended attempt that answers the request; None where it can't be known, said on stderr."""
+    end, shown = clock() + timeout, ""
+    last: Answer | None = None
+    while True:
+        with suppress(Unreached):  # the connection may be lost for a time
+            quarantine = source.quarantine(node)
+            found = repair_of(quarantine)
+            attempts = found["attempts"] if found is not None else []
+            mine = next((one for one in attempts if one["request"] == ident), None)
+            last = mine or last
+            if mine is not None and mine["state"] not in _BUSY:
+                return dict(mine)
+            if quarantine is None:
+                return _from_history(source, node, last)
+            now = _progress(found, mine)
+            if now != shown:
+                shown = now
+                print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
+        if clock() >= end:
+            text = f"{node}: no end within {timeout:g} s; it goes on: sickbay repair {node}"
+            print(printable(text), file=sys.stderr)
+            return None
+        time.sleep(_EVERY)
+
+
+def _progress(found: Answer | None, mine: Answer | None) -> str:
+    if mine is not None:
+        return f"test {mine['state']}, until {mine['deadline_at']} at the latest"
+    waits = found["waits"] if found is not None else ""
+    return f"the test has not begun{f': {waits}' if waits else ''}"
+
+
+def _from_history(source: Source, node: str, last: Answer | None) -> Answer | None:
+    """The quarantine has ended, of a node that has passed for instance: the history tells."""
+    with suppress(CommandFailed):
+        for one in _tests(source, node=node):
+            if last is not None and one["operation"] == last["operation"]:
+                return {**last, "state": one["outcome"], "message": one["summary"]}
+    print(printable(f"{node}: its quarantine ended before the test did"), file=sys.stderr)
+    return None
+
+
+def _measurements(source: Source, node: str, operation: str) -> list[Row]:
+    """The measurements of a test, as the history has them."""
+    with suppress(CommandFailed):
+        for one in _tests(source, node=node):
+            if one["operation"] == operation:
+                return _measured(one["measurements"])
+    return []
+
+
+def result_lines(told: Answer, screen: Screen) -> Iterator[str]:
+    one = told["test"]
+    if one is None:
+        yield f"{clean(told['node'])}: no verdict"
+        return
+    named = " ".join(filter(None, (one["repair"], one.get("profile", ""))))
+    yield f"{clean(told['node'])}: {clean(named)} {clean(one['state'])}: {clean(one['message'])}"
+    if one["measurements"]:
+        rows = [[str(cell) for cell in row] for row in one["measurements"]]
+        yield table(["MEASURE", "OF", "VALUE", "UNIT"], rows, screen.width)
+
+
+# -- tests of before ---------------------------------------------------------------------
+
+
+def history_of(source: Source, node: str) -> Answer:
+    """The node's tests with their measurements, and beside each measure what its pool has had."""
+    pool = source.get("nodes", node).get("pool", "")
+    mine = list(_tests(source, node=node))
+    pools: dict[str, str] = {node: pool}
+    values: dict[tuple[str, str], list[float]] = {}
+    for one in _tests(source, pages=_MOST_PAGES):
+        other = one["node"]
+        if other == node:
+            continue
+        if other not in pools and len(pools) <= _MOST_NODES:
+            pools[other] = _pool_of(source, other)
+        if pools.get(other) != pool:
+            continue
+        for measure, _, value, unit in _measured(one["measurements"]):
+            values.setdefault((measure, unit), []).append(value)
+    return {
+        "node": node,
+        "pool": pool,
+        "tests": [{**one, "measurements": _measured(one["measurements"])} for one in mine],
+        "of_pool": [
+            {"measure": measure, "unit": unit, "values": len(found), **_spread(found)}
+            for (measure, unit), found in sorted(values.items())
+        ],
+    }
+
+
+def _pool_of(source: Source, node: str) -> str:
+    """Of a node that is gone meanwhile: none."""
+    try:
+        return str(source.get("nodes", node).get("pool", ""))
+    except Unreached:
+        raise
+    except CommandFailed:
+        return "\0"
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    """The median, and the median of the distances from it (MAD)."""
+    median = statistics.median(values)
+    return {"median": median, "mad": statistics.median(abs(one - median) for one in values)}
+
+
+def history_lines(told: Answer, screen: Screen) -> Iterator[str]:
+    if not told["tests"]:
+        yield f"{clean(told['node'])}: the history has no test of it"
+        return
+    spread = {(one["measure"], one["unit"]): one for one in told["of_pool"]}
+    rows = []
+    for one in told["tests"]:
+        head = [one["at"], one["profile"], one["outcome"]]
+        for measure, of, value, unit in one["measurements"] or [("", "", "", "")]:
+            of_pool = spread.get((measure, unit))
+            beside = f"{of_pool['median']:g} +- {of_pool['mad']:g}" if of_pool is not None else ""
+            shown = f"{value:g}" if measure else ""
+            rows.append([*head, measure, of, shown, unit, beside])
+            head = ["", "", ""]
+    titles = ["TIME", "PROFILE", "RESULT", "MEASURE", "OF", "VALUE", "UNIT", "POOL MEDIAN +- MAD"]
+    yield table(titles, rows, screen.width)
+
+
+def _tests(source: Source, *, node: str = "", pages: int = 1) -> Iterator[Answer]:
+    """The ended tests that the history has, of one node or of all, the latest first."""
+    until = ""
+    seen: set[str] = set()
+    for _ in range(pages):
+        items = source.get("transitions", node=node, until=until, limit=_PAGE)["items"]
+        for one in items:
+            details = one["details"]
+            operation = details.get("operation", "")
+            ended = one["kind"] == "repair.ended" and details.get("repair") == TEST
+            if ended and operation not in seen:
+                seen.add(operation)
+                yield {
+                    "at": one["at"],
+                    "node": one["node"],
+                    "operation": operation,
+                    "profile": details.get("profile", ""),
+                    "outcome": details.get("outcome", ""),
+                    "summary": one["summary"],
+                    "measurements": details.get("measurements", ""),
+                }
+        if len(items) < _PAGE or items[-1]["at"] == until:
+            return
+        until = items[-1]["at"]
+
+
+def _measured(text: str) -> list[Row]:
+    """Rows of measure, component, value and unit; text that is none gives none."""
+    try:
+        rows = json.loads(text or "[]")
+        return [(str(m), str(of), float(value), str(unit)) for m, of, value, unit in rows]
+    except (ValueError, TypeError, RecursionError):
+        return []

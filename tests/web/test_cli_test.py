@@ -1,0 +1,201 @@
+"""`sickbay test`, as a process, against a real page and a local cluster's file."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.port import Phase, RepairAttempt, RepairState
+from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.repair import (
+    RepairMode,
+    RepairRequest,
+    RepairRules,
+    read_request,
+)
+from tests.web.support import (
+    NIGHT,
+    REPAIRS,
+    Hands,
+    Served,
+    repaired,
+    serving,
+    small_fleet,
+)
+from tests.web.test_cli import in_process, start_on
+
+HANDS = Hands()
+TESTING = replace(
+    REPAIRS,
+    rules=RepairRules(RepairMode.REPAIR, verify="standard"),
+    kinds=frozenset({"reboot", "test"}),
+)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    fleet = small_fleet(HANDS)
+    fleet.repairs = TESTING
+    repaired(fleet.node_summaries["node-2"])
+    async with serving(fleet, HANDS.clocks()) as one:
+        yield one
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.db"
+    LocalStore(path, wall=lambda: NIGHT).close()
+    return path
+
+
+def request_in(database: Path) -> RepairRequest | None:
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        found = store.node_now("node-2")
+        return read_request(found.annotations) if found is not None else None
+
+
+def ended(
+    node: str, operation: str, outcome: str, value: float, at: float = 0.0, **more: Any
+) -> Transition:
+    details = {
+        "repair": "test",
+        "profile": "standard",
+        "operation": operation,
+        "outcome": outcome,
+        "measurements": json.dumps([["disk-write-bandwidth", "", value, "MB/s"]]),
+    }
+    return Transition(
+        HANDS.wall + at, EventKind.REPAIR_ENDED, node, f"{node}: ended", "", {**details, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (RepairState.SUCCEEDED, 0),
+        (RepairState.FAILED, 1),
+        (RepairState.INCONCLUSIVE, 3),
+        (RepairState.CANCELLED, 3),
+    ],
+)
+async def test_the_verdict_is_waited_for_printed_and_the_exit_code(
+    served: Served, database: Path, state: RepairState, code: int
+) -> None:
+    where = ["--url", served.url, "--local", str(database)]
+    process = await start_on(DEVNULL, "test", "node-2", "--yes", *where)
+    assert process.stderr is not None
+    told = ""
+    while "the test has not begun" not in told:
+        line = (await process.stderr.readline()).decode()
+        assert line, told
+        told += line
+    asked = request_in(database)
+    assert asked is not None
+    assert (asked.what, asked.profile) == ("test", "")
+    attempt = RepairAttempt(
+        "q-1-test",
+        "test",
+        state,
+        request=asked.ident,
+        began_at=HANDS.wall,
+        deadline_at=HANDS.wall + 9,
+        ended_at=HANDS.wall,
+        message="fio: as it was",
+        profile="standard",
+    )
+    served.feed.record_event(ended("node-2", "q-1-test", state.value, 1840.0))
+    repaired(served.fleet.node_summaries["node-2"], attempt)
+    HANDS.advance(5)
+    out, err = await process.communicate()
+    assert process.returncode == code, err
+    text = out.decode()
+    assert f"node-2: test standard {state.value}: fio: as it was\n" in text
+    assert "disk-write-bandwidth" in text
+    assert "1840" in text
+
+
+async def test_without_a_wait_the_request_alone_is_written(served: Served, database: Path) -> None:
+    where = ["--url", served.url, "--local", str(database)]
+    done = await in_process("test", "node-2", "--profile", "long", "--no-wait", "--yes", *where)
+    assert done.code == 0, done.err
+    asked = request_in(database)
+    assert asked is not None
+    assert (asked.what, asked.profile, asked.quarantine) == ("test", "long", "q-node-2")
+
+
+async def test_no_end_within_the_time_is_no_verdict(served: Served, database: Path) -> None:
+    where = ["--url", served.url, "--local", str(database)]
+    done = await in_process("test", "node-2", "--yes", "--timeout", "1s", *where)
+    assert done.code == 3
+    assert "no end within 1 s; it goes on: sickbay repair node-2" in done.err
+
+
+async def test_a_node_that_can_not_be_tested_is_refused_with_the_next_step(
+    served: Served, database: Path
+) -> None:
+    where = ["--yes", "--url", served.url, "--local", str(database)]
+    well = await in_process("test", "node-1", *where)
+    assert well.code == 2
+    assert "sickbay quarantine node-1 --action drain" in well.err
+    view = served.fleet.node_summaries["node-2"].own_quarantine_view()
+    assert view.quarantine is not None
+    going = replace(view.quarantine.status, phase=Phase.DRAINING)
+    view.quarantine = replace(view.quarantine, status=going)
+    HANDS.advance(5)
+    busy = await in_process("test", "node-2", *where)
+    assert busy.code == 2
+    assert "sickbay wait node-2 --for drained" in busy.err
+    assert request_in(database) is None
+
+
+async def test_without_a_profile_or_a_repairer_nothing_is_asked_for(
+    served: Served, database: Path
+) -> None:
+    where = ["--yes", "--url", served.url, "--local", str(database)]
+    served.fleet.repairs = replace(TESTING, rules=RepairRules(RepairMode.REPAIR))
+    HANDS.advance(5)
+    done = await in_process("test", "node-2", *where)
+    assert (done.code, "expected --profile" in done.err) == (2, True)
+    served.fleet.repairs = REPAIRS
+    HANDS.advance(5)
+    done = await in_process("test", "node-2", "--profile", "quick", *where)
+    assert (done.code, "has no test" in done.err) == (2, True)
+    bad = await in_process("test", "node-2", "--profile", "../x", *where)
+    assert bad.code == 2
+    assert request_in(database) is None
+
+
+async def test_the_history_shows_the_nodes_tests_beside_those_of_its_pool(
+    served: Served,
+) -> None:
+    tell = served.feed.record_event
+    for number, value in enumerate((1000.0, 1100.0, 2000.0)):
+        tell(ended("node-1", f"q-9-{number}", "Succeeded", value, number))
+    tell(ended("node-2", "q-1-test", "Failed", 300.0, 10))
+    tell(ended("node-2", "q-2-reboot", "Succeeded", 9.0, 11, repair="reboot"))
+    done = await in_process("test", "node-2", "--history", "--url", served.url)
+    assert done.code == 0, done.err
+    (line,) = [one for one in done.out.splitlines() if "disk-write" in one]
+    assert "Failed" in line
+    assert line.endswith("1100 +- 100")
+    told = await in_process("test", "node-2", "--history", "-o", "json", "--url", served.url)
+    found = json.loads(told.out)
+    assert [one["operation"] for one in found["tests"]] == ["q-1-test"]
+    assert found["tests"][0]["measurements"] == [["disk-write-bandwidth", "", 300.0, "MB/s"]]
+    assert found["of_pool"] == [
+        {
+            "measure": "disk-write-bandwidth",
+            "unit": "MB/s",
+            "values": 3,
+            "median": 1100.0,
+            "mad": 100.0,
+        }
+    ]
+    none = await in_process("test", "node-1", "--history", "--profile", "x", "--url", served.url)
+    assert none.code == 2
