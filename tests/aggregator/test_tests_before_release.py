@@ -306,3 +306,19 @@ async def test_lost_answers_of_the_cluster_release_no_node_without_its_pass(lost
     site.check()
     assert "test" in site.repaired
     await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_restart_during_a_test_makes_no_second_one() -> None:
+    """The next process waits anew for the evidence to stay away, and nothing is in force."""
+    site = site_that_tests(verdicts=(GOING,))
+    site.twice = True
+    site.start()
+    await site.settles(lambda: len(site.repaired) == 2)
+    await site.replica.stop()
+    site.shop.verdicts = [PASSED]
+    site.start()
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired == ["reboot", "test"]
+    await site.replica.stop()

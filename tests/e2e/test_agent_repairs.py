@@ -196,6 +196,7 @@ def tested_node(
 def test_a_node_is_released_after_the_agent_has_tested_it(tested_node: RepairedNode) -> None:
     node = tested_node
     node.agent.xid(95)
+    node.stack.until(node.tests, "the test", timeout_s=RELEASE)
     node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
     assert len(node.resets()) == 1
     assert node.tests() == 1

@@ -79,7 +79,7 @@ class TestsBeforeRelease:
     def note_evidence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Evidence in force outdates a test, also where it is over before the next step."""
         known = self._is_outdated(node_state, quarantine)
-        if node_state.acting and not known and outdates(quarantine.status.repair):
+        if not known and _is_in_force(node_state) and outdates(quarantine.status.repair):
             self._outdated[node_state.node] = quarantine.uid, node_state.work.ours_since
             node_state.own_quarantine_view().delay_repair(self._clocks.now())
 
@@ -111,6 +111,16 @@ class TestsBeforeRelease:
             return False
         profile = self._settings.rules.verify
         return is_verified(quarantine.status.repair, profile, boot_of(node_state))
+
+
+def _is_in_force(node_state: NodeState) -> bool:
+    """Whether the node's agent tells of evidence that is in force, and is not only waited for to
+    stay away: after a start that wait begins anew.
+    """
+    return node_state.agent.is_fresh and any(
+        incident.action != "observe" and incident.in_force
+        for incident in node_state.decision.incidents.values()
+    )
 
 
 def boot_of(node_state: NodeState) -> str:
