@@ -108,7 +108,7 @@ def _wait(
     timeout: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
-    """The ended attempt that answers the request; None where it can't be known, said on stderr."""
+    """The ended attempt that answers the request; None without one, and stderr says why."""
     end, shown = clock() + timeout, ""
     last: Answer | None = None
     while True:

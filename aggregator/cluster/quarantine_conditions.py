@@ -130,17 +130,17 @@ def _repaired(spec: QuarantineSpec, repair: RepairStatus) -> tuple[bool, str, st
     if repair.exhausted and not (busy and last is not None and last.repair == TEST):
         return False, "Exhausted", repair.exhausted
     if last is not None and busy:
-        return False, last.state.value, _told(last)
+        return False, last.state.value, _describe_attempt(last)
     done = last is not None and last.state is RepairState.SUCCEEDED
     # A hold of before stays written when the evidence goes, and holds no repair then.
     over = done and all(item.cleared for item in spec.evidence)
     if repair.held and (repair.test_waits_since or not over):
         return False, "Held", repair.held
     assert last is not None  # `_conditions` asks only where there is an attempt or a reason
-    return done, last.state.value, _told(last)
+    return done, last.state.value, _describe_attempt(last)
 
 
-def _told(last: RepairAttempt) -> str:
+def _describe_attempt(last: RepairAttempt) -> str:
     named = f"{last.repair} {last.profile}".rstrip()
     return f"{named}: {last.message}".removesuffix(": ")
 

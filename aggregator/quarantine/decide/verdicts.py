@@ -1,4 +1,4 @@
-"""What the active tests of a quarantine say about its node now. Pure.
+"""The verdict of a quarantine's active tests about its node now. Pure.
 
 A verdict counts from its boot alone, and only where the test began after evidence was last in
 force: a pass of before says nothing about the fault that came later.

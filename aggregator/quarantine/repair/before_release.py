@@ -1,4 +1,4 @@
-"""Which nodes have to pass a test before their release by recovery, and what outdates a test."""
+"""The test before a release by recovery: which nodes have to pass it, and what outdates it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -60,7 +60,7 @@ class TestsBeforeRelease:
         return why if uid == quarantine.uid and self._clocks.now() < until else ""
 
     def untested(self, node_state: NodeState) -> str:
-        """What to say of a release by recovery that no test has come before; empty: nothing."""
+        """The text about a release by recovery without a test before it; empty: it has had one."""
         quarantine, rules = node_state.node_summary.quarantine, self._settings.rules
         if quarantine is None or self._settings.off or not rules.verify:
             return ""

@@ -377,7 +377,7 @@ class RepairRunner:
             node_state,
             EventKind.REPAIR_ORDERED,
             f"{_named(attempt)} is ordered{why}",
-            _told(attempt),
+            _attempt_details(attempt),
         )
         await self._send(node_state, written, attempt, self._clocks.now())
 
@@ -724,7 +724,7 @@ class RepairRunner:
             node_state,
             EventKind.REPAIR_ENDED,
             f"{_named(attempt)} {_IN_WORDS[state]}{reply}",
-            {**details, **_told(attempt), "outcome": state.value},
+            {**details, **_attempt_details(attempt), "outcome": state.value},
         )
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
         await self._record_writer.end_repair(node_state.node, attempt.operation)
@@ -884,8 +884,8 @@ def _named(attempt: RepairAttempt) -> str:
     return f"{attempt.repair} {attempt.profile}".rstrip()
 
 
-def _told(attempt: RepairAttempt) -> dict[str, str]:
-    """What events tell of an attempt."""
+def _attempt_details(attempt: RepairAttempt) -> dict[str, str]:
+    """The details of events about an attempt."""
     told = {"repair": attempt.repair, "operation": attempt.operation}
     return told | ({"profile": attempt.profile} if attempt.profile else {})
 
@@ -893,7 +893,7 @@ def _told(attempt: RepairAttempt) -> dict[str, str]:
 def _about(status: RepairStatus) -> dict[str, str]:
     """The test that leaves the node to a person: there may be several in a quarantine."""
     last = status.attempts[-1] if status.attempts else None
-    return _told(last) if last is not None and last.repair == TEST else {}
+    return _attempt_details(last) if last is not None and last.repair == TEST else {}
 
 
 def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:
