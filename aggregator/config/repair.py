@@ -152,12 +152,23 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
         if url is not None and url.scheme != "https" and url.hostname not in _HERE:
             text = "would send the BMC's password in the clear; expected https://"
             yield (*key, "redfish", "url"), text
-    if repair.verify and TEST not in seen:
-        text = f'"{repair.verify}" needs one that tests; expected repairers with kind: test, or ""'
-        yield ("repair", "verify"), text
+    if repair.verify:
+        yield from _verify_errors(repair)
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
         yield ("repair", "mode"), text
+
+
+def _verify_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
+    """Whether the profile can be tested at all; the agents' own are not known here."""
+    tests = [one for one in repair.repairers if one.kind == TEST]
+    if not tests:
+        text = f'"{repair.verify}" needs one that tests; expected repairers with kind: test, or ""'
+        yield ("repair", "verify"), text
+    elif tests[0].job is not None and repair.verify not in tests[0].job.profiles:
+        known = ", ".join(sorted(tests[0].job.profiles))
+        text = f'"{repair.verify}" is no profile of the job that tests; expected one of {known}'
+        yield ("repair", "verify"), text
 
 
 def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:

@@ -66,6 +66,18 @@ def test_a_test_before_a_release_needs_a_repairer_that_tests(tmp_path: Path) -> 
     assert "kind: test" in told
 
 
+def test_a_job_that_tests_has_the_profile_that_is_asked_for(tmp_path: Path) -> None:
+    image = f"registry.example/tests@sha256:{'0' * 64}"
+    text = (
+        "repair:\n  mode: repair\n  verify: long\n  repairers:\n"
+        f"    - {{kind: test, job: {{namespace: t, image: '{image}', "
+        "profiles: {quick: {command: [/q]}}}}\n"
+    )
+    (told,) = problems(tmp_path, text, KUBERNETES)
+    assert '"long" is no profile of the job that tests; expected one of quick' in told
+    assert loaded(tmp_path, text.replace("long", "quick"), KUBERNETES).verify == "quick"
+
+
 @pytest.mark.parametrize("value", ["15m", "900", "1.5h", '"90s"'])
 def test_the_former_meaning_of_verify_is_refused_with_the_new_name(
     tmp_path: Path, value: str
