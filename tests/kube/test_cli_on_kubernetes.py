@@ -243,3 +243,27 @@ async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -
     assert 'there is no node "no-such-node"' in typo.err
     assert "no quarantine to release" in nothing.err
     assert "no-such-namespace" in nowhere.err
+
+
+async def test_bisect_takes_nodes_and_racks_by_label_and_quarantines_the_suspects_with_your_rights(
+    cluster_space: Space, kube: KubeCluster, person: list[str], tmp_path: Path
+) -> None:
+    hall = cluster_space.namespace
+    for rack, start in (("a", 0), ("b", 3)):
+        labels = {"hall": hall, "topology.kubernetes.io/rack": rack}
+        nodes = cluster_space.create_nodes(3, start=start, labels=labels)
+    bad, state = nodes[1], tmp_path / "state.jsonl"
+    program = tmp_path / "run-test"
+    program.write_text(f'#!/bin/sh\ncase ",$1," in *,{bad},*) exit 1;; esac\n')
+    program.chmod(0o755)
+    done = await sickbay(
+        *("bisect", "-l", f"hall={hall}", "--command", f"{program} {{nodes}}"),
+        *("--state", str(state), "--quarantine", "--yes", *person),
+    )
+    assert done.code == 1, done
+    head, _, *tests = map(json.loads, state.read_text().splitlines())
+    assert sorted(set(head["domains"].values())) == ["a", "b"]
+    assert {"".join(sorted({head["domains"][node] for node in tests[0]["nodes"]}))} <= {"a", "b"}
+    spec = cluster_space.plane.call("GET", f"/apis/sickbay.dev/v1alpha1/quarantines/{bad}")["spec"]
+    assert (spec["action"], spec["kind"]) == ("cordon", "manual")
+    assert spec["reason"].startswith("fabric bisection: its test failed beside ")
