@@ -11,7 +11,7 @@ UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
 PACKAGING := build/packaging-env
 DOCS := build/docs-env
-BENCHES := taint agent scale nodes faults network fleet history hostile install page
+BENCHES := taint agent scale nodes faults repair network fleet history hostile install page
 
 .PHONY: help
 help: ## This list
@@ -235,6 +235,10 @@ bench-network: env ## The nodes that triangulation blames in graphs of known fau
 .PHONY: bench-faults
 bench-faults: env ## Losses when a process dies in a burst (BENCH_DRILLS=paused_replica,...)
 	@$(BIN)/python -m tests.bench.faults
+
+.PHONY: bench-repair
+bench-repair: env ## Repairs: decision to order, kills of the aggregator, bisection (BENCH_KILLS=20 BENCH_TRIALS=20)
+	@$(BIN)/python -m tests.bench.repair
 
 .PHONY: bench-hostile
 bench-hostile: env ## The effect of hostile clients on honest nodes (BENCH_TRIALS=10 for a short look)

@@ -200,10 +200,10 @@ async def expected_nodes(cluster: KubeCluster) -> dict[str, Node]:
     }
 
 
-async def quarantine(cluster: KubeCluster, expected: Node) -> None:
+async def quarantine(cluster: KubeCluster, expected: Node, spec: QuarantineSpec = SPEC) -> None:
     """The requests for one node, as `aggregator.quarantine.actions.cordon` makes them."""
     node: Node | None = expected
-    quarantine = await cluster.create_quarantine(expected.name, SPEC)
+    quarantine = await cluster.create_quarantine(expected.name, spec)
     while node is not None:
         with contextlib.suppress(Conflict):  # the controllers have touched it
             await cluster.patch_node(node, cordon_change(node, quarantine, off_balancers=True))
