@@ -1,16 +1,19 @@
 """The month of a large fleet (make bench-fleet) in short: fewer nodes, days, one mass event."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aggregator.quarantine.repair.protocol import RepairOrder
 from tests.bench import faultplay, massplay
 from tests.bench.faultplay import DAY, Machine
-from tests.bench.fleet import FLEET_SETTINGS, gates, live, worst
+from tests.bench.fleet import FLEET_SETTINGS, gates, live, live_repaired, repair_figures, worst
 from tests.bench.fleetplay import LEAF, play
 from tests.bench.massplay import EVENTS, mass_events, tray_fails
+from tests.bench.repairplay import Fault, Workshop
 from tests.support.replica import OPEN, UNSUSPECTING
 
 
@@ -123,3 +126,53 @@ def test_what_makes_faults_knows_nothing_of_the_rules(module: object) -> None:
     imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
     assert imports
     assert not any("aggregator" in line or "support" in line for line in imports)
+
+
+# -- repairs ---------------------------------------------------------------------------
+
+
+def test_some_days_of_a_small_fleet_are_repaired_within_the_limits_and_nothing_twice() -> None:
+    repaired = live_repaired(1, 250, 4, first=1.5 * DAY)
+    assert repaired.orders >= 2
+    assert (repaired.over_limit, repaired.twice) == ((), ())
+    assert len(repaired.returned) >= 2
+
+
+class Yard:
+    """Machines in one rack, none of which is broken."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Nothing ends here."""
+
+    def domains(self, node: str) -> tuple[str, ...]:
+        return ("rack=1",)
+
+    def broken(self, node: str) -> Sequence[Fault]:
+        return ()
+
+    def reset_gpus(self, node: str, mended: Sequence[Fault]) -> None: ...
+    def reboot(self, node: str, down: float, mended: Callable[[], Sequence[Fault]]) -> None: ...
+    def show_again(self, node: str, fault: Fault) -> None: ...
+    def call_person(self, node: str) -> None: ...
+
+
+def order(operation: str, node: str, quarantine: str) -> RepairOrder:
+    return RepairOrder(operation, "gpu-reset", node, "uid", "boot", quarantine, "a fault", 60.0)
+
+
+def test_an_aggregator_that_repairs_two_nodes_of_a_rack_or_a_rung_twice_fails_the_gates() -> None:
+    workshop = Workshop(Yard(), random.Random(1))
+    for one in (order("a", "n1", "q1"), order("a", "n1", "q1"), order("b", "n2", "q2")):
+        workshop.take(one)
+    assert workshop.tally.over_limit == ["n2: two in a domain"]
+    assert workshop.tally.twice == [], "the same operation is one order"
+    workshop.take(order("c", "n1", "q1"))
+    assert workshop.tally.twice == ["n1: gpu-reset of one quarantine", "n1: two repairs at once"]
+    months = live(1, 40, 0.01), live_repaired(1, 40, 0.01)
+    wrong = replace(months[1], over_limit=("two",), twice=("one",), returned_sick=("gpu",))
+    found = gates(worst([months[0]], 0.01) | repair_figures([months[0]], [wrong]))
+    for name in ("returned_sick", "repairs_over_limit", "repaired_twice"):
+        assert f"{name} is 1; expected 0" in found

@@ -79,8 +79,9 @@ class RepairMachine(ControllerMachine):
 
     def __init__(self) -> None:
         self.shop: CheckedShop | None = None
-        #: Quarantines whose release was looked at.
+        #: Releases that were looked at, and nodes that people left alone until then.
         self.judged: set[str] = set()
+        self.freed: dict[str, float] = {}
         self.requests: dict[tuple[str, str], str] = {}
         self.changed_at = float("-inf")
         super().__init__()
@@ -114,35 +115,31 @@ class RepairMachine(ControllerMachine):
         assert self.shop.wrong == []
         # Changes of before are known by now: what is ordered from here on is judged by them.
 
-    def check_limits(self, entries: set[str], made: dict[str, str]) -> None:
-        super().check_limits(entries, made)
-        for name, one in self.world.quarantines.items():
-            if one.status.phase is Phase.RELEASING and one.uid not in self.judged:
-                self.judged.add(one.uid)
-                self._judge_release(name, one)
-
-    def _judge_release(self, name: str, one: Quarantine) -> None:
-        """A drained node leaves by recovery after its pass alone: it began after the last evidence,
-        and neither a failed test nor a repair came since.
+    @invariant()
+    def no_recovered_node_is_released_without_a_pass(self) -> None:
+        """In mode repair a drained node leaves by recovery after its pass alone: it began
+        after the last evidence, and neither a failed test nor a repair came since.
         """
-        status, node = one.status, self.world.nodes.get(name)
-        left_alone = node is None or EXEMPT in node.annotations or node.uid != status.node_uid
-        if status.released_because != RECOVERED or not status.drained_at or left_alone:
-            return
-        if one.spec.action is Action.CORDON or self.loop.time() <= self.changed_at + 60:
-            return
-        attempts = status.repair.attempts if status.repair is not None else ()
-        told = [
-            attempt
-            for attempt in attempts
-            if attempt.repair != "ticket" and attempt.state is not RepairState.INCONCLUSIVE
-        ]
-        last = told[-1] if told else None
-        passed = last is not None and (last.repair, last.state) == ("test", RepairState.SUCCEEDED)
-        if last is None or not passed:
-            self.wrong.append(f"{name} is released without a pass: {attempts}")
-        elif status.repair is not None and last.began_at <= status.repair.evidence_at:
-            self.wrong.append(f"{name} is released by a pass of before its evidence: {attempts}")
+        for name, one in self.world.quarantines.items():
+            status, repair = one.status, one.status.repair
+            leaves = status.phase is Phase.RELEASING and status.released_because == RECOVERED
+            if not leaves or one.uid in self.judged or status.drained_at == 0.0:
+                continue
+            self.judged.add(one.uid)
+            if one.spec.action is Action.CORDON or self.loop.time() <= self.freed.get(name, -1.0):
+                continue
+            last = next(
+                (
+                    a
+                    for a in reversed(repair.attempts if repair else ())
+                    if a.repair != "ticket" and a.state is not RepairState.INCONCLUSIVE
+                ),
+                None,
+            )
+            assert repair is not None, one
+            assert last is not None, one
+            assert (last.repair, last.state) == ("test", RepairState.SUCCEEDED), one
+            assert last.began_at > repair.evidence_at, one
 
     def _job(self, name: str) -> None:
         super()._job(name)

@@ -11,6 +11,10 @@ this, and exits with 1 when a gate fails, after the figures are written.
   API server and the disk (bench-taint has them). Faults that a check sees at its next look, and
   those that a rule waits out (`for`), are the rows "seen by a check".
 - GPU hours lost: see `lost_hours`.
+- repairs: the same month again, where the aggregator has nodes repaired (`repairplay`): how long
+  from a node's taint to its release, and how many nodes were released with the fault for which they
+  were taken. The hours lost with repairs and with people are those of the jobs, and 8 for each hour
+  of a node in quarantine.
 - slow GPUs: a day of ``BENCH_SLOW_NODES`` (800) nodes a seed, minute by minute (`slowplay`). Each
   seed has four slow nodes, so precision and recall are of all seeds together.
 """
@@ -28,7 +32,7 @@ from dataclasses import dataclass, replace
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
-from tests.bench.faultplay import DAY, Story, background
+from tests.bench.faultplay import DAY, GPUS, Story, background
 from tests.bench.figures import percentile, table, write
 from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
 from tests.bench.massplay import FIRST, RACK_EVENT, mass_events, rack_events
@@ -54,6 +58,8 @@ TRIES = 3
 #: A node that was taken without need is away for so long.
 AWAY = 4 * 3600.0
 POLL = 300.0
+#: The profile of the test before a release, in the month with repairs.
+VERIFY = "standard"
 _UNJUDGED = 600.0
 
 
@@ -81,7 +87,26 @@ class Figures:
     lost: float
     lost_no_system: float
     lost_polling: float
+    returned: tuple[float, ...]
+    lost_with_people: float
     events: int
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFigures:
+    """One seed's month again, where the aggregator has nodes repaired."""
+
+    seed: int
+    returned: tuple[float, ...]
+    returned_sick: tuple[str, ...]
+    over_limit: tuple[str, ...]
+    twice: tuple[str, ...]
+    orders: int
+    tests: int
+    failed: int
+    standing: int
+    lost: float
     wall: float
 
 
@@ -98,22 +123,76 @@ def live(
 ) -> Figures:
     """One seed's month."""
     begun = time.perf_counter()
+    outcome = _play(seed, nodes, days, settings=settings, first=first)
+    return _figures(seed, outcome, days, time.perf_counter() - begun)
+
+
+def live_repaired(
+    seed: int, nodes: int, days: float, *, settings: Settings = FLEET_SETTINGS, first: float = FIRST
+) -> RepairFigures:
+    """The same month with repairs, and the test before each release."""
+    begun = time.perf_counter()
+    outcome = _play(seed, nodes, days, settings=settings, first=first, repairs=VERIFY)
+    lost, _, _ = lost_hours(_sick(outcome, days), outcome, random.Random(f"poll {seed}"))
+    again = len(outcome.returned_sick) * JOB * (WATCHDOG + RESTART) / 3600
+    tally = outcome.repairs
+    return RepairFigures(
+        seed=seed,
+        returned=tuple(outcome.returned),
+        returned_sick=tuple(outcome.returned_sick),
+        over_limit=tuple(tally.over_limit),
+        twice=tuple(tally.twice),
+        orders=tally.orders,
+        tests=tally.tests,
+        failed=tally.failed,
+        standing=len(outcome.standing),
+        lost=lost + again + out_of_service(outcome),
+        wall=time.perf_counter() - begun,
+    )
+
+
+def _play(
+    seed: int,
+    nodes: int,
+    days: float,
+    *,
+    settings: Settings,
+    first: float,
+    repairs: str | None = None,
+) -> Outcome:
     stories = schedule(seed, nodes, days, first_mass=first)
     rng = random.Random(f"play {seed}")
     restarts = tuple(sorted(rng.uniform(0.1, 0.9) * days * DAY for _ in range(2)))
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    outcome = play(stories, nodes=nodes, days=days, settings=settings, rng=rng, restarts=restarts)
-    return _figures(seed, outcome, days, time.perf_counter() - begun)
+    return play(
+        stories,
+        nodes=nodes,
+        days=days,
+        settings=settings,
+        rng=rng,
+        restarts=restarts,
+        repairs=repairs,
+    )
 
 
-def _figures(seed: int, outcome: Outcome, days: float, wall: float) -> Figures:
-    sick = [
+def _sick(outcome: Outcome, days: float) -> list[Trouble]:
+    """The faults that there was time to find."""
+    return [
         trouble
         for trouble in outcome.troubles
         if trouble.story.sick and trouble.story.at < days * DAY - _UNJUDGED
     ]
+
+
+def out_of_service(outcome: Outcome) -> float:
+    """GPU hours of nodes in quarantine."""
+    return GPUS * sum((*outcome.returned, *outcome.standing)) / 3600
+
+
+def _figures(seed: int, outcome: Outcome, days: float, wall: float) -> Figures:
+    sick = _sick(outcome, days)
     explicit = [trouble for trouble in sick if trouble.story.explicit]
     checked = [t for t in sick if not t.story.explicit and not t.story.unseen]
     lost, none, polled = lost_hours(sick, outcome, random.Random(f"poll {seed}"))
@@ -135,6 +214,8 @@ def _figures(seed: int, outcome: Outcome, days: float, wall: float) -> Figures:
         lost=lost,
         lost_no_system=none,
         lost_polling=polled,
+        returned=tuple(outcome.returned),
+        lost_with_people=lost + out_of_service(outcome),
         events=outcome.events,
         wall=wall,
     )
@@ -216,6 +297,27 @@ def _worst_percentile(all_seeds: Sequence[Sequence[float]], percent: float) -> f
     return round(max((percentile(one, percent) for one in all_seeds if one), default=0.0), 3)
 
 
+def repair_figures(
+    people: Sequence[Figures], repaired: Sequence[RepairFigures]
+) -> dict[str, float | int | str]:
+    """The worst of all seeds with repairs, and beside them with people alone."""
+    sick = Counter(cause for one in repaired for cause in one.returned_sick)
+    return {
+        "returned_p50_s": _worst_percentile([one.returned for one in repaired], 50),
+        "returned_people_p50_s": _worst_percentile([one.returned for one in people], 50),
+        "returned_sick": max(len(one.returned_sick) for one in repaired),
+        "returned_sick_causes": ", ".join(f"{cause} {n}" for cause, n in sick.most_common()),
+        "repairs_over_limit": max(len(one.over_limit) for one in repaired),
+        "repaired_twice": max(len(one.twice) for one in repaired),
+        "gpu_hours_lost_with_repair": round(max(one.lost for one in repaired), 1),
+        "gpu_hours_lost_with_people": round(max(one.lost_with_people for one in people), 1),
+        "repair_orders": max(one.orders for one in repaired),
+        "repair_orders_failed": max(one.failed for one in repaired),
+        "repair_tests": max(one.tests for one in repaired),
+        "repairs_standing_at_the_end": max(one.standing for one in repaired),
+    }
+
+
 def slow_figures(all_seeds: Sequence[SlowOutcome]) -> dict[str, float | int | str]:
     """The outliers that were found among slow GPUs, of all seeds together."""
     right = sum(one.right for one in all_seeds)
@@ -250,6 +352,11 @@ def gates(figures: dict[str, float | int | str]) -> list[str]:
         failed.append(f"{figures['rack_event_quarantines']} quarantines came of rack events")
     if figures["rack_event_alerts"] != 1.0:
         failed.append(f"a rack event caused {figures['rack_event_alerts']} alerts; expected one")
+    failed += [
+        f"{name} is {figures[name]}; expected 0"
+        for name in ("returned_sick", "repairs_over_limit", "repaired_twice")
+        if figures.get(name, 0) != 0
+    ]
     return failed
 
 
@@ -262,6 +369,9 @@ _WANTED = {
     "slow_recall": ">= 0.8",
     "rack_event_quarantines": "0",
     "rack_event_alerts": "1.0",
+    "returned_sick": "0",
+    "repairs_over_limit": "0",
+    "repaired_twice": "0",
 }
 
 
@@ -275,6 +385,7 @@ def main() -> int:
     done: list[Figures] = []
     with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=1) as pool:
         asked = [pool.submit(live, seed, nodes, days) for seed in range(1, seeds + 1)]
+        repairing = [pool.submit(live_repaired, seed, nodes, days) for seed in range(1, seeds + 1)]
         slow = [pool.submit(play_slow, slow_nodes, seed) for seed in range(1, seeds + 1)]
         for one in asked:
             figures = one.result()
@@ -287,8 +398,9 @@ def main() -> int:
                 f"held {figures.held_by}, {figures.events} events in {figures.wall:.0f} s",
                 flush=True,
             )
+        repaired = [one.result() for one in repairing]
         slow_outcomes = [one.result() for one in slow]
-    found = worst(done, days) | slow_figures(slow_outcomes)
+    found = worst(done, days) | repair_figures(done, repaired) | slow_figures(slow_outcomes)
     found["nodes"] = nodes
     found["wall_s"] = round(time.perf_counter() - begun, 1)
     rows = [(name, str(value), _WANTED.get(name, "")) for name, value in found.items()]

@@ -11,10 +11,11 @@ listed every 6 hours. All else is as it is.
 """
 
 import asyncio
+import contextlib
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -47,6 +48,8 @@ from tests.bench.faultplay import (
     gpu,
 )
 from tests.bench.massplay import FABRIC, RACK_EVENT
+from tests.bench.repairplay import DOMAINS, Tally, Workshop
+from tests.bench.repairplay import Fault as Broken
 from tests.support import virtual_time
 from tests.support.memory_cluster import World
 from tests.support.replica import FakeLine, Replica
@@ -62,6 +65,13 @@ DEAD_FOUND, UNSEEN_FOUND = 2 * 3600.0, 2 * DAY
 _NEXT_LOOK = 60.0
 #: Seconds between rounds: in quiet times, and around a mass event.
 QUIET_ROUNDS, BUSY_ROUNDS = 600.0, 30.0
+#: The same in quiet times where nodes are repaired: a repair's next step waits for a round.
+REPAIR_ROUNDS = 120.0
+#: A person takes over a node that no order and no end of its repairs has told of (seconds).
+_NOT_REPAIRED, _FORGOTTEN = 1800.0, DAY
+#: A node that has come again after a release is not released by itself: the person does it so long
+#: after the repair (seconds).
+_RELEASES = 5400.0
 #: Rounds are frequent for so long after the last that a mass event did.
 _AFTERMATH = 3600.0
 #: Sums of seconds differ by less.
@@ -90,6 +100,20 @@ class Trouble:
     over: float = math.inf
     caught: float | None = None
     latency: float | None = None
+
+    @property
+    def cause(self) -> str:
+        return self.story.cause
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes of its lines."""
+        return frozenset(sign.code for _, sign in self.story.signs if isinstance(sign, Line))
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the node is sick until it is repaired, by a fault of its own."""
+        return self.story.sick and self.story.ends == math.inf and not self.story.mass
 
     def at_work(self, now: float) -> bool:
         """Whether the fault is at work.
@@ -122,6 +146,11 @@ class Played:
     latched: dict[tuple[str, str], Fault] = field(default_factory=dict)
     troubles: list[Trouble] = field(default_factory=list)
     quarantined: bool = False
+    #: Since when it is in quarantine, and how often it was; a person is called once in each.
+    since: float = math.inf
+    quarantines: int = 0
+    ordered: int = 0
+    person_called: int = 0
     seq: int = 0
 
     @property
@@ -146,6 +175,12 @@ class Outcome:
     events: int = 0
     #: The alerts about nodes in a rack event, and about the common causes that hold them.
     rack_alerts: list[str] = field(default_factory=list)
+    #: Seconds from each taint to its release, and those of quarantines that stand at the end.
+    returned: list[float] = field(default_factory=list)
+    standing: list[float] = field(default_factory=list)
+    #: Nodes that were released while a fault for which they were taken was at work, by its cause.
+    returned_sick: list[str] = field(default_factory=list)
+    repairs: Tally = field(default_factory=Tally)
 
 
 class Play:
@@ -161,18 +196,30 @@ class Play:
         settings: Settings,
         rng: random.Random,
         restarts: tuple[float, ...] = (),
+        repairs: str | None = None,
     ) -> None:
+        """``repairs``: None, people repair all nodes; else the profile of the test before a
+        release, which is empty for none.
+        """
         self._loop = loop
         self._end = days * DAY
         self._settings = settings
+        self._workshop: Workshop | None = None
         self._rng = rng
         self._machine = Machine(rng)
         self._begun = loop.time()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+        self._sooner = asyncio.Event()
         self._restarts = restarts
         self._replica: Replica | None = None
         self.outcome = Outcome()
+        if repairs is not None:
+            self._workshop = Workshop(self, random.Random(rng.random()), verify=repairs)
+            self._settings = replace(settings, repair=self._workshop.settings())
+            self.outcome.repairs = self._workshop.tally
+        self._quiet = REPAIR_ROUNDS if repairs is not None else QUIET_ROUNDS
+        _rounds(self._quiet)
         self._open_rack_causes: set[str] = set()
         self.world = World()
         well = {key: Component(*key, Status.OK, "", "", self._begun) for key in _WELL}
@@ -189,7 +236,7 @@ class Play:
             self._nodes.append(node)
         for first, last in _mass_times(stories):
             self._at(first - QUIET_ROUNDS, lambda: _rounds(BUSY_ROUNDS))
-            self._at(last + _AFTERMATH, lambda: _rounds(QUIET_ROUNDS))
+            self._at(last + _AFTERMATH, lambda: _rounds(self._quiet))
         for story in stories:
             self._at(story.at, lambda story=story: self._begin(story))  # type: ignore[misc]
 
@@ -200,8 +247,8 @@ class Play:
         while self._heap and self._heap[0][0] <= self._end:
             at = self._heap[0][0]
             wait = self._begun + at - self._loop.time()
-            if wait > 0:
-                await asyncio.sleep(wait)
+            if wait > 0 and await self._sleep(wait):
+                continue  # an order has come meanwhile, and something follows it sooner
             while self._heap and self._heap[0][0] <= at:
                 heapq.heappop(self._heap)[2]()
                 self.outcome.events += 1
@@ -211,9 +258,24 @@ class Play:
             self._collect_transitions()
         await asyncio.sleep(max(0.0, self._begun + self._end - self._loop.time()))
         self._collect_transitions()
+        for node in self._nodes:
+            if node.quarantined:
+                self.outcome.standing.append(self._end - node.since)
         if self._replica is not None:
             await self._replica.stop()
         return self.outcome
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Returns early, and True, where an earlier event than all others comes up meanwhile."""
+        if self._workshop is None:  # the aggregator makes no events
+            await asyncio.sleep(seconds)
+            return False
+        self._sooner.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sooner.wait()
+                return True
+        return False
 
     # -- time ----------------------------------------------------------------------------
 
@@ -224,6 +286,8 @@ class Play:
 
     def _at(self, at: float, act: Callable[[], None]) -> None:
         self._count += 1
+        if self._heap and at < self._heap[0][0]:
+            self._sooner.set()
         heapq.heappush(self._heap, (at, self._count, act))
 
     # -- the aggregator --------------------------------------------------------------------
@@ -360,12 +424,15 @@ class Play:
             self._boot(node)
         self._leave(node, sign.down)
 
-    def _boot(self, node: Played) -> None:
-        """Another boot: faults from the log are historical; broken parts stay broken."""
+    def _boot(self, node: Played, *, mends: bool = True) -> None:
+        """Another boot: faults from the log are historical; broken parts stay broken.
+
+        ``mends``: what only the log tells of is over.
+        """
         node.boot += 1
         node.booting = True
         node.latched.clear()
-        for trouble in node.troubles:
+        for trouble in node.troubles if mends else ():
             by_log = any(isinstance(sign, Line) for _, sign in trouble.story.signs)
             if trouble.story.sick and by_log and trouble.over == math.inf:
                 trouble.over = self._now
@@ -458,6 +525,15 @@ class Play:
                 self._mend(node, known)
         self._boot(node)
         self._leave(node, self._rng.uniform(240.0, 600.0))
+        if self._workshop is not None and trouble is None:
+            this = node.quarantines
+
+            def release() -> None:
+                standing = node.name in self.world.quarantines
+                if standing and node.quarantined and node.quarantines == this:
+                    self.world.person_deletes(node.name)
+
+            self._at(self._now + _RELEASES, release)
 
     def _note(self, told: Transition) -> None:
         if told.kind is EventKind.HELD:
@@ -470,11 +546,108 @@ class Play:
         node = self._nodes[int(told.node.removeprefix("node-"))]
         at = told.at - self._begun
         if told.kind is EventKind.CORDONED:
-            node.quarantined = True
-            self._judge(node, at)
-            self._at(at + self._machine.repair_takes(), lambda: self._repair(node))
+            self._begin_quarantine(node, at)
+        elif told.kind is EventKind.REPAIR_ORDERED:
+            node.ordered = node.quarantines
+        elif told.kind is EventKind.REPAIR_EXHAUSTED:
+            self._send_person(node)
         elif told.kind in (EventKind.RELEASED, EventKind.OVERRULED):
-            node.quarantined = False
+            self._end_quarantine(node, at)
+
+    def _begin_quarantine(self, node: Played, at: float) -> None:
+        node.quarantined, node.since = True, at
+        node.quarantines += 1
+        self._judge(node, at)
+        if self._workshop is None:
+            self._send_person(node)
+            return
+        this = node.quarantines
+
+        def unless_ordered() -> None:
+            if node.quarantines == this and node.ordered != this:
+                self._send_person(node)
+
+        def if_forgotten() -> None:
+            if node.quarantines == this:
+                self._send_person(node)
+
+        self._at(at + _NOT_REPAIRED, unless_ordered)
+        self._at(at + _FORGOTTEN, if_forgotten)
+
+    def _end_quarantine(self, node: Played, at: float) -> None:
+        if not node.quarantined:
+            return
+        node.quarantined = False
+        self.outcome.returned.append(at - node.since)
+        sick = [one for one in self._lasting(node, at) if one.caught is not None]
+        if sick:
+            self.outcome.returned_sick.append(sick[-1].cause)
+        if self._workshop is not None:
+            self._workshop.note_released(node.name)
+
+    def _send_person(self, node: Played) -> None:
+        """A person repairs the node, once in a quarantine."""
+        if node.quarantined and node.person_called != node.quarantines:
+            node.person_called = node.quarantines
+            self._at(self._now + self._machine.repair_takes(), lambda: self._repair(node))
+
+    def _lasting(self, node: Played, at: float) -> list[Trouble]:
+        """What is broken, and the node tells of."""
+        found = [one for one in node.troubles if one.lasts and one.at_work(at)]
+        return [one for one in found if not one.story.unseen]
+
+    # -- repairs: `repairplay.Bay` ---------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._now
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        self._at(when, act)
+
+    def domains(self, node: str) -> tuple[str, ...]:
+        labels = self.world.nodes[node].labels
+        return tuple(f"{key}={labels[key]}" for key in DOMAINS)
+
+    def broken(self, node: str) -> Sequence[Broken]:
+        return self._lasting(self._named(node), self._now)
+
+    def reset_gpus(self, node: str, mended: Sequence[Broken]) -> None:
+        played = self._named(node)
+        self._mend_all(played, mended)
+        for component in {key[1] for key in played.latched}:
+            self._reset(played, component)
+
+    def reboot(self, node: str, down: float, mended: Callable[[], Sequence[Broken]]) -> None:
+        played = self._named(node)
+        self._leave(played, down)
+
+        def back() -> None:
+            self._mend_all(played, mended())
+            self._boot(played, mends=False)
+            self._return(played)
+
+        if down < math.inf:
+            self._at(self._now + down, back)
+
+    def show_again(self, node: str, fault: Broken) -> None:
+        played = self._named(node)
+        for trouble in self._lasting(played, self._now):
+            if trouble is fault and not played.booting and played.away_until < math.inf:
+                for _, sign in trouble.story.signs:
+                    if isinstance(sign, Line):
+                        self._latch(played, sign)
+
+    def call_person(self, node: str) -> None:
+        self._send_person(self._named(node))
+
+    def _named(self, node: str) -> Played:
+        return self._nodes[int(node.removeprefix("node-"))]
+
+    def _mend_all(self, node: Played, mended: Sequence[Broken]) -> None:
+        for trouble in node.troubles:
+            if any(trouble is one for one in mended):
+                trouble.over = min(trouble.over, self._now)
+                self._mend(node, trouble)
 
     def _count_rack_alert(self, told: Transition) -> None:
         """Count an alert that a rack event causes: of a node in it, or of a cause of such nodes."""
@@ -580,14 +753,22 @@ def play(
     settings: Settings,
     rng: random.Random,
     restarts: tuple[float, ...] = (),
+    repairs: str | None = None,
 ) -> Outcome:
-    """Live through it, in virtual time."""
+    """Live through it, in virtual time. ``repairs``: see `Play`."""
 
     async def main() -> Outcome:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, virtual_time.VirtualTimeLoop)
         acted = Play(
-            loop, stories, nodes=nodes, days=days, settings=settings, rng=rng, restarts=restarts
+            loop,
+            stories,
+            nodes=nodes,
+            days=days,
+            settings=settings,
+            rng=rng,
+            restarts=restarts,
+            repairs=repairs,
         )
         return await acted.run()
 
