@@ -432,6 +432,30 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
 
 
 @in_virtual_time
+@pytest.mark.parametrize("request_text", ["reboot a1", "cancel a2"])
+async def test_a_request_that_no_watch_has_shown_is_followed_after_the_next_list(
+    request_text: str,
+) -> None:
+    """The local cluster has no watch of nodes, and a watch's event may be lost."""
+    site = Site()
+    site.ill = {}
+    site.shop.boots, site.shop.cancels = False, True
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    if request_text.startswith("cancel"):
+        site.world.person_annotates("n1", REQUEST, "reboot a1")
+        await site.settles(lambda: site.repaired == ["reboot"])
+    node = site.world.nodes["n1"]
+    asked = {**node.annotations, REQUEST: request_text}
+    site.world.nodes["n1"] = replace(node, annotations=asked, version=node.version + "1")
+    ended = RepairState.CANCELLED if request_text.startswith("cancel") else RepairState.ORDERED
+    await site.settles(lambda: site.attempts() == [("reboot", ended)], within=400)
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quarantine() -> None:
     site = Site()
     site.ill = {}

@@ -184,7 +184,7 @@ class ClusterEventHandler:
             node_state.lacks(node, quarantine)
             == node_state.quarantine_view.missing
             == marks_told(quarantine)
-        ) and not (self._pools.has_moved(node) or _asks_for_repair(node, node_state)):
+        ) and not (self._pools.has_moved(node) or _asks_for_repair(node.annotations, node_state)):
             return
         now = self._clocks.now()
         if now - node_state.work.looked_at < _BETWEEN_LOOKS:
@@ -447,7 +447,11 @@ class ClusterEventHandler:
                     node_state.own_quarantine_view().set_unclaimed("")
             elif not node_state.quarantine_view.orphan and not node_state.quarantine_view.unclaimed:
                 node_state.own_quarantine_view().request_adoption()
-        elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(node_state, meta):
+        elif (
+            quarantine.status.node_uid not in ("", meta.uid)
+            or _has_lost(node_state, meta)
+            or _asks_for_repair(meta.annotations, node_state)
+        ):
             node_state.work.request_read()
         if node_state.agent.claimed not in ("", meta.uid):
             node_state.work.request_read()
@@ -477,7 +481,7 @@ class ClusterEventHandler:
             self._queue.add(node_state)
 
 
-def _asks_for_repair(node: Node, node_state: NodeState) -> bool:
+def _asks_for_repair(annotations: Mapping[str, str], node_state: NodeState) -> bool:
     """Whether a person's request about its repair is new; one that is taken back asks nothing."""
-    request = read_request(node.annotations)
+    request = read_request(annotations)
     return request is not None and request != node_state.cluster.repair_request
