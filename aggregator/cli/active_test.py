@@ -109,7 +109,7 @@ def _wait(
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
     """The ended attempt that answers the request; None without one, and stderr says why."""
-    end, shown = clock() + timeout, ""
+    end, shown, is_known = clock() + timeout, "", False
     last: Answer | None = None
     while True:
         with suppress(Unreached):  # the connection may be lost for a time
@@ -122,7 +122,13 @@ def _wait(
                 return dict(mine)
             if quarantine is None:
                 return _from_history(source, node, last)
-            now = _progress(found, mine)
+            requested = found["requested"] if found is not None else ""
+            if is_known and mine is None and requested and f"({ident})" not in requested:
+                text = f"{node}: another request has taken its place: {requested}"
+                print(printable(text), file=sys.stderr)
+                return None
+            is_known = is_known or f"({ident})" in requested
+            now = _progress(found, mine, is_known=is_known)
             if now != shown:
                 shown = now
                 print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
@@ -133,9 +139,11 @@ def _wait(
         time.sleep(_EVERY)
 
 
-def _progress(found: Answer | None, mine: Answer | None) -> str:
+def _progress(found: Answer | None, mine: Answer | None, *, is_known: bool) -> str:
     if mine is not None:
         return f"test {mine['state']}, until {mine['deadline_at']} at the latest"
+    if not is_known:
+        return "the aggregator has not seen the request yet; it does within three minutes"
     waits = found["waits"] if found is not None else ""
     return f"the test has not begun{f': {waits}' if waits else ''}"
 

@@ -6,10 +6,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from aggregator.cli import active_test
+from aggregator.cli.source import Source
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Phase, RepairAttempt, RepairState
 from aggregator.events import EventKind, Transition
@@ -91,7 +93,7 @@ async def test_the_verdict_is_waited_for_printed_and_the_exit_code(
     process = await start_on(DEVNULL, "test", "node-2", "--yes", *where)
     assert process.stderr is not None
     told = ""
-    while "the test has not begun" not in told:
+    while "the aggregator has not seen the request yet" not in told:
         line = (await process.stderr.readline()).decode()
         assert line, told
         told += line
@@ -118,6 +120,25 @@ async def test_the_verdict_is_waited_for_printed_and_the_exit_code(
     assert f"node-2: test standard {state.value}: fio: as it was\n" in text
     assert "disk-write-bandwidth" in text
     assert "1840" in text
+
+
+def test_a_request_that_another_one_has_replaced_is_waited_for_no_longer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    looks = iter(["test (older)", "test (mine)", "reboot (theirs)"])
+
+    class Replaced:
+        def quarantine(self, node: str) -> dict[str, Any]:
+            return {"repair": {"attempts": [], "requested": next(looks), "waits": "held"}}
+
+    source = cast("Source", Replaced())
+    assert active_test._wait(source, "node-1", "mine", timeout=30) is None
+    assert capsys.readouterr().err.splitlines() == [
+        "node-1: the aggregator has not seen the request yet; it does within three minutes",
+        "node-1: the test has not begun: held",
+        "node-1: another request has taken its place: reboot (theirs)",
+    ]
 
 
 async def test_without_a_wait_the_request_alone_is_written(served: Served, database: Path) -> None:

@@ -11,6 +11,7 @@ from aggregator.policy.repairs import ASKS_A_PERSON, joined
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.repair import BUSY, RepairMode, RepairRules
+from aggregator.quarantine.decide.verdicts import last_repair
 from aggregator.rfc3339 import write_time
 
 
@@ -75,7 +76,7 @@ class RepairPlan:
             return f"no further repair begins by itself: {repair.exhausted}"
         if spec.evidence and all(item.cleared for item in spec.evidence):
             return self._before_release(quarantine)
-        last = repair.attempts[-1] if repair is not None and repair.attempts else None
+        last = last_repair(repair) if repair is not None else None
         if last is None or last.state is not RepairState.SUCCEEDED or last.repair in ASKS_A_PERSON:
             return ""
         until = last.ended_at + self.rules.clear_within
