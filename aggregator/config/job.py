@@ -1,13 +1,15 @@
 """A repairer's section ``job``: active tests as a Kubernetes Job on the quarantined node."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from aggregator.configfile.section import Section, Strings
-from aggregator.configfile.values import LabelKey, Namespace, kind_of, show
+from aggregator.configfile.values import LabelKey, Namespace, kind_of, refuse, show
 from aggregator.configfile.yaml_source import Key
+from aggregator.quarantine.decide.repair import PROFILE
 
 #: The container whose exit code is the verdict.
 CONTAINER = "test"
@@ -27,10 +29,52 @@ _METADATA = ("labels", "annotations")
 _NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
 
+def _command(value: Any) -> Any:
+    if value == []:
+        raise refuse("is empty", "a program and its arguments")
+    return value
+
+
+def _profiles(value: Any) -> Any:
+    expected = 'a section for each profile, such as "quick: {command: [/tests/quick]}"'
+    if not isinstance(value, dict):
+        raise refuse(kind_of(value), expected)
+    if not value:
+        raise refuse("is empty", expected)
+    for name, profile in value.items():
+        if not isinstance(name, str) or PROFILE.fullmatch(name) is None:
+            raise refuse(f"has the profile {show(name)}", "letters, digits, hyphens, 64 at most")
+        if not isinstance(profile, dict):
+            raise refuse(f"profile {name} is {kind_of(profile)}", "a section with command")
+    return value
+
+
+def _gpus(value: Any) -> Any:
+    if value != "all" and (type(value) is not int or not 0 <= value <= 1024):
+        raise refuse(show(value), 'a number of GPUs from 0 to 1024, or "all"')
+    return value
+
+
+def _object_name(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(_NAME, value) is None:
+        raise refuse(f"{show(value)} is no name", "small letters, digits, hyphens and dots")
+    return value
+
+
+def _name_or_none(value: Any) -> Any:
+    return value if value == "" else _object_name(value)
+
+
+def _section(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise refuse(kind_of(value), "a section: a pod template with metadata and spec")
+    return value
+
+
 class JobProfile(Section):
     """What a test profile runs."""
 
-    command: Annotated[Strings, Field(min_length=1)]
+    command: Annotated[Strings, Field(min_length=1), BeforeValidator(_command)]
     """No shell. Exit code 0: passed; 1: failed; all others: no verdict about the node."""
 
 
@@ -41,15 +85,21 @@ class JobSection(Section):
     """Of the Jobs. Nobody else should be able to create Jobs or pods there."""
     image: Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
     """With a digest, so that it is the image that was reviewed."""
-    profiles: Annotated[Mapping[str, JobProfile], Field(min_length=1, strict=False)]
-    gpus: Annotated[int, Field(ge=0, le=1024)] | Literal["all"] = "all"
+    profiles: Annotated[
+        Mapping[str, JobProfile], Field(min_length=1, strict=False), BeforeValidator(_profiles)
+    ]
+    gpus: Annotated[
+        Annotated[int, Field(ge=0, le=1024)] | Literal["all"], BeforeValidator(_gpus)
+    ] = "all"
     """So many are requested. "all": as many as the Node's capacity has. 0: none, with DRA."""
     gpu_resource: Annotated[LabelKey, Field(min_length=1)] = "nvidia.com/gpu"
     privileged: bool = False
-    service_account: Annotated[str, Field(pattern=_NAME)] = "default"
+    service_account: Annotated[str, Field(pattern=_NAME), BeforeValidator(_object_name)] = "default"
     """Its token is not mounted."""
-    priority_class: Annotated[str, Field(pattern=rf"{_NAME}|^$")] = ""
-    template: Annotated[Mapping[str, Any], Field(strict=False)] = {}
+    priority_class: Annotated[
+        str, Field(pattern=rf"{_NAME}|^$"), BeforeValidator(_name_or_none)
+    ] = ""
+    template: Annotated[Mapping[str, Any], Field(strict=False), BeforeValidator(_section)] = {}
     """A pod template that is merged in: metadata (labels, annotations), and spec with volumes,
     further tolerations and one container.
     """

@@ -452,11 +452,16 @@ def test_a_job_runs_the_tests_of_its_profiles(tmp_path: Path) -> None:
         (job(namespace="Tests"), "job.namespace: "),
         (job(namespace='""'), "job.namespace: "),
         (job(image='""'), "job.image: "),
-        (job(profiles="{}"), "job.profiles: "),
-        (job(profiles="{quick: {command: []}}"), "job.profiles.quick.command: "),
+        (job(profiles="{}"), "job.profiles: is empty; expected a section for each profile"),
+        (job(profiles="[quick]"), "job.profiles: a list; expected a section for each profile"),
+        (job(profiles="{A/b: {command: [a]}}"), 'job.profiles: has the profile "A/b"; expected'),
+        (job(profiles="{quick: {command: []}}"), "job.profiles.quick.command: is empty; expected"),
         (job(profiles="{quick: {command: a}}"), "job.profiles.quick.command: "),
-        (job(gpus="-1"), "job.gpus"),
-        (job(gpus="some"), "job.gpus"),
+        (job(gpus="-1"), 'job.gpus: -1; expected a number of GPUs from 0 to 1024, or "all"'),
+        (job(gpus="some"), 'job.gpus: "some"; expected a number of GPUs from 0 to 1024, or "all"'),
+        (job(service_account='"A_"'), 'job.service_account: "A_" is no name; expected small'),
+        (job(priority_class='"-"'), 'job.priority_class: "-" is no name; expected small letters'),
+        (job(template="x"), "job.template: this text; expected a section"),
         (job(template="{kind: Pod}"), 'template.kind: no known key "kind"; expected metadata and'),
         (job(template="{spec: [a]}"), "template.spec: a list; expected fields of a pod"),
         (job(template="{spec: {nodeName: a}}"), "template.spec.nodeName: is set by sickbay"),
@@ -483,6 +488,7 @@ def test_a_mistake_about_a_tests_job_is_named_with_its_key(
     found = problems(tmp_path, text, KUBERNETES)
     assert any(reply in one for one in found), found
     assert all(".yaml:" in one and "expected" in one for one in found)
+    assert not any(word in one for one in found for word in ("constrained", "literal", "pattern"))
 
 
 def test_a_tests_job_needs_kubernetes(tmp_path: Path) -> None:
