@@ -112,6 +112,7 @@ class Bench:
                 is_busy=lambda _: False,
                 is_due=lambda _: False,
                 replaces=lambda _: False,
+                holds_release=lambda _: False,
                 run=Recorder(self).run,
                 withdraw=Recorder(self).withdraw,
             ),

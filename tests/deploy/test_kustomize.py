@@ -22,7 +22,7 @@ REPAIR = [
     (kind, f"sickbay-repair-{way}")
     for kind in ("ClusterRole", "ClusterRoleBinding")
     for way in ("cluster-api", "karpenter")
-]
+] + [("Role", "sickbay-repair-jobs"), ("RoleBinding", "sickbay-repair-jobs")]
 
 
 def keys(objects: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -67,7 +67,8 @@ def test_no_object_is_left_in_the_namespace_sickbay(tmp_path: Path) -> None:
     order = [name for name in NAMES if name != "namespace"] + ["namespace"]
     objects = kustomized(tmp_path, order, "gpu-health")
     namespaces = {e["metadata"].get("namespace", "") for e in objects}
-    assert namespaces == {"", "default", "gpu-health"}  # Events about nodes are in "default"
+    # Events about nodes are in "default"; the Jobs of active tests have a namespace of their own.
+    assert namespaces == {"", "default", "gpu-health", "sickbay-tests"}
     text = yaml.safe_dump_all(each for each in objects if "Definition" not in each["kind"])
     for old in (f"serviceaccount:{NAMESPACE}:", f"{NAMESPACE}.svc", f"namespace: {NAMESPACE}\n"):
         assert old not in text

@@ -72,6 +72,7 @@ PARTS = (
             "actions/release.py",
             "reconcile/cluster_events.py",
             "reconcile/worker.py",
+            "repair/before_release.py",
             "repair/runner.py",
             "state/node.py",
         },
