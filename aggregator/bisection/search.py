@@ -62,6 +62,9 @@ class Bisection:
         self._left_out: set[str] = set()
         self._rest_passed: bool | None = None
         known = tuple(dict.fromkeys(known_good))
+        self._declared = frozenset(known)
+        #: The first failure of each node that a person declares good, where it may be the cause.
+        self._declared_failed: dict[str, Ended] = {}
         self._good = GoodNodes(known, self._domains)
         order = tuple(dict.fromkeys((*self._group, *known)))
         self._rounds = Rounds(self._search(), self._good, order, self._limits)
@@ -85,7 +88,7 @@ class Bisection:
         interactions = tuple(
             one for one in self._interactions if named.isdisjoint((*one.first, *one.second))
         )
-        unsettled = [one for one in self._unsettled if not named.issuperset(one.nodes)]
+        unsettled = [one for one in self._open() if not named.issuperset(one.nodes)]
         if self._rounds.cut_short and (left := self._rounds.open_nodes()):
             unsettled.append(Unsettled(left, self._rounds.cut_short))
         if self._whole is _PASSED:
@@ -165,6 +168,7 @@ class Bisection:
                         return _PASSED
                     return (yield from self._contradict(failures[0], ended))
                 failures.append(ended)
+                self._note_declared((node,), ended)
                 used = (*used, *_partners(ended, node))
                 self._good.doubt(node)
             outcome = yield from self._check(node, failures)
@@ -184,6 +188,7 @@ class Bisection:
                 self._leave_open((node,), why)
                 return _FAILED
             if control.outcome is _FAILED:
+                self._note_declared(beside, control)
                 for one in beside:
                     self._good.doubt(one)
                 yield Fork([self._confirm(one) for one in beside if not self._is_named(one)])
@@ -310,6 +315,24 @@ class Bisection:
         self._unsettled.append(Unsettled(nodes, why))
         if not keep:
             self._left_out.update(nodes)
+
+    def _note_declared(self, nodes: Group, ended: Ended) -> None:
+        for node in self._declared.intersection(nodes):
+            self._declared_failed.setdefault(node, ended)
+
+    def _open(self) -> list[Unsettled]:
+        """What is not settled. A node beside which many failed was asked about as often: it is
+        there once, with the first reason.
+        """
+        found: dict[Unsettled, Unsettled] = {}
+        for one in self._unsettled:
+            ended = self._declared_failed.get(one.nodes[0]) if len(one.nodes) == 1 else None
+            if ended is None:
+                found.setdefault(one, one)
+                continue
+            why = f"failed although declared good (test {ended.test.number}): {one.why}"
+            found.setdefault(Unsettled(one.nodes, ""), Unsettled(one.nodes, why))
+        return list(found.values())
 
 
 def _partners(ended: Ended, node: str) -> tuple[str, ...]:

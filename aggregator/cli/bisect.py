@@ -8,12 +8,13 @@ import argparse
 import asyncio
 import datetime as dt
 import json
+import os
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from aggregator.bisection.model import (
 from aggregator.bisection.search import Bisection
 from aggregator.cli.actions import manual_quarantine
 from aggregator.cli.arguments import node_name
-from aggregator.cli.bisect_file import Search, SearchFile, new_file, old_file
+from aggregator.cli.bisect_file import SearchFile, new_file, old_file
+from aggregator.cli.bisect_lines import Search, names_nodes
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.group_command import GroupCommand
@@ -40,13 +42,18 @@ from aggregator.cli.options import flags_of
 from aggregator.cli.source import open_session, require_kubeconfig
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
-from aggregator.cluster.port import Action
+from aggregator.cluster.port import Action, Conflict
 
 FOUND, NO_VERDICT = 1, 3
 _CODES = {SearchVerdict.PASSED: 0, SearchVerdict.FOUND: FOUND, SearchVerdict.NO_VERDICT: NO_VERDICT}
 #: Labels with the domain of a node, as limits.domain_labels; the first that the group has.
 DOMAIN_LABELS = ("network.topology.nvidia.com/leaf", "topology.kubernetes.io/rack")
 _LIMIT, _PARALLEL = 600.0, 16
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things for people: "1 test", "2 tests"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def name_list(text: str) -> list[str]:
@@ -56,8 +63,9 @@ def name_list(text: str) -> list[str]:
 
 def bisect(options: argparse.Namespace) -> None:
     """Search, print the result, and exit with its code."""
+    _refuse_useless(options)
     if options.quarantine and not options.yes:
-        require_terminal("--quarantine")
+        require_terminal("--quarantine", dry_run=False)
     try:
         with _file(options) as file:
             findings = _searched(options, file)
@@ -73,14 +81,29 @@ def bisect(options: argparse.Namespace) -> None:
             print(line)
     sys.stdout.flush()
     if options.quarantine and findings.suspects:
-        _quarantine(options, findings)
+        try:
+            _quarantine(options, findings)
+        except (CommandFailed, UsageError) as error:
+            print(f"sickbay: --quarantine: {printable(str(error))}", file=sys.stderr)
     raise SystemExit(_CODES[findings.verdict])
 
 
 # -- the group and the command ---------------------------------------------------------
 
 
-def _file(options: argparse.Namespace) -> AbstractContextManager[SearchFile]:
+def _refuse_useless(options: argparse.Namespace) -> None:
+    if options.yes and not options.quarantine:
+        raise UsageError("--yes has no use without --quarantine; expected both, or none")
+    if options.domain_label and not options.selector and options.resume is None:
+        raise UsageError(
+            "--domain-label has no use without --selector; expected -l LABELS, or the domains in "
+            "the file of --nodes"
+        )
+
+
+@contextmanager
+def _file(options: argparse.Namespace) -> Iterator[SearchFile]:
+    """The file of the search, once all that it needs is known to be there."""
     if options.resume is not None:
         given = {
             "--nodes": options.nodes,
@@ -95,7 +118,20 @@ def _file(options: argparse.Namespace) -> AbstractContextManager[SearchFile]:
         twice = [name for name, value in given.items() if value]
         if twice:
             raise UsageError(f"{twice[0]} is in the file that is resumed; expected --resume alone")
-        return old_file(options.resume)
+        with old_file(options.resume) as file:
+            _require_program("--resume", file.search.command)
+            _require_actions(options, file.search.nodes)
+            yield file
+        return
+    search = _new_search(options)
+    _require_actions(options, search.nodes)
+    now = dt.datetime.now(dt.UTC)
+    path = options.state or Path(f"sickbay-bisect-{now:%Y%m%dT%H%M%SZ}.jsonl")
+    with new_file(path, search) as file:
+        yield file
+
+
+def _new_search(options: argparse.Namespace) -> Search:
     argv = _command(options.test)
     if (options.nodes is None) == (not options.selector):
         raise UsageError("expected one of: --nodes FILE, --selector LABELS, --resume FILE")
@@ -105,9 +141,10 @@ def _file(options: argparse.Namespace) -> AbstractContextManager[SearchFile]:
         nodes, domains = _selected(options)
     if len(nodes) < 2:
         raise UsageError(
-            f"{len(nodes)} nodes; expected two or more: a test of one says nothing of the fabric"
+            f"{counted(len(nodes), 'node')}; expected two or more: "
+            "a test of one says nothing of the fabric"
         )
-    search = Search(
+    return Search(
         nodes,
         argv,
         options.limit or _LIMIT,
@@ -115,8 +152,6 @@ def _file(options: argparse.Namespace) -> AbstractContextManager[SearchFile]:
         options.known_good or [],
         domains,
     )
-    now = dt.datetime.now(dt.UTC)
-    return new_file(options.state or Path(f"sickbay-bisect-{now:%Y%m%dT%H%M%SZ}.jsonl"), search)
 
 
 def _command(text: str) -> list[str]:
@@ -126,17 +161,43 @@ def _command(text: str) -> list[str]:
         raise UsageError(f"--command: {error}") from error
     if not argv:
         raise UsageError("--command: expected the site's test, such as 'run-test {nodes}'")
-    if not any("{nodes}" in word or "{nodes_file}" in word for word in argv):
+    if not names_nodes(argv):
         raise UsageError("--command: expected {nodes} or {nodes_file} in it, for the group's nodes")
-    if shutil.which(argv[0]) is None:
-        raise UsageError(f"--command: there is no program {argv[0]}")
+    _require_program("--command", argv)
     return argv
+
+
+def _require_program(option: str, argv: list[str]) -> None:
+    if shutil.which(argv[0]) is None:
+        raise UsageError(f"{option}: there is no program {argv[0]}")
+
+
+def _require_actions(options: argparse.Namespace, nodes: list[str]) -> None:
+    """Try the quarantine of a node without writing it: a search of hours must not end in a
+    quarantine that was never possible. Raises UsageError.
+    """
+    if not options.quarantine:
+        return
+    if (
+        options.local is not None
+        and options.local.is_file()
+        and not os.access(options.local, os.W_OK)
+    ):
+        raise UsageError(f"--quarantine: {options.local} can't be written: no permission")
+    spec = manual_quarantine(Action.CORDON, "fabric bisection", this_user())
+    dry = argparse.Namespace(**{**vars(options), "dry_run": True})
+    try:
+        with open_actions(dry) as actions:
+            actions.quarantine(nodes[0], spec)
+    except CommandFailed as error:
+        if not isinstance(error.__cause__, Conflict):  # a quarantine that is there already
+            raise UsageError(f"--quarantine is not possible: {error}") from error
 
 
 def read_nodes(path: Path) -> tuple[list[str], dict[str, str]]:
     """The nodes of a file, and the domain of each that has one: a node a line, then its domain."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--nodes: {path} can't be read: {error}") from error
     nodes: list[str] = []
@@ -187,14 +248,14 @@ class _Progress:
 
     as_json: bool
 
-    def write(self, text: str) -> None:
-        print(clean(text).rstrip(), file=sys.stderr if self.as_json else sys.stdout, flush=True)
+    def write(self, text: str, indent: str = "") -> None:
+        print(indent + clean(text), file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
 
 def _searched(options: argparse.Namespace, file: SearchFile) -> Findings:
     progress = _Progress(options.output.name == "json")
     if file.known:
-        progress.write(f"{file.path} has {file.known} tests: they are not run again")
+        progress.write(f"{file.path} has {counted(file.known, 'test')}, not to be run again")
     try:
         return asyncio.run(_search(file, progress))
     except asyncio.CancelledError:
@@ -220,7 +281,8 @@ async def _search(file: SearchFile, progress: _Progress) -> Findings:
         last = done.output.rpartition("\n")[2]
         if done.outcome is GroupOutcome.INCONCLUSIVE and last:
             said += f": {last[:200]}"
-        progress.write(f"  {_test_line(test, done.outcome)} ({done.seconds:.0f} s{said})")
+        line = f"{_test_line(test, done.outcome)} ({done.seconds:.0f} s{said})"
+        progress.write(line, indent="  ")
 
     while tests := bisection.next_round():
         number = bisection.number
@@ -232,7 +294,8 @@ async def _search(file: SearchFile, progress: _Progress) -> Findings:
             else:
                 bisection.record(test, outcome)
         if new:
-            progress.write(f"round {number}: {len(new)} tests at the same time")
+            together = " at the same time" if len(new) > 1 else ""
+            progress.write(f"round {number}: {counted(len(new), 'test')}{together}")
             try:
                 async with asyncio.TaskGroup() as group:
                     for test in new:
@@ -282,7 +345,8 @@ def result_lines(findings: Findings, path: Path, how: str) -> Iterator[str]:
         yield clean(f"NOT KNOWN {names(open_.nodes)}: {open_.why}")
     if findings.suspects or findings.interactions:
         yield _rest(findings)
-    yield clean(f"{findings.tests} tests in {findings.rounds} rounds; {path}")
+    tests, rounds = counted(findings.tests, "test"), counted(findings.rounds, "round")
+    yield clean(f"{tests} in {rounds}; {path}")
 
 
 def _headline(findings: Findings) -> Iterator[str]:
@@ -291,7 +355,8 @@ def _headline(findings: Findings) -> Iterator[str]:
     elif findings.verdict is SearchVerdict.NO_VERDICT:
         yield "No verdict: no node is named."
     else:
-        yield f"{len(findings.suspects)} suspects, {len(findings.interactions)} groups in pairs."
+        suspects = counted(len(findings.suspects), "suspect")
+        yield f"{suspects}, {counted(len(findings.interactions), 'pair')} of groups."
 
 
 def _beside(suspect: Suspect) -> str:
@@ -311,11 +376,16 @@ def _interaction(one: Interaction) -> str:
 
 def _rest(findings: Findings) -> str:
     count = len(findings.cleared)
+    passed = (
+        "1 node was in a group that passed"
+        if count == 1
+        else (f"{count} nodes were in groups that passed")
+    )
     if findings.rest_passed is None:
-        return f"No test of all the rest has a verdict; {count} nodes were in groups that passed."
+        return f"No test of all the rest has a verdict; {passed}."
     if findings.rest_passed:
-        return f"All the rest pass together; {count} nodes were in groups that passed."
-    return f"The rest still fail together; {count} nodes were in groups that passed."
+        return f"All the rest pass together; {passed}."
+    return f"The rest still fail together; {passed}."
 
 
 def _reason(suspect: Suspect) -> str:
@@ -366,12 +436,12 @@ def _quarantine(options: argparse.Namespace, findings: Findings) -> None:
     who = this_user()
     nodes = [one.node for one in findings.suspects]
     if not options.yes:
-        confirm(f"Quarantine {len(nodes)} nodes (cordon): {', '.join(nodes)}")
+        confirm(f"Quarantine {counted(len(nodes), 'node')} (cordon): {', '.join(nodes)}")
     with open_actions(options) as actions:
         for suspect in findings.suspects:
             spec = manual_quarantine(Action.CORDON, _reason(suspect), who)
             try:
                 said = actions.quarantine(suspect.node, spec)
             except CommandFailed as error:
-                said = str(error)
+                said = f"sickbay: --quarantine: {suspect.node}: {error}"
             print(printable(said), file=sys.stderr)

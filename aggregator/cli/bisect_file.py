@@ -7,29 +7,21 @@ test that has ended.
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from aggregator.bisection.model import GroupOutcome, GroupTest
+from aggregator.cli.bisect_lines import FORMAT, DamagedLine, ForeignFile, Search, read_lines
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.group_command import GroupRun
 
-_FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What a search is about. ``limit``: seconds of one test."""
-
-    nodes: list[str]
-    command: list[str]
-    limit: float
-    parallel: int
-    known_good: list[str] = field(default_factory=list)
-    domains: dict[str, str] = field(default_factory=dict)
+#: Bytes of a file that is resumed.
+_MOST = 64 * 2**20
+_PIECE = 2**20
 
 
 class SearchFile:
@@ -76,35 +68,54 @@ def new_file(path: Path, search: Search) -> Iterator[SearchFile]:
         raise UsageError(f"--state: {path} can't be written: {error.strerror}") from error
     with file:
         _lock(path, file)
-        _write(path, file, {"sickbay_bisect": _FORMAT, **asdict(search)})
+        _write(path, file, {"sickbay_bisect": FORMAT, **asdict(search)})
         yield SearchFile(path, file, search, {})
 
 
 @contextmanager
 def old_file(path: Path) -> Iterator[SearchFile]:
-    """The file of a search that was interrupted. Raises UsageError."""
+    """The file of a search that was interrupted. Raises UsageError for one that is not whole, which
+    stays as it is.
+    """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a device may already act on it
+            raise UsageError(f"--resume: {path} is no regular file; expected a file of --state")
         file = path.open("r+b", buffering=0)
     except OSError as error:
         raise UsageError(f"--resume: {path} can't be opened: {error.strerror}") from error
     with file:
         _lock(path, file)
+        content = _content(path, file)
         # A process that was killed may have left a part of a line: that test has not ended.
-        whole, newline, _ = file.read().rpartition(b"\n")
+        whole, newline, _ = content.rpartition(b"\n")
+        try:
+            search, ended = read_lines(whole.split(b"\n") if newline else [])
+        except DamagedLine as error:
+            if not newline and not b'{"sickbay_bisect"'.startswith(content[:17]):
+                raise UsageError(f"--resume: {path} is no file of `sickbay bisect`") from error
+            raise UsageError(f"--resume: {path} is damaged: {error}") from error
+        except ForeignFile as error:
+            raise UsageError(f"--resume: {path} {error}") from error
+        # Not before all lines are known to be ours: a person's own file must not lose a line.
         file.truncate(len(whole) + len(newline))
         file.seek(0, os.SEEK_END)
-        try:
-            head, *lines = [json.loads(line) for line in whole.splitlines()]
-            known = head.pop("sickbay_bisect") == _FORMAT
-            search = Search(**head)
-            ended = {int(line["test"]): line for line in lines}
-            for line in lines:
-                GroupOutcome(line["outcome"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"--resume: {path} is no file of `sickbay bisect`: {error}") from error
-        if not known:
-            raise UsageError(f"--resume: {path} is of another version of sickbay")
         yield SearchFile(path, file, search, ended)
+
+
+def _content(path: Path, file: IO[bytes]) -> bytes:
+    pieces, size = [], 0
+    try:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MOST:
+                raise UsageError(
+                    f"--resume: {path} has more than {_MOST // 2**20} MiB; expected a file of "
+                    "--state"
+                )
+    except OSError as error:
+        raise UsageError(f"--resume: {path} can't be read: {error.strerror}") from error
+    return b"".join(pieces)
 
 
 def _lock(path: Path, file: IO[bytes]) -> None:

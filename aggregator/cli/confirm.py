@@ -7,12 +7,15 @@ from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
 
 
-def require_terminal(what: str, *, stdin: TextIO | None = None) -> None:
-    """Raise UsageError where there is no person to ask: a script must not wait for one."""
+def require_terminal(what: str, *, dry_run: bool = True, stdin: TextIO | None = None) -> None:
+    """Raise UsageError where there is no person to ask: a script must not wait for one.
+
+    ``dry_run``: whether the command has this option.
+    """
     if not (stdin or sys.stdin).isatty():
+        other = ", or --dry-run to see what it would do" if dry_run else ""
         raise UsageError(
-            f"{what} asks for confirmation, and stdin is no terminal; add --yes, or --dry-run to "
-            "see what it would do"
+            f"{what} asks for confirmation, and stdin is no terminal; add --yes{other}"
         )
 
 

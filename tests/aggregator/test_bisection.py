@@ -103,6 +103,16 @@ def test_a_node_that_is_declared_good_and_is_not_accuses_no_other_one() -> None:
     assert found.interactions == ()
 
 
+def test_declared_good_nodes_that_fail_are_reported_once_each() -> None:
+    group = nodes(4)
+    found = search(group, fabric({*group, "good-1", "good-2"}), known_good=("good-1", "good-2"))
+    assert (found.verdict, found.suspects) == (SearchVerdict.NO_VERDICT, ())
+    assert len(found.unsettled) == len({one.nodes for one in found.unsettled}) == 6
+    for one in found.unsettled:
+        declared = "failed although declared good (test " in one.why
+        assert declared == one.nodes[0].startswith("good-")
+
+
 def test_the_worst_of_200_random_sets_among_1024_nodes_takes_22_rounds_at_most() -> None:
     group, rng, worst = nodes(1024), random.Random(21), 0
     for _ in range(200):

@@ -72,7 +72,9 @@ def site(tmp_path: Path) -> Site:
 async def test_a_group_that_passes_exits_with_0(site: Site) -> None:
     done = await sickbay(*site.arguments())
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[0] == "round 1: 1 tests at the same time"
+    assert done.out.splitlines()[0] == "round 1: 1 test"
+    assert done.out.splitlines()[1].startswith("  test 1: passed: 16 nodes")
+    assert f"1 test in 1 round; {site.state}" in done.out
     assert "The whole group passed: nothing was found." in done.out
     assert site.asked() == [",".join(site.nodes)]
 
@@ -83,7 +85,7 @@ async def test_a_bad_node_is_printed_with_its_tests_and_the_command_that_quarant
     site.mark("bad", "gpu-05")
     done = await sickbay(*site.arguments(), "--namespace", "elsewhere")
     assert done.code == 1, done.err
-    assert "1 suspects, 0 groups in pairs." in done.out
+    assert "1 suspect, 0 pairs of groups." in done.out
     [suspect] = [line for line in done.out.splitlines() if line.startswith("SUSPECT")]
     assert suspect.startswith("SUSPECT gpu-05: it failed beside gpu-")
     [command] = [line for line in done.out.splitlines() if "sickbay quarantine" in line]
@@ -191,7 +193,11 @@ async def test_a_line_that_a_killed_search_has_half_written_is_a_test_that_has_n
         (["--resume", "NODES"], "is no file of `sickbay bisect`"),
         (["--resume", "NODES", "--nodes", "NODES"], "--nodes is in the file that is resumed"),
         (["--nodes", "NODES", "--known-good", "a b"], "'a b': expected a node's name"),
-        (["--nodes", "NODES", "--quarantine"], "--quarantine asks for confirmation"),
+        (["--nodes", "NODES", "--quarantine"], "stdin is no terminal; add --yes\n"),
+        (["--nodes", "NODES", "--yes"], "--yes has no use without --quarantine"),
+        (["--nodes", "NODES", "--domain-label", "a"], "--domain-label has no use without"),
+        (["--resume", "/dev/zero"], "--resume: /dev/zero is no regular file"),
+        (["--resume", "/dev/null"], "--resume: /dev/null is no regular file"),
         (["--selector", "a=b", "--command", "true {nodes}"], "--selector needs a kubeconfig"),
     ],
 )
@@ -208,7 +214,7 @@ async def test_a_command_line_that_makes_no_sense_exits_with_2(
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
-        ("gpu-1\n", "1 nodes; expected two or more"),
+        ("gpu-1\n", "1 node; expected two or more"),
         ("gpu-1\ngpu-1\n", "nodes:2: gpu-1 is there twice"),
         ("gpu-1 rack 1\n", "nodes:1: expected NODE, or NODE and its DOMAIN"),
         ("-x\n", "nodes:1: '-x': expected a node's name"),
@@ -220,6 +226,115 @@ async def test_a_file_of_nodes_that_makes_no_sense_is_named_with_its_line(
     (site.folder / "nodes").write_text(lines)
     done = await sickbay(*site.arguments())
     assert (done.code, text in done.err) == (2, True), done.err
+
+
+async def test_a_byte_order_mark_is_no_part_of_a_node(site: Site) -> None:
+    (site.folder / "nodes").write_bytes(b"\xef\xbb\xbfgpu-1\r\ngpu-2\r\n")
+    assert (await sickbay(*site.arguments())).code == 0
+    assert site.asked() == ["gpu-1,gpu-2"]
+
+
+@pytest.mark.parametrize("content", [b"gpu-1\ngpu-2", b"gpu-1", b'[1]\n{"a": 2}\nx', b"\xff\n\xff"])
+async def test_a_file_that_is_none_of_a_search_is_refused_and_loses_no_byte(
+    site: Site, content: bytes
+) -> None:
+    site.state.write_bytes(content)
+    done = await in_process("bisect", "--resume", str(site.state))
+    assert (done.code, "is no file of `sickbay bisect`" in done.err) == (2, True), done.err
+    assert site.state.read_bytes() == content
+
+
+async def test_a_file_above_the_bound_is_refused(site: Site) -> None:
+    with site.state.open("wb") as file:
+        file.truncate(64 * 2**20 + 1)
+    done = await in_process("bisect", "--resume", str(site.state))
+    assert (done.code, "has more than 64 MiB" in done.err) == (2, True), done.err
+    assert site.state.stat().st_size == 64 * 2**20 + 1
+
+
+_HEAD = {
+    "sickbay_bisect": 1,
+    "nodes": ["n0", "n1"],
+    "command": ["true", "{nodes}"],
+    "limit": 600.0,
+    "parallel": 16,
+    "known_good": ["n9"],
+    "domains": {"n0": "rack-1"},
+}
+_TEST = {
+    "test": 1,
+    "nodes": ["n0", "n1"],
+    "outcome": "passed",
+    "code": 0,
+    "seconds": 0.5,
+    "said": "",
+    "output": "",
+}
+_DAMAGES: dict[tuple[str, str], list[object]] = {
+    ("head", "nodes"): ["n0n1", ["n0"], ["n0", "n0"], ["n0", "-x"], None],
+    ("head", "command"): [[], "x", ["true"], ["a\0", "{nodes}"], [1]],
+    ("head", "limit"): ["x", -1, 0, True, float("nan"), 1e12],
+    ("head", "parallel"): ["q", 0, 1.5, True],
+    ("head", "known_good"): [7, "n9", [1]],
+    ("head", "domains"): [[], {"n7": "a"}, {"n0": 1}, {"n0": ""}],
+    ("head", "more"): [1],
+    ("test", "test"): ["1", 0, None, 1.0],
+    ("test", "nodes"): [None, [1, 2], ["n0", "n7"], "n0n1", ["n0"]],
+    ("test", "outcome"): ["maybe", None, []],
+    ("test", "seconds"): ["x", -1],
+    ("test", "code"): ["x"],
+    ("test", "output"): [None],
+}
+
+
+def _file_of(head: object, *tests: object) -> bytes:
+    lines = (json.dumps(one).encode() + b"\n" for one in (head, *tests))
+    return b"".join(lines) + b'{"test": 2, "no'
+
+
+async def _is_damaged(site: Site, content: bytes, *texts: str) -> None:
+    site.state.write_bytes(content)
+    done = await in_process("bisect", "--resume", str(site.state))
+    assert done.code == 2, done.err
+    for text in (f"--resume: {site.state} is damaged: ", "; expected ", *texts):
+        assert text in done.err
+    assert site.state.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [(*key, value) for key, values in _DAMAGES.items() for value in values],
+)
+async def test_a_damaged_value_is_named_with_its_line_and_the_file_stays_as_it_is(
+    site: Site, where: str, name: str, value: object
+) -> None:
+    if where == "head":
+        await _is_damaged(site, _file_of({**_HEAD, name: value}), "line 1: ", name)
+    else:
+        await _is_damaged(site, _file_of(_HEAD, {**_TEST, name: value}), "line 2: ", name)
+
+
+async def test_damaged_lines_are_named_and_the_file_stays_as_it_is(site: Site) -> None:
+    for name in _TEST:
+        rest = {key: value for key, value in _TEST.items() if key != name}
+        await _is_damaged(site, _file_of(_HEAD, rest), f"line 2: {name} is missing")
+    for name in [*_HEAD][1:]:
+        rest = {key: value for key, value in _HEAD.items() if key != name}
+        await _is_damaged(site, _file_of(rest), f"line 1: {name} is missing")
+    await _is_damaged(site, _file_of(_HEAD, _TEST, _TEST), "line 3: test 1 is there twice")
+    await _is_damaged(site, _file_of(_HEAD, [1]), "line 2: it is no object")
+    await _is_damaged(site, json.dumps(_HEAD).encode() + b"\n\n", "line 2: it is no JSON")
+    await _is_damaged(site, b"", "line 1: it is not whole")
+    await _is_damaged(site, b'{"sickbay_bisect": 1, "no', "line 1: it is not whole")
+    site.state.write_bytes(_file_of(_HEAD, _TEST))
+    assert (await sickbay("bisect", "--resume", str(site.state))).code == 0
+
+
+async def test_a_search_whose_program_is_gone_does_not_go_on(site: Site) -> None:
+    content = _file_of({**_HEAD, "command": ["no-such", "{nodes}"]}, _TEST)
+    site.state.write_bytes(content)
+    done = await in_process("bisect", "--resume", str(site.state))
+    assert (done.code, "--resume: there is no program no-such" in done.err) == (2, True)
 
 
 async def test_a_state_file_that_is_there_is_never_written_over(site: Site) -> None:
@@ -259,3 +374,54 @@ async def test_with_quarantine_and_yes_the_suspects_are_quarantined_by_the_perso
         [found] = store.quarantines()
     assert (found.node, found.spec.kind, found.spec.action) == ("gpu-05", "manual", "cordon")
     assert found.spec.reason.startswith("fabric bisection: its test failed beside gpu-")
+
+
+async def test_a_quarantine_that_is_not_possible_is_refused_before_the_first_round(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(site.folder))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    site.mark("bad", "gpu-05")
+    (tmp_path / "text").write_text("no database, and longer than the header of one" * 100)
+    for more, text in (
+        ([], "there is no kubeconfig"),
+        (["--local", str(tmp_path / "none")], "there is no database"),
+        (["--local", str(tmp_path / "text")], "is no local cluster's database"),
+    ):
+        done = await in_process(*site.arguments(), "--quarantine", "--yes", *more)
+        assert (done.code, text in done.err) == (2, True), done.err
+        assert not site.state.exists()
+        assert not (site.folder / "asked").exists()
+
+
+async def test_a_quarantine_that_fails_after_the_search_leaves_its_exit_code(
+    site: Site, tmp_path: Path
+) -> None:
+    database = tmp_path / "cluster.db"
+    LocalStore(database, wall=lambda: NIGHT).close()
+    site.mark("bad", "gpu-05")
+    # The file goes while the search is under way.
+    text = site.program.read_text()
+    site.program.write_text(
+        f"{text.rstrip()}\n".replace(
+            "sys.exit(1 if",
+            f"pathlib.Path({str(database)!r}).unlink(missing_ok=True)\nsys.exit(1 if",
+        )
+    )
+    done = await sickbay(*site.arguments(), "--local", str(database), "--quarantine", "--yes")
+    assert "SUSPECT gpu-05" in done.out
+    assert done.code == 1
+    assert "sickbay: --quarantine: --local: there is no database" in done.err
+
+
+async def test_a_suspect_that_is_in_quarantine_already_is_an_error_line_and_exit_code_1(
+    site: Site, tmp_path: Path
+) -> None:
+    database = tmp_path / "cluster.db"
+    LocalStore(database, wall=lambda: NIGHT).close()
+    site.mark("bad", "gpu-00")
+    more = ("--local", str(database), "--quarantine", "--yes")
+    assert (await sickbay(*site.arguments(), *more)).code == 1
+    site.state.unlink()
+    again = await sickbay(*site.arguments(), *more)
+    assert (again.code, "sickbay: --quarantine: gpu-00: " in again.err) == (1, True), again.err
