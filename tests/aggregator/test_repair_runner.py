@@ -89,6 +89,12 @@ class Site:
         self.seen = self.seen or bool(self.world.quarantines)
         return self.seen and not self.world.quarantines
 
+    async def drained_by_hand(self) -> None:
+        """A person has node n1 drained, which has no evidence."""
+        self.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+        await self.replica.controller._cluster_events.refresh_nodes()
+        await self.settles(lambda: self.world.quarantines and self.quarantine().status.drained_at)
+
     async def settles(self, what: Any, within: float = 4 * TIMEOUT) -> None:
         def settled() -> bool:
             self.world.kubelets_finish()
@@ -416,9 +422,7 @@ async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
     site.ill = {}
     site.shop.boots, site.shop.cancels = False, True
     site.start()
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller._cluster_events.refresh_nodes()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.drained_by_hand()
     await later(600)
     assert site.repaired == []  # a person's quarantine has no ladder
     site.world.person_annotates("n1", REQUEST, "reboot a1")
@@ -441,9 +445,7 @@ async def test_a_request_that_no_watch_has_shown_is_followed_after_the_next_list
     site.ill = {}
     site.shop.boots, site.shop.cancels = False, True
     site.start()
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller._cluster_events.refresh_nodes()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.drained_by_hand()
     if request_text.startswith("cancel"):
         site.world.person_annotates("n1", REQUEST, "reboot a1")
         await site.settles(lambda: site.repaired == ["reboot"])
@@ -490,9 +492,7 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     site = Site()
     site.ill, site.shop.boots = {}, False
     site.start()
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller._cluster_events.refresh_nodes()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.drained_by_hand()
     site.world.person_annotates("n1", REQUEST, "reboot a1")
     await site.settles(lambda: site.repaired)
     site.world.person_removes_by_force("n1")
@@ -510,9 +510,7 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
     site = Site()
     site.ill = {}
     site.start()
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller._cluster_events.refresh_nodes()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.drained_by_hand()
     site.world.person_annotates("n1", REQUEST, "replace a1")  # nobody carries that out
     await site.settles(lambda: site.quarantine().status.repair)
     site.world.person_annotates("n1", "sickbay.dev/force", None)
@@ -529,9 +527,7 @@ async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool)
     site = Site(kinds=("replace",))
     site.ill, site.shop.boots = {}, False
     site.start()
-    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller._cluster_events.refresh_nodes()
-    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.drained_by_hand()
     site.world.person_annotates("n1", REQUEST, "replace a1")
     await site.settles(lambda: site.repaired)
     if there:
