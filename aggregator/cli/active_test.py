@@ -150,21 +150,26 @@ def _progress(found: Answer | None, mine: Answer | None, *, is_known: bool) -> s
 
 def _from_history(source: Source, node: str, last: Answer | None) -> Answer | None:
     """The quarantine has ended, of a node that has passed for instance: the history tells."""
-    with suppress(CommandFailed):
-        for one in _tests(source, node=node):
-            if last is not None and one["operation"] == last["operation"]:
-                return {**last, "state": one["outcome"], "message": one["summary"]}
+    ended = _past_test(source, node, last["operation"]) if last is not None else None
+    if last is not None and ended is not None:
+        return {**last, "state": ended["outcome"], "message": ended["summary"]}
     print(printable(f"{node}: its quarantine ended before the test did"), file=sys.stderr)
     return None
 
 
 def _measurements(source: Source, node: str, operation: str) -> list[Row]:
     """The measurements of a test, as the history has them."""
+    ended = _past_test(source, node, operation)
+    return _measured(ended["measurements"]) if ended is not None else []
+
+
+def _past_test(source: Source, node: str, operation: str) -> Answer | None:
+    """A test in the history; None where that has none, or can't be read."""
     with suppress(CommandFailed):
-        for one in _tests(source, node=node):
-            if one["operation"] == operation:
-                return _measured(one["measurements"])
-    return []
+        return next(
+            (one for one in _tests(source, node=node) if one["operation"] == operation), None
+        )
+    return None
 
 
 def result_lines(told: Answer, screen: Screen) -> Iterator[str]:

@@ -33,6 +33,7 @@ from aggregator.cli.options import (
     reading_options,
     sentence_option,
     source_options,
+    yes_option,
 )
 from aggregator.cli.wait import GOALS, duration
 from aggregator.policy.repairs import REPAIRS
@@ -264,7 +265,7 @@ def _add_bisect(commands: Subcommands) -> None:
     made.add_argument(
         "--quarantine", action="store_true", help="ask, and put the suspects in quarantine (cordon)"
     )
-    made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    yes_option(made)
     local_option(made)
     sentence_option(made)
     made.set_defaults(dry_run=False)
@@ -359,7 +360,7 @@ def _add_repair(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     )
     local_option(made)
     dry_run_option(made)
-    made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    yes_option(made)
     _command(made, repair.repair)
 
 
@@ -390,7 +391,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     )
     local_option(made)
     dry_run_option(made)
-    made.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    yes_option(made)
     _command(made, active_test.test)
 
 

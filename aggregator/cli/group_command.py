@@ -63,13 +63,11 @@ class GroupCommand:
         return GroupRun(outcome, code, time.monotonic() - begun, said, text)
 
     def _filled(self, nodes: Sequence[str], listed: Path) -> list[str]:
-        values = {"{nodes}": ",".join(nodes), "{nodes_file}": str(listed)}
-        filled = []
-        for word in self._argv:
-            for name, value in values.items():
-                word = word.replace(name, value)  # noqa: PLW2901 - each word, filled in
-            filled.append(word)
-        return filled
+        names = ",".join(nodes)
+        return [
+            word.replace("{nodes}", names).replace("{nodes_file}", str(listed))
+            for word in self._argv
+        ]
 
     async def _run(self, argv: Sequence[str], output: IO[bytes]) -> tuple[int | None, str]:
         """The exit code, and why the run has no verdict."""

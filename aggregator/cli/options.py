@@ -123,6 +123,10 @@ def dry_run_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def yes_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+
+
 def flags_of(options: argparse.Namespace) -> str:
     """The options that a person needs to take a request back: it is for this cluster."""
     return target_flags(
