@@ -5,11 +5,9 @@ create is a conflict that is known as ours. The Quarantine owns it, so that the 
 collector deletes what a crash leaves behind.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from aggregator.cluster.objects import (
-    QUARANTINE,
     ClusterObject,
     ObjectKind,
     ObjectResource,
@@ -20,6 +18,7 @@ from aggregator.config.external import ExternalSection
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.object_answers import answer_of, clean_up_of
+from aggregator.repairers.order_object import is_of_order, owner_of
 from aggregator.repairers.template import (
     UnusableNameError,
     has_begun,
@@ -52,7 +51,7 @@ class ExternalRepairer:
             return answer_of(error, sent=False)
         if resource.namespaced != bool(self._namespace):
             return RepairAnswer(AnswerState.FAILED, self._misplaced(resource))
-        content = manifest(self._template, order, name=name, owner=_owner(order))
+        content = manifest(self._template, order, name=name, owner=owner_of(order))
         try:
             await self._objects.create(resource, self._namespace, content)
         except Conflict as error:
@@ -69,7 +68,7 @@ class ExternalRepairer:
             return RepairAnswer(AnswerState.UNSURE, str(error))
         if found is None:
             return RepairAnswer(AnswerState.UNSURE, f"the {self._kind.kind} of the order is gone")
-        if not _is_ours(found, order):
+        if not is_of_order(found, order):
             text = f"{self._named(found.name)} is not of this order any more"
             return RepairAnswer(AnswerState.UNSURE, text)
         failure = shows(self._section.failed, found.content)
@@ -88,7 +87,7 @@ class ExternalRepairer:
             _, found = await self._find(order)
         except (UnusableNameError, ClusterError):
             return False
-        if found is None or not _is_ours(found, order):
+        if found is None or not is_of_order(found, order):
             return True
         return shows(self._section.succeeded, found.content) is not None
 
@@ -96,7 +95,7 @@ class ExternalRepairer:
         """Delete the object; True where no controller had written to it."""
         try:
             resource, found = await self._find(order)
-            if found is None or not _is_ours(found, order) or has_begun(found.content):
+            if found is None or not is_of_order(found, order) or has_begun(found.content):
                 return False
             if found.deleting:
                 return False
@@ -113,10 +112,10 @@ class ExternalRepairer:
         """
         try:
             resource, found = await self._find(order)
-            if found is not None and _is_ours(found, order) and not found.deleting:
+            if found is not None and is_of_order(found, order) and not found.deleting:
                 await self._objects.delete(resource, found, as_read=False)
                 _, found = await self._find(order)
-            if found is not None and _is_ours(found, order):
+            if found is not None and is_of_order(found, order):
                 text = f"{self._named(found.name)} is deleted, and a finalizer keeps it"
                 return RepairAnswer(AnswerState.NOT_SENT, text)
         except UnusableNameError:
@@ -147,7 +146,7 @@ class ExternalRepairer:
             return RepairAnswer(AnswerState.UNSURE, str(error))
         if found is None:  # not about this name (a quota that changed, say), or it has just gone
             return RepairAnswer(AnswerState.UNSURE, str(conflict))
-        if not _is_ours(found, order):
+        if not is_of_order(found, order):
             before = found.annotations.get(OPERATION)
             whose = f"of {before}" if before else "of another party"
             text = f"{self._named(name)} is there already, and is {whose}; expected none"
@@ -164,16 +163,3 @@ class ExternalRepairer:
         if resource.namespaced:
             return f"{self._kind} is in namespaces; expected metadata.namespace in the template"
         return f"{self._kind} is in no namespace; expected no metadata.namespace in the template"
-
-
-def _is_ours(found: ClusterObject, order: RepairOrder) -> bool:
-    return found.annotations.get(OPERATION) == order.operation
-
-
-def _owner(order: RepairOrder) -> Mapping[str, Any]:
-    return {
-        "apiVersion": QUARANTINE.api_version,
-        "kind": QUARANTINE.kind,
-        "name": order.node,
-        "uid": order.quarantine,
-    }

@@ -14,12 +14,12 @@ from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStor
 from aggregator.cluster.port import ClusterError, Conflict
 from aggregator.config.field_path import read_field
 from aggregator.config.job import JobSection
-from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.job_manifest import job_manifest, job_name
 from aggregator.repairers.job_verdict import is_over, verdict, why_waiting
 from aggregator.repairers.node_object import NODES
 from aggregator.repairers.object_answers import answer_of, clean_up_of
+from aggregator.repairers.order_object import is_of_order
 
 JOBS = ObjectResource("batch/v1", "Job", "jobs", namespaced=True)
 PODS = ObjectResource("v1", "Pod", "pods", namespaced=True)
@@ -84,7 +84,7 @@ class JobRepairer:
             found = await self._find(order)
             if found is None:
                 return _no_verdict(f"{self._named(order)} was deleted")
-            if not _is_ours(found, order):
+            if not is_of_order(found, order):
                 return _no_verdict(f"{self._named(order)} is another party's")
             if found.deleting:
                 return _no_verdict(f"{self._named(order)} is being deleted")
@@ -103,7 +103,7 @@ class JobRepairer:
         """Delete the Job; True once its pod has ended."""
         try:
             found = await self._find(order)
-            if found is None or not _is_ours(found, order):
+            if found is None or not is_of_order(found, order):
                 return False
             for _ in range(_LOOKS):
                 if (await self.clean_up(order)).state is AnswerState.DONE:
@@ -119,14 +119,14 @@ class JobRepairer:
         """
         try:
             found = await self._find(order)
-            if found is not None and _is_ours(found, order) and not found.deleting:
+            if found is not None and is_of_order(found, order) and not found.deleting:
                 await self._objects.delete(JOBS, found, as_read=False, foreground=True)
                 found = await self._find(order)
-            if found is not None and _is_ours(found, order):
+            if found is not None and is_of_order(found, order):
                 text = f"{self._named(order)} is deleted, and its pod has not ended"
                 return RepairAnswer(AnswerState.NOT_SENT, text)
             for pod in await self._pods(order):  # its Job may have been deleted without it
-                if pod.annotations.get(OPERATION) == order.operation and not is_over(pod.content):
+                if is_of_order(pod, order) and not is_over(pod.content):
                     text = f"pod {pod.namespace}/{pod.name} has not ended"
                     return RepairAnswer(AnswerState.NOT_SENT, text)
         except Conflict:
@@ -166,7 +166,7 @@ class JobRepairer:
 
     def _known(self, order: RepairOrder, found: ClusterObject) -> RepairAnswer:
         """The name is taken: by this order, which was sent before, or by a stranger."""
-        if not _is_ours(found, order):
+        if not is_of_order(found, order):
             return _no_verdict(f"{self._named(order)} is there already, and is another party's")
         if found.deleting:
             return _no_verdict(f"{self._named(order)} is being deleted")
@@ -174,10 +174,6 @@ class JobRepairer:
 
     def _named(self, order: RepairOrder) -> str:
         return f"Job {self._section.namespace}/{job_name(order)}"
-
-
-def _is_ours(found: ClusterObject, order: RepairOrder) -> bool:
-    return found.annotations.get(OPERATION) == order.operation
 
 
 def _refusal(answer: RepairAnswer) -> RepairAnswer:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.cluster.node_names import TAINT
-from aggregator.cluster.objects import QUARANTINE
 from aggregator.config.job import CONTAINER, JobSection
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import RepairOrder
+from aggregator.repairers.order_object import owner_of
 
 #: Exit codes of a test: docs/active-tests.md.
 PASSED, FAILED, NO_VERDICT = 0, 1, 3
@@ -49,7 +49,7 @@ def job_manifest(
         "namespace": section.namespace,
         "labels": _LABELS,
         "annotations": {OPERATION: order.operation},
-        "ownerReferences": [_owner(order)],
+        "ownerReferences": [owner_of(order)],
     }
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
@@ -138,12 +138,3 @@ def _on(node: str) -> dict[str, Any]:
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"nodeAffinity": wanted}
-
-
-def _owner(order: RepairOrder) -> dict[str, str]:
-    return {
-        "apiVersion": QUARANTINE.api_version,
-        "kind": QUARANTINE.kind,
-        "name": order.node,
-        "uid": order.quarantine,
-    }

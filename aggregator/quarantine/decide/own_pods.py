@@ -6,18 +6,18 @@ tests, and the operation that of the attempt which is under way.
 
 from collections.abc import Sequence
 
-from aggregator.cluster.port import Pod, RepairState, RepairStatus
+from aggregator.cluster.port import Pod, RepairStatus
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.repair import BUSY
 
 #: On an object that was made for an order: the order's operation.
 OPERATION = "sickbay.dev/repair-operation"
-_BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 
 
 def without_own(pods: Sequence[Pod], repair: RepairStatus | None, namespace: str) -> list[Pod]:
     """The pods except those of the test under way. ``namespace``: of the tests; empty: none."""
     attempts = repair.attempts if repair is not None else ()
-    under_way = {one.operation for one in attempts if one.repair == TEST and one.state in _BUSY}
+    under_way = {one.operation for one in attempts if one.repair == TEST and one.state in BUSY}
     return [pod for pod in pods if not _is_own(pod, under_way, namespace)]
 
 
