@@ -171,7 +171,7 @@ def test_an_end_whose_answer_was_lost_is_reported_once_and_the_drain_does_not_be
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
         lose_one_answer(bench)
-        read = drainer._Read(DrainPlan(), DrainMoment(6000.0, 5000.0, 7000.0), 6000.0)
+        read = drainer._Read(DrainPlan(), DrainMoment(6000.0, 5000.0, 7000.0), 6000.0, 0.0)
         with pytest.raises(Unreachable):
             await bench.made._finish(bench.node_state, read, bench.evictions)
         for _ in range(2):
@@ -384,7 +384,7 @@ def test_progress_that_was_held_back_is_written_during_the_rest(
         bench.world.add_pod("n1", "a")
         began = bench.loop.time()
         pods = await bench.cluster.pods_on("n1")
-        read = bench.made._read(bench.node_state, pods, bench.memory)
+        read = bench.made._read(bench.node_state, pods, bench.memory, 0.0)
         bench.memory.written_at = began - written
         version = bench.now().version
         await bench.made._rest(bench.node_state, read, bench.evictions, 8.0)
@@ -432,7 +432,7 @@ def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
         plan = DrainPlan(kept=dict.fromkeys(("jobs/a", "jobs/b", "jobs/c", "jobs/d"), "x"))
         for now in (600.0, 700.0):
             await asyncio.sleep(100)
-            read = drainer._Read(plan, DrainMoment(now, 0.0, 600.0), now)
+            read = drainer._Read(plan, DrainMoment(now, 0.0, 600.0), now, 0.0)
             await bench.made._progress(bench.node_state, read, bench.evictions)
             bench.node_state.own_quarantine_view().quarantine = bench.now()
         (late,) = bench.notes.transitions
@@ -465,7 +465,7 @@ def test_an_end_shows_what_stays_behind() -> None:
         bench.node_state.own_quarantine_view().quarantine = bench.now()
         bench.made._memories["n1"] = bench.memory
         moment = DrainMoment(1.0, 1.0, 2.0)
-        read = drainer._Read(DrainPlan(stuck={"jobs/a": "x"}), moment, 77.0)
+        read = drainer._Read(DrainPlan(stuck={"jobs/a": "x"}), moment, 77.0, 0.0)
         await bench.made._finish(bench.node_state, read, bench.evictions)
         status = bench.now().status
         assert status.phase is Phase.DRAINED

@@ -202,6 +202,48 @@ async def test_a_pod_that_came_after_the_drain_holds_the_repair() -> None:
 
 
 @in_virtual_time
+async def test_an_order_directly_after_the_drain_needs_no_further_read_of_the_pods() -> None:
+    reads = []
+    for kinds in ((), ("reboot",)):
+        site = Site(kinds=kinds)
+        cluster = MemoryCluster(site.world)
+        site.start(cluster)
+        await site.settles(lambda site=site: site.world.quarantines)
+        await site.settles(
+            lambda site=site: (
+                site.quarantine().status.drained_at and len(site.repaired) == len(site.kinds)
+            )
+        )
+        reads.append(cluster.asked["pods_on"])
+        await site.replica.stop()
+    drained, ordered = reads
+    assert ordered == drained > 0
+
+
+@in_virtual_time
+async def test_an_order_that_waited_after_the_drain_reads_the_pods_again() -> None:
+    site = Site("n1", "n2")
+    site.rules = {"concurrent": 1}
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.repaired)
+    (first,) = site.shop.orders
+    (second,) = {"n1", "n2"} - {first.node}
+
+    def holds(text: str) -> bool:
+        repair = site.quarantine(second).status.repair
+        return repair is not None and text in repair.held
+
+    await site.settles(lambda: holds("concurrent"))
+    site.world.add_pod(second, "late")
+    site.shop._boot(first.node)
+    await site.settles(lambda: holds("pods are still on the node: jobs/late"))
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladder() -> None:
     site = Site(kinds=("reboot", "replace", "ticket"))
     site.shop.answer = RepairAnswer(AnswerState.FAILED, "the BMC refuses")

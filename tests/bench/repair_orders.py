@@ -2,8 +2,8 @@
 
 A repair is due when the Quarantine of a fault that stands is drained: the time begins when a watch
 shows that, and ends when the order reaches the site's endpoint. The requests alone are those that
-the order needs (the node, the Quarantine, the pods, the stop switch, the record, the attempt), by
-the aggregator's client and rights on a cluster of their own.
+the order needs (the node, the Quarantine, the stop switch, the record, the attempt), by the
+aggregator's client and rights on a cluster of their own.
 """
 
 import asyncio
@@ -79,15 +79,11 @@ async def _requests(cluster: KubeCluster, shop: RepairReceiver, nodes: list[str]
         for node in nodes:
             made = await cluster.create_quarantine(node, SPEC)
             drained = QuarantineStatus(phase=Phase.DRAINED)
-            # The drain's last read. The API server's cache answers a second one of the same moment
-            # only when etcd has told it that nothing has changed, which it asks each 100 ms.
-            await cluster.pods_on(node)
             await cluster.write_quarantine_status(made, drained)
             begun = time.monotonic()
             await cluster.read_node(node)
             fresh = await cluster.read_quarantine(node)
             assert fresh is not None
-            await cluster.pods_on(node)
             await cluster.read_stop()
             record = await cluster.write_record(f'{{"version":1,"at":{begun}}}', record.version)
             attempt = RepairAttempt(f"{made.uid}-1", "gpu-reset", RepairState.ORDERING)

@@ -64,11 +64,15 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One read of the node's pods, and when it was made (wall clock seconds)."""
+    """One read of the node's pods, and when it was made (wall clock seconds).
+
+    ``began``: when its request began (monotonic seconds).
+    """
 
     plan: DrainPlan
     moment: DrainMoment
     at: float
+    began: float
 
 
 class Drainer:
@@ -163,10 +167,11 @@ class Drainer:
         memory, still = evictions.memory, evictions.still
         look, before = _LOOK_FIRST, frozenset[tuple[str, bool]]()
         while still():
+            began = self._clocks.now()
             pods = await self._cluster.pods_on(
                 node_state.node, background=memory.first_seen is not None
             )
-            read = self._read(node_state, pods, memory)
+            read = self._read(node_state, pods, memory, began)
             if read is None or not still():
                 return None
             if read.plan.remaining == 0 and memory.found_empty:
@@ -227,7 +232,9 @@ class Drainer:
         most = max(_LOOK_MOST, self._running / LOOKS_A_SECOND)
         return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
 
-    def _read(self, node_state: NodeState, pods: list[Pod], memory: DrainMemory) -> _Read | None:
+    def _read(
+        self, node_state: NodeState, pods: list[Pod], memory: DrainMemory, began: float
+    ) -> _Read | None:
         quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             return None
@@ -244,7 +251,7 @@ class Drainer:
         if memory.first_seen is None:
             memory.first_seen = frozenset(pod.uid for pod in pods)
         plan = plan_drain(pods, self._rules, moment, came_back)
-        return _Read(plan, moment, round(self._clocks.wall(), 3))
+        return _Read(plan, moment, round(self._clocks.wall(), 3), began)
 
     def _moment(self, status: QuarantineStatus) -> DrainMoment:
         now = self._clocks.earliest()
@@ -303,6 +310,7 @@ class Drainer:
             pods_read_at=read.at,
             blockers=evictions.blockers(plan),
         )
+        node_state.own_quarantine_view().note_empty(read.began)
         text = "drained" if not plan.stuck else f"drained: {message}"
         await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
 
@@ -399,8 +407,9 @@ class Drainer:
         quarantine = node_state.node_summary.quarantine
         if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
             return
+        began = self._clocks.now()
         pods = await self._cluster.pods_on(node_state.node, background=True)
-        read = self._read(node_state, pods, DrainMemory(quarantine.uid))
+        read = self._read(node_state, pods, DrainMemory(quarantine.uid), began)
         if read is None or quarantine is not node_state.node_summary.quarantine:
             return
         before = quarantine.status

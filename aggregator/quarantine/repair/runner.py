@@ -89,6 +89,10 @@ _SEND_WITHIN = 20.0
 _CLEANS_UP = 300.0
 #: So long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
+#: The drain's last read of the node's pods is not repeated for so long (seconds). The API server
+#: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to say
+#: that nothing has changed.
+_JUST_EMPTY = 1.0
 _MOST_TEXT = 500
 _MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
@@ -405,6 +409,12 @@ class RepairRunner:
             return _held_text(repair, stopped(stop)) if stop else ""
         if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
             return "the node's kubelet and its agent do not name the same boot"
+        return await self._work_left(node_state, quarantine, now)
+
+    async def _work_left(self, node_state: NodeState, quarantine: Quarantine, now: float) -> str:
+        """The pods on the node that a drain would evict, in words; empty: there are none."""
+        if node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
+            return ""
         status = quarantine.status
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
         found = await self._cluster.pods_on(node_state.node)

@@ -40,6 +40,7 @@ class QuarantineView:
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
     ``repair_look``: when to look at its repair again (monotonic).
+    ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
     """
 
     quarantine: Quarantine | None = None
@@ -63,6 +64,7 @@ class QuarantineView:
     trail_aged: bool = False
     condition_seen: bool = False
     repair_look: float = 0.0
+    empty_at: float | None = None
 
     # -- the object -------------------------------------------------------------------------------
 
@@ -80,6 +82,7 @@ class QuarantineView:
         if is_other:
             self.most_pods = 0
             self.repair_look = 0.0
+            self.empty_at = None
         self._keep(quarantine)
         self.orphan = self.vanished = self.unclaimed = ""
         self.to_adopt, self.remains = False, None
@@ -257,6 +260,14 @@ class QuarantineView:
     def delay_repair(self, until: float) -> None:
         """Its repair is looked at again then (monotonic seconds)."""
         self.repair_look = until
+
+    def note_empty(self, began: float) -> None:
+        """The drain's last read of the pods, which began then, found none that would go."""
+        self.empty_at = began
+
+    def was_just_empty(self, now: float, within: float) -> bool:
+        """Whether that read began at most so many seconds ago."""
+        return self.empty_at is not None and now - self.empty_at <= within
 
     # -- its release ------------------------------------------------------------------------------
 
