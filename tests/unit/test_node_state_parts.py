@@ -70,6 +70,7 @@ PARTS = (
             "actions/adoption.py",
             "actions/cordon.py",
             "actions/release.py",
+            "drain/drainer.py",
             "reconcile/cluster_events.py",
             "reconcile/worker.py",
             "repair/before_release.py",
