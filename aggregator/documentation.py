@@ -46,6 +46,7 @@ HOLDS = frozenset(
         "repair.window",
         "shards",
         "stop",
+        "unread-status",
     }
 )
 _CAUSES = {

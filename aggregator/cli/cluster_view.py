@@ -36,7 +36,7 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
         "reason": spec.reason,
         "requester": spec.requester,
         "incident": spec.incident,
-        "message": found.problem or status.message,
+        "message": found.problem or found.unread or status.message,
         "created_at": _time(found.created_at),
         "admitted_at": _time(status.admitted_at),
         "cordoned_at": _time(status.cordoned_at),

@@ -339,6 +339,10 @@ class Quarantine:
     foreign: str = ""
     #: Counts the changes of the spec; 0 where the cluster does not count them.
     generation: int = 0
+    #: Why part of its status can't be read: a later version may have written it. Empty: all can.
+    unread: str = ""
+    #: The names of those fields of `QuarantineStatus`; in ``status`` they are empty.
+    unread_fields: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from aggregator.cluster.port import HookState, Phase, Quarantine, RepairStatus
 from aggregator.quarantine.decide.repair import BUSY
 from aggregator.quarantine.decide.verdicts import is_about_tests
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 
 _CLEARS = {
@@ -58,6 +58,8 @@ HOLDS = {
     "writes ConfigMap sickbay-record.",
     "installation": "Look at the other installation of sickbay, which has this node in quarantine. "
     "Two that both act are seldom intended.",
+    UNREAD_STATUS: "Run the version of sickbay that wrote the Quarantine on every replica. Before "
+    "a release read kubectl get quarantine NODE -o yaml: a repair may be under way.",
     "stop": "Find out why it was stopped. To go on: sickbay resume{how}",
     "limits.quorum_percent": "Wait for the agents to report. If they don't, look at the DaemonSet "
     "and the network before you trust any judgement.",
@@ -152,15 +154,23 @@ def for_exempt(node: str, how: str) -> str:
     )
 
 
+def _for_unclear(quarantine: Quarantine, how: str) -> str:
+    node = quarantine.node
+    end = f"sickbay release {node}{how}" if how else f"kubectl delete quarantine {node}"
+    if quarantine.unread:
+        return f"{HOLDS[UNREAD_STATUS]} To release: {end}"
+    return f"The object makes no sense. Mend it, or: {end}"
+
+
 def for_quarantine(
     node_summary: NodeSummary, quarantine: Quarantine, clears: Iterable[str], how: str
 ) -> str:
     """A person's options for a node in quarantine, or the step that it waits for."""
     status, node = quarantine.status, quarantine.node
-    if quarantine.problem or status.phase is Phase.INVALID:
-        end = f"sickbay release {node}{how}" if how else f"kubectl delete quarantine {node}"
-        return f"The object makes no sense. Mend it, or: {end}"
-    if status.phase is Phase.RELEASING or quarantine.deleting:
+    ends = status.phase is Phase.RELEASING or quarantine.deleting
+    if quarantine.problem or status.phase is Phase.INVALID or (quarantine.unread and not ends):
+        return _for_unclear(quarantine, how)
+    if ends:
         return "No step is needed: it is being undone."
     if node_summary.work.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."

@@ -24,7 +24,7 @@ from aggregator.quarantine.decide.lost_marks import describe_missing
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.state import fleet
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
 from aggregator.runtime.text import truncate
 from aggregator.web import advice, models, repair_view
@@ -120,7 +120,8 @@ def _others_at_work(node_summary: NodeSummary) -> str:
 
 def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> str:
     held = node_summary.decision.hold
-    by = f", held by {held.limit}" if held is not None and held.limit == "stop" else ""
+    holds = held is not None and held.limit in ("stop", UNREAD_STATUS)
+    by = f", held by {held.limit}" if held is not None and holds else ""
     if quarantine.foreign:
         by = f", by the sickbay in namespace {quarantine.foreign}"
     loose = "the node is schedulable" if is_left_schedulable(quarantine.status) else ""
@@ -272,7 +273,7 @@ def quarantine(
         reason=brief(spec.reason),
         requester=truncate(spec.requester, _LONGEST_NAME),
         incident=spec.incident,
-        message=found.problem or status.message,
+        message=found.problem or found.unread or status.message,
         created_at=wall_time(found.created_at),
         admitted_at=wall_time(status.admitted_at),
         cordoned_at=wall_time(status.cordoned_at),

@@ -15,11 +15,23 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
     RecordText,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
 )
+from aggregator.events import EventKind
+from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from aggregator.quarantine.decide.intent import OURS, DesiredState, describe_override
-from aggregator.quarantine.decide.operator_requests import FORCED
-from aggregator.quarantine.decide.planner import NODE_ABSENT, NextStep, Situation, Step, next_step
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCED
+from aggregator.quarantine.decide.planner import (
+    NODE_ABSENT,
+    UNCORDONED,
+    NextStep,
+    Situation,
+    Step,
+    next_step,
+)
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica, Turned, fault, snapshot
 from tests.support.waiting import until
@@ -67,6 +79,9 @@ def quarantines() -> Iterator[Quarantine | None]:
         problem="no such action",
         deleting=True,
     )
+    for phase, deleting in itertools.product(Phase, (False, True)):
+        status = QuarantineStatus(phase)
+        yield Quarantine("n1", "q", "1", SPEC, status, deleting=deleting, unread="status: later")
 
 
 def situations(quarantine: Quarantine | None, every: int = 1) -> Iterator[Situation]:
@@ -112,7 +127,7 @@ def test_that_a_node_is_gone_or_back_is_written_before_anything_else_but_an_end(
             back = replace(now, node_gone=False, node_found=True)
             for one in (unwritten, back):
                 ends = next_step(one).do in (Step.RELEASE, Step.UNDO, Step.LET_GO)
-                stays = now.definition_going or quarantine.problem
+                stays = now.definition_going or quarantine.problem or quarantine.unread
                 assert ends or stays or next_step(one).do is Step.ABSENCE, one
 
 
@@ -124,7 +139,7 @@ def test_only_ours_ends_when_its_node_stays_away_and_only_by_the_latest_read() -
             before, after = next_step(now), next_step(replace(now, absent_too_long=True))
             ours = quarantine.spec.requester == OURS
             free = before.do not in (Step.UNDO, Step.RELEASE, Step.LET_GO, Step.REFUSE)
-            unclear = now.definition_going or quarantine.problem
+            unclear = now.definition_going or quarantine.problem or quarantine.unread
             if ours and free and now.node_gone and not unclear:
                 assert after == NextStep(Step.RELEASE, NODE_ABSENT)
             else:
@@ -139,7 +154,8 @@ def test_only_ours_ends_when_its_node_stays_away_and_only_by_the_latest_read() -
             id="none"
             if one is None
             else f"{one.status.phase}-{one.spec.requester}-{one.spec.action}"
-            f"{'-deleting' * one.deleting}{'-invalid' * bool(one.problem)}",
+            f"{'-deleting' * one.deleting}{'-invalid' * bool(one.problem)}"
+            f"{'-unread' * bool(one.unread)}",
         )
         for one in quarantines()
     ],
@@ -167,6 +183,10 @@ def check_rules(now: Situation, step: NextStep) -> None:
         return
     if quarantine.deleting:
         assert step == NextStep(Step.RELEASE, "deleted by a person", overruled=True)
+        return
+    if quarantine.unread:
+        released = NextStep(Step.RELEASE, UNCORDONED, overruled=True)
+        assert step == (released if now.uncordoned else NextStep(Step.UNREAD))
         return
     if quarantine.problem:
         assert step.do in (Step.REFUSE, Step.NOTHING)
@@ -397,6 +417,8 @@ def test_while_a_repair_may_act_on_a_node_only_a_person_releases_it() -> None:
     for quarantine in quarantines():
         for now in situations(quarantine, 61):
             if quarantine is None or quarantine.problem or now.uncordoned or quarantine.deleting:
+                continue
+            if quarantine.unread:
                 continue
             for due in (False, True):
                 busy = replace(now, repair_busy=True, repair_due=due)
@@ -636,4 +658,53 @@ async def test_a_hand_made_object_that_was_mended_is_cordoned_before_it_is_drain
     await until(lambda: world.evicted)
     assert world.writes.index("patch n1") < world.writes.index("evict uid-a")
     assert world.nodes["n1"].unschedulable
+    await replica.stop()
+
+
+@pytest.mark.parametrize("how", ["read again", "deleted by a person"])
+async def test_a_node_whose_status_a_later_version_wrote_is_left_alone_and_counted(
+    how: str,
+) -> None:
+    world = World()
+    world.add_node("n1")
+    replica = Replica(world, clock=Turned())
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", snapshot(fault()))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    attempt = RepairAttempt("q-1", "reboot", RepairState.ORDERED, began_at=1.0)
+    later = replace(
+        world.quarantines["n1"],
+        unread="status: Invalid enum value 'Paused'",
+        unread_fields=frozenset({"repair"}),
+    )
+    world.put_quarantine(later)
+    world.add_pod("n1", "a")
+    summary = replica.fleet.node_summaries["n1"]
+    await until(lambda: summary.decision.hold is not None)
+    written, before = [one for one in world.writes if " n1" in one], world.nodes["n1"]
+    replica.agent("n1", Delta(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
+    replica.clock.time += 5000  # it would be recovered, and released
+    replica.agent("n1", Delta())
+    world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z x")
+    world.add_node("n2")
+    replica.agent("n2", snapshot(fault()))
+    await until(lambda: phase_of(world, "n2") is Phase.DRAINED)  # a later step has been taken
+    hold = summary.decision.hold
+    assert hold is not None
+    assert (hold.limit, hold.value) == ("unread-status", "repair")
+    told = [one for one in replica.notes.transitions if one.details.get("limit") == hold.limit]
+    assert [one.kind for one in told] == [EventKind.HELD]
+    assert "Invalid enum value 'Paused'" in told[0].summary
+    assert [one for one in world.writes if " n1" in one] == written
+    assert world.nodes["n1"].taints == before.taints
+    assert not world.evicted
+    assert '"n1"' in world.record.text
+    if how == "read again":
+        status = replace(later.status, repair=RepairStatus((attempt,)))
+        world.put_quarantine(replace(later, status=status, unread="", unread_fields=frozenset()))
+        await until(lambda: summary.decision.hold is None)
+    else:
+        world.person_deletes("n1")
+        await until(lambda: "n1" not in world.quarantines)
+        assert not world.nodes["n1"].unschedulable
     await replica.stop()

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import yaml
 from hypothesis import given
-from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes.object_codec import ObjectCodec
 from aggregator.cluster.kubernetes.quarantine_codec import (
@@ -27,6 +26,7 @@ from aggregator.web import node_view
 from aggregator.web.models import Quarantine as Page
 from aggregator.web.node_view import ViewMoment
 from tests.deploy.manifests import ROOT
+from tests.support.field_values import values
 
 #: Fields that the page does not show under their own name, and why.
 NOT_SHOWN = {
@@ -122,22 +122,6 @@ def test_the_page_shows_every_field_or_says_why_not(kind: type) -> None:
 def test_no_field_is_left_out_that_is_there_no_more() -> None:
     fields = (*dataclasses.fields(QuarantineSpec), *dataclasses.fields(QuarantineStatus))
     assert NOT_SHOWN.keys() <= {field.name for field in fields}
-
-
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    if hint is float:  # wall clock seconds, to the microsecond
-        return st.integers(0, 2**31).map(float)
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        fields = {field.name: values(hints[field.name]) for field in dataclasses.fields(hint)}
-        return st.builds(typing.cast("type[Any]", hint), **fields)
-    if typing.get_origin(hint) is tuple:
-        return st.lists(values(typing.get_args(hint)[0]), max_size=2).map(tuple)
-    if typing.get_origin(hint) is not None:
-        return st.one_of([values(one) for one in typing.get_args(hint)])
-    if hint is str:
-        return st.text(max_size=5)
-    return st.from_type(hint)
 
 
 @given(spec=values(QuarantineSpec), status=values(QuarantineStatus))

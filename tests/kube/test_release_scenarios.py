@@ -10,12 +10,13 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
@@ -27,8 +28,9 @@ from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN, e
 from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.support.kube_cluster import kube_cluster
+from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import (
     POLICY,
     SETTINGS,
@@ -477,6 +479,59 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
     bench.delete(typo)
     bench.delete(node)
     await until(lambda: bench.quarantine(typo) is bench.quarantine(node) is None)
+
+
+@contextmanager
+def later_definition(plane: ControlPlane) -> Iterator[None]:
+    """The definition of a later version, whose attempts have one more state."""
+    crd = yaml.safe_load((DEPLOY / "crd.yaml").read_text())
+    [version] = crd["spec"]["versions"]
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    attempt = status["repair"]["properties"]["attempts"]["items"]["properties"]
+    attempt["state"]["enum"].append("Paused")
+    plane.apply(yaml.safe_dump(crd))
+    try:
+        yield
+    finally:
+        plane.apply(DEPLOY / "crd.yaml")
+
+
+async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_releases_the_node(
+    bench: Bench, cluster_space: Space
+) -> None:
+    node, other = cluster_space.create_nodes(2)
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Cordoned")
+    attempt = {"operation": "q-1", "repair": "reboot", "state": "Paused", "later": "field"}
+    path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}/status"
+
+    def is_held() -> bool:
+        told = [one.details for one in bench.notes.transitions if one.node == node]
+        return "unread-status" in [one.get("limit") for one in told]
+
+    with later_definition(bench.plane):
+        written = {"status": {"repair": {"attempts": [attempt]}}}
+        await until(
+            lambda: (
+                bench.plane.request("PATCH", path, written, MERGE_PATCH).status == 200
+                and bench.status(node, "repair") != ""
+            )
+        )
+        await until(is_held)
+        version = (bench.quarantine(node) or {})["metadata"]["resourceVersion"]
+        bench.says(node, WELL)
+        bench.later(LONG, node)  # it would be released now
+        bench.attach(other, snapshot(DISK))
+        await bench.phase(other, "Cordoned")
+        await bench.settles()
+        standing = bench.quarantine(node) or {}
+        assert standing["metadata"]["resourceVersion"] == version
+        assert standing["status"]["phase"] == "Cordoned"
+        assert standing["status"]["repair"]["attempts"][0]["state"] == "Paused"
+        assert bench.unschedulable(node)
+        bench.delete(node)
+        await bench.free(node)
+        assert not bench.unschedulable(node)
 
 
 # -- silence ---------

@@ -46,6 +46,7 @@ from aggregator.cluster.port import (
     WrittenConditions,
 )
 from aggregator.cluster.quarantine_conditions import with_conditions
+from aggregator.cluster.unread_status import expect_lossless
 from aggregator.policy.node_condition import ReportedCondition, ReportedConditions
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY
 
@@ -523,6 +524,7 @@ class MemoryCluster:
     ) -> Quarantine:
         def effect() -> Quarantine:
             now = self._standing(quarantine)
+            expect_lossless(now, status)
             self.world.writes.append(f"status {now.node} {status.phase}")
             written = with_conditions(quarantine, status, self.world.clock)
             return self.world.put_quarantine(replace(now, status=written))

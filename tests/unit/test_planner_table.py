@@ -483,3 +483,46 @@ def test_a_force_changes_only_what_a_force_has_made(
 )
 def test_what_the_counts_rest_on_is_set_right_first(situation: Situation, do: Step) -> None:
     assert step(situation) is do
+
+
+# -- a status that a later version wrote ----------------------------------------------------------
+
+LATER = {"unread": "status: later", "unread_fields": frozenset({"repair"})}
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (now(quarantine=LATER), NextStep(Step.UNREAD)),
+        (now(quarantine=LATER, in_record=False), NextStep(Step.UNREAD)),
+        (now(quarantine=LATER, recovered=True, wanted=None), NextStep(Step.UNREAD)),
+        (now(quarantine=LATER, node_gone=True), NextStep(Step.UNREAD)),
+        (now(quarantine=LATER, node_replaced=True, reborn=True), NextStep(Step.UNREAD)),
+        (now(quarantine=LATER, repair_busy=True, repair_due=True), NextStep(Step.UNREAD)),
+        (now(quarantine=LATER, exempt=True, recovered=True), NextStep(Step.UNREAD)),
+        (now(quarantine={**LATER, "problem": "bad"}), NextStep(Step.UNREAD)),
+        (now(quarantine={**LATER, "foreign": "other"}), NextStep(Step.NOTHING)),
+        # A person's release goes, and one that was begun is finished.
+        (
+            now(quarantine={**LATER, "deleting": True}),
+            NextStep(Step.RELEASE, "deleted by a person", overruled=True),
+        ),
+        (
+            now(quarantine=LATER, uncordoned=True),
+            NextStep(Step.RELEASE, UNCORDONED, overruled=True),
+        ),
+        (
+            now(quarantine=LATER, spec=BY_FORCE, unforced=True),
+            NextStep(Step.RELEASE, "the force was taken back"),
+        ),
+        (
+            now(quarantine=LATER, spec=BY_FORCE, unforced=True, release_held=True, look_later=True),
+            NextStep(Step.UNREAD),
+        ),
+        (now(Phase.RELEASING, quarantine=LATER), NextStep(Step.UNDO)),
+    ],
+)
+def test_a_status_that_cannot_be_read_ends_every_step_except_a_persons_release(
+    situation: Situation, expected: NextStep
+) -> None:
+    assert next_step(situation) == expected

@@ -13,6 +13,7 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     GROUP,
     VERSION,
     decode_quarantine,
+    encode_changes,
     encode_spec,
     encode_status,
 )
@@ -27,6 +28,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
 )
 from aggregator.cluster.quarantine_conditions import with_conditions
+from aggregator.cluster.unread_status import expect_lossless
 
 #: Another client's finalizer or status may come in between, but not five times in a row.
 _TRIES = 5
@@ -78,11 +80,16 @@ class QuarantineStore:
         )
 
     async def write_status(self, quarantine: Quarantine, status: QuarantineStatus) -> Quarantine:
-        """With the conditions that follow from it."""
+        """With the conditions that follow from it.
+
+        Of a status with fields that can't be read only the changes are written, for a release.
+        """
+        expect_lossless(quarantine, status)
         written = with_conditions(quarantine, status, self._wall())
+        body = encode_changes(quarantine, written) if quarantine.unread else encode_status(written)
         return await self._patch(
             f"{paths.quarantine(quarantine.node)}/status",
-            {"metadata": _fence(quarantine), "status": encode_status(written)},
+            {"metadata": _fence(quarantine), "status": body},
             _lane(quarantine.status, status),
         )
 

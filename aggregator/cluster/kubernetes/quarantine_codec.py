@@ -1,11 +1,13 @@
 """The Quarantine object: JSON to and from the protocol's spec and status.
 
 The schema in deploy/kubernetes/crd.yaml refuses most invalid objects. An invalid object that gets
-past it (older than the schema, or of a newer version) is reported with its `problem`, and never
-raises: one broken object must not hide the others.
+past it (older than the schema) is reported with its `problem`, one whose status a later version
+wrote with the fields that are ``unread``. Neither raises: one broken object must not hide the
+others.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -71,7 +73,7 @@ _STATUS_DECODER = msgspec.json.Decoder(STATUS.struct)
 
 
 def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quarantine:
-    """A Quarantine as the API server sent it; ``problem`` says which part can't be understood.
+    """A Quarantine as the API server sent it; ``problem`` says what is wrong in its spec.
 
     ``installation`` is ours: one of another's is ``foreign``. Raises Refused where the body is no
     object at all.
@@ -79,7 +81,7 @@ def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quar
     found = decode(body, _Object)
     meta = found.metadata
     spec, spec_problem = _decode_spec(found.spec)
-    status, status_problem = _decode_status(found.status)
+    status, unread, unread_fields = _decode_status(found.status)
     return Quarantine(
         node=meta.name,
         uid=meta.uid,
@@ -89,9 +91,11 @@ def decode_quarantine(body: bytes | msgspec.Raw, installation: str = "") -> Quar
         created_at=seconds(meta.creation_timestamp),
         deleting=meta.deletion_timestamp is not None,
         has_finalizer=FINALIZER in (meta.finalizers or ()),
-        problem="; ".join(problem for problem in (spec_problem, status_problem) if problem),
+        problem=spec_problem,
         foreign=spec.installation if installation not in ("", spec.installation) else "",
         generation=meta.generation,
+        unread=unread,
+        unread_fields=unread_fields,
     )
 
 
@@ -103,6 +107,22 @@ def encode_spec(spec: QuarantineSpec) -> msgspec.Struct:
 def encode_status(status: QuarantineStatus) -> msgspec.Struct:
     """The status as JSON values, for a merge patch: null removes fields that no longer apply."""
     return STATUS.encode(status)
+
+
+def encode_changes(before: Quarantine, status: QuarantineStatus) -> dict[str, Any]:
+    """The fields of the status that change, for a merge patch; none of those that are unread.
+
+    Except for the phase of a release, which a person may want from any phase.
+    """
+    old = msgspec.to_builtins(STATUS.encode(before.status))
+    new = msgspec.to_builtins(STATUS.encode(status))
+    kept = {name for field in before.unread_fields - {"phase"} for name in _names_in_json(field)}
+    always = {STATUS.names[field] for field in before.unread_fields & {"phase"}}
+    return {
+        name: value
+        for name, value in new.items()
+        if name not in kept and (name in always or value != old[name])
+    }
 
 
 def _decode_spec(raw: msgspec.Raw) -> tuple[QuarantineSpec, str]:
@@ -120,8 +140,34 @@ def _decode_spec(raw: msgspec.Raw) -> tuple[QuarantineSpec, str]:
     return spec, ""
 
 
-def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str]:
+def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str, frozenset[str]]:
+    """The status, why part of it can't be read, and the fields that can't."""
     try:
-        return STATUS.decode(_STATUS_DECODER.decode(raw)), ""
+        return STATUS.decode(_STATUS_DECODER.decode(raw)), "", frozenset()
     except ValueError as error:  # msgspec's own are ValueErrors too; so is a time that is none
-        return QuarantineStatus(), f"status: {error}"
+        status, unread = _decode_fields(raw)
+        return status, f"status: {error}", unread
+
+
+def _decode_fields(raw: msgspec.Raw) -> tuple[QuarantineStatus, frozenset[str]]:
+    """The fields that can be read, each by itself, and the names of the others."""
+    try:
+        there = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except ValueError:
+        return QuarantineStatus(), frozenset(STATUS.names)
+    found, unread = {}, set()
+    for field in STATUS.names:
+        alone = {name: there[name] for name in _names_in_json(field) if name in there}
+        try:
+            one = STATUS.decode(_STATUS_DECODER.decode(msgspec.json.encode(alone)))
+        except ValueError:
+            unread.add(field)
+        else:
+            found[field] = getattr(one, field)
+    return QuarantineStatus(**found), frozenset(unread)
+
+
+def _names_in_json(field: str) -> tuple[str, ...]:
+    """The name of a field of the status in JSON, and its former one."""
+    former = STATUS.former.get(field)
+    return (STATUS.names[field],) if former is None else (STATUS.names[field], former)

@@ -43,6 +43,7 @@ from aggregator.cluster.port import (
     WatchSynced,
     WrittenConditions,
 )
+from aggregator.cluster.unread_status import expect_lossless
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import filled_with
 from aggregator.policy.node_condition import ReportedConditions
@@ -219,6 +220,7 @@ class LocalCluster:
     async def write_quarantine_status(
         self, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:
+        expect_lossless(quarantine, status)
         return await self._write(self._open.write_quarantine, replace(quarantine, status=status))
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:

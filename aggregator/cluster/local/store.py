@@ -10,9 +10,9 @@ import os
 import sqlite3
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from aggregator.cluster.port import (
     Conflict,
     Node,
     NotFound,
+    Phase,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
@@ -32,6 +33,7 @@ from aggregator.cluster.port import (
     Taint,
     Unreachable,
 )
+from aggregator.runtime.interning import EMPTY
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS record (
@@ -208,7 +210,7 @@ class LocalStore:
                 " WHERE node = ? AND uid = ? AND version = ?",
                 (
                     json.dumps(asdict(quarantine.spec)),
-                    _encode_status(quarantine.status),
+                    _encode_status(quarantine.status, self._unread_of(quarantine)),
                     quarantine.has_finalizer,
                     quarantine.node,
                     quarantine.uid,
@@ -218,6 +220,17 @@ class LocalStore:
             if done.rowcount == 0:
                 raise Conflict(f"the quarantine of {quarantine.node} was written in between")
         return self._must(quarantine.node)
+
+    def _unread_of(self, quarantine: Quarantine) -> dict[str, Any]:
+        """The fields of its status that can't be read, as they stand in the file."""
+        if not quarantine.unread_fields:
+            return {}
+        rows = self._read("SELECT status FROM quarantines WHERE node = ?", quarantine.node)
+        there = json.loads(rows[0][0]) if rows else {}
+        kept = {name: there[name] for name in quarantine.unread_fields if name in there}
+        if quarantine.status.phase is Phase.RELEASING:
+            kept.pop("phase", None)
+        return kept
 
     def delete_quarantine(self, node: str) -> None:
         """A person's deletion: with a finalizer the row is only marked."""
@@ -350,27 +363,43 @@ def _node(row: tuple[Any, ...]) -> Node:
     )
 
 
-def _encode_status(status: QuarantineStatus) -> str:
-    found = asdict(status)
+def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) -> str:
+    """``unread``: the fields that can't be read, which stay as they are."""
+    found = {**asdict(status), **unread}
     return json.dumps({**found, FORMER_APPLIED_FIELD: found["applied"]})
 
 
-def _decode_status(text: str) -> QuarantineStatus:
+def _decode_status(text: str) -> tuple[QuarantineStatus, str, frozenset[str]]:
+    """The status, why part of it can't be read, and the fields that can't."""
     found = json.loads(text)
     if FORMER_APPLIED_FIELD in found:
         found["applied"] = found[FORMER_APPLIED_FIELD]
-    return msgspec.convert(found, QuarantineStatus)
+    try:
+        return msgspec.convert(found, QuarantineStatus), "", frozenset()
+    except msgspec.ValidationError as error:
+        why = f"status: {error}"
+    read, unread = {}, set()
+    for field in fields(QuarantineStatus):
+        alone = {field.name: found[field.name]} if field.name in found else {}
+        try:
+            read[field.name] = getattr(msgspec.convert(alone, QuarantineStatus), field.name)
+        except msgspec.ValidationError:
+            unread.add(field.name)
+    return QuarantineStatus(**read), why, frozenset(unread)
 
 
 def _quarantine(row: tuple[Any, ...]) -> Quarantine:
-    node, uid, version, spec, status, created_at, deleting, finalizer = row
+    node, uid, version, spec, text, created_at, deleting, finalizer = row
+    status, unread, unread_fields = _decode_status(text)
     return Quarantine(
         node,
         uid,
         str(version),
         _SPEC.decode(spec),
-        _decode_status(status),
+        status,
         created_at,
         bool(deleting),
         bool(finalizer),
+        unread=unread,
+        unread_fields=unread_fields,
     )

@@ -65,7 +65,7 @@ from aggregator.quarantine.decide.uncordon import (
     has_given_up,
     recordon_due,
 )
-from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -177,7 +177,7 @@ class NodeActions:
     def wanted_now(self, node_state: NodeState) -> DesiredState | None:
         """The node's desired state. A shared cause turns no standing cordon into a drain."""
         wanted, quarantine = node_state.decision.wanted, node_state.node_summary.quarantine
-        if quarantine is None or quarantine.spec.requester != OURS:
+        if quarantine is None or quarantine.unread or quarantine.spec.requester != OURS:
             return wanted
         if (
             wanted is None
@@ -353,6 +353,8 @@ class NodeActions:
     ) -> None:
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
+        if quarantine.unread:
+            return  # the next step says so
         if node is None:
             await self._no_node(node_state, quarantine)
             return
@@ -768,12 +770,40 @@ class NodeActions:
             details = {"limit": held.limit, "value": held.value}
             self.emit_event(node_state, EventKind.HELD, text, details)
 
+    def hold_standing(self, node_state: NodeState, *, unread: bool) -> None:
+        """Report what keeps a standing quarantine from going on: its status, else the stop."""
+        if not unread:
+            self.hold_stopped(node_state)
+        elif node_state.node_summary.quarantine is not None:
+            self._hold_unread(node_state, node_state.node_summary.quarantine)
+
+    def _hold_unread(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        known = node_state.decision.hold
+        if known is not None and known.limit == UNREAD_STATUS:
+            return
+        fields = ", ".join(sorted(quarantine.unread_fields))
+        text = (
+            "part of its Quarantine's status can't be read, and is left as it is: a later version "
+            f"may have written it ({quarantine.unread})"
+        )
+        since = self._clocks.wall()
+        node_state.set_hold(NodeHold(UNREAD_STATUS, fields, text, since))
+        self.emit_event(
+            node_state,
+            EventKind.HELD,
+            f"{quarantine.spec.action} held by {UNREAD_STATUS} = {fields}: {text}",
+            {"limit": UNREAD_STATUS, "value": fields},
+        )
+
     def unhold_resumed(self, node_state: NodeState) -> None:
-        """The stop is over: it holds a quarantine that stands no more."""
-        if node_state.node_summary.quarantine is not None and not self._switch.reason:
-            known = node_state.decision.hold
-            if known is not None and known.limit == "stop":
-                node_state.set_hold(None)
+        """The stop is over, or the status can be read: neither holds a standing quarantine."""
+        quarantine, known = node_state.node_summary.quarantine, node_state.decision.hold
+        if known is None:
+            return
+        resumed = known.limit == "stop" and quarantine is not None and not self._switch.reason
+        read = known.limit == UNREAD_STATUS and (quarantine is None or not quarantine.unread)
+        if resumed or read:
+            node_state.set_hold(None)
 
     def _unhold(self, node_state: NodeState) -> None:
         """No limit holds the desired action any more; a stop may still keep it from being begun."""

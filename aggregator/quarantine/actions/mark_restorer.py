@@ -82,7 +82,7 @@ class MarkRestorer:
 
     def _may(self, node_state: NodeState, node: Node, quarantine: Quarantine) -> bool:
         """Whether it is still to be done, now that the node was read."""
-        if quarantine.deleting or quarantine.status.phase not in MARKED:
+        if quarantine.deleting or quarantine.unread or quarantine.status.phase not in MARKED:
             return False
         if node.uid != quarantine.status.node_uid or not node.unschedulable:
             return False

@@ -151,7 +151,7 @@ class ReleaseActions:
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
         node_state.own_quarantine_view().hold_release(why)
         looked_at = self._clocks.now()
-        if quarantine.status.release_held != why:
+        if quarantine.status.release_held != why and not quarantine.unread:
             await self._acts.write_status(
                 node_state, quarantine, replace(quarantine.status, release_held=why)
             )

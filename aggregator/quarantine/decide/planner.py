@@ -46,6 +46,7 @@ class Step(enum.StrEnum):
     CORDON = "cordon"
     RECORDON = "recordon"  # the node was uncordoned, and that is no release
     REFUSE = "refuse"  # a hand-made one that is not valid: say so in its status
+    UNREAD = "unread"  # its status can't be read in whole: say so, and write nothing to it
     UPDATE = "update"  # write the changed intent
     OVERRIDE = "override"  # say in the status that a person has set, or taken back, another action
     TELL_CORDON = "tell-cordon"  # say in the status that the node is, or was, left schedulable
@@ -146,9 +147,8 @@ def next_step(now: Situation) -> NextStep:
     ending = _ending(now, quarantine)
     if ending is not None:
         return ending
-    if quarantine.problem:
-        refused = quarantine.status.phase is Phase.INVALID
-        return NextStep(Step.NOTHING if refused else Step.REFUSE)
+    if quarantine.unread or quarantine.problem:
+        return NextStep(_unclear(quarantine))
     absent = quarantine.status.node_absent_since > 0
     if (now.node_gone and not absent) or (now.node_found and absent):
         return NextStep(Step.ABSENCE)  # first: the limits' counts depend on it
@@ -173,6 +173,13 @@ def next_step(now: Situation) -> NextStep:
     if now.conditions_old and step.do is Step.NOTHING:
         return NextStep(Step.CONDITIONS)  # last: no other step waits for it
     return NextStep(Step.HOLD) if now.stopped and step.do is not Step.NOTHING else step
+
+
+def _unclear(quarantine: Quarantine) -> Step:
+    """The step for an object that can't be understood: to say so, once."""
+    if quarantine.unread:
+        return Step.UNREAD  # before the other, which would write to that status
+    return Step.NOTHING if quarantine.status.phase is Phase.INVALID else Step.REFUSE
 
 
 def _forth(now: Situation, quarantine: Quarantine) -> NextStep:
@@ -233,6 +240,11 @@ def _ending(now: Situation, quarantine: Quarantine) -> NextStep | None:
         return None
     if now.uncordoned:
         return NextStep(Step.RELEASE, UNCORDONED, overruled=True)
+    if quarantine.unread:
+        # A repair that can't be read may be under way: a person alone ends the quarantine.
+        waits = now.release_held and now.look_later
+        goes = _is_withdrawn(now, quarantine) and not waits
+        return _recovery(now, quarantine) if goes else None
     if now.repair_busy and not (_is_withdrawn(now, quarantine) or _is_left_alone(now, quarantine)):
         # The node must not be in use while an order may still reach it.
         if now.repair_due:

@@ -157,6 +157,9 @@ class NodeEvaluator:
             text = f"{why} keeps us from this: {would}"
             self._acts.emit_event(node_state, EventKind.SUPPRESSED, text)
         node_state.decision.set_prevented(would, spared)
+        standing = node_state.node_summary.quarantine
+        if standing is not None and standing.unread:
+            return  # its hold is about the object, whatever is wanted
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
             node_state.set_hold(None)
 

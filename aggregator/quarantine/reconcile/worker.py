@@ -262,8 +262,8 @@ class Reconciler:
                 if quarantine is not None and quarantine.status.phase is Phase.DRAINING:
                     await self._drain.explain(node_state)
                 return True
-            case Step.HOLD:
-                self._acts.hold_stopped(node_state)
+            case Step.HOLD | Step.UNREAD:
+                self._acts.hold_standing(node_state, unread=step.do is Step.UNREAD)
                 return True
             case Step.PROPOSE if wanted is not None:
                 admitted = await self._acts.propose(node_state, wanted)

@@ -20,6 +20,10 @@ class NodeHold:
     cause: str = ""  # the id of the common cause, where that is why
 
 
+#: The hold of a quarantine whose status can't be read in whole: none of the limits.
+UNREAD_STATUS = "unread-status"
+
+
 @dataclass(slots=True)
 class Decision:
     """Changed by each evaluation, and by the answers to proposals.
