@@ -14,8 +14,30 @@ from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.worker_thread import WorkerThread
 
 _ATTEMPT = 60.0
+#: Bytes of a password in IPMI 2.0 (section 22.30, Set User Password).
+_MOST_PASSWORD = 20
+#: Each request is sent once (`-R`), because ipmitool would repeat the order to a BMC that is slow
+#: to answer, which restarts the machine as often. So it waits longer (`-N`, seconds).
+_ONCE = ("-R", "1", "-N", "10")
 #: ipmitool's words where no session came about, so that nothing was ordered.
 _NO_SESSION = ("Unable to establish", "Could not open socket", "Address lookup")
+#: Its words, with `-v`, where the BMC has refused the session: asked again it would refuse again,
+#: and may lock the account.
+_REFUSED = (
+    "RAKP 2 HMAC is invalid",  # the password is another one
+    "unauthorized name",
+    "invalid authentication algorithm",  # no cipher suite in common
+)
+#: What `-v` tells beside that.
+_NOISE = (
+    "Loading IANA",
+    "IANA PEN registry",
+    "Running Get VSO",
+    "Invalid completion code received: Invalid command",
+    "Discovered IPMB address",
+    "Get HPM.x Capabilities",
+    "Unable to Get Channel Cipher Suites",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +69,12 @@ class IpmiRepairer(SentOnce):
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         finally:
             thread.stop()
+        if len(password.encode()) > _MOST_PASSWORD:
+            text = f"IPMI takes a password of {_MOST_PASSWORD} bytes at most"
+            return RepairAnswer(AnswerState.FAILED, f"{target.password_file}: {text}")
         host = target.host.replace("{node}", order.node)
         argv = [
-            *(target.program, "-I", "lanplus", "-H", host, "-p", str(target.port)),
+            *(target.program, "-v", "-I", "lanplus", "-H", host, "-p", str(target.port), *_ONCE),
             *("-U", target.user, "-E", "chassis", "power", target.power),
         ]
         try:
@@ -65,11 +90,14 @@ class IpmiRepairer(SentOnce):
             return RepairAnswer(
                 AnswerState.NOT_SENT if not_begun else AnswerState.UNSURE, str(error)
             )
+        lines = [one for one in finished.output.splitlines() if one.strip()]
+        told = "; ".join(one for one in lines if not one.lstrip("> ").startswith(_NOISE))
         if finished.code == 0:
-            return RepairAnswer(AnswerState.TAKEN, finished.output)
-        text = f"{target.program} exited with {finished.code}: {finished.output}"
+            return RepairAnswer(AnswerState.TAKEN, told)
+        text = f"{target.program} exited with {finished.code}: {told}"
         if any(words in finished.output for words in _NO_SESSION):
-            return RepairAnswer(AnswerState.NOT_SENT, text)
+            refused = any(words in finished.output for words in _REFUSED)
+            return RepairAnswer(AnswerState.FAILED if refused else AnswerState.NOT_SENT, text)
         # As in: Set Chassis Power Control to Cycle failed: Command not supported in present state.
         refused = "failed:" in finished.output
         return RepairAnswer(AnswerState.FAILED if refused else AnswerState.UNSURE, text)
