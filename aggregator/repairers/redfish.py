@@ -6,6 +6,7 @@ an order is sent once; the Node's other boot id proves it.
 """
 
 import base64
+import json
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,11 @@ from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
 
 _ATTEMPT = 60.0
-_MOST_ANSWER = 1000
+_MOST_ANSWER = 64 * 1024
+_MOST_TEXT = 500
 _TAKEN = frozenset({200, 201, 202, 204})
+#: The service does not have the function or the version (RFC 9110): nothing was carried out.
+_NOT_IMPLEMENTED = frozenset({501, 505})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ class RedfishRepairer(SentOnce):
             proof = base64.b64encode(f"{target.user}:{password}".encode()).decode()
             url = target.url.replace("{node}", order.node).rstrip("/")
             context = client_context(target.ca_file) if target.ca_file is not None else None
-            timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
+            lasts = min(order.lasts, _ATTEMPT)
+            # A time of its own for the connection: a BMC that takes none was certainly not asked.
+            timeout = aiohttp.ClientTimeout(total=lasts, connect=lasts / 2)
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
                 session.post(
@@ -65,18 +71,35 @@ class RedfishRepairer(SentOnce):
                 ) as response,
             ):
                 reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
+                location = response.headers.get("Location", "")
         except (SecretError, CaFileError, UnicodeDecodeError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
             return RepairAnswer(AnswerState.NOT_SENT, words_of(error))
+        except aiohttp.ConnectionTimeoutError:
+            return RepairAnswer(AnswerState.NOT_SENT, f"no connection within {lasts / 2:g} s")
         except TimeoutError:
-            return RepairAnswer(AnswerState.UNSURE, f"no answer within {_ATTEMPT:g} s")
+            return RepairAnswer(AnswerState.UNSURE, f"no answer within {lasts:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
             return RepairAnswer(AnswerState.UNSURE, words_of(error))
         finally:
             thread.stop()
         if response.status in _TAKEN:
             return RepairAnswer(AnswerState.TAKEN, f"{target.reset_type}: HTTP {response.status}")
-        refused = 300 <= response.status < 500
-        text = f"HTTP {response.status}: {reply}".rstrip(": ")
+        refused = 300 <= response.status < 500 or response.status in _NOT_IMPLEMENTED
+        told = _error_in(reply)
+        if 300 <= response.status < 400:
+            told = f"redirects to {location or 'nowhere'}, which is not followed; expected its url"
+        text = f"HTTP {response.status}: {told}".rstrip(": ")[:_MOST_TEXT]
         return RepairAnswer(AnswerState.FAILED if refused else AnswerState.UNSURE, text)
+
+
+def _error_in(reply: str) -> str:
+    """The message of a Redfish error (DSP0266, error responses), or the text of another one."""
+    try:
+        error = json.loads(reply)["error"]
+        more = error.get("@Message.ExtendedInfo", ())
+        told = [error.get("message", ""), *(one.get("Message", "") for one in more)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return reply
+    return " ".join(dict.fromkeys(str(one) for one in told if one)) or reply
