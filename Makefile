@@ -11,6 +11,7 @@ UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
 PACKAGING := build/packaging-env
 DOCS := build/docs-env
+BMC := build/bmc-env
 BENCHES := taint agent scale nodes faults repair network fleet history hostile install page
 
 .PHONY: help
@@ -43,7 +44,7 @@ lock: | $(UV) ## Compile the hashed requirements again from pyproject.toml
 	@$(UV) pip compile --quiet pyproject.toml --extra agent --extra aggregator --group dev \
 	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	  --output-file requirements/dev.txt
-	@for group in bench docs packaging; do \
+	@for group in bench bmc docs packaging; do \
 	  $(UV) pip compile --quiet --group $$group --constraint requirements/dev.txt \
 	    --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	    --output-file requirements/$$group.txt; done
@@ -71,6 +72,12 @@ $(DOCS)/.synced: requirements/docs.txt | $(UV)
 	@touch $@
 
 VERSION ?= dev
+
+# Flask and its like are the emulator's alone: no other target's environment has it.
+$(BMC)/.synced: requirements/bmc.txt | $(UV)
+	@test -x $(BMC)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(BMC)
+	@$(UV) pip sync --quiet --python $(BMC)/bin/python --require-hashes requirements/bmc.txt
+	@touch $@
 
 .PHONY: docs
 docs: $(DOCS)/.synced ## The documentation site into build/site/VERSION; a broken link is an error (VERSION=0.1.0)

@@ -9,11 +9,13 @@ PACKAGES=(
   fio         # reads and writes of an active test (tests/agent)
   fish        # completion of commands (tests/unit)
   gcc         # the NVML library that stands in for a driver (tests/nvml)
+  ipmitool    # a restart by IPMI (tests/aggregator)
   iproute2    # ip: network namespaces, veth
   iperf3      # TCP of an active test (tests/agent)
   libc6-dev   # the same
   mmdebstrap  # a minimal Debian, for the set-up of both commands (tests/deploy)
   mount       # mount, losetup
+  openipmi    # ipmi_sim, a BMC that speaks IPMI (tests/aggregator)
   prometheus  # scrapes an aggregator, evaluates the shipped rules; promtool checks them (tests/deploy)
   prometheus-alertmanager  # a receiver of alerts (tests/aggregator)
   postgresql  # initdb, postgres: a server of the tests' own, and none of the machine's

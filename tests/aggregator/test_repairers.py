@@ -247,6 +247,7 @@ def redfish(url: str, secret: Path) -> RedfishRepairer:
         (404, AnswerState.FAILED),
         (409, AnswerState.FAILED),
         (500, AnswerState.UNSURE),
+        (501, AnswerState.FAILED),
         (503, AnswerState.UNSURE),
     ],
 )
@@ -255,6 +256,26 @@ async def test_the_status_of_a_bmc_is_its_answer(
 ) -> None:
     server.status, server.text = status, "" if status == 204 else "told"
     assert (await redfish(server.url, secret).order(ORDER)).state is reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ('{"error": {"message": "no", "@Message.ExtendedInfo": [{"Message": "why"}]}}', "no why"),
+        ('{"error": {"message": "no", "@Message.ExtendedInfo": [{"Message": "no"}]}}', "no"),
+        ('{"error": {"@Message.ExtendedInfo": [{"MessageId": "x"}]}}', None),
+        ('{"error": {"message": "no", "@Message.ExtendedInfo": 7}}', None),
+        ('{"error": "no"}', None),
+        ("[]", None),
+        ("<html>", None),
+    ],
+)
+async def test_the_message_of_a_redfish_error_is_told_and_any_other_text_as_it_is(
+    server: Answers, secret: Path, reply: str, text: str | None
+) -> None:
+    server.status, server.text = 400, reply
+    answer = await redfish(server.url, secret).order(ORDER)
+    assert answer.text == f"HTTP 400: {text or reply}"
 
 
 async def test_a_bmc_gets_the_reset_that_is_configured_with_the_password_of_the_file(
@@ -319,12 +340,17 @@ async def test_ipmitool_has_the_password_in_its_environment_and_not_in_its_argum
     word, *argv = seen.read_text().split()
     assert word == "hush"
     assert argv == [
+        "-v",
         "-I",
         "lanplus",
         "-H",
         "n1-bmc",
         "-p",
         "623",
+        "-R",
+        "1",
+        "-N",
+        "10",
         "-U",
         "root",
         "-E",
