@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.child_process import ChildProcess, python
+from nodeagent.sources.child_process import ChildProcess, python_compiled
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.process_state import where
 
@@ -209,7 +209,7 @@ class DiskProbe:
 
         try:
             child = ChildProcess(
-                python(_SCRIPT, *(":".join(flight.job) for flight in flights)), on_line
+                python_compiled(_SCRIPT, *(":".join(flight.job) for flight in flights)), on_line
             )
         except OSError as error:
             for flight in flights:

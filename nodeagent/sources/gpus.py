@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # PCI base class: VGA and 3D controllers
@@ -140,7 +141,4 @@ def _devices(folder: Path) -> list[Path]:
 
 
 def _attribute(device: Path, name: str) -> str:
-    try:
-        return (device / name).read_text(encoding="ascii", errors="replace").strip().lower()
-    except OSError:
-        return ""  # unplugged while we looked
+    return (read_small(device / name) or "").lower()  # empty: unplugged while we looked

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
 
 __all__ = ["Array", "arrays"]
 
@@ -82,10 +83,7 @@ def _faulty(md: Path) -> tuple[str, ...]:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_small(path) or ""
 
 
 def _number(word: str) -> int:

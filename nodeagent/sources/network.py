@@ -4,15 +4,16 @@ Only files that the kernel answers without its network configuration lock: a dri
 hangs holds that for ever, and reading ``carrier`` or ``speed`` would wait for it.
 """
 
+import contextlib
 import ipaddress
 import os
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
 
 __all__ = [
     "DefaultRoute",
@@ -83,21 +84,21 @@ def physical_links(machine: HostRoots) -> list[Link]:
 def _is_port(folder: str) -> bool:
     if os.path.lexists(f"{folder}/device/physfn"):
         return False
-    return _number(Path(folder, "type")) in (_ETHERNET, _INFINIBAND)
+    return _number(f"{folder}/type") in (_ETHERNET, _INFINIBAND)
 
 
 def read_link(machine: HostRoots, name: str) -> Link | None:
     """One interface, or None when there is none of that name."""
-    folder = machine.sys / "class/net" / name
-    flags = _number(folder / "flags", base=16)
+    folder = f"{machine.sys}/class/net/{name}"
+    flags = _number(f"{folder}/flags", base=16)
     if flags is None:
         return None
     return Link(
         name=name,
         enabled=bool(flags & _IFF_UP),
-        state=_read_text(folder / "operstate") or "unknown",
-        times_up=_number(folder / "carrier_up_count"),
-        times_down=_number(folder / "carrier_down_count"),
+        state=read_small(f"{folder}/operstate") or "unknown",
+        times_up=_number(f"{folder}/carrier_up_count"),
+        times_down=_number(f"{folder}/carrier_down_count"),
     )
 
 
@@ -133,25 +134,18 @@ _DROPS = ("rx_missed_errors", "tx_dropped")
 
 def read_traffic(machine: HostRoots, name: str) -> Traffic | None:
     """The counts, or None when the interface does not tell them (any more)."""
-    folder = machine.sys / "class/net" / name / "statistics"
+    folder = f"{machine.sys}/class/net/{name}/statistics"
     sums = []
     for files in (_PACKETS, _ERRORS, _DROPS):
-        numbers = [_number(folder / file) for file in files]
+        numbers = [_number(f"{folder}/{file}") for file in files]
         sums.append([number for number in numbers if number is not None])
     if len(sums[0]) < len(_PACKETS):
         return None
     return Traffic(*map(sum, sums))
 
 
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _number(path: Path, base: int = 10) -> int | None:
-    word = _read_text(path)
+def _number(path: str, base: int = 10) -> int | None:
+    word = read_small(path)
     try:
         return None if word is None else int(word, base)
     except ValueError:
@@ -175,9 +169,9 @@ def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     # The kernel lists by address, so the default routes come first; a node may have 10,000 more.
     with (machine.proc / "net/route").open(encoding="ascii", errors="replace") as table:
         found = [_best(parse_ipv4(table.read(_ENOUGH)))]
-    ipv6 = _read_text(machine.proc / "net/ipv6_route")
-    if ipv6:
-        found.append(_best(parse_ipv6(ipv6)))
+    with contextlib.suppress(OSError):
+        table6 = (machine.proc / "net/ipv6_route").read_text(encoding="ascii", errors="replace")
+        found.append(_best(parse_ipv6(table6)))
     return [route for route in found if route is not None]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
 
 __all__ = ["Controller", "Health", "controllers", "parse_health"]
 
@@ -91,10 +92,7 @@ def _controller(folder: Path) -> Controller | None:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_small(path) or ""
 
 
 def parse_health(page: bytes) -> Health:

@@ -4,10 +4,12 @@ The ids of vendor, device and subsystem name the product; the function of the ad
 first port of an adapter with two from the second, which may be unused on purpose.
 """
 
+import os
 import re
 from pathlib import Path
 
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _FILES = ("vendor", "device", "subsystem_vendor", "subsystem_device")
@@ -40,12 +42,12 @@ class PciKinds:
 
 def pci_address(entry: Path) -> str:
     """The address of a class entry's device ("/sys/class/nvme/nvme0"); empty for one without."""
-    name = (entry / "device").resolve().name
+    try:
+        name = os.readlink(entry / "device").rpartition("/")[2]  # noqa: PTH115
+    except OSError:
+        return ""
     return name if _ADDRESS.fullmatch(name) else ""
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()[:16]
-    except OSError:
-        return ""
+    return (read_small(path) or "")[:16]

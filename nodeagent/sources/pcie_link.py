@@ -1,10 +1,10 @@
 """A PCIe device's link and error counters as sysfs has them. No driver is asked."""
 
 import re
-from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
 
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
 #: The most lanes of PCIe: a device that does not answer reads as more.
@@ -41,16 +41,16 @@ class PcieLink:
 
 def read_link(machine: HostRoots, address: str) -> PcieLink:
     """The link of the device at ``address`` ("0000:3b:00.0"). An unreadable value is None."""
-    folder = machine.sys / "bus/pci/devices" / address
-    correctable = _counters(folder / "aer_dev_correctable")
+    folder = f"{machine.sys}/bus/pci/devices/{address}"
+    correctable = _counters(f"{folder}/aer_dev_correctable")
     return PcieLink(
-        width=_lanes(_text(folder / "current_link_width")),
-        max_width=_lanes(_text(folder / "max_link_width")),
-        speed=_text(folder / "current_link_speed")[:32],
-        max_speed=_text(folder / "max_link_speed")[:32],
+        width=_lanes(_text(f"{folder}/current_link_width")),
+        max_width=_lanes(_text(f"{folder}/max_link_width")),
+        speed=_text(f"{folder}/current_link_speed")[:32],
+        max_speed=_text(f"{folder}/max_link_speed")[:32],
         replays=_total(correctable, "Timeout", "Rollover"),
-        nonfatal=_total(_counters(folder / "aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
-        fatal=_total(_counters(folder / "aer_dev_fatal"), "TOTAL_ERR_FATAL"),
+        nonfatal=_total(_counters(f"{folder}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
+        fatal=_total(_counters(f"{folder}/aer_dev_fatal"), "TOTAL_ERR_FATAL"),
     )
 
 
@@ -65,7 +65,7 @@ def _lanes(text: str) -> int | None:
     return lanes if 0 < lanes <= _MOST_LANES else None
 
 
-def _counters(path: Path) -> dict[str, int]:
+def _counters(path: str) -> dict[str, int]:
     """Counters by name, of lines such as "RxErr 0"."""
     found = {}
     for line in _text(path).splitlines()[:64]:
@@ -80,9 +80,5 @@ def _total(counters: dict[str, int], *names: str) -> int | None:
     return sum(present) if present else None
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096).decode("ascii", "replace").strip()
-    except OSError:
-        return ""  # asleep (EINVAL), gone, or a kernel without it
+def _text(path: str) -> str:
+    return read_small(path) or ""
