@@ -14,7 +14,7 @@ from aggregator.config.job import JobSection, job_errors
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
 from aggregator.configfile.yaml_source import Key
-from aggregator.policy.repairs import REBOOT, REPLACE, TEST, TICKET
+from aggregator.policy.repairs import GPU_RESET, REBOOT, REPLACE, TEST, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
 _FILLED = (
@@ -77,6 +77,8 @@ class RepairerSection(Section):
     """From the order until its proof must have come."""
     agent: AgentSection | None = None
     """Write {}: the node's own agent carries it out."""
+    pause_gpu_operator: bool = False
+    """Of gpu-reset: stop the GPU operator's pods that hold GPUs on the node until it has ended."""
     command: Annotated[Strings, filled_with(*_FILLED)] = ()
     cancel: Annotated[Strings, filled_with(*_FILLED)] = ()
     """With ``command``: takes the order back."""
@@ -179,6 +181,9 @@ def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
     if one.agent is not None and one.kind not in _BY_AGENT:
         kinds = " or ".join(_BY_AGENT)
         yield (*key, "agent"), f"is nothing that an agent can do; expected it under {kinds}"
+    if one.pause_gpu_operator and one.kind != GPU_RESET:
+        text = f"stops pods that hold GPUs; expected it under {GPU_RESET}"
+        yield (*key, "pause_gpu_operator"), text
     if one.kind == TICKET and one.command:
         yield (*key, "command"), "a ticket has more evidence than arguments; expected webhook"
 

@@ -47,9 +47,8 @@ _IN_WORDS = {
 }
 #: What a person can do about it.
 _ADVICE = {
-    "in-use": "; the pods of the GPU operator hold GPUs too, until the node's labels "
-    "nvidia.com/gpu.deploy.device-plugin, .dcgm, .dcgm-exporter and .gpu-feature-discovery are "
-    "false",
+    "in-use": "; the pods of the GPU operator hold GPUs too, and are stopped for a reset with "
+    "pause_gpu_operator: true",
 }
 
 

@@ -48,12 +48,18 @@ def repair_settings(
         if section.agent is not None:
             agent = AgentRepairer(agents or AgentOrders())
             repairers[section.kind] = ConfiguredRepairer(
-                agent, section.timeout, withdraw=agent.withdraw, note_end=agent.note_end
+                agent,
+                section.timeout,
+                withdraw=agent.withdraw,
+                note_end=agent.note_end,
+                pauses_operands=section.pause_gpu_operator,
             )
             continue
         repairer = _repairer(section, wall)
         if repairer is not None:
-            repairers[section.kind] = ConfiguredRepairer(repairer, section.timeout)
+            repairers[section.kind] = ConfiguredRepairer(
+                repairer, section.timeout, pauses_operands=section.pause_gpu_operator
+            )
     return RepairSettings(rules, repairers, domain_labels)
 
 

@@ -526,7 +526,8 @@ def test_other_parties_at_work_are_known_by_their_marks() -> None:
     )
     assert "medik8s" in other_party(node(notes={"remediation.medik8s.io/nhc-timed-out": "now"}))
     paused = {"nvidia.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}
-    assert "driver is being upgraded" in other_party(node(paused))
+    assert "dcgm is paused-for-driver-upgrade" in other_party(node(paused))
+    assert other_party(node({"nvidia.com/gpu.deploy.dcgm": "paused-for-sickbay"})) == ""
     assert other_party(node({"nvidia.com/gpu.deploy.dcgm": "true"})) == ""
 
 

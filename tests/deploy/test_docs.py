@@ -28,6 +28,7 @@ from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal, 
 from aggregator.quarantine.decide.admission_record import Entry, Record
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.common_cause import CommonCauses
+from aggregator.quarantine.decide.gpu_operands import DEPLOY, PAUSED
 from aggregator.quarantine.decide.mark_rules import KEEPING, MarkRules
 from aggregator.quarantine.decide.symptoms import NVLINK, Symptom
 from tests.controlplane.api import MERGE_PATCH
@@ -223,6 +224,8 @@ def test_the_commands_for_undoing_by_hand_undo_ours_and_leave_what_is_others(
     for name in (ours, theirs):
         mark(cluster_space, name)
     assert "sickbay.dev/quarantine" in {t["key"] for t in plane.node(theirs)["spec"]["taints"]}
+    operands = {f"{DEPLOY}device-plugin": PAUSED, f"{DEPLOY}dcgm-exporter": "false"}
+    plane.call("PATCH", f"/api/v1/nodes/{ours}", {"metadata": {"labels": operands}}, MERGE_PATCH)
 
     recipe = re.search(
         r"<!-- tests/deploy runs this -->\n```sh\n(.*?)```", page("install.md"), re.DOTALL
@@ -248,6 +251,9 @@ def test_the_commands_for_undoing_by_hand_undo_ours_and_leave_what_is_others(
         assert not [key for key in everything if key.startswith("sickbay.dev/")], name
         assert not set(KEEPING) & everything.keys(), "autoscalers could never remove it"
         assert node_marks.OFF_BALANCERS not in everything, "it would get no traffic"
+    left = plane.node(ours)["metadata"]["labels"]
+    assert left[f"{DEPLOY}device-plugin"] == "true"
+    assert left[f"{DEPLOY}dcgm-exporter"] == "false"
     assert not plane.node(ours)["spec"].get("unschedulable", False)
     assert "sickbay.dev/quarantine" not in str(plane.node(ours)["spec"].get("taints", []))
     for name in (theirs, untouched):

@@ -12,6 +12,8 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.objects import CA_KEYS_NAME
+from aggregator.cluster.port import NodeChange
+from aggregator.quarantine.decide.gpu_operands import PAUSED, pause_change, resume_change
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
@@ -192,6 +194,38 @@ FORBIDDEN_STATUS: dict[str, Any] = {
     "another's label by the status": {"metadata": {"labels": {"example.test/pool": "b"}}},
     "an annotation by the status": {"metadata": {"annotations": {"example.test/x": "y"}}},
 }
+
+
+async def test_the_aggregator_may_stop_and_start_the_operands_that_hold_gpus_and_no_others(
+    control_plane: ControlPlane, cluster_space: Space, policies: None
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    path = f"/api/v1/nodes/{node}"
+    plugin, driver = "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.driver"
+    dcgm, none = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
+    labels = {plugin: "true", driver: "true", dcgm: "paused-for-driver-upgrade"}
+    control_plane.call("PATCH", path, {"metadata": {"labels": labels}}, MERGE_PATCH)
+    token = control_plane.token_for(*ACCOUNT, audience=None)
+    account = control_plane.client_with_token(token)
+
+    def answer(**wanted: str | None) -> int:
+        return patch(account, path, {"metadata": {"labels": wanted}}, MERGE_PATCH)[0]
+
+    assert answer(**{driver: PAUSED}) == 422
+    assert answer(**{plugin: "false"}) == 422
+    assert answer(**{plugin: None}) == 422
+    assert answer(**{dcgm: "true"}) == 422, "another party has stopped it"
+    assert answer(**{none: PAUSED}) == 422, "it did not run here"
+    async with kube_cluster(
+        control_plane.kubeconfig_for_service_account(*ACCOUNT), namespace="sickbay"
+    ) as kube:
+        found = await kube.read_node(node)
+        assert found is not None
+        stopped = await kube.patch_node(found, NodeChange(labels=pause_change(found)))
+        assert (stopped.labels[plugin], stopped.labels[driver]) == (PAUSED, "true")
+        assert stopped.labels[dcgm] == "paused-for-driver-upgrade"
+        started = await kube.patch_node(stopped, NodeChange(labels=resume_change(stopped)))
+        assert {key: started.labels[key] for key in labels} == labels
 
 
 async def test_every_other_write_of_the_aggregator_is_denied(

@@ -23,6 +23,7 @@ from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.ingest.grpc_env import ENVIRONMENT
 from aggregator.quarantine.decide import (
     drain_plan,
+    gpu_operands,
     maintenance,
     mark_rules,
     node_events,
@@ -136,7 +137,7 @@ def foreign() -> Iterator[str]:
     yield from (*maintenance._TAINTS, *drain_plan._UNWILLING, objects._MIRROR)
     yield from (maintenance._EXCLUDED, maintenance._UPGRADE, mark_rules.DO_NOT_DISRUPT)
     yield from (maintenance._MIG, gpus.GPU_COUNT_LABEL)
-    yield from (repair._KURED, repair._KARPENTER, repair._MEDIK8S, f"{repair._DEPLOY}*")
+    yield from (repair._KURED, repair._KARPENTER, repair._MEDIK8S, f"{gpu_operands.DEPLOY}*")
 
 
 def cluster_objects() -> Iterator[str]:

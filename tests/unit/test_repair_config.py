@@ -312,6 +312,10 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
             "repairers[0]: has karpenter and cluster_api; expected one of agent, command",
         ),
         (
+            "repair: {repairers: [{kind: reboot, agent: {}, pause_gpu_operator: true}]}",
+            "[0].pause_gpu_operator: stops pods that hold GPUs; expected it under gpu-reset",
+        ),
+        (
             "repair: {repairers: [{kind: replace, karpenter: false}]}",
             "repairers[0]: has nobody who carries it out; expected one of agent, command",
         ),

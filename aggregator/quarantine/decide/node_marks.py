@@ -31,6 +31,7 @@ from aggregator.cluster.port import (
     Taint,
 )
 from aggregator.policy.incident import incident_id
+from aggregator.quarantine.decide.gpu_operands import resume_change
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.mark_rules import (
@@ -354,13 +355,18 @@ def undo_change(
     }
     if overruled is not None:
         annotations |= clear_overrides_change(overruled).annotations
+    resumed = resume_change(node)
     if applied is None:
-        return NodeChange(annotations=annotations)
+        return NodeChange(labels=resumed, annotations=annotations)
     annotations.setdefault(CODES, applied.codes)
     return NodeChange(
         taints=_undone(node.taints, applied),
         unschedulable=False if node.unschedulable and applied.cordoned and not uncordoned else None,
-        labels={LABEL: applied.label, **({OFF_BALANCERS: None} if applied.off_balancers else {})},
+        labels={
+            LABEL: applied.label,
+            **({OFF_BALANCERS: None} if applied.off_balancers else {}),
+            **resumed,
+        },
         annotations=annotations,
     )
 

@@ -31,6 +31,7 @@ from aggregator.quarantine.decide.admission_record import (
     Record,
     RunningRepair,
 )
+from aggregator.quarantine.decide.gpu_operands import paused_by_another
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, QUARANTINE_IS, REPAIR
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
@@ -64,7 +65,6 @@ _MOST_FOLLOWED = 50
 _KURED = "weave.works/kured-reboot-in-progress"
 _KARPENTER = "karpenter.sh/nodeclaim-termination-timestamp"
 _MEDIK8S = "remediation.medik8s.io/nhc-timed-out"
-_DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-driver-upgrade"
 
 
 class RepairMode(enum.StrEnum):
@@ -472,10 +472,10 @@ def other_party(node: Node) -> str:
         return f"Karpenter replaces it (annotation {_KARPENTER})"
     if _MEDIK8S in node.annotations:
         return f"medik8s remediates it (annotation {_MEDIK8S})"
-    paused = [
-        key for key, text in node.labels.items() if key.startswith(_DEPLOY) and text == _PAUSED
-    ]
-    return f"its GPU driver is being upgraded (label {min(paused)})" if paused else ""
+    paused = paused_by_another(node)
+    if paused:
+        return f"its GPU operands are stopped: label {paused} is {node.labels[paused]}"
+    return ""
 
 
 # -- the limits of the fleet ----------------------------------------------------------------

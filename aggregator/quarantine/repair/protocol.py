@@ -93,6 +93,8 @@ class ConfiguredRepairer:
     process lacks; it raises ClusterError. ``is_over``: whether the controller that carries orders
     out has finished with the node; before that the Node is no proof. It never raises. ``withdraw``
     takes an order back, as far as that goes without an answer, where a person releases the node.
+    ``pauses_operands``: the GPU operator's pods that hold GPUs are stopped on the node until the
+    attempt has ended.
     ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
     asked about it. ``pod_namespace``: that of the pods that its orders have on the node; empty:
     none.
@@ -106,6 +108,7 @@ class ConfiguredRepairer:
     withdraw: Callable[[RepairOrder], None] | None = None
     note_end: Callable[[str, str], None] | None = None
     pod_namespace: str = ""
+    pauses_operands: bool = False
 
 
 @dataclass(frozen=True, slots=True)

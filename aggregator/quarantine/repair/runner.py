@@ -64,6 +64,7 @@ from aggregator.quarantine.decide.repair import (
 )
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
 from aggregator.quarantine.repair.before_release import NO_FIELD, TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -135,6 +136,7 @@ class RepairRunner:
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
         self._tests = TestsBeforeRelease(settings, clocks)
+        self._operands = OperandPause(cluster, acts, clocks)
         #: What the repairer has told beside the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
 
@@ -437,6 +439,12 @@ class RepairRunner:
             return
         if attempt.request:  # before the order: no later quarantine may follow it again
             await self._remember(node_state, attempt.request)
+        if entry.pauses_operands:
+            waits = await self._operands.stop(node_state, attempt)
+            if waits:
+                await self._hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")
+                node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+                return
         await self._acts.guard(node_state)()
         if self._clocks.now() - written > _SEND_WITHIN:
             return  # the process was paused in between
@@ -745,6 +753,11 @@ class RepairRunner:
         """What the order has left behind, in words; None: its removal is to be tried again."""
         entry = self._settings.repairers.get(attempt.repair)
         quarantine = node_state.node_summary.quarantine
+        late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
+        if entry is not None and entry.pauses_operands:
+            stopped_for = await self._operands.resume(node_state, attempt)
+            if stopped_for:  # the release starts them too
+                return f"GPU operands are still stopped: {stopped_for}" if late else None
         if entry is None or entry.clean_up is None or quarantine is None:
             return ""
         if state is RepairState.CANCELLED:  # the cancellation has removed it
@@ -752,7 +765,6 @@ class RepairRunner:
         answer = await entry.clean_up(self._order(quarantine, attempt))
         if answer.state is AnswerState.DONE:
             return ""
-        late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
         if answer.state is AnswerState.NOT_SENT and not late:
             return None
         self._log_left(node_state, attempt, answer.text)

@@ -1,0 +1,58 @@
+"""Stops the GPU operator's pods on a node for a GPU reset, and starts them again after it."""
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Cluster, ClusterError, NodeChange, RepairAttempt
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.decide.gpu_operands import operand_pods, pause_change, resume_change
+from aggregator.quarantine.state.node import NodeState
+
+#: The operands' pods have so long to go (seconds). The order is sent then all the same: the agent
+#: refuses it if a process still has a GPU open.
+_GO_WITHIN = 120.0
+_MOST_NAMED = 3
+
+
+class OperandPause:
+    """The attempt on the Quarantine is durable before the first label changes, so that the process
+    which finds the attempt resumes the operands at its end.
+    """
+
+    def __init__(self, cluster: Cluster, acts: NodeActions, clocks: Clocks) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._clocks = clocks
+        #: Since when this process waits for the pods (monotonic seconds), by operation.
+        self._since: dict[str, float] = {}
+
+    async def stop(self, node_state: NodeState, attempt: RepairAttempt) -> str:
+        """Stop the operands. Returns the pods that are waited for; empty: the order may go.
+
+        Raises ClusterError, and GuardRefused while the stop switch is set.
+        """
+        node = await self._cluster.read_node(node_state.node)
+        if node is None or node.uid != attempt.node_uid:
+            return "the node is another one"
+        change = pause_change(node)
+        if change:
+            guard = self._acts.guard(node_state)
+            node = await self._cluster.patch_node(node, NodeChange(labels=change), guard=guard)
+        node_state.take_node(node)
+        now = self._clocks.now()
+        since = self._since.setdefault(attempt.operation, now)
+        left = operand_pods(await self._cluster.pods_on(node_state.node))
+        if not left or now - since > _GO_WITHIN:
+            return ""
+        return f"pods of the GPU operator hold GPUs: {', '.join(left[:_MOST_NAMED])}"
+
+    async def resume(self, node_state: NodeState, attempt: RepairAttempt) -> str:
+        """Start those that we stopped. Returns why that can't be done now; empty: they run."""
+        try:
+            node = await self._cluster.read_node(node_state.node)
+            change = resume_change(node) if node is not None else {}
+            if node is not None and change:
+                node = await self._cluster.patch_node(node, NodeChange(labels=change))
+            node_state.take_node(node)
+        except ClusterError as error:
+            return str(error) or type(error).__name__
+        self._since.pop(attempt.operation, None)
+        return ""
