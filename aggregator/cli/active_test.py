@@ -31,6 +31,8 @@ _CODES = {"Succeeded": PASSED, "Failed": FAILED}
 _BUSY = ("Ordering", "Ordered")
 _KIND = "quarantine.sickbay.dev"
 _EVERY = 1.0
+#: Seconds until a test's end is not waited for any more.
+_WAITS = 7200.0
 #: Transitions of one page, and pages of other nodes that are looked through for tests.
 _PAGE, _MOST_PAGES = 1000, 10
 #: Other nodes whose pool is looked up.
@@ -42,7 +44,7 @@ def test(options: argparse.Namespace) -> None:
     if options.output.name not in {"table", "json"}:
         raise UsageError(f"-o {options.output.name}: expected table or json")
     if options.history:
-        for name, given in (("--profile", options.profile), ("--yes", options.yes)):
+        for name, given in _about_a_new_test(options).items():
             if given:
                 raise UsageError(f"{name} is about a new test; --history shows those of before")
         with open_source(options) as source:
@@ -52,7 +54,21 @@ def test(options: argparse.Namespace) -> None:
     _ask(options)
 
 
+def _about_a_new_test(options: argparse.Namespace) -> dict[str, bool]:
+    """The options that --history would leave without effect, and whether each is given."""
+    return {
+        "--profile": options.profile is not None,
+        "--yes": options.yes,
+        "--no-wait": not options.wait,
+        "--timeout": options.timeout is not None,
+        "--dry-run": bool(options.dry_run),
+    }
+
+
 def _ask(options: argparse.Namespace) -> None:
+    if options.timeout is not None and (options.dry_run or not options.wait):
+        given = "--dry-run" if options.dry_run else "--no-wait"
+        raise UsageError(f"--timeout is about the wait for the verdict, and {given} does not wait")
     asks = not (options.yes or options.dry_run)
     if asks:
         require_terminal("a test")
@@ -72,7 +88,7 @@ def _ask(options: argparse.Namespace) -> None:
             report(options, said)
             return
         print(printable(said), file=sys.stderr)
-        attempt = _wait(source, options.name, ident, options.timeout)
+        attempt = _wait(source, options.name, ident, options.timeout or _WAITS)
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
     result = {"node": options.name, "request": ident, "test": attempt}

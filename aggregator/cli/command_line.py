@@ -200,7 +200,7 @@ def _add_nodes(
     _add_node(wait)
     wait.add_argument("--for", dest="goal", required=True, choices=GOALS)
     wait.add_argument(
-        "--timeout", type=duration, default=600.0, metavar="TIME", help="default: 10m"
+        "--timeout", type=duration, default="10m", metavar="TIME", help="default: %(default)s"
     )
     _command(wait, read_commands.wait)
 
@@ -387,7 +387,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "--no-wait", dest="wait", action="store_false", help="do not wait for the verdict"
     )
     made.add_argument(
-        "--timeout", type=duration, default=7200.0, metavar="TIME", help="of the wait; default: 2h"
+        "--timeout", type=duration, metavar="TIME", help="of the wait for the verdict (default: 2h)"
     )
     local_option(made)
     dry_run_option(made)

@@ -220,3 +220,24 @@ async def test_the_history_shows_the_nodes_tests_beside_those_of_its_pool(
     ]
     none = await in_process("test", "node-1", "--history", "--profile", "x", "--url", served.url)
     assert none.code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--history", "--no-wait"], "--no-wait is about a new test"),
+        (["--history", "--timeout", "1m"], "--timeout is about a new test"),
+        (["--history", "--dry-run"], "--dry-run is about a new test"),
+        (["--history", "--yes"], "--yes is about a new test"),
+        (["--no-wait", "--yes", "--timeout", "1m"], "--no-wait does not wait"),
+        (["--dry-run", "--timeout", "1m"], "--dry-run does not wait"),
+    ],
+)
+async def test_an_option_without_effect_is_refused(
+    served: Served, database: Path, given: list[str], text: str
+) -> None:
+    where = ["--url", served.url, "--local", str(database)] if "--history" not in given else []
+    done = await in_process("test", "node-2", *given, *(where or ["--url", served.url]))
+    assert (done.code, done.out) == (2, "")
+    assert text in done.err
+    assert request_in(database) is None
