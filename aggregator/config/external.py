@@ -15,7 +15,7 @@ from aggregator.configfile.yaml_source import Key
 #: What is filled in, in each text of the template.
 PLACES = (
     *("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason"),
-    *("gpus", "profile"),
+    "gpus",
 )
 #: Text that looks like a placeholder, and is no "${SHELL}", "%{curl}" or "{{template}}".
 PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
@@ -27,6 +27,7 @@ _API_VERSION = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?v[0-9][a-z0-9]*")
 _KIND = re.compile(r"[A-Z][A-Za-z0-9]*")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME_TEXT = re.compile(r"[a-z0-9.-]*")
+_PARTS = ("metadata", "spec")
 #: Keys of metadata that a site may set; the others are the API server's or ours.
 _METADATA = ("name", "namespace", "labels", "annotations")
 
@@ -85,6 +86,14 @@ def external_errors(section: ExternalSection, key: Key) -> Iterator[tuple[Key, s
             yield from _outcome_errors(outcome, (*key, name))
     if section.succeeded is not None and section.succeeded == section.failed:
         yield (*key, "failed"), "is the same as succeeded; expected another condition or value"
+
+
+def template_warnings(template: Mapping[str, Any], key: Key) -> Iterator[tuple[Key, str]]:
+    """Keys that look like a part that the object lacks; a kind may have keys of any name."""
+    for name in template:
+        near = difflib.get_close_matches(name, _PARTS, 1, 0.7) if name not in _PARTS else []
+        if near and near[0] not in template:
+            yield (*key, name), f'is sent as it is; did you mean "{near[0]}"?'
 
 
 def _outcome_errors(outcome: OutcomeSection, key: Key) -> Iterator[tuple[Key, str]]:

@@ -26,7 +26,20 @@ _OWN_CONTAINER = (
 _OWN_PREFIXES = ("sickbay.dev/", "batch.kubernetes.io/")
 _TEMPLATE = ("metadata", "spec")
 _METADATA = ("labels", "annotations")
+_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]+)?"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+#: A reference as container runtimes parse it (distribution/reference, reference.go).
+_IMAGE = re.compile(
+    rf"({_HOST}/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?"
+)
 _NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+
+
+def _image(value: Any) -> Any:
+    if isinstance(value, str) and _IMAGE.fullmatch(value) is None:
+        expected = '"HOST/NAME:TAG" or "HOST/NAME@sha256:...", in small letters except the tag'
+        raise refuse(f"{show(value)} is no image", expected)
+    return value
 
 
 def _command(value: Any) -> Any:
@@ -83,7 +96,7 @@ class JobSection(Section):
 
     namespace: Annotated[Namespace, Field(min_length=1)]
     """Of the Jobs. Nobody else should be able to create Jobs or pods there."""
-    image: Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
+    image: Annotated[str, Field(min_length=1), BeforeValidator(_image)]
     """With a digest, so that it is the image that was reviewed."""
     profiles: Annotated[
         Mapping[str, JobProfile], Field(min_length=1, strict=False), BeforeValidator(_profiles)
@@ -105,8 +118,16 @@ class JobSection(Section):
     """
 
 
-def job_errors(section: JobSection, key: Key) -> Iterator[tuple[Key, str]]:
-    """What is wrong with the section: the key, and the value to write instead."""
+def job_errors(section: JobSection, key: Key, own: str = "") -> Iterator[tuple[Key, str]]:
+    """What is wrong with the section: the key, and the value to write instead.
+
+    ``own``: the namespace of sickbay itself.
+    """
+    whose = {own: "sickbay's own, whose secrets such a Job could mount"}
+    taken = whose.get(section.namespace, "Kubernetes' own")
+    if section.namespace in whose or section.namespace.startswith("kube-"):
+        text = f'"{section.namespace}" is {taken}; expected a namespace for tests alone'
+        yield (*key, "namespace"), text
     yield from _template_errors(section.template, (*key, "template"))
 
 

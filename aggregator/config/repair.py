@@ -9,13 +9,19 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from aggregator.config.drain import HookWebhook
-from aggregator.config.external import ExternalSection, external_errors
+from aggregator.config.external import (
+    PLACE,
+    ExternalSection,
+    external_errors,
+    template_warnings,
+)
 from aggregator.config.job import JobSection, job_errors
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
 from aggregator.configfile.yaml_source import Key
 from aggregator.policy.repairs import GPU_RESET, REBOOT, REPLACE, TEST, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.rfc3339 import span
 
 _FILLED = (
     "operation",
@@ -126,10 +132,37 @@ def files(repair: RepairConfig) -> Iterator[tuple[Key, Path | None]]:
         yield (*key, "management_kubeconfig"), one.management_kubeconfig
 
 
-def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tuple[Key, str]]:
+def programs(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
+    """Every program that is run for a repair."""
+    for number, one in enumerate(repair.repairers):
+        key = ("repair", "repairers", number)
+        for name in ("command", "cancel"):
+            if getattr(one, name):
+                yield (*key, name), getattr(one, name)[0]
+        if one.ipmi is not None:
+            yield (*key, "ipmi", "program"), one.ipmi.program
+
+
+def warnings(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
+    """Settings that are allowed, and have another effect than they seem to have."""
+    if repair.verify and repair.mode is not RepairMode.REPAIR:
+        text = (
+            f'"{repair.verify}" has no effect: with repair.mode "{repair.mode.value}" no test '
+            'runs, and nodes are released without one; expected mode "repair", or ""'
+        )
+        yield ("repair", "verify"), text
+    for number, one in enumerate(repair.repairers):
+        if one.external is not None:
+            key = ("repair", "repairers", number, "external", "template")
+            yield from template_warnings(one.external.template, key)
+
+
+def cross_field_errors(
+    repair: RepairConfig, *, kubernetes: bool, namespace: str = ""
+) -> Iterator[tuple[Key, str]]:
     """Settings that are valid alone but not together: the key, and the value to write instead.
 
-    ``kubernetes``: whether the cluster has objects at all.
+    ``kubernetes``: whether the cluster has objects at all. ``namespace``: sickbay's own.
     """
     seen: set[str] = set()
     for number, one in enumerate(repair.repairers):
@@ -142,23 +175,51 @@ def cross_field_errors(repair: RepairConfig, *, kubernetes: bool) -> Iterator[tu
             yield key, f"has {given}; expected one of {', '.join(_PROVIDERS)}"
         if kind == TEST:
             for name in set(one.providers) - set(_TESTS):
-                known = " or ".join(_TESTS)
+                known = f"{', '.join(_TESTS[:-1])} or {_TESTS[-1]}"
                 yield (*key, name), f"can tell no verdict about the node; expected {known}"
         else:
             yield from _repair_errors(one, key)
-        yield from _object_errors(one, key, kubernetes=kubernetes)
-        for name in ("cancel", "idempotent"):
-            if getattr(one, name) and not one.command:
-                yield (*key, name), "is about a command; expected command beside it"
-        url = urlsplit(one.redfish.url) if one.redfish is not None else None
-        if url is not None and url.scheme != "https" and url.hostname not in _HERE:
-            text = "would send the BMC's password in the clear; expected https://"
-            yield (*key, "redfish", "url"), text
+        yield from _object_errors(one, key, kubernetes=kubernetes, namespace=namespace)
+        yield from _command_errors(one, key)
+        yield from _bmc_errors(one, key)
     if repair.verify:
         yield from _verify_errors(repair)
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
         yield ("repair", "mode"), text
+
+
+def _command_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
+    for name in ("cancel", "idempotent"):
+        if getattr(one, name) and not one.command:
+            yield (*key, name), "is about a command; expected command beside it"
+    if one.command and one.call_timeout > one.timeout:
+        text = f'is longer than timeout; expected at most "{span(one.timeout)}"'
+        yield (*key, "call_timeout"), f'"{span(one.call_timeout)}" {text}'
+    for name in ("command", "cancel") if one.kind != TEST else ():
+        if any("{profile}" in word for word in getattr(one, name)):
+            text = f"{one.kind} has no test profile to fill in; expected {{profile}} under {TEST}"
+            yield (*key, name), text
+
+
+def _bmc_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
+    """Each node has a BMC of its own: else the machine of another one would restart."""
+    if one.redfish is not None:
+        url = urlsplit(one.redfish.url)
+        if url.scheme != "https" and url.hostname not in _HERE:
+            text = "would send the BMC's password in the clear; expected https://"
+            yield (*key, "redfish", "url"), text
+        yield from _node_errors(one.redfish.url, (*key, "redfish", "url"))
+    if one.ipmi is not None:
+        yield from _node_errors(one.ipmi.host, (*key, "ipmi", "host"))
+
+
+def _node_errors(text: str, key: Key) -> Iterator[tuple[Key, str]]:
+    unknown = [place[0] for place in PLACE.finditer(text) if place[1] != "node"]
+    for place in unknown:
+        yield key, f'no value is filled in for "{place}"; expected {{node}}'
+    if "{node}" not in text and not unknown:
+        yield key, "is the same for every node; expected {node} in it"
 
 
 def _verify_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
@@ -189,20 +250,20 @@ def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:
 
 
 def _object_errors(
-    one: RepairerSection, key: Key, *, kubernetes: bool
+    one: RepairerSection, key: Key, *, kubernetes: bool, namespace: str
 ) -> Iterator[tuple[Key, str]]:
     """The same for the repairers that act by objects of the cluster's API."""
     for name in one.providers:
         if name in _BY_OBJECTS and not kubernetes:
             text = 'acts by objects of Kubernetes, and cluster.kind is "local"; expected command'
             yield (*key, name), text
-        if name in _REPLACES and one.kind != REPLACE:
+        if name in _REPLACES and one.kind not in (REPLACE, TEST):
             yield (*key, name), f"replaces the machine; expected it under {REPLACE}"
     if one.management_kubeconfig is not None and not one.cluster_api:
         text = "is about Machines; expected cluster_api: true beside it"
         yield (*key, "management_kubeconfig"), text
     if one.job is not None:
-        yield from job_errors(one.job, (*key, "job"))
+        yield from job_errors(one.job, (*key, "job"), namespace)
         if one.kind != TEST:
             yield (*key, "job"), f"runs a test and repairs nothing; expected it under {TEST}"
     if one.external is None:
@@ -211,6 +272,6 @@ def _object_errors(
     if one.kind == TICKET:
         text = "a ticket has more evidence than an object of a template; expected webhook"
         yield (*key, "external"), text
-    elif one.kind not in (REBOOT, REPLACE) and one.external.succeeded is None:
+    elif one.kind not in (REBOOT, REPLACE, TEST) and one.external.succeeded is None:
         text = f"no Node proves {one.kind}; expected succeeded, the condition that shows it"
         yield (*key, "external"), text

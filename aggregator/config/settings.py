@@ -305,7 +305,9 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
     for key, text in repair_contradictions(
-        config.repair, kubernetes=config.cluster.kind == "kubernetes"
+        config.repair,
+        kubernetes=config.cluster.kind == "kubernetes",
+        namespace=config.cluster.namespace,
     ):
         yield _finding(key, text, "cluster")
     for key, text in certificates_contradictions(

@@ -21,6 +21,7 @@ from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import kind_of, show
 from aggregator.configfile.yaml_error import where_and_what
+from aggregator.rfc3339 import span
 
 Key = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -232,6 +233,10 @@ def _words(model: SectionType, error: ErrorDetails) -> str:
         return error["msg"]
     if kind == "greater_than_equal" and isinstance(value, str):  # a duration, in seconds by now
         return f'{show(value)}; expected at least "{context["ge"]:g}s"'
+    if kind == "less_than_equal" and isinstance(value, str) and not value.endswith("%"):
+        return f'{show(value)}; expected at most "{span(context["le"])}"'
+    if kind == "model_type" and section_at(model, key) and not keys_at(model, key):
+        return f"{show(value)}; expected {{}}, as it has no keys"
     expected = _EXPECTED.get(kind, "{msg}").format(msg=error["msg"], **context)
     if kind in _OTHER_SHAPE and isinstance(value, str):  # a command with its password, a URL
         return f"{kind_of(value)}; expected {expected}"
@@ -274,15 +279,35 @@ def _guess(name: str, known: list[str]) -> str:
 
 def keys_at(model: SectionType, key: Key) -> list[str]:
     """The keys that the section at ``key`` may hold."""
+    found = section_at(model, key)
+    return list(fields_of(found)) if found is not None else []
+
+
+def section_at(model: SectionType, key: Key) -> SectionType | None:
+    """The section's class at ``key``; None where there is none."""
     current: SectionType | None = model
+    entries: SectionType | None = None  # of a mapping, whose names are the file's own
     for part in key:
         if isinstance(part, int):
             continue  # an item of a list: the list's field led to its items' model
+        if entries is not None:
+            current, entries = entries, None
+            continue
         known = {} if current is None else fields_of(current)
         if part not in known:
-            return []
+            return None
+        entries = _section_in_mapping(known[part])
         current = section_in(known[part])
-    return list(fields_of(current)) if current is not None else []
+    return current
+
+
+def _section_in_mapping(annotation: Any) -> SectionType | None:
+    """The section's class in an annotation such as ``Mapping[str, Profile]``."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _section_in_mapping(arguments[0])
+    is_mapping = typing.get_origin(annotation) in {dict, Mapping}
+    return section_in(arguments[1]) if is_mapping else None
 
 
 def fields_of(section: SectionType) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from aggregator.config import repair
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
@@ -124,7 +125,7 @@ def _check(options: argparse.Namespace) -> int:
         ],
     )
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
-    for key, text in _absent(config):
+    for key, text in (*_absent(config), *repair.warnings(config.repair)):
         problem = read(options.file).problem(key, text)
         where = f"{options.file}:{problem.line}"
         print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)
@@ -201,6 +202,7 @@ def _absent(config: Config) -> Iterator[tuple[Key, str]]:
         ("cluster", "local", "commands", "release"): local.release,
         ("drain", "pre_evict", "command"): config.drain.pre_evict.command,
         ("drain", "post_release", "command"): config.drain.post_release.command,
+        **{key: (program,) for key, program in repair.programs(config.repair)},
     }
     for key, command in named.items():
         if command and "{" not in command[0] and shutil.which(command[0]) is None:

@@ -22,7 +22,7 @@ DISRUPTED = {
 def job_section(namespace: str, **more: Any) -> JobSection:
     given = {
         "namespace": namespace,
-        "image": "registry.example/tests@sha256:0",
+        "image": f"registry.example/tests@sha256:{'0' * 64}",
         "profiles": {"quick": {"command": ["sickbay-agent", "test", "--profile", "quick"]}},
     }
     return JobSection.model_validate(given | more)

@@ -96,7 +96,6 @@ def test_every_placeholder_has_its_value() -> None:
         "quarantine": UID,
         "reason": "xid:79 on GPU-1",
         "gpus": "GPU-1,GPU-2",
-        "profile": "",
     }
 
 

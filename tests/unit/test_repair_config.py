@@ -1,5 +1,7 @@
 """The section ``repair``: off by default, and each mistake with its line and what to write."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,7 +96,7 @@ def test_a_profile_has_a_name_of_a_file(tmp_path: Path, value: str) -> None:
 
 @pytest.mark.parametrize(
     "provider",
-    ["karpenter: true", "ipmi: {host: h, user: u, password_file: secret}"],
+    ["karpenter: true", "ipmi: {host: '{node}', user: u, password_file: secret}"],
 )
 def test_only_a_repairer_that_can_tell_a_verdict_tests(tmp_path: Path, provider: str) -> None:
     text = f"repair:\n  repairers:\n    - {{kind: test, {provider}}}\n"
@@ -169,7 +171,7 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
         (
             (
                 "repair: {repairers: [{kind: replace, "
-                "ipmi: {host: h, user: u, password_file: secret}}]}"
+                "ipmi: {host: '{node}', user: u, password_file: secret}}]}"
             ),
             "repairers[0].ipmi: restarts the machine; expected it under reboot",
         ),
@@ -187,14 +189,14 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
         (
             (
                 "repair:\n  repairers:\n    - kind: reboot\n"
-                "      redfish: {url: 'http://bmc/', user: u, password_file: secret}\n"
+                "      redfish: {url: 'http://{node}/', user: u, password_file: secret}\n"
             ),
             "redfish.url: would send the BMC's password in the clear; expected https://",
         ),
         (
             (
                 "repair:\n  repairers:\n    - kind: reboot\n"
-                "      redfish: {url: 'https://bmc/', user: u, password_file: none}\n"
+                "      redfish: {url: 'https://{node}/', user: u, password_file: none}\n"
             ),
             "redfish.password_file: ",
         ),
@@ -209,6 +211,54 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
             "repair: {repairers: [{kind: reboot, command: [a]}, {kind: reboot, command: [b]}]}\n",
             'repairers[1].kind: "reboot" has an entry already; expected one entry for each',
         ),
+        (
+            "repair: {repairers: [{kind: reboot, agent: true}]}\n",
+            "repairers[0].agent: true; expected {}, as it has no keys",
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, agent: {}, timeout: 99d}]}\n",
+            'repairers[0].timeout: "99d"; expected at most "1d"',
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, command: [a], call_timeout: 6m, timeout: 5m}]}\n",
+            'repairers[0].call_timeout: "6m" is longer than timeout; expected at most "5m"',
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, command: [a, 'x{profile}']}]}\n",
+            "repairers[0].command: reboot has no test profile to fill in; expected {profile} under",
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, command: [a], cancel: [b, '{profile}']}]}\n",
+            "repairers[0].cancel: reboot has no test profile to fill in; expected {profile} under",
+        ),
+        (
+            (
+                "repair: {repairers: [{kind: reboot, "
+                "ipmi: {host: '{nodee}-bmc', user: u, password_file: secret}}]}"
+            ),
+            'repairers[0].ipmi.host: no value is filled in for "{nodee}"; expected {node}',
+        ),
+        (
+            (
+                "repair: {repairers: [{kind: reboot, "
+                "ipmi: {host: 10.0.0.1, user: u, password_file: secret}}]}"
+            ),
+            "repairers[0].ipmi.host: is the same for every node; expected {node} in it",
+        ),
+        (
+            (
+                "repair: {repairers: [{kind: reboot, "
+                "redfish: {url: 'https://{operation}/', user: u, password_file: secret}}]}"
+            ),
+            'repairers[0].redfish.url: no value is filled in for "{operation}"; expected {node}',
+        ),
+        (
+            (
+                "repair: {repairers: [{kind: reboot, "
+                "redfish: {url: 'https://bmc/', user: u, password_file: secret}}]}"
+            ),
+            "repairers[0].redfish.url: is the same for every node; expected {node} in it",
+        ),
         ("repair: {attempts: 0}\n", "repair.attempts: "),
         ("repair: {window: 1m}\n", "repair.window: "),
         ("repair: {repairers: [{kind: reset, command: [a]}]}\n", "repair.repairers[0].kind: "),
@@ -221,6 +271,124 @@ def test_a_mistake_is_named_with_its_key_and_what_to_write(
     assert ".yaml:" in found
     assert reply in found
     assert "expected" in found
+
+
+JOB = (
+    "repair: {{repairers: [{{kind: test, job: {{namespace: {namespace}, image: '{image}', "
+    "profiles: {{q: {{command: [a]{more}}}}}}}}}]}}\n"
+)
+IMAGE = f"registry.example/tests@sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("words", "reply"),
+    [
+        ({"namespace": "sickbay"}, '"sickbay" is sickbay\'s own, whose secrets such a Job could'),
+        ({"namespace": "kube-system"}, '"kube-system" is Kubernetes\' own; expected a namespace'),
+        ({"image": "https://x/y"}, 'is no image; expected "HOST/NAME:TAG" or "HOST/NAME@sha256'),
+        ({"image": "registry.example/Tests"}, "is no image"),
+        ({"image": "tests:a:b"}, "is no image"),
+        ({"image": "tests@sha256:0123"}, "is no image"),
+        ({"more": ", args: [b]"}, "profiles.q.args: unknown key; expected one of command"),
+    ],
+)
+def test_a_job_that_cannot_work_is_refused(
+    tmp_path: Path, words: dict[str, str], reply: str
+) -> None:
+    given = {"namespace": "gpu-tests", "image": IMAGE, "more": "", **words}
+    (found,) = problems(tmp_path, JOB.format(**given), KUBERNETES)
+    assert reply in found
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "tests",
+        "tests:1.0_B",
+        "localhost:5000/a/b-c__d.e:v1",
+        "Registry.example:443/a@sha256:" + "0" * 64,
+        "[::1]:5000/a",
+        IMAGE,
+    ],
+)
+def test_every_reference_of_an_image_is_taken(tmp_path: Path, image: str) -> None:
+    text = JOB.format(namespace="gpu-tests", image=image, more="")
+    (section,) = loaded(tmp_path, text, KUBERNETES).repairers
+    assert section.job is not None
+    assert section.job.image == image
+
+
+def test_sickbays_own_namespace_is_the_one_of_its_cluster(tmp_path: Path) -> None:
+    cluster = "cluster: {kind: kubernetes, namespace: health}\n" + KUBERNETES
+    text = JOB.format(namespace="health", image=IMAGE, more="")
+    (found,) = problems(tmp_path, text, cluster)
+    assert "sickbay's own" in found
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        "karpenter: true",
+        "cluster_api: true",
+        "external: {template: {apiVersion: v1, kind: Pod, metadata: {namespace: n}}}",
+    ],
+)
+def test_one_that_cannot_test_is_told_so_once(tmp_path: Path, provider: str) -> None:
+    text = f"repair: {{repairers: [{{kind: test, {provider}}}]}}\n"
+    (found,) = problems(tmp_path, text, KUBERNETES)
+    assert "can tell no verdict about the node; expected agent, command, webhook or job" in found
+
+
+def checked(tmp_path: Path, repair: str, cluster: str) -> tuple[int, list[str]]:
+    """The exit code of `config check`, and its warnings without the place."""
+    path = tmp_path / "aggregator.yaml"
+    (tmp_path / "secret").write_text("hush")
+    path.write_text(cluster + repair)
+    code = "from aggregator.daemon_cli.main import main; main()"
+    argv = [sys.executable, "-c", code, "config", "check", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    told = [one.partition(": warning: ")[2] for one in done.stderr.splitlines()]
+    return done.returncode, told
+
+
+def test_the_check_warns_of_programs_that_are_not_there_and_of_a_test_without_effect(
+    tmp_path: Path,
+) -> None:
+    text = """\
+repair:
+  mode: observe
+  verify: standard
+  repairers:
+    - {kind: reboot, ipmi: {host: "{node}", user: u, password_file: secret, program: no-ipmi}}
+    - {kind: replace, command: [no-such, "{node}"], cancel: [sh, "{node}"]}
+    - {kind: gpu-reset, command: [sh, "{node}"], cancel: [no-cancel]}
+    - {kind: test, agent: {}}
+"""
+    code, told = checked(tmp_path, text, KUBERNETES)
+    assert code == 0, told
+    no_effect = (
+        'repair.verify: "standard" has no effect: with repair.mode "observe" no test runs, and '
+        'nodes are released without one; expected mode "repair", or ""'
+    )
+    hint = "; right if the aggregator runs elsewhere, or in an image that has it"
+    assert told == [
+        f"repair.repairers[0].ipmi.program: no program can be run here as 'no-ipmi'{hint}",
+        f"repair.repairers[1].command: no program can be run here as 'no-such'{hint}",
+        f"repair.repairers[2].cancel: no program can be run here as 'no-cancel'{hint}",
+        no_effect,
+    ]
+
+
+def test_the_check_warns_of_a_template_whose_part_is_misspelt(tmp_path: Path) -> None:
+    text = (
+        "repair:\n  repairers:\n    - kind: reboot\n      external:\n        template: "
+        "{apiVersion: v1, kind: Pod, metdata: {}, specs: {}, spec: {}, data: {}}\n"
+    )
+    code, told = checked(tmp_path, text, KUBERNETES)
+    assert code == 0, told
+    assert told == [
+        'repair.repairers[0].external.template.metdata: is sent as it is; did you mean "metadata"?'
+    ]
 
 
 # -- repairers that act by objects ------------------------------------------------------------
@@ -425,7 +593,7 @@ def job(**more: str) -> str:
     """A repairer of tests by Jobs, in which these lines are others."""
     lines = {
         "namespace": "tests",
-        "image": "registry.example/tests@sha256:0",
+        "image": IMAGE,
         "profiles": "{quick: {command: [a, b]}}",
     } | {name: text for name, text in more.items() if name != "kind"}
     body = "".join(f"\n        {name}: {text}" for name, text in lines.items())
