@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Sequence
 
+from aggregator.runtime.imports import imports_without_collections
 from sickbay.extras import USAGE, explain_missing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for, and exit; 2 where a library is not installed."""
     try:
-        from aggregator.daemon_cli.main import main as run
+        with imports_without_collections():
+            from aggregator.daemon_cli.main import main as run
 
         run(arguments)
     except ModuleNotFoundError as error:

@@ -20,6 +20,7 @@ from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
 from aggregator.ingest import grpc_env
+from aggregator.runtime.imports import imports_without_collections
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -64,22 +65,23 @@ def _run(options: argparse.Namespace) -> int:
         ],
     )
     # Imports take a second, so an invalid file is refused sooner.
-    with grpc_env.grpc_environment(os.environ):
-        import grpc  # noqa: F401 - before anything else imports it
+    with imports_without_collections():
+        with grpc_env.grpc_environment(os.environ):
+            import grpc  # noqa: F401 - before anything else imports it
 
-    import asyncio
+        import asyncio
 
-    from aggregator import app
-    from aggregator.cluster.kubernetes.credentials import CredentialSources
-    from aggregator.cluster.port import ClusterTooOld, Refused
-    from aggregator.composition.access import AccessSetupError
-    from aggregator.config.data_dirs import DataDirError, exclusive_lock
-    from aggregator.ingest.os_limits import ListenError
-    from aggregator.ingest.tls import TlsError
-    from aggregator.replicas.identity import ReplicaIdentityError
-    from aggregator.runtime import gc_tuning, logs
-    from aggregator.web.replica_client import TrustError
-    from aggregator.web.server import WebListenError
+        from aggregator import app
+        from aggregator.cluster.kubernetes.credentials import CredentialSources
+        from aggregator.cluster.port import ClusterTooOld, Refused
+        from aggregator.composition.access import AccessSetupError
+        from aggregator.config.data_dirs import DataDirError, exclusive_lock
+        from aggregator.ingest.os_limits import ListenError
+        from aggregator.ingest.tls import TlsError
+        from aggregator.replicas.identity import ReplicaIdentityError
+        from aggregator.runtime import gc_tuning, logs
+        from aggregator.web.replica_client import TrustError
+        from aggregator.web.server import WebListenError
 
     if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is None:
         try:

@@ -993,7 +993,7 @@ def test_readers_that_could_prove_nothing_or_be_forged_are_refused(
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()", *arguments],
+        [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()", *arguments],
         capture_output=True,
         text=True,
         check=False,

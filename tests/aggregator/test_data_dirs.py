@@ -26,7 +26,7 @@ alerts:
 
 
 def command(file: Path) -> list[str]:
-    program = "from aggregator.daemon_cli.main import main; main()"
+    program = "from aggregator.daemon_cli.entry import main; main()"
     return [sys.executable, "-c", program, "run", "--config", str(file)]
 
 

@@ -1,6 +1,8 @@
 """The search for garbage that holds itself waits for a quiet second."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -66,3 +68,27 @@ def test_no_search_begins_by_itself_before_there_is_very_much() -> None:
         assert gc.isenabled()
     finally:
         gc.set_threshold(*before)
+
+
+#: A command of the aggregator as it is installed, in a process that notes each collection.
+NOTED = """
+import gc, sys
+begun = []
+gc.callbacks.append(lambda phase, info: begun.append(phase))
+from aggregator.daemon_cli.entry import main
+try:
+    main(["--version"])
+finally:
+    print(len(begun), gc.get_freeze_count(), gc.isenabled(), file=sys.stderr)
+"""
+
+
+def test_a_start_collects_no_garbage_and_what_it_has_imported_is_in_no_later_collection() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", NOTED], capture_output=True, text=True, check=True, timeout=60
+    )
+    collections, frozen, enabled = process.stderr.split()
+    # The few modules that are imported before make one or two.
+    assert int(collections) <= 10
+    assert int(frozen) > 50_000
+    assert enabled == "True"

@@ -60,7 +60,7 @@ def _exported(folder: Path) -> "subprocess.CompletedProcess[str]":
         f"history: {{database: 'sqlite:///{folder}/history.db'}}\n"
     )
     before = sorted(folder.iterdir())
-    program = [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()"]
+    program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
     words = ["history", "export", "--config", str(config)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", _READ_ONLY, folder, *program, *words],

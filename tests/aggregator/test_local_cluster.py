@@ -453,7 +453,7 @@ async def test_a_command_gets_the_environment_that_the_aggregator_was_started_wi
         sys.executable,
         *(
             "-c",
-            "from aggregator.daemon_cli.main import main; main()",
+            "from aggregator.daemon_cli.entry import main; main()",
             "run",
             "--config",
             str(file),

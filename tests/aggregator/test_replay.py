@@ -432,7 +432,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     assert "repairs: reboot, then ticket, where repair.mode allows it" in out
     code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "-o", "json")
     with Path("/dev/full").open("wb") as full:
-        program = "from aggregator.daemon_cli.main import main; main()"
+        program = "from aggregator.daemon_cli.entry import main; main()"
         words = (sys.executable, "-c", program, "policy", "replay", str(policy), *source)
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     # 1 would read as "something would have been different".

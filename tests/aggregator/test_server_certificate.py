@@ -136,7 +136,7 @@ def test_config_check_compares_the_certificate_with_the_replicas_authorities(
 shards: {{address: "one.test:1", token_file: token, ca_file: {other.certificate}}}
 """
     )
-    program = [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()"]
+    program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
     done = subprocess.run(
         [*program, "config", "check", str(file)],
         capture_output=True,
@@ -168,7 +168,7 @@ history: {{database: "sqlite:///{tmp_path}/history.db"}}
 alerts: {{outbox: {tmp_path}/outbox.db}}
 """
     )
-    program = [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()"]
+    program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
     checking = await asyncio.create_subprocess_exec(
         *program, "config", "check", str(file), stderr=asyncio.subprocess.PIPE
     )

@@ -100,7 +100,7 @@ history: {{database: "sqlite:///{folder}/history.db"}}
 async def test_a_real_aggregator_goes_by_listen_hosts(tmp_path: Path) -> None:
     config, port = tmp_path / "aggregator.yaml", free_port()
     config.write_text(CONFIG.format(folder=tmp_path, port=port))
-    words = [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()"]
+    words = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
     process = await asyncio.create_subprocess_exec(
         *words, "run", "--config", str(config), stdout=asyncio.subprocess.DEVNULL
     )

@@ -1,0 +1,22 @@
+"""Imports without garbage collections: what a module makes at its import stays for good."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def imports_without_collections() -> Iterator[None]:
+    """Collect no garbage during these imports, and visit their objects in no later one.
+
+    A start imports 1,200 modules. Collections during the imports, and the one at the exit, took
+    0.5 s of the 1.2 s of a processor that a start and an exit of the aggregator take.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
