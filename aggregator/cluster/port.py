@@ -197,8 +197,9 @@ class RepairAttempt:
 
     ``boot_id`` and ``node_uid`` are the node's when it began, for the proof. ``domains`` are its
     failure domains then, for the limits, as "LABEL=VALUE". ``request`` is the id of a person's
-    request, empty where the ladder asked for it. ``profile`` is that of a test. Times are wall
-    clock seconds.
+    request, empty where the ladder asked for it. ``profile`` is that of a test. ``ends_as``: how it
+    ends once what its order left is removed, after which no object tells it. Times are wall clock
+    seconds.
     """
 
     operation: str
@@ -213,6 +214,7 @@ class RepairAttempt:
     message: str = ""
     domains: tuple[str, ...] = ()
     profile: str = ""
+    ends_as: RepairState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,13 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
-from aggregator.quarantine.decide.repair import REQUEST, RepairMode, read_request
-from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
+from aggregator.quarantine.decide.repair import BUSY, REQUEST, RepairMode, read_request
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
@@ -905,6 +910,58 @@ async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed
     await site.settles(lambda: ("reboot", RepairState.FAILED) in site.attempts(), within=60)
     await site.settles(lambda: "replace" in site.repaired)
     await site.replica.stop()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@in_virtual_time
+async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_tells_any_more(
+    *, after: bool
+) -> None:
+    class Vanishing(ShopRepairer):
+        async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+            gone = order.operation in self._shop.cleaned
+            return RepairAnswer(AnswerState.UNSURE if gone else AnswerState.DONE, "the object")
+
+    class ObjectSite(Site):
+        def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
+            made = MemoryCluster(self.world, **more)
+            repair = repair_settings(
+                ("gpu-reset", Vanishing(self.shop, made)), ("ticket", ShopRepairer(self.shop, made))
+            )
+            self.replica = Replica(
+                self.world,
+                clock=Running(),
+                settings=replace(SETTINGS, repair=repair),
+                policy=shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset]}\n"),
+                cluster=made,
+            )
+            self.report("n1")
+            return self.replica
+
+    cleaned = 0
+    for calls in range(1, 80):
+        site = ObjectSite()
+        first = site.start(crash_at=calls, after=after)
+        await site.settles(
+            lambda s=site, f=first: (
+                f.cluster.crashed.is_set() or s.attempts() == [("gpu-reset", RepairState.SUCCEEDED)]
+            )
+        )
+        crashed = first.cluster.crashed.is_set()
+        died_after_removal = crashed and bool(site.shop.cleaned)
+        await first.stop()
+        if not crashed:
+            break
+        second = site.start()
+        await site.settles(lambda s=site: s.attempts() and s.attempts()[0][1] not in BUSY)
+        assert site.shop.wrong == [], calls
+        if died_after_removal:
+            cleaned += 1
+            assert site.attempts() == [("gpu-reset", RepairState.SUCCEEDED)], calls
+        await second.stop()
+    else:
+        raise AssertionError("the repair needs more calls than were tried")
+    assert cleaned > 0
 
 
 @in_virtual_time

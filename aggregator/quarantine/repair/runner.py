@@ -129,8 +129,6 @@ class RepairRunner:
         #: Orders that this process began and has certainly not sent: since when it owned the node,
         #: by operation. Another replica may have sent it since, where the node was lost to one.
         self._unsent: dict[str, float] = {}
-        #: How attempts end whose leftovers are being removed: afterwards no object tells it.
-        self._ends: dict[str, tuple[RepairState, str]] = {}
         #: The attempts whose orders a person's release has withdrawn, by node.
         self._withdrawn: dict[str, str] = {}
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
@@ -234,8 +232,9 @@ class RepairRunner:
         if self._settings.rules.mode is not RepairMode.REPAIR:
             return False
         attempt = _last(quarantine)
-        resumes = attempt.operation not in self._ends
-        return resumes and (step.do is Do.RESEND or self._is_unsent(node_state, attempt))
+        return attempt.ends_as is None and (
+            step.do is Do.RESEND or self._is_unsent(node_state, attempt)
+        )
 
     def _is_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether nobody can have sent the order."""
@@ -586,8 +585,8 @@ class RepairRunner:
     async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> RepairAnswer | None:
         """End the attempt where its end is known. Returns the repairer's answer while it is not."""
         attempt = _last(quarantine)
-        if attempt.operation in self._ends:
-            await self._end(node_state, attempt, *self._ends[attempt.operation])
+        if attempt.ends_as is not None:
+            await self._end(node_state, attempt, attempt.ends_as, attempt.message)
             return None
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
@@ -687,6 +686,9 @@ class RepairRunner:
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
     ) -> None:
         attempt = _last(quarantine)
+        if attempt.ends_as is not None:  # it is over
+            await self._end(node_state, attempt, attempt.ends_as, attempt.message)
+            return
         entry = self._settings.repairers.get(attempt.repair)
         order = self._order(quarantine, attempt)
         # What was certainly not sent needs no repairer to take it back.
@@ -712,11 +714,15 @@ class RepairRunner:
     ) -> None:
         """Remove what the order left, write the attempt's end; then its reservation goes.
 
-        The removal comes first, as no process would remember it after a crash. ``request``: that of
-        the person who has ended it.
+        The removal comes first, as no process would remember it after a crash, and ``ends_as``
+        before that, as no object tells the outcome any more. ``request``: that of the person who
+        has ended it.
         """
-        if state is not RepairState.CANCELLED:
-            self._ends[attempt.operation] = state, text
+        entry = self._settings.repairers.get(attempt.repair)
+        leaves = entry is not None and (entry.clean_up is not None or entry.pauses_operands)
+        if leaves and attempt.ends_as is None and state is not RepairState.CANCELLED:
+            known = replace(attempt, ends_as=state, message=(text or attempt.message)[:_MOST_TEXT])
+            attempt = await self._change(node_state, attempt, known)
         left = await self._clean_up(node_state, attempt, state)
         if left is None:
             node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
@@ -725,6 +731,7 @@ class RepairRunner:
         ended = replace(
             attempt,
             state=state,
+            ends_as=None,
             request=request or attempt.request,
             ended_at=round(self._clocks.wall(), 3),
             message=(text or attempt.message)[:_MOST_TEXT],
@@ -732,9 +739,7 @@ class RepairRunner:
         await self._change(node_state, attempt, ended)
         self._acts.stages.note_repair(ended)
         self._unsent.pop(attempt.operation, None)
-        self._ends.pop(attempt.operation, None)
         details = self._details.pop(attempt.operation, {})
-        entry = self._settings.repairers.get(attempt.repair)
         if entry is not None and entry.note_end is not None:
             entry.note_end(node_state.node, attempt.operation)
         reply = f": {text}" if text else ""
@@ -831,8 +836,10 @@ class RepairRunner:
         if exhausted:
             at = max(round(self._clocks.wall(), 3), before.began_at)
             changed = replace(changed, exhausted=exhausted, exhausted_at=at)
-        await self._write(node_state, quarantine, changed)
-        return after
+        written = await self._write(node_state, quarantine, changed)
+        found = written.status.repair.attempts if written.status.repair is not None else ()
+        # An older definition drops a field: the attempt is what the server says.
+        return next((one for one in found if one.operation == after.operation), after)
 
     async def _exhaust(
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
