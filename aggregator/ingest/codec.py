@@ -41,6 +41,7 @@ from sickbay.v1.limits import (
     MAX_COMPONENT,
     MAX_COMPONENTS,
     MAX_DETAILS,
+    MAX_EVIDENCE_BYTES,
     MAX_FAULTS,
     MAX_GONE,
     MAX_HISTORY,
@@ -312,6 +313,7 @@ def repair_result(message: pb.RepairResult) -> AgentResult | None:
             for one in message.measurements[:MAX_TEST_MEASUREMENTS]
             if one.measure and math.isfinite(one.value)
         ),
+        message.evidence if len(message.evidence.encode()) <= MAX_EVIDENCE_BYTES else "",
     )
 
 

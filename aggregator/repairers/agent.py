@@ -83,7 +83,7 @@ class AgentRepairer:
             named = ", ".join(line.test_profiles) or "none"
             text = f"the node's agent has no test profile {order.profile}; it has: {named}"
             return RepairAnswer(AnswerState.INCONCLUSIVE, text)
-        self._orders.begin(order.node, order.operation)
+        self._orders.begin(order.node, order.operation, order.quarantine)
         self._sent.add(order.operation)
         line.order_repair(
             AgentOrder(

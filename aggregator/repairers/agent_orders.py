@@ -9,13 +9,16 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 log = logging.getLogger(__name__)
 
 #: Results of one node that are kept: an agent has one order at a time.
 _MOST_KEPT = 8
+#: Nodes whose agents' evidence is kept, and how much of one node: of the first and the latest act.
+_MOST_NODES, _MOST_COLLECTED = 64, 2
 
 
 class OrderState(enum.StrEnum):
@@ -64,7 +67,8 @@ class Measured:
 class AgentResult:
     """``reason`` is one word of the contract, ``message`` the agent's text for people.
 
-    ``measured`` is of a test that has ended.
+    ``measured`` is of a test that has ended. ``evidence`` is what the agent collected before the
+    act: a JSON object as text, within the contract's bound, and not checked further.
     """
 
     operation: str
@@ -72,6 +76,7 @@ class AgentResult:
     reason: str = ""
     message: str = ""
     measured: tuple[Measured, ...] = ()
+    evidence: str = ""
 
     @property
     def is_final(self) -> bool:
@@ -110,6 +115,10 @@ class AgentOrders:
     def __init__(self) -> None:
         self._lines: OrderLines | None = None
         self._results: dict[str, dict[str, AgentResult]] = {}
+        #: The quarantine of each operation that this process has ordered, by node.
+        self._ordered: dict[str, dict[str, str]] = {}
+        #: The evidence of a quarantine's operations, by node; the one that came last is the last.
+        self._collected: dict[str, tuple[str, dict[str, str]]] = {}
         #: Operations whose end is durable, by node, the latest ones.
         self._over: dict[str, deque[str]] = {}
         self._changed: dict[str, asyncio.Event] = {}
@@ -133,6 +142,8 @@ class AgentOrders:
                 "detail": result.message,
             },
         )
+        self._collect(node, result)
+        result = replace(result, evidence="")
         if result.operation in self._over.get(node, ()):
             if result.is_final:
                 self._acknowledge(node, result.operation)
@@ -184,8 +195,28 @@ class AgentOrders:
         except TimeoutError:
             return None
 
-    def begin(self, node: str, operation: str) -> None:
+    def collected(self, node: str, quarantine: str) -> Mapping[str, str]:
+        """The agent's evidence of the quarantine's operations, as far as this process has it."""
+        known, texts = self._collected.get(node, ("", {}))
+        return texts if known == quarantine else {}
+
+    def _collect(self, node: str, result: AgentResult) -> None:
+        """Keep the evidence of an order of ours; other agents' texts must not fill the memory."""
+        quarantine = self._ordered.get(node, {}).get(result.operation)
+        if not result.evidence or quarantine is None:
+            return
+        known, texts = self._collected.pop(node, ("", {}))
+        texts = texts if known == quarantine else {}
+        texts[result.operation] = result.evidence
+        if len(texts) > _MOST_COLLECTED:
+            del texts[list(texts)[-2]]
+        self._collected[node] = quarantine, texts
+        if len(self._collected) > _MOST_NODES:
+            del self._collected[next(iter(self._collected))]
+
+    def begin(self, node: str, operation: str, quarantine: str) -> None:
         """Another order of the node begins: no earlier one is of interest any more."""
+        self._ordered[node] = {operation: quarantine}
         for earlier in [name for name in self._results.get(node, {}) if name != operation]:
             self.settle(node, earlier)
 

@@ -40,13 +40,14 @@ def repair_settings(
     """
     rules = RepairRules(**{one.name: getattr(config, one.name) for one in fields(RepairRules)})
     repairers: dict[str, ConfiguredRepairer] = {}
+    by_agents = agents or AgentOrders()
     for section in config.repairers:
         by_objects = _object_repairer(section, objects, taint) if objects is not None else None
         if by_objects is not None:
             repairers[section.kind] = by_objects
             continue
         if section.agent is not None:
-            agent = AgentRepairer(agents or AgentOrders())
+            agent = AgentRepairer(by_agents)
             repairers[section.kind] = ConfiguredRepairer(
                 agent,
                 section.timeout,
@@ -60,7 +61,7 @@ def repair_settings(
             repairers[section.kind] = ConfiguredRepairer(
                 repairer, section.timeout, pauses_operands=section.pause_gpu_operator
             )
-    return RepairSettings(rules, repairers, domain_labels)
+    return RepairSettings(rules, repairers, domain_labels, by_agents.collected)
 
 
 def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer | None:

@@ -21,8 +21,8 @@ _MOST_PASSWORD = 20
 _ONCE = ("-R", "1", "-N", "10")
 #: ipmitool's words where no session came about, so that nothing was ordered.
 _NO_SESSION = ("Unable to establish", "Could not open socket", "Address lookup")
-#: Its words, with `-v`, where the BMC has refused the session: asked again it would refuse again,
-#: and may lock the account.
+#: Its words, with `-v`, where the BMC has refused the session: without it, a wrong password and a
+#: BMC that is away look the same.
 _REFUSED = (
     "RAKP 2 HMAC is invalid",  # the password is another one
     "unauthorized name",

@@ -213,10 +213,9 @@ async def test_ipmitool_itself_finds_a_cipher_suite_with_a_bmc_that_lists_none(
         (USER, "123456789012345678901", "IPMI takes a password of 20 bytes at most"),
     ],
 )
-async def test_a_bmc_that_refuses_the_login_is_not_asked_again(
+async def test_a_login_that_the_bmc_refuses_has_failed_with_the_cause(
     ipmi_bmc: IpmiBmc, tmp_path: Path, user: str, secret: str, text: str
 ) -> None:
-    """Else it would be tried every few seconds, and may lock the account."""
     answer = await ipmi(ipmi_bmc, password(tmp_path, secret), user=user).order(ORDER)
     assert answer.state is AnswerState.FAILED
     assert text in answer.text

@@ -1,6 +1,7 @@
 """Repairs of drained nodes by the whole controller, in virtual time, and every interruption."""
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -264,6 +265,41 @@ async def test_a_failed_rung_is_followed_by_the_next_and_a_ticket_ends_the_ladde
     assert site.replica.notes.kinds("n1").count("repair.exhausted") == 1
     assert parse_record(site.world.record.text).repairs == {}
     site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
+    site = Site()
+    site.shop.answer = RepairAnswer(AnswerState.FAILED, "no")
+    deep = "[" * 100_000
+    told = {
+        "q-1-reboot": '{"kernel_log": ["NVRM: Xid"], "at": "\\u00e9"}',
+        "q-2": '{"n": NaN}',
+        "q-3": f'{{"n": {deep}}}',
+        "q-4": "[1]",
+        "q-5": "no JSON",
+    }
+    asked: list[tuple[str, str]] = []
+
+    def collected(node: str, quarantine: str) -> dict[str, str]:
+        asked.append((node, quarantine))
+        return told
+
+    site.rules["collected"] = collected
+    site.start()
+    await site.settles(site.is_exhausted)
+    ticket = site.shop.orders[-1]
+    found = json.loads(ticket.bundle)
+    assert found["agent"] == [
+        {"operation": "q-1-reboot", "collected": {"kernel_log": ["NVRM: Xid"], "at": "\u00e9"}}
+    ]
+    assert [one["code"] for one in found["evidence"]] == ["xid:79"]
+    assert [one["repair"] for one in found["attempts"]] == ["reboot", "ticket"]
+    assert set(asked) == {("n1", ticket.quarantine)}
+    assert site.shop.orders[0].bundle == ""
+    told.clear()
+    assert "agent" not in json.loads(site.replica.controller._repairs._bundle(site.quarantine()))
     await site.replica.stop()
 
 

@@ -4,13 +4,16 @@ nvidia-smi and the reboot command are test programs. Either process is killed at
 order, and no operation is carried out twice.
 """
 
+import http.server
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from nodeagent.version import VERSION
 from tests.agent.agent_process import QUIET
 from tests.agent.fake_tools import FakeTools
 from tests.controlplane.pytest_plugin import Space
@@ -283,6 +286,61 @@ def test_a_node_is_rebooted_by_its_agent_where_it_allows_no_reset(
     node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
     assert node.tools.count("reboot-now") == 1
     assert node.resets() == []
+
+
+class TicketSystem(http.server.BaseHTTPRequestHandler):
+    """Takes each ticket, and keeps it."""
+
+    tickets: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.tickets.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def ticket_system() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    tickets: list[dict[str, Any]] = []
+    handler = type("Handler", (TicketSystem,), {"tickets": tickets})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", tickets
+        server.shutdown()
+
+
+def test_a_ticket_after_a_failed_reset_has_what_the_agent_collected_before_it(
+    cluster_space: Space,
+    stack_of: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ticket_system: tuple[str, list[dict[str, Any]]],
+) -> None:
+    url, tickets = ticket_system
+    secret = tmp_path / "ticket-secret"
+    secret.write_text("hush")
+    webhook = {"url": url, "secret_file": str(secret)}
+    repairers = [*REPAIR["repair"]["repairers"][:1], {"kind": "ticket", "webhook": webhook}]
+    more = {"repair": {**REPAIR["repair"], "repairers": repairers}}
+    node = RepairedNode(cluster_space, stack_of(more), monkeypatch, '"gpu-reset"')
+    node.tools.set_answer("reset", "Unknown Error\n", code=255)
+    node.agent.xid(95)
+    node.stack.until(lambda: tickets, "the ticket", timeout_s=RELEASE)
+    ticket = tickets[0]
+    assert (ticket["repair"], ticket["node"]) == ("ticket", node.name)
+    [told] = ticket["evidence"]["agent"]
+    assert told["operation"].endswith("-1-gpu-reset")
+    collected = told["collected"]
+    assert collected["node"] == node.name
+    assert [one["serial"] for one in collected["gpus"]] == ["165000", "165001"]
+    assert [one["code"] for one in collected["faults"]] == ["xid:95"]
+    assert collected["kernel_log"]  # in a test it is a FIFO, and this says so
+    assert collected["agent"] == VERSION
+    [first, *_] = ticket["evidence"]["attempts"]
+    assert (first["repair"], first["state"]) == ("gpu-reset", "Failed")
 
 
 @pytest.mark.parametrize("step", ["accepted", "act", "ended"])

@@ -1,7 +1,7 @@
 """Machines that are repaired: repairers that outlive the process which gives them orders."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
@@ -163,7 +163,10 @@ class ShopRepairer:
 
 
 def repair_settings(
-    *repairers: tuple[str, ShopRepairer], mode: RepairMode = RepairMode.REPAIR, **rules: object
+    *repairers: tuple[str, ShopRepairer],
+    mode: RepairMode = RepairMode.REPAIR,
+    collected: Callable[[str, str], Mapping[str, str]] = lambda _node, _quarantine: {},
+    **rules: object,
 ) -> RepairSettings:
     return RepairSettings(
         rules=RepairRules(mode=mode, **rules),  # type: ignore[arg-type]  # a test's words
@@ -174,4 +177,5 @@ def repair_settings(
             for kind, one in repairers
         },
         domain_labels=("rack",),
+        collected=collected,
     )

@@ -114,12 +114,14 @@ class ConfiguredRepairer:
 @dataclass(frozen=True, slots=True)
 class RepairSettings:
     """The rules, and the repairer of each kind that has one. ``domain_labels``: node labels whose
-    value names a failure domain.
+    value names a failure domain. ``collected`` has what a node's agent collected before the acts
+    of a quarantine: JSON objects as text, by operation.
     """
 
     rules: RepairRules = field(default_factory=RepairRules)
     repairers: Mapping[str, ConfiguredRepairer] = field(default_factory=dict)
     domain_labels: tuple[str, ...] = ()
+    collected: Callable[[str, str], Mapping[str, str]] = lambda _node, _quarantine: {}
 
     @property
     def test_namespace(self) -> str:

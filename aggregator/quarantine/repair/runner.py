@@ -75,6 +75,7 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_it_stands
+from aggregator.runtime.json_text import as_json_object
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -556,9 +557,12 @@ class RepairRunner:
             reason=quarantine.spec.reason,
             lasts=max(1.0, attempt.deadline_at - self._clocks.latest()),
             gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
-            bundle=_bundle(quarantine) if attempt.repair in ASKS_A_PERSON else "",
+            bundle=self._bundle(quarantine) if attempt.repair in ASKS_A_PERSON else "",
             profile=attempt.profile,
         )
+
+    def _bundle(self, quarantine: Quarantine) -> str:
+        return _bundle(quarantine, self._settings.collected(quarantine.node, quarantine.uid))
 
     async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The process that wrote the attempt may have died before it sent the order, or after."""
@@ -961,13 +965,23 @@ def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
     return any(not item.cleared for item in quarantine.spec.evidence)
 
 
-def _bundle(quarantine: Quarantine) -> str:
-    """The evidence for a person at the other end, bounded."""
+def _bundle(quarantine: Quarantine, collected: Mapping[str, str]) -> str:
+    """The evidence for a person at the other end, bounded.
+
+    ``collected``: what the agent did, by operation; each has a bound of its own, and is left out
+    where it is no JSON object.
+    """
     repair = quarantine.status.repair or RepairStatus()
     evidence = [asdict(item) for item in quarantine.spec.evidence]
     attempts = [asdict(one) for one in repair.attempts]
     while True:
         text = json.dumps({"evidence": evidence, "attempts": attempts})
         if len(text) <= _MOST_BUNDLE or not evidence:
-            return text[:_MOST_BUNDLE]
+            break
         evidence = evidence[: len(evidence) // 2]
+    agent = ", ".join(
+        f'{{"operation": {json.dumps(operation)}, "collected": {found}}}'
+        for operation, told in collected.items()
+        if (found := as_json_object(told))
+    )
+    return f'{text[:-1]}, "agent": [{agent}]}}' if agent else text
