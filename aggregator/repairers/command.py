@@ -2,7 +2,7 @@
 
 Exit code 0: taken, or done where no node proves it. 75 (EX_TEMPFAIL of sysexits.h): nothing was
 ordered, ask again. Any other: it has failed, and nothing was ordered. A program that does not end
-in its time leaves the outcome unknown. kured's sentinel is such a program.
+in its time leaves the outcome unknown.
 
 A test has the exit codes of `sickbay-agent test`: 0 passed, 1 failed. Any other, and a program that
 was ended, give no verdict about the node.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.object_client import KubeObjects
@@ -32,6 +33,7 @@ from tests.support.repair_objects import CLAIMS, DEFINITIONS, Objects
 from tests.support.waiting import until
 
 PROFILES = DEPLOY.parent / "profiles"
+KURED = DEPLOY.parent / "examples" / "repair-kured-rbac.yaml"
 EXAMPLE = DEPLOY.parent / "examples" / "repair-medik8s-rbac.yaml"
 DOCUMENT = DEPLOY.parents[1] / "docs" / "repair.md"
 
@@ -390,7 +392,7 @@ def documented(folder: Path, given: Objects, word: str, kind: str) -> ExternalSe
     head += "identity: {kind: insecure-trust-hello}\n"
     path = folder / "aggregator.yaml"
     place = f"namespace: {given.space.namespace}"
-    path.write_text(head + re.sub(r"namespace: (medik8s|gpu-repair)", place, text))
+    path.write_text(head + re.sub(r"namespace: (medik8s|gpu-repair|kured-sentinel)", place, text))
     [repairer] = load(path).repair.repairers
     assert repairer.kind == kind
     assert repairer.external is not None
@@ -660,7 +662,7 @@ async def test_the_documents_job_is_run_and_judged_by_the_job_controller(
     kube: KubeCluster, given: Objects, tmp_path: Path
 ) -> None:
     """Its deadline is set to a second, as the played kubelet's pods do not end by themselves."""
-    section = documented(tmp_path, given, "kind: Job", "gpu-reset")
+    section = documented(tmp_path, given, "registry.example/gpu-reset", "gpu-reset")
     template = dict(section.template)
     template["spec"] = {**template["spec"], "activeDeadlineSeconds": 1}
     short = section.model_copy(update={"template": template})
@@ -688,6 +690,61 @@ async def test_the_documents_job_is_run_and_judged_by_the_job_controller(
     assert (await repairer.clean_up(order)).state is AnswerState.DONE
     pods = given.space.path("pods")
     await until(lambda: given.space.plane.call("GET", pods)["items"] == [], "its pods go with it")
+
+
+@pytest.mark.parametrize(
+    ("phase", "reply"), [("Succeeded", AnswerState.DONE), ("Failed", AnswerState.FAILED)]
+)
+async def test_kureds_sentinel_is_a_file_on_the_node_that_the_kubelet_makes_for_a_job(
+    control_plane: ControlPlane,
+    account: KubeCluster,
+    kube: KubeCluster,
+    given: Objects,
+    tmp_path: Path,
+    phase: str,
+    reply: AnswerState,
+) -> None:
+    """With the rights and the namespace's label of the example, and no others."""
+    namespace = given.space.namespace
+    documents = yaml.safe_load_all(KURED.read_text().replace("kured-sentinel", namespace))
+    labels, *rights = documents
+    path = f"/api/v1/namespaces/{namespace}"
+    control_plane.client.call("PATCH", path, {"metadata": labels["metadata"]}, MERGE_PATCH)
+    control_plane.apply(yaml.safe_dump_all(rights))
+    section = documented(tmp_path, given, "reboot-required", "reboot")
+    _, order, made = await quarantined(given, kube)
+    repairer = ExternalRepairer(account.objects(), section)
+    assert list(await repairer.missing_rights()) == []
+    answer = await repairer.order(order)
+    assert answer.state is AnswerState.TAKEN, answer
+    pods = given.space.path("pods")
+    await until(lambda: given.space.plane.call("GET", pods)["items"], "the Job's pod")
+    [pod] = given.space.plane.call("GET", pods)["items"]
+    assert pod["spec"]["nodeName"] == order.node
+    [volume] = pod["spec"]["volumes"]
+    assert volume["hostPath"] == {"path": "/run/reboot-required", "type": "FileOrCreate"}
+    assert not any(
+        one.get("securityContext", {}).get("privileged") for one in pod["spec"]["containers"]
+    )
+    assert not await repairer.is_over(order)
+    jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+    def has_ended() -> bool:
+        [job] = given.space.plane.call("GET", jobs)["items"]
+        conditions = job["status"].get("conditions", [])
+        return any(one["type"] in ("Complete", "Failed") for one in conditions)
+
+    ended = {"status": {"phase": phase}}
+    pod_path = f"{pods}/{pod['metadata']['name']}/status"
+    given.space.plane.call("PATCH", pod_path, ended, MERGE_PATCH)  # as the kubelet tells it
+    await until(has_ended, "the Job controller")
+    assert (await repairer.read_outcome(order)).state is reply
+    assert not await repairer.cancel(order)  # the file may be there
+    assert await repairer.is_over(order) is (reply is AnswerState.DONE)
+    await repairer.clean_up(order)
+    await until(lambda: given.space.plane.call("GET", jobs)["items"] == [], "its deletion")
+    assert (await repairer.clean_up(order)).state is AnswerState.DONE
+    await kube.drop_quarantine(made)
 
 
 # -- rights -------------------------------------------------------------------------
