@@ -43,6 +43,7 @@ class EventKind(enum.StrEnum):
     REPAIR_ORDERED = "repair.ordered"
     REPAIR_ENDED = "repair.ended"  # with its outcome
     REPAIR_EXHAUSTED = "repair.exhausted"  # no further repair begins: a person has to go on
+    NEW_NODE_HELD = "node.test_exhausted"  # a new node keeps its startup taint: a person goes on
     REQUESTED = "node.requested"  # operators' requests in a node's annotations, made or taken back
     LEMON = "node.lemon"  # its faults come back again and again
     AGENT_SILENT = "agent.silent"

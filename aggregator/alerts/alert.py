@@ -31,6 +31,7 @@ SEVERITY = {
     EventKind.RELEASED: "info",
     EventKind.RELEASE_HELD: "warning",
     EventKind.REPAIR_EXHAUSTED: "critical",
+    EventKind.NEW_NODE_HELD: "warning",
     EventKind.UNCORDONED: "warning",
     EventKind.OVERRIDDEN: "info",
     EventKind.REQUESTED: "info",
@@ -229,6 +230,8 @@ def dedup_key(transition: Transition) -> str:
         about.append(transition.details.get("pod", ""))
     elif kind is EventKind.HELD:
         about.append(transition.details.get("limit", ""))
+    elif kind is EventKind.NEW_NODE_HELD:
+        about.append(transition.details.get("operation", ""))
     elif kind is EventKind.EVIDENCE_LOST:
         about.append(transition.details.get("source", ""))  # the agent chooses the words
     elif kind in (EventKind.HOOK, EventKind.HOOK_FAILED):

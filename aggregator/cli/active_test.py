@@ -1,4 +1,4 @@
-"""`sickbay test`: have a node in quarantine tested, and what its tests have measured.
+"""`sickbay test`: have a node in quarantine, or a new one, tested; what its tests have measured.
 
 Exit codes: 0 passed, 1 failed, 2 the command line makes no sense, 3 no verdict.
 """
@@ -75,9 +75,14 @@ def _ask(options: argparse.Namespace) -> None:
     what = f"{TEST}:{options.profile}" if options.profile else TEST
     with open_source(options) as source:
         known = node_answer(source, options.name)
-        told = effect(options, known, TEST)
-        _require_test(options, known)
-        change_of, ident = change(options, what, known["quarantine"].get("uid", ""))
+        is_new = _is_new(known)
+        if is_new:
+            told = _effect_on_new(options, known)
+        else:
+            told = effect(options, known, TEST)
+            _require_test(options, known)
+        uid = "" if is_new else known["quarantine"].get("uid", "")
+        change_of, ident = change(options, what, uid)
         with open_actions(options) as actions:
             if asks:
                 confirm(told)
@@ -88,13 +93,31 @@ def _ask(options: argparse.Namespace) -> None:
             report(options, said)
             return
         print(printable(said), file=sys.stderr)
-        attempt = _wait(source, options.name, ident, options.timeout or _WAITS)
+        wait = _wait_for_new if is_new else _wait
+        attempt = wait(source, options.name, ident, options.timeout or _WAITS)
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
     result = {"node": options.name, "request": ident, "test": attempt}
     print_answer(options, result, result_lines, kind=_KIND)
     sys.stdout.flush()
     sys.exit(NO_VERDICT if attempt is None else _CODES.get(attempt["state"], NO_VERDICT))
+
+
+def _is_new(known: Answer) -> bool:
+    """Whether the node has the startup taint, and is in no quarantine."""
+    found = known.get("new_node")
+    return known["quarantine"] is None and found is not None and bool(found["tainted"])
+
+
+def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
+    found = known["new_node"]
+    after = ""
+    if found["test"] is not None and found["test"]["state"] in _BUSY:
+        after = "; a test of it is under way, and this one follows the end of that"
+    return (
+        f"{options.name}: a test is ordered once repair.new_nodes.concurrent has room{after}. Its "
+        f"pass removes the taint {found['taint']}."
+    )
 
 
 def _require_test(options: argparse.Namespace, known: Answer) -> None:
@@ -150,6 +173,38 @@ def _wait(
                 print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
         if clock() >= end:
             text = f"{node}: no end within {timeout:g} s; it goes on: sickbay repair {node}"
+            print(printable(text), file=sys.stderr)
+            return None
+        time.sleep(_EVERY)
+
+
+def _wait_for_new(
+    source: Source,
+    node: str,
+    ident: str,
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer | None:
+    """The same for a new node."""
+    end, shown = clock() + timeout, ""
+    while True:
+        with suppress(Unreached):
+            found = source.get("nodes", node).get("new_node") or {}
+            test = found.get("test")
+            mine = test if test is not None and test["request"] == ident else None
+            if mine is not None and mine["state"] not in _BUSY:
+                return dict(mine)
+            waits = found.get("waits", "")
+            now = (
+                f"test {mine['state']}, until {mine['deadline_at']} at the latest"
+                if mine is not None
+                else f"the test has not begun{f': {waits}' if waits else ''}"
+            )
+            if now != shown:
+                shown = now
+                print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
+        if clock() >= end:
+            text = f"{node}: no end within {timeout:g} s; it goes on: sickbay node {node}"
             print(printable(text), file=sys.stderr)
             return None
         time.sleep(_EVERY)

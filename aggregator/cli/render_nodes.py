@@ -127,6 +127,8 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
         ]
     )
     yield from _quarantine(one["quarantine"], screen)
+    if one.get("new_node"):
+        yield from new_node(one["node"], one["new_node"])
     if one["hold"]:
         yield f"\nHELD by {clean(one['hold']['limit'])}: {clean(one['hold']['reason'])}"
         yield f"  to do: {clean(one['hold']['advice'])}"
@@ -170,6 +172,21 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
     yield ""
     told = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
     yield from render.history(told, screen)
+
+
+def new_node(name: str, found: Answer) -> Iterator[str]:
+    """The test of a new node, and what keeps the next one from beginning."""
+    taint, test = clean(found["taint"]), found["test"]
+    if found["tainted"]:
+        yield f"\nNEW NODE: it keeps its taint {taint} until it has passed its test"
+    if test is not None:
+        told = f": {test['message']}" if test["message"] else ""
+        yield clean(f"  test {test['profile']} {test['state']}{told} ({test['operation']})")
+    if found["needs_person"]:
+        yield f"  no test begins by itself any more: {clean(found['waits'])}"
+        yield f"  to do: repair and reboot it, or: sickbay test {clean(name)}"
+    elif found["waits"]:
+        yield f"  the test waits: {clean(found['waits'])}"
 
 
 def repairs(found: Answer, screen: Screen) -> Iterator[str]:

@@ -21,6 +21,10 @@ OVERRULED = "sickbay.dev/overruled"
 RELEASED = "sickbay.dev/released"
 #: The type of the node's condition that shows the quarantine.
 CONDITION = "SickbayQuarantined"
+#: The type of the one that shows the result of the node's last active test.
+TEST_CONDITION = "SickbayTestPassed"
+#: The annotation with that test.
+NODE_TEST = "sickbay.dev/node-test"
 
 #: A later version, which does not write the former name any more, says so in the annotation.
 _SOLE = "sole"

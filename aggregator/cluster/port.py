@@ -413,6 +413,29 @@ class NodeCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTestCondition:
+    """The result of the node's last active test, as its condition (SickbayTestPassed) tells it."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNodeTest:
+    """A Node that carries a startup taint, or that was tested. ``annotations``: ours alone.
+
+    ``condition``: what it tells of its last test, None where it tells nothing.
+    """
+
+    node: str
+    uid: str
+    tainted: bool
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    condition: NodeTestCondition | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenConditions:
     """``written``: the node's record, by type. ``foreign``: the types among those that were asked
     for that another has written.
@@ -681,6 +704,13 @@ class Cluster(Protocol):
         """Every node's conditions of these types that others wrote. Costs all nodes in full."""
         ...
 
+    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
+        """The Nodes with a taint of this key, and those that were tested. Costs all nodes in full.
+
+        From a cache: a read decides.
+        """
+        ...
+
     async def read_record(self) -> RecordText:
         """The record, made empty if it is not there. Never from a cache."""
         ...
@@ -803,4 +833,10 @@ class Cluster(Protocol):
         another node has the name. ``guard`` is awaited before a write by which one becomes
         unhealthy.
         """
+        ...
+
+    async def write_test_condition(
+        self, node: str, *, node_uid: str, condition: NodeTestCondition
+    ) -> None:
+        """Write it unless the Node shows just that. `Conflict` where another node has the name."""
         ...

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import LabelKey, Namespace, kind_of, refuse, show
 from aggregator.configfile.yaml_source import Key
-from aggregator.quarantine.decide.repair import PROFILE
+from aggregator.quarantine.decide.profiles import PROFILE
 
 #: The container whose exit code is the verdict.
 CONTAINER = "test"

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from aggregator.cluster.node_names import TAINT
 from aggregator.config.drain import HookWebhook
 from aggregator.config.external import (
     PLACE,
@@ -20,6 +21,7 @@ from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
 from aggregator.configfile.yaml_source import Key
 from aggregator.policy.repairs import GPU_RESET, REBOOT, REPLACE, TEST, TICKET
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.rfc3339 import span
 
@@ -42,6 +44,13 @@ _REPLACES = ("karpenter", "cluster_api")
 _BY_AGENT = ("gpu-reset", "reboot", "test")
 #: Providers that can tell a verdict about the node.
 _TESTS = ("agent", "command", "webhook", "job")
+#: Prefixes of taints that others set and remove by the state of the node.
+_RESERVED = (
+    "node.kubernetes.io/",
+    "node-role.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+    "node.cluster.x-k8s.io/",
+)
 #: A BMC's emulator on this machine may be without TLS.
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -158,11 +167,12 @@ def warnings(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
 
 
 def cross_field_errors(
-    repair: RepairConfig, *, kubernetes: bool, namespace: str = ""
+    repair: RepairConfig, *, kubernetes: bool, namespace: str = "", taint: str = TAINT
 ) -> Iterator[tuple[Key, str]]:
     """Settings that are valid alone but not together: the key, and the value to write instead.
 
-    ``kubernetes``: whether the cluster has objects at all. ``namespace``: sickbay's own.
+    ``kubernetes``: whether the cluster has objects at all. ``namespace``: sickbay's own. ``taint``:
+    the key of the taint of nodes in quarantine.
     """
     seen: set[str] = set()
     for number, one in enumerate(repair.repairers):
@@ -183,7 +193,9 @@ def cross_field_errors(
         yield from _command_errors(one, key)
         yield from _bmc_errors(one, key)
     if repair.verify:
-        yield from _verify_errors(repair)
+        yield from _profile_errors(repair, repair.verify, ("repair", "verify"), '""')
+    if repair.new_nodes.taint:
+        yield from _new_node_errors(repair, repair.new_nodes, kubernetes=kubernetes, taint=taint)
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
         yield ("repair", "mode"), text
@@ -222,16 +234,43 @@ def _node_errors(text: str, key: Key) -> Iterator[tuple[Key, str]]:
         yield key, "is the same for every node; expected {node} in it"
 
 
-def _verify_errors(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
-    """Whether the profile can be tested at all; the agents' own are not known here."""
+def _profile_errors(
+    repair: RepairConfig, profile: str, key: Key, without: str
+) -> Iterator[tuple[Key, str]]:
+    """Whether the profile can be tested at all; the agents' own are not known here. ``without``:
+    what to write for no test.
+    """
     tests = [one for one in repair.repairers if one.kind == TEST]
     if not tests:
-        text = f'"{repair.verify}" needs one that tests; expected repairers with kind: test, or ""'
-        yield ("repair", "verify"), text
-    elif tests[0].job is not None and repair.verify not in tests[0].job.profiles:
+        text = f'"{profile}" needs one that tests; expected repairers with kind: test, or {without}'
+        yield key, text
+    elif tests[0].job is not None and profile not in tests[0].job.profiles:
         known = ", ".join(sorted(tests[0].job.profiles))
-        text = f'"{repair.verify}" is no profile of the job that tests; expected one of {known}'
-        yield ("repair", "verify"), text
+        text = f'"{profile}" is no profile of the job that tests; expected one of {known}'
+        yield key, text
+
+
+def _new_node_errors(
+    repair: RepairConfig, rules: NewNodeRules, *, kubernetes: bool, taint: str
+) -> Iterator[tuple[Key, str]]:
+    key: Key = ("repair", "new_nodes")
+    if not kubernetes:
+        text = 'is about taints of Kubernetes, and cluster.kind is "local"; expected no taint'
+        yield key, text
+        return
+    if repair.mode is RepairMode.OFF:
+        text = "would leave each new node its taint, as repair.mode is off; expected mode: repair"
+        yield key, text
+    if rules.taint in (TAINT, taint):
+        text = f'"{rules.taint}" is the taint of nodes in quarantine; expected another key'
+        yield (*key, "taint"), text
+    elif rules.taint.startswith(_RESERVED):
+        text = (
+            f'"{rules.taint}" is a taint of the kubelet or of a controller of Kubernetes, which '
+            f'must not be removed; expected one of your own, such as "example.com/untested"'
+        )
+        yield (*key, "taint"), text
+    yield from _profile_errors(repair, rules.profile, (*key, "profile"), "no taint")
 
 
 def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:

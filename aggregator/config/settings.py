@@ -308,6 +308,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         config.repair,
         kubernetes=config.cluster.kind == "kubernetes",
         namespace=config.cluster.namespace,
+        taint=config.marks.taint.key,
     ):
         yield _finding(key, text, "cluster")
     for key, text in certificates_contradictions(

@@ -12,7 +12,7 @@ from aggregator.policy.rules import CONDITION_CHECK, Rule
 from aggregator.runtime.text import visible
 
 #: Conditions of sickbay itself: they would be evidence of their own.
-OWN_TYPES = frozenset({"SickbayQuarantined"})
+OWN_TYPES = frozenset({"SickbayQuarantined", "SickbayTestPassed"})
 #: Seconds. Node-problem-detector and the kubelet renew the heartbeat every 5 minutes.
 STALE_AFTER = 900.0
 _OPPOSITE = {"True": "False", "False": "True"}

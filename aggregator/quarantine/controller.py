@@ -47,6 +47,7 @@ from aggregator.quarantine.reconcile.ownership import OwnershipHandler
 from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.repair.new_nodes import NewNodeTests
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState, PoolUse
@@ -291,6 +292,18 @@ class Controller:
             drain=settings.drain,
             pool_label=settings.limits.pool_label,
         )
+        self._new_nodes = NewNodeTests(
+            cluster=cluster,
+            record_writer=record_writer,
+            clocks=clocks,
+            pools=pools,
+            settings=settings.repair,
+            node_registry=node_registry,
+            fleet=fleet,
+            may_act=shards.may_act,
+            view=lambda: queue.view,
+            event_sink=event_sink,
+        )
         self._reconciler = Reconciler(
             cluster=cluster,
             acts=acts,
@@ -400,6 +413,7 @@ class Controller:
                 missing_nodes=self._missing.run(),
                 conditions=self._conditions.run(),
                 condition_reader=self._condition_reader.run(),
+                new_nodes=self._new_nodes.run(),
                 node_events=self._node_events.run(),
                 moving=self._ownership_handler.run(),
                 coordinator=self.coordinator.run(),

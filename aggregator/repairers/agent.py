@@ -89,7 +89,7 @@ class AgentRepairer:
             AgentOrder(
                 operation=order.operation,
                 verb=order.repair,
-                quarantine=order.quarantine,
+                quarantine=order.quarantine or order.node_uid,
                 boot_id=order.boot_id,
                 within=min(order.lasts, _BEGIN_WITHIN),
                 gpus=order.gpus if order.repair == GPU_RESET else (),

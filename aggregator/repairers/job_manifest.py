@@ -99,7 +99,7 @@ def _pod(section: JobSection, order: RepairOrder, gpus: int, taint: str) -> dict
             "serviceAccountName": section.service_account,
             "automountServiceAccountToken": False,
             "affinity": _on(order.node),
-            "tolerations": [*map(_tolerated, sorted({TAINT, taint, _UNSCHEDULABLE})), *tolerations],
+            "tolerations": [*_own_tolerations(order, taint), *tolerations],
             "containers": [_container(section, order, gpus, container)],
         },
     }
@@ -125,6 +125,13 @@ def _container(
         # Not FallbackToLogsOnError: a log's tail is no verdict, and logs are never read.
         "terminationMessagePolicy": "File",
     }
+
+
+def _own_tolerations(order: RepairOrder, taint: str) -> list[dict[str, str]]:
+    """Those of a node in quarantine, or that of the startup taint, whatever its effect."""
+    if order.tolerates:
+        return [{"key": order.tolerates, "operator": "Exists"}]
+    return [*map(_tolerated, sorted({TAINT, taint, _UNSCHEDULABLE}))]
 
 
 def _tolerated(key: str) -> dict[str, str]:

@@ -11,7 +11,11 @@ def is_of_order(found: ClusterObject, order: RepairOrder) -> bool:
 
 
 def owner_of(order: RepairOrder) -> dict[str, str]:
-    """The Quarantine as an owner: the cluster's garbage collector deletes what a crash leaves."""
+    """The Quarantine as an owner, or the Node where there is none: the cluster's garbage collector
+    deletes what a crash leaves.
+    """
+    if not order.quarantine:
+        return {"apiVersion": "v1", "kind": "Node", "name": order.node, "uid": order.node_uid}
     return {
         "apiVersion": QUARANTINE.api_version,
         "kind": QUARANTINE.kind,

@@ -112,6 +112,8 @@ class FleetViewFindings:
     remote_nodes: Mapping[str, ReplicaReport] = field(default_factory=dict, compare=False)
     #: GPUs of this replica's nodes, by whether the node is in quarantine.
     gpus: Mapping[bool, GpuCounts] = field(default_factory=dict, compare=False)
+    #: This replica's nodes with a startup taint, by how far their test is.
+    new_nodes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def counts(self) -> dict[QuarantineSummary, int]:
@@ -290,6 +292,7 @@ class FleetViewBuilder:
             last_known=self._last_known,
             remote_nodes=self._remote_nodes,
             gpus={which: self._gpus_that_are(quarantined=which) for which in (False, True)},
+            new_nodes=repair_view.new_node_states(self._fleet.node_tests.values()),
         )
 
     def _gpus_that_are(self, *, quarantined: bool) -> GpuCounts:

@@ -85,7 +85,7 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
     yield from _work(scrape.found)
     yield from gpu_metrics(scrape.found.gpus)
     yield from stage_metrics(scrape.stages)
-    yield from repair_metrics(scrape.stages, scrape.found.quarantines)
+    yield from repair_metrics(scrape.stages, scrape.found.quarantines, scrape.found.new_nodes)
     yield from _shards(scrape.shards)
     yield from _own(scrape)
     if scrape.stats.ingest is not None:

@@ -122,6 +122,19 @@ class Repair(Shape, frozen=True, kw_only=True):
     verify: str = ""
 
 
+class NewNode(Shape, frozen=True, kw_only=True):
+    """A node with the startup taint ``taint`` (``tainted``), or that had it and was tested.
+    ``test``: its last test, null before the first. ``waits``: why no test begins now, empty if one
+    is due or under way. ``needs_person``: no test begins by itself any more, and the taint stays.
+    """
+
+    taint: str
+    tainted: bool
+    test: AttemptedRepair | None
+    waits: str = ""
+    needs_person: bool = False
+
+
 class OngoingRepair(Shape, frozen=True, kw_only=True):
     """A repair under way in the fleet; fields as in AttemptedRepair."""
 
@@ -374,7 +387,8 @@ class Node(Shape, frozen=True, kw_only=True):
     requests are as of then. Null: not yet.
 
     ``mode`` caps what is done to the node, and is that of its ``pool``; the pool is empty where
-    there are none, or the node's labels are not known.
+    there are none, or the node's labels are not known. ``new_node``: the test that it needs, or
+    had, as a new node; null where it was never tested as one.
     """
 
     node: str
@@ -406,6 +420,7 @@ class Node(Shape, frozen=True, kw_only=True):
     timeline_trouble: str
     replica: str = ""
     last_known: Time | None = None
+    new_node: NewNode | None = None
     read_at: Time | None = None
     outliers: list[Outlier] = []
     mode: str = ""

@@ -88,6 +88,7 @@ class NodeDetails:
             outliers=found,
             pool=fleet.pool_of(node_summary),
             repairs=fleet.repairs,
+            test=fleet.node_tests.get(node_summary.node),
         )
         return msgspec.structs.replace(told, replica=self.replica_name)
 

@@ -25,7 +25,7 @@ from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.state import fleet
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
-from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
+from aggregator.quarantine.state.fleet import NodeSummary, NodeTestView, QuarantineSummary
 from aggregator.runtime.text import truncate
 from aggregator.web import advice, models, repair_view
 from aggregator.web.gpu_names import gpu_name
@@ -508,8 +508,9 @@ def node(
     outliers: Iterable[models.Outlier] = (),
     pool: str = "",
     repairs: RepairPlan = NO_REPAIRS,
+    test: NodeTestView | None = None,
 ) -> models.Node:
-    """One node's details. ``timeline`` is newest first."""
+    """One node's details. ``timeline`` is newest first, ``test`` the one of a new node."""
     health, meta = node_summary.agent.health, node_summary.cluster.meta
     standing = node_summary.standing()
     held = node_summary.quarantine
@@ -558,6 +559,7 @@ def node(
             models.Lost(source=lost.source, records=lost.records, message=lost.message)
             for lost in reversed(health.lost if health else [])
         ],
+        new_node=repair_view.new_node(test, meta, repairs),
         timeline=[event(transition) for transition in timeline],
         timeline_trouble=timeline_trouble,
         outliers=list(outliers),

@@ -1,7 +1,7 @@
 """Metrics of the repairs of nodes in quarantine."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -12,9 +12,9 @@ from aggregator.web.metric_families import counter, gauge, histogram, single_gau
 
 
 def repair_metrics(
-    stages: StageTimes, quarantines: Sequence[models.Quarantine]
+    stages: StageTimes, quarantines: Sequence[models.Quarantine], new_nodes: Mapping[str, int]
 ) -> Iterator[Metric]:
-    """``quarantines`` are those of this replica's nodes."""
+    """``quarantines`` and ``new_nodes`` are those of this replica's nodes."""
     running = gauge("sickbay_repairs_running", "Repairs under way, by repair.", ["repair"])
     counted = Counter(one.repair for one in repair_view.under_way(quarantines))
     for repair in ATTEMPTS:
@@ -32,6 +32,14 @@ def repair_metrics(
     for (repair, outcome), number in sorted(stages.repair_attempts.items()):
         attempts.add_metric([repair, outcome], number)
     yield attempts
+    tests = counter("sickbay_tests", "Active tests that ended.", ["reason", "outcome"])
+    for (reason, outcome), number in sorted(stages.tests.items()):
+        tests.add_metric([reason, outcome], number)
+    yield tests
+    fresh = gauge("sickbay_new_nodes", "Nodes with a startup taint, by state.", ["state"])
+    for state in repair_view.NEW_NODE_STATES:
+        fresh.add_metric([state], new_nodes.get(state, 0))
+    yield fresh
     yield histogram(
         "sickbay_repair_duration_seconds",
         "From the order of a repair to its end.",

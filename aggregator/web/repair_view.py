@@ -1,8 +1,12 @@
 """The repairs of a node in quarantine, and those under way in the fleet, as view models. Pure."""
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from aggregator.cluster.port import Quarantine, RepairStatus
+from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.new_nodes import NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import (
     BUSY,
     CANCEL,
@@ -12,9 +16,12 @@ from aggregator.quarantine.decide.repair import (
 )
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.state.fleet import NodeTestView
 from aggregator.web import models
 from aggregator.web.timefmt import wall_time
 
+#: How far the test of a new node is: it has not begun, it runs, or a person has to go on.
+NEW_NODE_STATES = ("waiting", "testing", "needs_person")
 _UNDER_WAY = tuple(state.value for state in BUSY)
 
 
@@ -59,6 +66,51 @@ def repair(
         exhausted=status.exhausted,
         exhausted_at=wall_time(status.exhausted_at),
         verify=plan.rules.verify,
+    )
+
+
+def new_node(
+    view: NodeTestView | None, meta: NodeMeta | None, plan: RepairPlan
+) -> models.NewNode | None:
+    """The node's test as a new one: as its replica knows it, else as its annotation has it."""
+    if view is None and meta is not None:
+        with contextlib.suppress(NodeTestUnreadable):
+            found = read_test(meta.annotations, meta.uid)
+            view = NodeTestView(found, tainted=False) if found is not None else None
+    if view is None:
+        return None
+    test = view.test
+    return models.NewNode(
+        taint=plan.rules.new_nodes.taint,
+        tainted=view.tainted,
+        test=models.AttemptedRepair(
+            operation=test.operation,
+            repair=TEST,
+            state=test.state.value,
+            request=test.request,
+            began_at=wall_time(test.began_at),
+            deadline_at=wall_time(test.deadline_at),
+            ended_at=wall_time(test.ended_at),
+            message=test.message,
+            profile=test.profile,
+        )
+        if test is not None
+        else None,
+        waits=view.held,
+        needs_person=view.needs_person,
+    )
+
+
+def new_node_states(found: Iterable[NodeTestView]) -> Counter[str]:
+    """The nodes with a startup taint, by state."""
+    return Counter(
+        "testing"
+        if one.test is not None and one.test.is_busy
+        else "needs_person"
+        if one.needs_person
+        else "waiting"
+        for one in found
+        if one.tainted
     )
 
 

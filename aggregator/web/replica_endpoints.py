@@ -100,6 +100,7 @@ class ReplicaEndpoints:
                 outliers=found,
                 pool=fleet.pool_of(node_summary),
                 repairs=fleet.repairs,
+                test=fleet.node_tests.get(name),
             )
         return _send(NodeDetailAnswer(told))
 

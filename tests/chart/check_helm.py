@@ -304,6 +304,10 @@ def test_the_admission_policy_allows_what_the_configuration_asks_for(helm: Path)
     assert found["ownTaints"] == "['sickbay.dev/quarantine', 'example.com/broken', 'old.test/t']"
     assert found["ownNotices"].endswith("'example.com/why', 'old.test/a']")
     assert found["ownConditions"] == "['SickbayQuarantined', 'GpuReady', 'Old']"
+    new_nodes = {"taint": "example.com/untested", "profile": "quick"}
+    tests = own({"aggregator": {"config": {"repair": {"new_nodes": new_nodes}}}})
+    assert tests["ownTaints"] == "['sickbay.dev/quarantine', 'example.com/untested']"
+    assert tests["ownConditions"] == "['SickbayQuarantined', 'SickbayTestPassed']"
     assert own({"aggregator": {"config": {"marks": {"restore_times": 1}}}})["ownTaints"] == (
         "['sickbay.dev/quarantine']"
     )

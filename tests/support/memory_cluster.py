@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.node_names import NODE_TEST, is_marked
 from aggregator.cluster.port import (
     ClusterError,
     ClusterEvent,
@@ -19,6 +19,7 @@ from aggregator.cluster.port import (
     Evicted,
     EvictionResult,
     Guard,
+    ListedNodeTest,
     Node,
     NodeChange,
     NodeCondition,
@@ -26,6 +27,7 @@ from aggregator.cluster.port import (
     NodeGuard,
     NodeMeta,
     NodeSeen,
+    NodeTestCondition,
     NodeUncordoned,
     NotFound,
     Phase,
@@ -75,6 +77,9 @@ class World:
     writes: list[str] = field(default_factory=list)
     announced: list[tuple[str, bool]] = field(default_factory=list)
     events: list[NodeEvent] = field(default_factory=list)
+    #: What the nodes tell of their active tests, and each change of it.
+    test_conditions: dict[str, NodeTestCondition] = field(default_factory=dict)
+    told_tests: list[tuple[str, str, str]] = field(default_factory=list)
     definition_going: bool = False
     #: The uid of the definition of quarantines; empty: there is none.
     definition: str = "definition-1"
@@ -444,6 +449,22 @@ class MemoryCluster:
 
         return await self._call("list_conditions", effect)
 
+    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
+        def effect() -> list[ListedNodeTest]:
+            return [
+                ListedNodeTest(
+                    node.name,
+                    node.uid,
+                    any(one.key == taint for one in node.taints),
+                    node.annotations,
+                    self.world.test_conditions.get(node.name),
+                )
+                for node in self.world.nodes.values()
+                if NODE_TEST in node.annotations or any(one.key == taint for one in node.taints)
+            ]
+
+        return await self._call("list_node_tests", effect)
+
     async def read_record(self) -> RecordText:
         def effect() -> RecordText:
             if not self.world.record.version:  # it was deleted
@@ -693,6 +714,19 @@ class MemoryCluster:
         guard: NodeGuard | None = None,
     ) -> WrittenConditions:
         raise NotImplementedError  # tests of conditions have the real API server
+
+    async def write_test_condition(
+        self, node: str, *, node_uid: str, condition: NodeTestCondition
+    ) -> None:
+        def effect() -> None:
+            now = self.world.nodes.get(node)
+            if now is None or now.uid != node_uid:
+                raise Conflict("node")
+            if self.world.test_conditions.get(node) != condition:
+                self.world.test_conditions[node] = condition
+                self.world.told_tests.append((node, condition.status, condition.reason))
+
+        await self._call("write_test_condition", effect)
 
 
 def _is_as_expected(now: Node, node: Node, change: NodeChange) -> bool:

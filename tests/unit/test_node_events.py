@@ -238,3 +238,17 @@ async def test_no_more_than_a_bounded_number_of_events_wait(
     bench.publisher.record_event(replace(HELD, incident="later"))
     await until(lambda: len(bench.written) == 4)
     running.cancel()
+
+
+def test_the_test_of_a_new_node_has_events_without_a_quarantine() -> None:
+    details = {"operation": "uid-b-1-test", "repair": "test", "reason": "new-node"}
+    kinds = (EventKind.REPAIR_ORDERED, EventKind.REPAIR_ENDED, EventKind.NEW_NODE_HELD)
+    found = [event_of(make_transition(kind, details=details), "uid", None) for kind in kinds]
+    assert [one.reason for one in found if one is not None] == [
+        "RepairOrdered",
+        "RepairEnded",
+        "TestExhausted",
+    ]
+    assert {one.quarantine_uid for one in found if one is not None} == {""}
+    assert [one.warning for one in found if one is not None] == [False, False, True]
+    assert len({one.name for one in found if one is not None}) == 3

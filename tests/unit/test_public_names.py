@@ -130,7 +130,8 @@ def keys() -> Iterator[str]:
     """Each key below sickbay.dev, wherever the code writes it as a literal, and the others' key."""
     reporter = event_writer.REPORTER
     yield from set(re.findall(r'"(sickbay\.dev/[a-z-]+)"', code("aggregator"))) - {reporter}
-    yield from (node_names.CONDITION, node_marks.OFF_BALANCERS, quarantine_codec.FINALIZER)
+    yield from (node_names.CONDITION, node_names.TEST_CONDITION)
+    yield from (node_marks.OFF_BALANCERS, quarantine_codec.FINALIZER)
     yield from mark_rules.KEEPING
 
 

@@ -666,3 +666,51 @@ def test_a_mistake_about_a_tests_job_is_named_with_its_key(
 def test_a_tests_job_needs_kubernetes(tmp_path: Path) -> None:
     found = problems(tmp_path, job())
     assert any("job: acts by objects of Kubernetes" in one for one in found), found
+
+
+NEW_NODES = "  new_nodes: {taint: sickbay.dev/untested, profile: quick}\n"
+
+
+def test_new_nodes_are_tested_by_the_repairer_of_tests(tmp_path: Path) -> None:
+    text = f"repair:\n  mode: repair\n{NEW_NODES}  repairers:\n{TESTS}"
+    found = loaded(tmp_path, text, KUBERNETES)
+    made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, agents=AgentOrders())
+    assert (made.rules.new_nodes.attempts, made.rules.new_nodes.concurrent) == (3, 4)
+    assert made.rules.new_nodes.remove_taint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            TESTS,
+            "    - {kind: reboot, agent: {}}\n",
+            'new_nodes.profile: "quick" needs one that tests',
+        ),
+        ("mode: repair", "mode: off", "repair.mode is off; expected mode: repair"),
+        ("sickbay.dev/untested", "sickbay.dev/quarantine", "expected another key"),
+        ("sickbay.dev/untested", "ours.example/sick", "expected another key"),
+        ("sickbay.dev/untested", "node.kubernetes.io/not-ready", "must not be removed"),
+        ("profile: quick", "profile: ../x", "the name of a test profile"),
+        ("profile: quick", "profile: quick, attempts: 0", "attempts"),
+        ("profile: quick", "profile: quick, concurent: 2", "concurent"),
+        ("taint: sickbay.dev/untested", "taint: a b", "taint"),
+    ],
+)
+def test_a_mistake_about_new_nodes_is_refused_with_its_place(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    marks = "marks: {taint: {key: ours.example/sick}}\n"
+    text = f"{marks}repair:\n  mode: repair\n{NEW_NODES}  repairers:\n{TESTS}"
+    told = problems(tmp_path, text.replace(old, new), KUBERNETES)
+    assert any(expected in one and "repair.new_nodes" in one for one in told), told
+
+
+def test_without_a_taint_no_node_is_tested_as_a_new_one(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "repair: {new_nodes: {profile: quick}}\n").new_nodes.taint == ""
+
+
+def test_without_kubernetes_there_are_no_startup_taints(tmp_path: Path) -> None:
+    text = f"repair:\n  mode: repair\n{NEW_NODES}  repairers:\n{TESTS}"
+    (told,) = problems(tmp_path, text)
+    assert 'cluster.kind is "local"' in told

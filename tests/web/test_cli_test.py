@@ -15,12 +15,14 @@ from aggregator.cli.source import Source
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Phase, RepairAttempt, RepairState
 from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, NodeTest
 from aggregator.quarantine.decide.repair import (
     RepairMode,
     RepairRequest,
     RepairRules,
     read_request,
 )
+from aggregator.quarantine.state.fleet import NodeTestView
 from tests.web.support import (
     NIGHT,
     REPAIRS,
@@ -241,3 +243,42 @@ async def test_an_option_without_effect_is_refused(
     assert (done.code, done.out) == (2, "")
     assert text in done.err
     assert request_in(database) is None
+
+
+@pytest.mark.parametrize(("state", "code"), [(RepairState.SUCCEEDED, 0), (RepairState.FAILED, 1)])
+async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
+    served: Served, database: Path, state: RepairState, code: int
+) -> None:
+    served.fleet.repairs = replace(
+        TESTING, rules=RepairRules(RepairMode.REPAIR, new_nodes=NewNodeRules("k", "quick"))
+    )
+    failed = NodeTest(1, "u-b-1-test", "quick", RepairState.FAILED, "b", message="fio: slow")
+    served.fleet.node_tests = {
+        "node-3": NodeTestView(failed, tainted=True, held="it failed", needs_person=True)
+    }
+    shown = await in_process("node", "node-3", "--url", served.url)
+    assert "NEW NODE: it keeps its taint k until it has passed its test" in shown.out
+    assert "to do: repair and reboot it, or: sickbay test node-3" in shown.out
+    where = ["--url", served.url, "--local", str(database)]
+    process = await start_on(DEVNULL, "test", "node-3", "--profile", "quick", "--yes", *where)
+    assert process.stderr is not None
+    told = ""
+    while "the test has not begun" not in told:
+        line = (await process.stderr.readline()).decode()
+        assert line, told
+        told += line
+    assert "Its pass removes the taint k" in told
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        asked = read_request(store.node_now("node-3").annotations)  # type: ignore[union-attr]
+    assert asked is not None
+    assert (asked.what, asked.profile, asked.quarantine) == ("test", "quick", "")
+    test = replace(
+        failed, number=2, operation="u-b-2-test", state=state, request=asked.ident, message="done"
+    )
+    served.feed.record_event(ended("node-3", "u-b-2-test", state.value, 1840.0))
+    served.fleet.node_tests = {"node-3": NodeTestView(test, tainted=state is RepairState.FAILED)}
+    HANDS.advance(5)
+    out, err = await process.communicate()
+    assert process.returncode == code, err
+    assert f"node-3: test quick {state.value}: done" in out.decode()
+    assert "1840" in out.decode()

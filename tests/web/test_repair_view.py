@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from aggregator.cluster.port import RepairAttempt, RepairState
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import NodeMeta, RepairAttempt, RepairState
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, NodeTest, write_test
 from aggregator.quarantine.decide.repair import RepairMode, RepairRequest, RepairRules
-from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
 from tests.support.fleet_views import view_fleet
@@ -177,3 +179,85 @@ async def test_metrics_count_what_runs_and_what_ended() -> None:
     assert found["sickbay_repair_duration_seconds_count", labels(repair="reboot")] == 2
     assert found["sickbay_node_return_duration_seconds_count", labels()] == 0
     assert found["sickbay_limit_used_nodes", labels(limit="repair.concurrent")] == 1
+
+
+# -- new nodes ------------------------------------------------------------------------------
+
+NEW = replace(
+    REPAIRS,
+    rules=RepairRules(RepairMode.REPAIR, new_nodes=NewNodeRules("sickbay.dev/untested", "quick")),
+)
+TESTED = NodeTest(
+    2,
+    "uid-b-2-test",
+    "quick",
+    RepairState.FAILED,
+    "b",
+    began_at=HANDS.wall,
+    deadline_at=HANDS.wall + 9,
+    ended_at=HANDS.wall + 3,
+    message="fio: too slow",
+)
+
+
+def fleet_with_new_nodes() -> FleetState:
+    fleet = small_fleet(HANDS)
+    fleet.repairs = NEW
+    fleet.node_tests = {
+        "node-1": NodeTestView(
+            TESTED, tainted=True, held="it failed test quick", needs_person=True
+        ),
+        "node-3": NodeTestView(None, tainted=True, held="its agent has not reported"),
+        "node-4": NodeTestView(replace(TESTED, state=RepairState.ORDERED), tainted=True),
+        "node-5": NodeTestView(replace(TESTED, state=RepairState.SUCCEEDED), tainted=False),
+    }
+    return fleet
+
+
+async def test_the_page_and_the_api_tell_of_the_test_of_a_new_node() -> None:
+    async with serving(fleet_with_new_nodes(), HANDS.clocks()) as served:
+        failed = await served.json("/api/v1/nodes/node-1")
+        waits = await served.json("/api/v1/nodes/node-3")
+        other = await served.json("/api/v1/nodes/node-7")
+        page = await served.text("/nodes/node-1")
+    assert failed["new_node"]["taint"] == "sickbay.dev/untested"
+    assert failed["new_node"]["needs_person"]
+    assert failed["new_node"]["test"]["state"] == "Failed"
+    assert failed["new_node"]["test"]["profile"] == "quick"
+    assert (waits["new_node"]["waits"], waits["new_node"]["test"]) == (
+        "its agent has not reported",
+        None,
+    )
+    assert other["new_node"] is None
+    assert "kubectl taint nodes node-1 sickbay.dev/untested-" in page
+    assert "fio: too slow" in page
+
+
+def test_a_node_that_was_tested_long_ago_is_shown_by_its_annotation() -> None:
+    fleet = fleet_with_new_nodes()
+    summary = fleet.node_summaries["node-7"]
+    told = replace(TESTED, operation="uid-7-b-2-test")
+    meta = NodeMeta("node-7", "uid-7", {}, {NODE_TEST: write_test(told)})
+    set_fields(summary, meta=meta)
+    shown = node_view.node(summary, NOW, "drain", how="", repairs=NEW).new_node
+    assert shown is not None
+    assert (shown.tainted, shown.test and shown.test.state) == (False, "Failed")
+    copied = replace(meta, annotations={NODE_TEST: write_test(TESTED)})
+    set_fields(summary, meta=copied)
+    assert node_view.node(summary, NOW, "drain", how="", repairs=NEW).new_node is None
+
+
+async def test_metrics_count_new_nodes_by_state_and_tests_by_reason() -> None:
+    fleet = fleet_with_new_nodes()
+    fleet.stages.note_test("new-node", "Succeeded")
+    fleet.stages.note_repair(replace(DONE, repair="test", request="r1"))
+    fleet.stages.note_repair(replace(DONE, repair="test", state=RepairState.INCONCLUSIVE))
+    async with serving(fleet, HANDS.clocks()) as served:
+        found = await scrape(served)
+    assert found["sickbay_new_nodes", labels(state="waiting")] == 1
+    assert found["sickbay_new_nodes", labels(state="testing")] == 1
+    assert found["sickbay_new_nodes", labels(state="needs_person")] == 1
+    total = "sickbay_tests_total"
+    assert found[total, labels(reason="new-node", outcome="Succeeded")] == 1
+    assert found[total, labels(reason="by-hand", outcome="Succeeded")] == 1
+    assert found[total, labels(reason="before-release", outcome="Inconclusive")] == 1

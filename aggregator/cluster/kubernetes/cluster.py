@@ -13,6 +13,7 @@ from aggregator.cluster.kubernetes import (
     condition_writer,
     event_writer,
     node_condition,
+    node_tests,
     paths,
     rbac,
 )
@@ -69,12 +70,14 @@ from aggregator.cluster.port import (
     Evicted,
     EvictionResult,
     Guard,
+    ListedNodeTest,
     Node,
     NodeChange,
     NodeCondition,
     NodeEvent,
     NodeGuard,
     NodeMeta,
+    NodeTestCondition,
     NotFound,
     Pod,
     Quarantine,
@@ -277,6 +280,9 @@ class KubeCluster:
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
         return await list_conditions(self._transport, types)
 
+    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
+        return await node_tests.list_node_tests(self._transport, taint)
+
     async def read_record(self) -> RecordText:
         return await self._record.read()
 
@@ -473,6 +479,13 @@ class KubeCluster:
             installation=self.installation,
             wall=self._wall,
             guard=guard,
+        )
+
+    async def write_test_condition(
+        self, node: str, *, node_uid: str, condition: NodeTestCondition
+    ) -> None:
+        await node_tests.write_test_condition(
+            self._transport, node, node_uid=node_uid, condition=condition, wall=self._wall
         )
 
 

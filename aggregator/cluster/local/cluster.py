@@ -21,12 +21,14 @@ from aggregator.cluster.port import (
     Evicted,
     EvictionResult,
     Guard,
+    ListedNodeTest,
     Node,
     NodeChange,
     NodeCondition,
     NodeEvent,
     NodeGuard,
     NodeMeta,
+    NodeTestCondition,
     NodeUncordoned,
     Pod,
     Quarantine,
@@ -243,6 +245,9 @@ class LocalCluster:
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:  # noqa: ARG002
         return []  # without Kubernetes there are none
 
+    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:  # noqa: ARG002
+        return []  # nor startup taints
+
     async def read_node(
         self,
         name: str,
@@ -358,6 +363,11 @@ class LocalCluster:
     ) -> WrittenConditions:
         """Without Kubernetes there are none, and the configuration refuses them."""
         return WrittenConditions()
+
+    async def write_test_condition(
+        self, node: str, *, node_uid: str, condition: NodeTestCondition
+    ) -> None:
+        """Without Kubernetes there are none."""
 
     async def _run(self, argv: Sequence[str], node: str, action: str) -> None:
         if not argv:

@@ -41,6 +41,7 @@ from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
     parse_record,
 )
+from aggregator.quarantine.decide.new_nodes import reserve_test
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
     Known,
@@ -67,7 +68,7 @@ _NEWS_WITHIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One of the nine requests to the record, with the future of its caller."""
+    """One of the requests to the record, with the future of its caller."""
 
     done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
@@ -79,6 +80,9 @@ class _Request:
     reserve: tuple[RepairProposal, RepairRules] | None = None
     unreserve: tuple[str, str] | None = None
     restore: RunningRepair | None = None
+    reserve_test: tuple[RunningRepair, int] | None = None
+    unreserve_test: tuple[str, str] | None = None
+    restore_test: RunningRepair | None = None
 
 
 @dataclass(slots=True)
@@ -366,6 +370,31 @@ class AdmissionRecordWriter:
         if repair.node not in self._record.repairs and self._wall() < repair.until:
             await self._ask(restore=repair)
 
+    async def reserve_test(self, wanted: RunningRepair, concurrent: int) -> Held | None:
+        """Returns None when the record has the test of a new node under way now, else the hold."""
+        return await self._ask(reserve_test=(wanted, concurrent))
+
+    async def end_test(self, node: str, operation: str) -> None:
+        """The test has ended: it counts for no limit of tests at once any more."""
+        known = self._record.node_tests.get(node)
+        if known is not None and known.operation == operation:
+            await self._ask(unreserve_test=(node, operation))
+
+    def has_test(self, node: str, operation: str) -> bool:
+        """Whether the record, as last read, is whole and has the test's reservation."""
+        known = self._record.node_tests.get(node)
+        return (
+            not (self._lost or self._doubted)
+            and known is not None
+            and known.operation == operation
+            and self._wall() < known.until
+        )
+
+    async def restore_test(self, test: RunningRepair) -> None:
+        """Count a test under way that the record has lost. Never refused."""
+        if test.node not in self._record.node_tests and self._wall() < test.until:
+            await self._ask(restore_test=test)
+
     async def confirm_entry(self, node: str) -> Held | None:
         """Returns None when the record has the node's entry, which another replica has made.
 
@@ -394,6 +423,9 @@ class AdmissionRecordWriter:
         reserve: tuple[RepairProposal, RepairRules] | None = None,
         unreserve: tuple[str, str] | None = None,
         restore: RunningRepair | None = None,
+        reserve_test: tuple[RunningRepair, int] | None = None,
+        unreserve_test: tuple[str, str] | None = None,
+        restore_test: RunningRepair | None = None,
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
         self._wait(
@@ -407,6 +439,9 @@ class AdmissionRecordWriter:
                 reserve=reserve,
                 unreserve=unreserve,
                 restore=restore,
+                reserve_test=reserve_test,
+                unreserve_test=unreserve_test,
+                restore_test=restore_test,
             )
         )
         return await done
@@ -430,11 +465,14 @@ class AdmissionRecordWriter:
             for request in batch:
                 if request.done.done():
                     continue
-                acts = request.propose is not None or request.reserve is not None
-                if acts and unread is not None:
+                acts = request.propose or request.reserve or request.reserve_test
+                if acts is not None and unread is not None:
                     request.done.set_exception(unread)
                 elif request.reserve is not None:
-                    request.done.set_result(held.get(_repair_key(request.reserve[0])))
+                    request.done.set_result(held.get(_repair_key(request.reserve[0].operation)))
+                elif request.reserve_test is not None:
+                    operation = request.reserve_test[0].operation
+                    request.done.set_result(held.get(_repair_key(operation)))
                 else:
                     node = request.propose.node if request.propose is not None else request.look
                     request.done.set_result(held.get(node))
@@ -464,13 +502,16 @@ class AdmissionRecordWriter:
             if unread is None:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
-                sure = any(one.forget or one.withdraw or one.look or one.unreserve for one in batch)
+                sure = any(
+                    one.forget or one.withdraw or one.look or one.unreserve or one.unreserve_test
+                    for one in batch
+                )
                 if fresh or not (outcome.admitted or sure):
                     return _missing(batch, outcome), unread
                 # After a conflict memory proves neither "it stands already" nor "it has left".
                 self._stored = None
                 continue
-            begun = outcome.record.repairs.keys() - after.repairs.keys()
+            begun = _begun(outcome.record) - _begun(after)
             admits = bool(begun) or not outcome.admitted <= after.entries.keys()
             try:
                 await self._write(outcome.record, stored.version, admits=admits)
@@ -499,12 +540,24 @@ class AdmissionRecordWriter:
                 after = after.end_repair(*request.unreserve)
             if request.restore is not None and request.restore.node not in after.repairs:
                 after = after.begin_repair(request.restore)
+            if request.unreserve_test is not None:
+                after = after.end_node_test(*request.unreserve_test)
+            lost = request.restore_test
+            if lost is not None and lost.node not in after.node_tests:
+                after = replace(after, node_tests={**after.node_tests, lost.node: lost})
         return after
 
     def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
         """The repairs that are asked for, after the admissions, in the order given."""
         record, held = outcome.record, dict(outcome.held)
         for request in batch:
+            if request.reserve_test is not None:
+                wanted, most = request.reserve_test
+                record, hold = reserve_test(
+                    record, wanted, most, now=self._wall(), stop=self.switch.reason
+                )
+                if hold is not None:
+                    held[_repair_key(wanted.operation)] = hold
             if request.reserve is None:
                 continue
             proposal, rules = request.reserve
@@ -512,7 +565,7 @@ class AdmissionRecordWriter:
                 record, proposal, rules, self._size(), now=self._wall(), stop=self.switch.reason
             )
             if hold is not None:
-                held[_repair_key(proposal)] = hold
+                held[_repair_key(proposal.operation)] = hold
         return Outcome(record, outcome.admitted, held)
 
     def _whole(self, record: Record, uid: str) -> Record:
@@ -627,14 +680,19 @@ class AdmissionRecordWriter:
         self.problem = problem
 
 
-def _repair_key(proposal: RepairProposal) -> str:
+def _repair_key(operation: str) -> str:
     """The key of its hold beside those of nodes; no node has such a name."""
-    return f"repair:{proposal.operation}"
+    return f"repair:{operation}"
+
+
+def _begun(record: Record) -> set[str]:
+    """The operations of the repairs and tests that run."""
+    return {one.operation for one in (*record.repairs.values(), *record.node_tests.values())}
 
 
 def _substance(record: Record) -> tuple[object, ...]:
     """The parts of a record: a change of any of them makes it be written."""
-    return record.entries, record.cooldowns, record.repairs
+    return record.entries, record.cooldowns, record.repairs, record.node_tests
 
 
 def _logged(repair: "asyncio.Future[Held | None]") -> None:

@@ -8,6 +8,7 @@ outlive the process.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from aggregator.policy.repairs import TEST
 
@@ -115,6 +116,7 @@ class Record:
     ``pool_admissions`` are the times of recent admissions in each pool of the section ``pools``.
     ``generation`` counts the writes: a record whose generation went back was rolled back.
     ``repairs`` are those that run, by node, and ``past_repairs`` the attempts on each node.
+    ``node_tests`` are the tests of nodes without a quarantine that run, by node.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Record:
     pool_admissions: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     repairs: Mapping[str, RunningRepair] = field(default_factory=dict)
     past_repairs: Mapping[str, tuple[PastRepair, ...]] = field(default_factory=dict)
+    node_tests: Mapping[str, RunningRepair] = field(default_factory=dict)
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
         """With these entries; one that stands already keeps its time and is no new admission."""
@@ -223,6 +226,13 @@ class Record:
             return self
         return replace(self, repairs={k: v for k, v in self.repairs.items() if k != node})
 
+    def end_node_test(self, node: str, operation: str) -> "Record":
+        """Without this test of a node without a quarantine; a later one of the node stays."""
+        known = self.node_tests.get(node)
+        if known is None or known.operation != operation:
+            return self
+        return replace(self, node_tests={k: v for k, v in self.node_tests.items() if k != node})
+
     def without_old_repairs(self, now: float, window: float) -> "Record":
         """Without repairs whose time is over, and attempts that count no more.
 
@@ -302,18 +312,7 @@ def parse_record(text: str) -> Record:
                 str(pool): tuple(float(at) for at in times)
                 for pool, times in data.get("poolAdmissions", {}).items()
             },
-            {
-                str(node): RunningRepair(
-                    node=str(node),
-                    operation=str(one["operation"]),
-                    repair=str(one["repair"]),
-                    at=float(one["at"]),
-                    until=float(one["until"]),
-                    pool=str(one.get("pool", "")),
-                    domains=tuple(str(domain) for domain in one.get("domains", ())),
-                )
-                for node, one in data.get("repairs", {}).items()
-            },
+            _read_running(data.get("repairs", {})),
             {
                 str(node): tuple(
                     PastRepair(float(at), str(repair), str(operation))
@@ -321,6 +320,7 @@ def parse_record(text: str) -> Record:
                 )
                 for node, attempts in data.get("pastRepairs", {}).items()
             },
+            _read_running(data.get("nodeTests", {})),
         )
     except (
         ValueError,
@@ -331,6 +331,21 @@ def parse_record(text: str) -> Record:
         RecursionError,
     ) as error:
         raise RecordUnreadable(_what(error)) from error
+
+
+def _read_running(found: Mapping[str, Mapping[str, Any]]) -> dict[str, RunningRepair]:
+    return {
+        str(node): RunningRepair(
+            node=str(node),
+            operation=str(one["operation"]),
+            repair=str(one["repair"]),
+            at=float(one["at"]),
+            until=float(one["until"]),
+            pool=str(one.get("pool", "")),
+            domains=tuple(str(domain) for domain in one.get("domains", ())),
+        )
+        for node, one in found.items()
+    }
 
 
 def _what(error: Exception) -> str:
@@ -367,22 +382,19 @@ class RecordSerializer:
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
         by_pool = {pool: list(times) for pool, times in record.pool_admissions.items() if times}
         pools = f'"poolAdmissions":{_json(by_pool)},' if by_pool else ""
-        repairs, past = _repairs(record)
+        repairs, past, tests = _repairs(record)
         return (
             f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
             f'"entries":{{{entries}}},"generation":{record.generation},'
-            f'{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}{repairs}"version":1}}'
+            f'{tests}{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}{repairs}"version":1}}'
         )
 
 
-def _repairs(record: Record) -> tuple[str, str]:
-    """The keys ``repairs`` and ``pastRepairs``; empty where there are none, as in any record of a
-    version without repairs.
+def _repairs(record: Record) -> tuple[str, str, str]:
+    """The keys ``repairs``, ``pastRepairs`` and ``nodeTests``; empty where there are none, as in
+    any record of a version without repairs.
     """
-    running = {
-        node: {name: value for name, value in asdict(one).items() if name != "node" and value}
-        for node, one in record.repairs.items()
-    }
+    running, tests = _running(record.repairs), _running(record.node_tests)
     past = {
         node: [[one.at, one.repair, one.operation] for one in attempts]
         for node, attempts in record.past_repairs.items()
@@ -390,7 +402,15 @@ def _repairs(record: Record) -> tuple[str, str]:
     return (
         f'"repairs":{_json(running)},' if running else "",
         f'"pastRepairs":{_json(past)},' if past else "",
+        f'"nodeTests":{_json(tests)},' if tests else "",
     )
+
+
+def _running(found: Mapping[str, RunningRepair]) -> dict[str, dict[str, Any]]:
+    return {
+        node: {name: value for name, value in asdict(one).items() if name != "node" and value}
+        for node, one in found.items()
+    }
 
 
 def dump_record(record: Record) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from aggregator.cluster.node_names import CONDITION
+from aggregator.cluster.node_names import CONDITION, TEST_CONDITION
 from aggregator.cluster.port import NodeCondition, Phase, Quarantine
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import refuse, shaped
@@ -19,7 +19,15 @@ from aggregator.policy.incident import Incident
 
 #: The kubelet, the cloud's controller and sickbay itself write these.
 _TAKEN = frozenset(
-    {"Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", CONDITION}
+    {
+        "Ready",
+        "MemoryPressure",
+        "DiskPressure",
+        "PIDPressure",
+        "NetworkUnavailable",
+        CONDITION,
+        TEST_CONDITION,
+    }
 )
 _STANDING = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 _MOST_MESSAGE = 1024

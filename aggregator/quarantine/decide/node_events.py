@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aggregator.cluster.port import NodeEvent, Phase, Quarantine, RepairState
 from aggregator.configfile.section import SectionDataclass
 from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.new_nodes import NEW_NODE
 
 HELD, OBSERVED_ONLY = "Held", "ObservedOnly"
 DRAINING, DRAIN_BLOCKED, DRAIN_OVERDUE, DRAINED = (
@@ -21,6 +22,7 @@ DRAINING, DRAIN_BLOCKED, DRAIN_OVERDUE, DRAINED = (
     "Drained",
 )
 REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED = "RepairOrdered", "RepairEnded", "RepairExhausted"
+TEST_EXHAUSTED = "TestExhausted"
 #: Each reason's transitions.
 REASONS: Mapping[EventKind, str] = {
     EventKind.HELD: HELD,
@@ -32,12 +34,13 @@ REASONS: Mapping[EventKind, str] = {
     EventKind.REPAIR_ORDERED: REPAIR_ORDERED,
     EventKind.REPAIR_ENDED: REPAIR_ENDED,
     EventKind.REPAIR_EXHAUSTED: REPAIR_EXHAUSTED,
+    EventKind.NEW_NODE_HELD: TEST_EXHAUSTED,
 }
 #: About a quarantine that may not begin, or not become a drain.
 _BEFORE = frozenset({HELD, OBSERVED_ONLY})
 #: About the repairs in a quarantine; the others are about a drain.
 _REPAIRS = frozenset({REPAIR_ORDERED, REPAIR_ENDED, REPAIR_EXHAUSTED})
-_WARNINGS = frozenset({HELD, DRAIN_BLOCKED, DRAIN_OVERDUE, REPAIR_EXHAUSTED})
+_WARNINGS = frozenset({HELD, DRAIN_BLOCKED, DRAIN_OVERDUE, REPAIR_EXHAUSTED, TEST_EXHAUSTED})
 _WENT_WRONG = frozenset(
     {RepairState.FAILED.value, RepairState.UNKNOWN.value, RepairState.INCONCLUSIVE.value}
 )
@@ -68,6 +71,8 @@ def event_of(
     if reason in _BEFORE:
         uid = quarantine.uid if quarantine is not None and not quarantine.foreign else ""
         about = uid, transition.incident, transition.details.get("limit", "")
+    elif transition.details.get("reason") == NEW_NODE:
+        about = "", "", transition.details.get("operation", "")
     elif reason in _REPAIRS:
         if quarantine is None or quarantine.foreign:
             return None
@@ -93,7 +98,7 @@ def event_of(
 
 
 def _action(reason: str) -> str:
-    if reason in _REPAIRS:
+    if reason in _REPAIRS or reason == TEST_EXHAUSTED:
         return "Repair"
     return "Quarantine" if reason in _BEFORE else "Drain"
 

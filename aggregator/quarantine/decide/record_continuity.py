@@ -93,6 +93,7 @@ def rebuild(
         record,
         repairs=running,
         past_repairs=past,
+        node_tests={**before.node_tests, **record.node_tests},
         entries=entries,
         admissions=tuple(sorted([*times.elements(), *new])),
         cooldowns=cooldowns,

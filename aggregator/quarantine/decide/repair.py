@@ -12,16 +12,15 @@ Invariants:
 
 import enum
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import Duration, Share, refuse, show
+from aggregator.configfile.values import Duration, Share
 from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TEST, TICKET, rank
 from aggregator.policy.rules import LONGEST_REPEAT
 from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
@@ -32,7 +31,9 @@ from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
 )
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, QUARANTINE_IS, REPAIR
+from aggregator.quarantine.decide.profiles import PROFILE, MaybeProfile
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
     is_verified,
@@ -56,10 +57,6 @@ CANCEL = CANCEL_REPAIR
 #: The ids of the requests that are over on this Node, newest last, as a JSON list.
 FOLLOWED = "sickbay.dev/repair-followed"
 _LONGEST_ID = 60
-#: The name of a test profile of the agents.
-PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: `repair.verify` was a duration before there were tests.
-_DURATION = re.compile(r"[0-9.]+(ms|s|m|h|d)?")
 _MOST_FOLLOWED = 50
 
 _KURED = "weave.works/kured-reboot-in-progress"
@@ -79,22 +76,6 @@ def _mode(value: Any) -> Any:
     return "off" if value is False else value  # YAML reads an unquoted off as false
 
 
-def _profile(value: Any) -> Any:
-    """A test profile's name. Raises PydanticCustomError."""
-    if isinstance(value, int | float) or (isinstance(value, str) and _DURATION.fullmatch(value)):
-        text = (
-            'the name of a test profile, such as "standard"; a time after a repair is clear_within'
-        )
-        raise refuse(show(value), text)
-    return value
-
-
-def _is_profile(value: str) -> str:
-    if value and PROFILE.fullmatch(value) is None:
-        raise refuse(show(value), 'the name of a test profile, such as "standard", or "" for none')
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class RepairRules(SectionDataclass):
     """The limits of repairs: a part of the section ``repair``. Durations are seconds.
@@ -105,7 +86,8 @@ class RepairRules(SectionDataclass):
     ``clear_within``: so long after a repair its evidence may stand before the next rung is due.
     ``verify``: the profile of the test before a release by recovery; empty: none. At most
     ``test_attempts`` tests of one quarantine end without a verdict, ``test_pause`` apart; one that
-    has waited ``verify_within`` for its beginning is left to a person.
+    has waited ``verify_within`` for its beginning is left to a person. ``new_nodes``: the test of
+    nodes with a startup taint.
     """
 
     mode: Annotated[RepairMode, Field(strict=False), BeforeValidator(_mode)] = RepairMode.OFF
@@ -115,10 +97,11 @@ class RepairRules(SectionDataclass):
     concurrent_percent: Share = 5.0
     pool_concurrent: Positive = 1
     clear_within: Annotated[Duration, Field(ge=60)] = 900.0
-    verify: Annotated[str, BeforeValidator(_profile), AfterValidator(_is_profile)] = ""
+    verify: MaybeProfile = ""
     verify_within: Annotated[Duration, Field(ge=60)] = 7200.0
     test_attempts: Annotated[int, Field(ge=1, le=5)] = 3
     test_pause: Annotated[Duration, Field(ge=1)] = 900.0
+    new_nodes: NewNodeRules = field(default_factory=NewNodeRules)
 
 
 class Do(enum.Enum):

@@ -15,7 +15,8 @@ class RepairOrder:
 
     ``lasts``: seconds until its deadline. ``gpus``: the UUIDs of the GPUs with evidence.
     ``bundle``: the evidence for a ticket, as JSON. ``profile``: the profile of a test; empty: of
-    the other kinds.
+    the other kinds. ``quarantine`` is empty for the test of a new node, and ``tolerates`` the key
+    of the startup taint of such a one.
     """
 
     operation: str
@@ -29,6 +30,7 @@ class RepairOrder:
     gpus: tuple[str, ...] = ()
     bundle: str = ""
     profile: str = ""
+    tolerates: str = ""
 
     def values(self) -> dict[str, str]:
         """What a site's command or endpoint is told."""

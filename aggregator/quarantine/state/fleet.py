@@ -12,6 +12,7 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.decide.new_nodes import NodeTest
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.agent_view import AgentView
@@ -91,11 +92,23 @@ class PoolUse:
     cooling: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeTestView:
+    """A new node. ``held``: why no test begins now; ``needs_person``: none begins by itself."""
+
+    test: NodeTest | None
+    tainted: bool
+    held: str = ""
+    needs_person: bool = False
+
+
 @dataclass(slots=True)
 class FleetState:
     """All node summaries by node name, and the state of the whole fleet."""
 
     node_summaries: dict[str, NodeSummary] = field(default_factory=dict)
+    #: The nodes of this replica with a startup taint, and those whose test is under way.
+    node_tests: Mapping[str, NodeTestView] = field(default_factory=dict)
     mode: str = "observe"
     how: str = ""  # flags that a command of `sickbay` needs to act here; begins with a space
     documentation_url: str = ""  # where sections of the documentation are; empty: no address

@@ -56,6 +56,8 @@ class StageTimes:
         #: Ended attempts at a repair, by repair and outcome; and from order to end, by repair.
         self.repair_attempts: Counter[tuple[str, str]] = Counter()
         self.repair_durations: dict[str, Histogram] = {}
+        #: Ended tests, by reason and outcome.
+        self.tests: Counter[tuple[str, str]] = Counter()
         #: Of nodes that had a repair.
         self.node_return = Histogram(_RELEASE)
         #: Quarantines by (rule, code) of their evidence.
@@ -128,6 +130,12 @@ class StageTimes:
         self.repair_attempts[ended.repair, ended.state.value] += 1
         found = self.repair_durations.setdefault(ended.repair, Histogram(_REPAIR))
         found.observe(ended.ended_at - ended.began_at)
+        if ended.repair == TEST:
+            self.note_test("by-hand" if ended.request else "before-release", ended.state.value)
+
+    def note_test(self, reason: str, outcome: str) -> None:
+        """An active test has ended, which was begun for this reason."""
+        self.tests[reason, outcome] += 1
 
     def note_return(self, status: QuarantineStatus, released_at: float) -> None:
         """As `note_release`, of a quarantine with a repair; a ticket or a test is none."""

@@ -49,6 +49,7 @@
 {{- define "sickbay.ownConditions" -}}
 {{- $own := list "SickbayQuarantined" -}}
 {{- range (include "sickbay.aggregatorConfig" . | fromYaml).conditions }}{{ $own = append $own .type }}{{ end -}}
+{{- if include "sickbay.startupTaint" . }}{{ $own = append $own "SickbayTestPassed" }}{{ end -}}
 {{- include "sickbay.celList" (concat $own .Values.admissionPolicies.conditions) -}}
 {{- end }}
 
@@ -56,7 +57,13 @@
 {{- $own := list "sickbay.dev/quarantine" -}}
 {{- $taint := dig "marks" "taint" "key" "" (include "sickbay.aggregatorConfig" . | fromYaml) -}}
 {{- if $taint }}{{ $own = append $own $taint }}{{ end -}}
+{{- with include "sickbay.startupTaint" . }}{{ $own = append $own . }}{{ end -}}
 {{- include "sickbay.celList" (concat $own .Values.admissionPolicies.taints) -}}
+{{- end }}
+
+{{/* The key of the taint that new nodes lose when they pass their test; empty: none is tested. */}}
+{{- define "sickbay.startupTaint" -}}
+{{- dig "repair" "new_nodes" "taint" "" (include "sickbay.aggregatorConfig" . | fromYaml) -}}
 {{- end }}
 
 {{- define "sickbay.ownNotices" -}}

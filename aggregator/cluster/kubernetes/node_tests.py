@@ -1,0 +1,137 @@
+"""Lists the Nodes whose active test is of interest, and writes the condition that tells its result.
+
+No part of a Node's metadata has its taints, and no selector chooses by them. So all Nodes are
+listed in full, in pages, and only where the configuration names a startup taint.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.object_codec import timestamp
+from aggregator.cluster.kubernetes.objects import Condition, NodeObject, decode
+from aggregator.cluster.kubernetes.reflector import Resource, list_pages
+from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
+from aggregator.cluster.node_names import NODE_TEST, TEST_CONDITION
+from aggregator.cluster.port import Conflict, ListedNodeTest, NodeTestCondition
+
+#: The kubelet writes a node's status too, so a conflict is retried this many times.
+_TRIES = 5
+#: Nodes in one page, as in condition_lister.py.
+_PAGE = 100
+
+
+class _Taint(msgspec.Struct, frozen=True):
+    key: str
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    taints: list[_Taint] | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    conditions: list[Condition] | None = None
+
+
+class _Annotations(msgspec.Struct, frozen=True):
+    """Only the test's: the others are skipped unread."""
+
+    test: str | None = msgspec.field(default=None, name=NODE_TEST)
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    uid: str = ""
+    annotations: _Annotations | None = None
+
+
+class _Node(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    spec: _Spec | None = None
+    status: _Status | None = None
+
+
+async def list_node_tests(transport: Transport, taint: str) -> list[ListedNodeTest]:
+    """See the protocol. Raises ClusterError."""
+    nodes = Resource("nodes", paths.NODES, lane=Priority.STATUS, page=_PAGE)
+    found: list[ListedNodeTest] = []
+    async with contextlib.aclosing(list_pages(transport, nodes)) as pages:
+        async for page in pages:
+            listed = (_listed(decode(raw, _Node), taint) for raw in page.items or ())
+            found += [one for one in listed if one is not None]
+            await asyncio.sleep(0)
+    return found
+
+
+def _listed(node: _Node, taint: str) -> ListedNodeTest | None:
+    notes, taints = node.metadata.annotations, node.spec.taints if node.spec else None
+    text = notes.test if notes is not None else None
+    tainted = any(one.key == taint for one in taints or ())
+    if not tainted and text is None:
+        return None
+    conditions = node.status.conditions if node.status is not None else None
+    told = next((one for one in conditions or () if one.type == TEST_CONDITION), None)
+    return ListedNodeTest(
+        node.metadata.name,
+        node.metadata.uid,
+        tainted,
+        {NODE_TEST: text} if text is not None else {},
+        NodeTestCondition(told.status, told.reason, told.message) if told is not None else None,
+    )
+
+
+async def write_test_condition(
+    transport: Transport,
+    node: str,
+    *,
+    node_uid: str,
+    condition: NodeTestCondition,
+    wall: Callable[[], float],
+) -> None:
+    """See the protocol. Written against the version of a read, so that a process that was paused
+    since writes no result that is over.
+    """
+    for attempt in range(1, _TRIES + 1):
+        body = await transport.request("GET", paths.node(node), kind="nodes", lane=Priority.STATUS)
+        found = decode(body, NodeObject)
+        if found.metadata.uid != node_uid:
+            raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
+        before = found.condition(TEST_CONDITION)
+        told = (condition.status, condition.reason, condition.message)
+        if before is not None and (before.status, before.reason, before.message) == told:
+            return
+        now = timestamp(wall())
+        entry: dict[str, object] = {
+            "type": TEST_CONDITION,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastHeartbeatTime": now,
+        }
+        if before is None or before.status != condition.status:
+            entry["lastTransitionTime"] = now  # kept as it is where the status is the same
+        meta = found.metadata
+        patch = {
+            "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+            "status": {"conditions": [entry]},
+        }
+        try:
+            await transport.request(
+                "PATCH",
+                f"{paths.node(meta.name)}/status",
+                kind="nodes/status",
+                lane=Priority.STATUS,
+                body=encode(patch),
+                content_type=STRATEGIC_PATCH,
+                accept=METADATA,
+            )
+        except Conflict:
+            if attempt == _TRIES:
+                raise
+        else:
+            return
+    raise AssertionError("unreachable")

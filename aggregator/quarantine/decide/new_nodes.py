@@ -1,0 +1,377 @@
+"""The test of a new node, which carries a startup taint until it has passed. Pure.
+
+Invariants:
+- The taint is removed by a pass alone, of a test in the node's present boot, and in one write with
+  that pass: no silence, no missing tool and no time limit removes it.
+- Without a person's request at most `NewNodeRules.attempts` tests end without a verdict in one
+  boot, and a failed test is the last one of its boot: so the tests of a node end.
+- `reserve_test` lets no test begin past `NewNodeRules.concurrent`. The record is changed by
+  compare-and-set, so this holds for any interleaving of replicas.
+- The id of a test follows from the Node's uid, its boot and the number of the test: each process
+  that decides on a test computes the same.
+"""
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Node, NodeTestCondition, RepairState, Taint
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import LabelKey
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.admission import Held, settling, stopped
+from aggregator.quarantine.decide.admission_record import Record, RunningRepair
+from aggregator.quarantine.decide.profiles import Profile
+from aggregator.runtime.text import truncate
+
+#: The reason of such tests in events and metrics.
+NEW_NODE = "new-node"
+_BUSY = (RepairState.ORDERING, RepairState.ORDERED)
+#: A test that ended so has said nothing about the node.
+_NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
+#: A test counts so much longer than its deadline (seconds): until its end is written.
+_LINGERS = 300.0
+_MOST_NUMBER = 1_000_000
+_MOST_MESSAGE = 500
+#: Taints of the kubelet and of cloud controllers: the node is not ready for any pod yet.
+_NOT_READY = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+
+
+@dataclass(frozen=True, slots=True)
+class NewNodeRules(SectionDataclass):
+    """The test of new nodes: the section ``repair.new_nodes``.
+
+    ``taint``: the key of the startup taint with which the site registers its nodes; empty: no node
+    is tested so. ``profile``: the test that a node with it has to pass. At most ``attempts`` tests
+    in one boot end without a verdict; ``concurrent`` bounds the tests of new nodes in the whole
+    fleet at once. ``remove_taint``: false leaves the taint to another controller, which goes by
+    the condition.
+    """
+
+    taint: LabelKey = ""
+    profile: Profile = "quick"
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    concurrent: Positive = 4
+    remove_taint: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTest:
+    """The last test of a node, as its annotation has it. ``number`` counts the tests of the Node.
+
+    ``inconclusive``: the tests without a verdict before this one, in its boot and since a person's
+    last request. ``boot_after``: the boot in which the node was when the test ended, where that is
+    another one than the test's. ``request``: the id of a person's request, empty without one. Times
+    are wall clock seconds.
+    """
+
+    number: int
+    operation: str
+    profile: str
+    state: RepairState
+    boot_id: str
+    boot_after: str = ""
+    inconclusive: int = 0
+    request: str = ""
+    began_at: float = 0.0
+    deadline_at: float = 0.0
+    ended_at: float = 0.0
+    message: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it may still run on the node."""
+        return self.state in _BUSY
+
+    @property
+    def without_verdict(self) -> int:
+        """The tests without a verdict until now, this one counted if it is one."""
+        return self.inconclusive + (self.state in _NO_VERDICT)
+
+    def is_of_boot(self, boot_id: str) -> bool:
+        """Whether it says something about the node in this boot; an unknown boot is the same."""
+        return not boot_id or boot_id in (self.boot_id, self.boot_after)
+
+
+class NodeTestUnreadable(Exception):
+    """The annotation is not as sickbay writes it. No test begins until a person removes it."""
+
+
+def read_test(annotations: Mapping[str, str], node_uid: str) -> NodeTest | None:
+    """The node's last test, None without one. Raises NodeTestUnreadable.
+
+    A copied annotation, of another Node say, is unreadable: its operations are not this node's.
+    """
+    text = annotations.get(NODE_TEST)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        given = {one.name: found[one.name] for one in fields(NodeTest) if one.name in found}
+        test = NodeTest(**given | {"state": RepairState(given["state"])})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise NodeTestUnreadable(_unreadable(str(error))) from error
+    wrong = [name for name, value in given.items() if not _fits(name, value)]
+    if wrong:
+        raise NodeTestUnreadable(_unreadable(f"{wrong[0]} is {given[wrong[0]]!r}"))
+    if not 0 < test.number <= _MOST_NUMBER:
+        raise NodeTestUnreadable(_unreadable(f"number is {test.number}"))
+    if test.operation != operation_of(node_uid, test.boot_id, test.number):
+        raise NodeTestUnreadable(_unreadable("its operation is none of this Node"))
+    if test.is_busy and not test.deadline_at:
+        raise NodeTestUnreadable(_unreadable("a test is under way without a deadline"))
+    return test
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether the value is of the field's type."""
+    if name in ("number", "inconclusive"):
+        return type(value) is int
+    if name.endswith("_at"):
+        return type(value) in (int, float)
+    return type(value) is str
+
+
+def _unreadable(why: str) -> str:
+    return f"annotation {NODE_TEST} can't be read: {truncate(why, 120)}; remove it to go on"
+
+
+def write_test(test: NodeTest) -> str:
+    """The annotation that `read_test` reads; fields at their default are left out."""
+    told = {
+        one.name: getattr(test, one.name)
+        for one in fields(NodeTest)
+        if getattr(test, one.name) != one.default
+    }
+    return json.dumps(told, sort_keys=True)
+
+
+def operation_of(node_uid: str, boot_id: str, number: int) -> str:
+    """The id of one test of a Node, the same for each process."""
+    return f"{node_uid}-{boot_id or 'boot'}-{number}-{TEST}"
+
+
+# -- what to do ------------------------------------------------------------------------------
+
+
+class NewNodeStep(enum.Enum):
+    """What to do about the test of a node."""
+
+    NOTHING = "nothing"
+    ORDER = "order"  # begin a test: reserve it, make it durable, send it
+    SEND = "send"  # the order may not have been sent
+    PROVE = "prove"  # ask for the verdict of the test under way
+    STOP = "stop"  # end it without a verdict
+    END = "end"  # its time is over
+
+
+@dataclass(frozen=True, slots=True)
+class NextTest:
+    """``because``: why it is so; with NOTHING why no test begins now, empty if none is due.
+
+    ``test``: with ORDER the one that begins, without its times.
+    """
+
+    do: NewNodeStep
+    because: str = ""
+    test: NodeTest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTestFacts:
+    """All that the next step depends on, beside the node's last test.
+
+    ``tainted``: the node carries the startup taint. ``against``: why no test may begin on it now.
+    ``ends``: why a test under way has to end. ``request``: the id of a person's request for a test
+    that is not followed yet, and ``request_profile`` the profile that it names.
+    """
+
+    node_uid: str
+    boot_id: str
+    tainted: bool
+    against: str = ""
+    ends: str = ""
+    request: str = ""
+    request_profile: str = ""
+
+
+def next_test(
+    last: NodeTest | None, facts: NodeTestFacts, rules: NewNodeRules, *, pause: float, now: float
+) -> NextTest:
+    """What to do now. ``pause``: seconds between two tests; ``now``: wall clock seconds."""
+    if last is not None and last.is_busy:
+        return _under_way(last, facts, now)
+    if not facts.tainted:
+        return NextTest(NewNodeStep.NOTHING)
+    asked = facts.request if last is None or last.request != facts.request else ""
+    over = "" if asked else why_over(last, facts.boot_id, rules)
+    if over:
+        return NextTest(NewNodeStep.NOTHING, over)
+    if not asked and last is not None and last.is_of_boot(facts.boot_id):
+        left = last.ended_at + pause - now
+        if 0 < left <= pause:
+            return NextTest(
+                NewNodeStep.NOTHING, f"the next test begins {pause:g} s after the last one"
+            )
+    if facts.against:
+        return NextTest(NewNodeStep.NOTHING, facts.against)
+    number = last.number + 1 if last is not None else 1
+    same = last is not None and last.is_of_boot(facts.boot_id) and not asked
+    return NextTest(
+        NewNodeStep.ORDER,
+        "asked for by hand" if asked else "a new node",
+        NodeTest(
+            number=number,
+            operation=operation_of(facts.node_uid, facts.boot_id, number),
+            profile=(facts.request_profile if asked else "") or rules.profile,
+            state=RepairState.ORDERING,
+            boot_id=facts.boot_id,
+            inconclusive=last.without_verdict if last is not None and same else 0,
+            request=asked,
+        ),
+    )
+
+
+def _under_way(last: NodeTest, facts: NodeTestFacts, now: float) -> NextTest:
+    if not facts.tainted:
+        return NextTest(NewNodeStep.STOP, "the startup taint was removed")
+    if facts.ends:
+        return NextTest(NewNodeStep.STOP, facts.ends)
+    if not last.is_of_boot(facts.boot_id):
+        return NextTest(NewNodeStep.STOP, "the node is in another boot than the test was for")
+    if now >= last.deadline_at:
+        return NextTest(NewNodeStep.END, "its time is over")
+    return NextTest(NewNodeStep.SEND if last.state is RepairState.ORDERING else NewNodeStep.PROVE)
+
+
+def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
+    """Why no test begins by itself in this boot any more; empty: one may."""
+    if last is None or not last.is_of_boot(boot_id):
+        return ""
+    if last.state is RepairState.SUCCEEDED and not rules.remove_taint:
+        return "it has passed its test"
+    if last.state is RepairState.FAILED:
+        return f"it failed test {last.profile}: {last.message}"
+    if last.without_verdict >= rules.attempts:
+        return (
+            f"{last.without_verdict} tests gave no verdict about it "
+            f"(repair.new_nodes.attempts = {rules.attempts}): {last.message}"
+        )
+    return ""
+
+
+def needs_a_person(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> bool:
+    """Whether the node keeps its startup taint until a person, or another boot, goes on."""
+    passed = last is not None and last.state is RepairState.SUCCEEDED
+    return not passed and bool(why_over(last, boot_id, rules))
+
+
+def ended(
+    test: NodeTest, state: RepairState, message: str, *, at: float, boot_id: str = ""
+) -> NodeTest:
+    """The test with its end. ``boot_id``: the node's boot then."""
+    after = boot_id if boot_id and boot_id != test.boot_id else ""
+    return replace(
+        test,
+        state=state,
+        message=truncate(message, _MOST_MESSAGE),
+        ended_at=max(at, test.began_at),
+        boot_after=after,
+    )
+
+
+# -- the Node ----------------------------------------------------------------------------------
+
+
+def is_tainted(node: Node, key: str) -> bool:
+    return any(taint.key == key for taint in node.taints)
+
+
+def without_taint(node: Node, key: str) -> tuple[Taint, ...]:
+    """The node's taints except those of this key: another party's stay as they are."""
+    return tuple(taint for taint in node.taints if taint.key != key)
+
+
+def not_ready(node: Node) -> str:
+    """What the Node says against a test, which would have no verdict then; empty: nothing."""
+    if node.unschedulable:
+        return "the node is cordoned"
+    if node.ready is not True:
+        return "its kubelet is not ready"
+    for taint in node.taints:
+        if taint.key.startswith(_NOT_READY):
+            return f"the node is not ready for pods (taint {taint.key})"
+    for resource, (capacity, allocatable) in sorted(node.devices.items()):
+        if capacity != allocatable:
+            return f"{allocatable} of {capacity} {resource} are allocatable"
+    return ""
+
+
+_REASONS: Mapping[RepairState, tuple[str, str, str]] = {
+    RepairState.ORDERING: ("Unknown", "TestUnderWay", "is under way"),
+    RepairState.ORDERED: ("Unknown", "TestUnderWay", "is under way"),
+    RepairState.SUCCEEDED: ("True", "TestPassed", "passed"),
+    RepairState.FAILED: ("False", "TestFailed", "failed"),
+}
+_NONE = ("Unknown", "NoVerdict", "gave no verdict")
+
+
+def condition_of(
+    test: NodeTest | None, *, tainted: bool, rules: NewNodeRules
+) -> NodeTestCondition | None:
+    """The Node's condition: True where its last test passed; None: it has none."""
+    if test is None and not tainted:
+        return None
+    if test is None:
+        text = f"no test of the node has begun: {rules.profile} is due (taint {rules.taint})"
+        return NodeTestCondition("Unknown", "NotTested", text)
+    status, reason, words = _REASONS.get(test.state, _NONE)
+    told = f": {test.message}" if test.message and not test.is_busy else ""
+    text = f"test {test.profile} {words} (operation {test.operation}, boot {test.boot_id}){told}"
+    return NodeTestCondition(status, reason, text)
+
+
+# -- the limit of the fleet -----------------------------------------------------------------------
+
+
+def running_of(node: str, test: NodeTest, *, at: float) -> RunningRepair:
+    """The reservation that a test under way must have."""
+    return RunningRepair(node, test.operation, TEST, at, test.deadline_at + _LINGERS)
+
+
+def reserve_test(
+    record: Record, wanted: RunningRepair, concurrent: int, *, now: float, stop: str = ""
+) -> tuple[Record, Held | None]:
+    """The record with the test under way, or why it may not begin now. Idempotent."""
+    if stop:
+        return record, stopped(stop)
+    known = record.node_tests.get(wanted.node)
+    if known is not None and known.operation == wanted.operation and now < known.until:
+        return record, None
+    settles = settling(record, now)
+    if settles is not None:
+        return record, settles
+    others = {
+        node: one
+        for node, one in record.node_tests.items()
+        if now < one.until and node != wanted.node
+    }
+    if len(others) >= concurrent:
+        text = f"{len(others)} new nodes are being tested"
+        return record, Held("repair.new_nodes.concurrent", str(concurrent), text)
+    return replace(record, node_tests={**others, wanted.node: wanted}), None
+
+
+def as_details(test: NodeTest) -> dict[str, str]:
+    """The details of events about it, as of the tests in a quarantine."""
+    return {
+        "repair": TEST,
+        "operation": test.operation,
+        "profile": test.profile,
+        "reason": NEW_NODE,
+    }

@@ -1,0 +1,771 @@
+"""Tests the nodes that carry a startup taint, and removes that from those that pass.
+
+Order, as for repairs in a quarantine: the reservation in the admission record, the test in an
+annotation of the Node (compare-and-set), the order; then the verdict, its end on the Node together
+with the removal of the taint, and the reservation out of the record. So a process that dies between
+any two of them leaves behind at least as much as it has done.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import NODE_TEST, is_marked
+from aggregator.cluster.port import (
+    Action,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Guard,
+    GuardRefused,
+    ListedNodeTest,
+    Node,
+    NodeChange,
+    NodeTestCondition,
+    RepairState,
+)
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.new_nodes import (
+    NEW_NODE,
+    NewNodeRules,
+    NewNodeStep,
+    NextTest,
+    NodeTest,
+    NodeTestFacts,
+    NodeTestUnreadable,
+    as_details,
+    condition_of,
+    ended,
+    is_tainted,
+    needs_a_person,
+    next_test,
+    not_ready,
+    read_test,
+    running_of,
+    why_over,
+    without_taint,
+    write_test,
+)
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.repair import (
+    RepairMode,
+    followed_change,
+    other_party,
+    read_request,
+)
+from aggregator.quarantine.repair.before_release import boot_of
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from aggregator.quarantine.state.fleet import FleetState, NodeTestView
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodeRegistry
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: The nodes are looked through so often (seconds).
+EVERY = 3.0
+#: All Nodes are listed so often (seconds). A node whose agent is new is read at once.
+LIST_EVERY = 180.0
+#: A node that waits is looked at so often (seconds), one under test so often.
+LOOK_EVERY, LOOK_BUSY = 15.0, 5.0
+#: Nodes that are looked at together, beside those under test.
+_AT_ONCE = 8
+#: Nodes that are done with, and that the page shows from memory until the list of nodes has them.
+_MOST_DONE = 1000
+#: New agents whose Nodes are read in one round.
+_READS = 20
+#: An order that its process could not send within so long of writing it is not sent (seconds).
+_SEND_WITHIN = 20.0
+#: A test that has ended waits so long beyond its deadline (seconds) for the removal of what its
+#: order left, and for its node's agent.
+_ENDS_WITHIN = 300.0
+_TRIES = 5
+_NO_PLACE = "this replica's place among the others is not certain any more"
+_ANSWERS: Mapping[AnswerState, RepairState] = {
+    AnswerState.DONE: RepairState.SUCCEEDED,
+    AnswerState.FAILED: RepairState.FAILED,
+    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
+}
+_IN_WORDS: Mapping[RepairState, str] = {
+    RepairState.SUCCEEDED: "passed",
+    RepairState.FAILED: "failed",
+    RepairState.CANCELLED: "was ended",
+}
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A node with the startup taint, or with a test or a condition that has to be brought to its
+    end. ``said``: the condition as it was last seen or written.
+    """
+
+    uid: str
+    tainted: bool
+    test: NodeTest | None = None
+    boot_id: str = ""
+    problem: str = ""
+    held: str = ""
+    said: NodeTestCondition | None = None
+    look_at: float = float("-inf")
+    step: asyncio.Task[None] | None = None
+
+
+class NewNodeTests:
+    """One task. Without a startup taint in ``settings`` it reads and writes nothing."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        pools: NodePools,
+        settings: RepairSettings,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        may_act: Callable[[str], bool],
+        view: Callable[[], bool],
+        event_sink: EventSink,
+    ) -> None:
+        """``may_act`` tells whether a node is ours to act for at this moment, ``view`` whether the
+        picture of the cluster is whole.
+        """
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._pools = pools
+        self._settings = settings
+        self._registry = node_registry
+        self._fleet = fleet
+        self._may_act = may_act
+        self._view = view
+        self._event_sink = event_sink
+        self._watched: dict[str, _Watched] = {}
+        self._list_at = float("-inf")
+        #: The uids of Nodes that were listed or read; None before the first list.
+        self._seen: set[str] | None = None
+        #: How tests end whose leftovers are being removed: afterwards no object tells it.
+        self._ends: dict[str, tuple[RepairState, str]] = {}
+        self._details: dict[str, Mapping[str, str]] = {}
+        #: The latest tests of nodes that are not watched any more, for the page.
+        self._done: dict[str, NodeTestView] = {}
+        #: The Nodes whose test mode observe has reported, by uid.
+        self._observed: set[str] = set()
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """For ever."""
+        rules = self._settings.rules.new_nodes
+        if not rules.taint or self._settings.off:
+            await asyncio.Event().wait()
+            return
+        try:
+            while True:
+                if self._view():
+                    await self._go_round(rules)
+                await asyncio.sleep(EVERY)
+        finally:
+            for watched in self._watched.values():
+                if watched.step is not None:
+                    watched.step.cancel()
+
+    async def _go_round(self, rules: NewNodeRules) -> None:
+        try:
+            if self._clocks.now() >= self._list_at:
+                await self._list(rules)
+            else:
+                await self._read_new(rules)
+        except ClusterError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                text = "nodes with the startup taint can't be listed: no test of one begins"
+                log.warning(text, extra={"error": self._trouble})
+            self._list_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+        else:
+            self._trouble = ""
+        self._start_steps(rules)
+        self._show(rules)
+
+    # -- which nodes ------------------------------------------------------------------------
+
+    async def _list(self, rules: NewNodeRules) -> None:
+        known = {meta.uid for meta in self._registry.metas.values()}
+        found = await self._cluster.list_node_tests(rules.taint)
+        self._list_at = self._clocks.now() + LIST_EVERY
+        self._seen = known | {one.uid for one in found}
+        for one in found:
+            self._take_listed(one, rules)
+        there = {one.node for one in found}
+        for name in self._watched.keys() - there:
+            self._drop(name)
+        self._observed &= self._seen
+
+    def _take_listed(self, one: ListedNodeTest, rules: NewNodeRules) -> None:
+        """The list may be a little old: each step reads the Node anew."""
+        test, problem = _parse(one.annotations, one.uid)
+        told = condition_of(test, tainted=one.tainted, rules=rules)
+        busy = test is not None and test.is_busy
+        if not (one.tainted or busy or (told is not None and told != one.condition)):
+            self._drop(one.node)
+            return
+        known = self._watched.get(one.node)
+        if known is None:
+            self._watched[one.node] = _Watched(
+                one.uid, one.tainted, test, problem=problem, said=one.condition
+            )
+        elif known.step is None:
+            known.uid, known.tainted, known.test = one.uid, one.tainted, test
+            known.problem, known.said = problem, one.condition
+
+    async def _read_new(self, rules: NewNodeRules) -> None:
+        """Read the Nodes of agents that have come since the last list, which may be minutes old."""
+        if self._seen is None:
+            return
+        fresh: list[tuple[str, str]] = []
+        async for node_state in self._registry.by_slices():
+            uid = node_state.agent.claimed or self._registry.uid_of(node_state.node)
+            if node_state.agent.is_fresh and uid and uid not in self._seen:
+                fresh.append((node_state.node, uid))
+        for name, uid in fresh[:_READS]:
+            if not self._may_act(name):
+                continue
+            node = await self._cluster.read_node(name, background=True)
+            self._seen.add(uid)
+            if node is not None and is_tainted(node, rules.taint) and name not in self._watched:
+                test, problem = _parse(node.annotations, node.uid)
+                self._watched[name] = _Watched(node.uid, tainted=True, test=test, problem=problem)
+
+    def _drop(self, name: str) -> None:
+        known = self._watched.get(name)
+        if known is not None and known.step is None:
+            del self._watched[name]
+
+    def _start_steps(self, rules: NewNodeRules) -> None:
+        now = self._clocks.now()
+        busy = sum(one.step is not None for one in self._watched.values())
+        for name, watched in list(self._watched.items()):
+            if watched.step is not None or now < watched.look_at or not self._may_act(name):
+                continue
+            if busy >= _AT_ONCE + rules.concurrent:
+                return
+            busy += 1
+            step = self._step(name, watched, rules)
+            watched.step = asyncio.create_task(step, name=f"new-node {name}")
+
+    def _show(self, rules: NewNodeRules) -> None:
+        """What the page and the metrics tell: of our own nodes."""
+        self._fleet.node_tests = self._done | {
+            name: NodeTestView(
+                watched.test,
+                tainted=watched.tainted,
+                held=watched.problem or watched.held,
+                needs_person=watched.tainted
+                and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
+            )
+            for name, watched in self._watched.items()
+            if self._may_act(name)
+        }
+
+    # -- one step ---------------------------------------------------------------------------
+
+    async def _step(self, name: str, watched: _Watched, rules: NewNodeRules) -> None:
+        watched.look_at = self._clocks.now() + LOOK_EVERY
+        try:
+            await self._look_at(name, watched, rules)
+        except ClusterError as error:
+            expected = isinstance(error, GuardRefused | Conflict)
+            text = "the test of a new node can't go on now"
+            log.log(
+                logging.INFO if expected else logging.WARNING,
+                text,
+                extra={"event": "node.test_unfinished", "node": name, "error": str(error)},
+            )
+            wait = LOOK_BUSY if expected else LOOK_EVERY
+            watched.look_at = self._clocks.now() + max(wait, error.retry_after or 0.0)
+        finally:
+            watched.step = None
+
+    async def _look_at(self, name: str, watched: _Watched, rules: NewNodeRules) -> None:
+        node_state = self._registry.known(name)
+        busy = watched.test is not None and watched.test.is_busy
+        why = "" if busy else self._against_memory(name, node_state, rules)
+        if why and watched.tainted and not watched.problem:  # no read can change that
+            watched.held = why
+            await self._forget_leftover(name, watched)
+            await self._tell(name, watched, rules)
+            return
+        node = await self._cluster.read_node(name, background=True)
+        if node is None:
+            self._watched.pop(name, None)
+            return
+        self._take_read(watched, node, rules)
+        if watched.problem:
+            return
+        step = self._next(node, node_state, watched.test, rules)
+        watched.held = step.because if step.do is NewNodeStep.NOTHING else ""
+        if step.do is not NewNodeStep.ORDER:
+            await self._forget_leftover(name, watched)
+        await self._do(name, watched, node, step, rules)
+        await self._tell(name, watched, rules)
+        if not watched.tainted and not (watched.test is not None and watched.test.is_busy):
+            self._watched.pop(name, None)
+            self._done.pop(name, None)
+            self._done[name] = NodeTestView(watched.test, tainted=False)
+            while len(self._done) > _MOST_DONE:
+                del self._done[next(iter(self._done))]
+
+    def _take_read(self, watched: _Watched, node: Node, rules: NewNodeRules) -> None:
+        watched.uid, watched.tainted = node.uid, is_tainted(node, rules.taint)
+        watched.boot_id = node.boot_id
+        watched.test, watched.problem = _parse(node.annotations, node.uid)
+
+    def _next(
+        self,
+        node: Node,
+        node_state: NodeState | None,
+        test: NodeTest | None,
+        rules: NewNodeRules,
+    ) -> NextTest:
+        asked = read_request(node.annotations)
+        by_hand = (
+            asked if asked is not None and asked.what == TEST and not asked.quarantine else None
+        )
+        facts = NodeTestFacts(
+            node_uid=node.uid,
+            boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
+            tainted=is_tainted(node, rules.taint),
+            against=self._against(node, node_state),
+            ends=self._ends_test(node, node_state),
+            request=by_hand.ident if by_hand is not None else "",
+            request_profile=by_hand.profile if by_hand is not None else "",
+        )
+        pause, now = self._settings.rules.test_pause, self._clocks.earliest()
+        return next_test(test, facts, rules, pause=pause, now=now)
+
+    async def _do(
+        self, name: str, watched: _Watched, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        test = watched.test
+        if test is not None and test.is_busy and step.do is not NewNodeStep.SEND:
+            await self._record_writer.restore_test(
+                running_of(name, test, at=self._clocks.trusted_wall())
+            )
+        match step.do:
+            case NewNodeStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
+                self._observe(name, node, rules)
+            case NewNodeStep.ORDER:
+                await self._begin(name, watched, node, step, rules)
+            case NewNodeStep.SEND if test is not None:
+                await self._send(name, watched, test, rules)
+            case NewNodeStep.PROVE if test is not None:
+                await self._prove(name, watched, test, rules)
+            case NewNodeStep.STOP if test is not None:
+                await self._stop(name, watched, test, step.because, rules)
+            case NewNodeStep.END if test is not None:
+                await self._give_up(name, watched, test, rules)
+            case _:
+                pass
+
+    async def _forget_leftover(self, name: str, watched: _Watched) -> None:
+        """Take out a reservation whose test has ended, or was never begun."""
+        known, test = self._record_writer.record.node_tests.get(name), watched.test
+        busy = test is not None and test.is_busy
+        if known is not None and not (busy and test and test.operation == known.operation):
+            await self._record_writer.end_test(name, known.operation)
+
+    # -- what speaks against it -------------------------------------------------------------
+
+    def _against_memory(self, name: str, node_state: NodeState | None, rules: NewNodeRules) -> str:
+        """Why no test begins now, as far as no read of the Node is needed to know it."""
+        why = self._against_state(name, node_state)
+        if why:
+            return why
+        now = self._clocks.trusted_wall()
+        others = [
+            one
+            for one in self._record_writer.record.node_tests.values()
+            if one.node != name and now < one.until
+        ]
+        if len(others) >= rules.concurrent:
+            return (
+                f"held by repair.new_nodes.concurrent = {rules.concurrent}: {len(others)} new "
+                "nodes are being tested"
+            )
+        return ""
+
+    def _against_state(self, name: str, node_state: NodeState | None) -> str:
+        """What is known of the node against a test, and against the removal of its taint."""
+        if node_state is None or not node_state.agent.is_fresh:
+            return "its agent has not reported"
+        if node_state.node_summary.quarantine is not None or node_state.cluster.marked:
+            return "it is in quarantine"
+        if self._pools.mode_of(name) is Action.OBSERVE:
+            return f"nothing is done in {self._pools.describe_mode(name)}"
+        for incident in node_state.decision.incidents.values():
+            if incident.action != Action.OBSERVE.value:
+                return f"evidence stands against it: {incident.summary}"
+        return ""
+
+    def _against_removal(self, node: Node, node_state: NodeState | None) -> str:
+        """Why the taint may not be removed, and no test begin: by memory, and by the Node."""
+        if is_marked(node):
+            return "it is in quarantine"
+        why = read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
+        return why or self._against_state(node.name, node_state)
+
+    def _against(self, node: Node, node_state: NodeState | None) -> str:
+        """Why no test may begin on the node now; empty: one may."""
+        why = self._against_removal(node, node_state) or not_ready(node)
+        if why:
+            return why
+        party = other_party(node) or maintained_by(node)
+        if party:
+            return f"another party is at work on the node: {party}"
+        told = boot_of(node_state) if node_state is not None else ""
+        if node.boot_id and told and node.boot_id != told:
+            return "the node's kubelet and its agent do not name the same boot"
+        return ""
+
+    def _ends_test(self, node: Node, node_state: NodeState | None) -> str:
+        """Why a test under way has to end; evidence that comes meanwhile is no reason."""
+        known = node_state is not None and node_state.node_summary.quarantine is not None
+        if is_marked(node) or known:
+            return "the node is in quarantine"
+        return read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
+
+    # -- a test begins ----------------------------------------------------------------------
+
+    def _observe(self, name: str, node: Node, rules: NewNodeRules) -> None:
+        if node.uid in self._observed:
+            return
+        self._observed.add(node.uid)
+        text = (
+            f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
+            "be removed when it passes (repair.mode is observe)"
+        )
+        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
+
+    async def _begin(
+        self, name: str, watched: _Watched, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        """Reserve the test, make it durable, and send the order."""
+        entry, test = self._settings.repairers.get(TEST), step.test
+        if entry is None or test is None:
+            watched.held = "no repairer of kind test is configured"
+            return
+        now = round(self._clocks.latest(), 3)
+        test = replace(test, began_at=now, deadline_at=now + entry.timeout)
+        wanted = running_of(name, test, at=self._clocks.trusted_wall())
+        held = await self._record_writer.reserve_test(wanted, rules.concurrent)
+        if held is not None:
+            watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
+            return
+        change: dict[str, str | None] = {NODE_TEST: write_test(test)}
+        change |= followed_change(node.annotations, (test.request,))
+        begun_at = self._clocks.now()
+        await self._cluster.patch_node(
+            node, NodeChange(annotations=change), guard=self._guard(node)
+        )
+        watched.test = test
+        text = f"test {test.profile} of the new node is ordered: {step.because}"
+        self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
+        if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
+            await self._send(name, watched, test, rules, first=True)
+
+    def _guard(self, node: Node) -> Guard:
+        """The guard of the write by which a test begins, after its wait in the queue."""
+
+        async def check() -> None:
+            await self._record_writer.switch.check()
+            self._check_place(node)
+
+        return check
+
+    def _removal_guard(self, node: Node) -> Guard:
+        """The same for the removal of the taint, which no stop holds: it is a release."""
+
+        async def check() -> None:
+            self._check_place(node)
+
+        return check
+
+    def _check_place(self, node: Node) -> None:
+        """Raise GuardRefused where the node is not ours to act for, or something stands against it
+        by now.
+        """
+        if not self._may_act(node.name):
+            raise GuardRefused(_NO_PLACE)
+        why = self._against_removal(node, self._registry.known(node.name))
+        if why:
+            raise GuardRefused(why)
+
+    async def _send(
+        self,
+        name: str,
+        watched: _Watched,
+        test: NodeTest,
+        rules: NewNodeRules,
+        *,
+        first: bool = False,
+    ) -> None:
+        """Send the order. Only one that its repairer carries out once is sent again."""
+        entry = self._settings.repairers.get(TEST)
+        if entry is None or not (first or entry.repairer.sends_twice):
+            return
+        if test.operation in self._ends:
+            await self._end(name, watched, test, *self._ends[test.operation], rules)
+            return
+        if not self._record_writer.has_test(name, test.operation):
+            wanted = running_of(name, test, at=self._clocks.trusted_wall())
+            held = await self._record_writer.reserve_test(wanted, rules.concurrent)
+            if held is not None:
+                watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
+                return
+        await self._record_writer.switch.check()
+        if not self._may_act(name):
+            raise GuardRefused(_NO_PLACE)
+        watched.look_at = self._clocks.now() + LOOK_BUSY
+        answer = await entry.repairer.order(self._order(name, watched.uid, test, rules))
+        self._keep_details(test, answer)
+        if answer.state in _ANSWERS:
+            await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
+        elif answer.state is AnswerState.TAKEN:
+            taken = replace(test, state=RepairState.ORDERED, message=answer.text[:500])
+            await self._change(name, watched, test, taken)
+        elif answer.state is AnswerState.NOT_SENT and not entry.repairer.sends_twice:
+            state = RepairState.INCONCLUSIVE
+            await self._end(name, watched, test, state, answer.text, rules)
+        else:
+            watched.held = answer.text
+
+    def _order(self, name: str, uid: str, test: NodeTest, rules: NewNodeRules) -> RepairOrder:
+        return RepairOrder(
+            operation=test.operation,
+            repair=TEST,
+            node=name,
+            node_uid=uid,
+            boot_id=test.boot_id,
+            quarantine="",
+            reason=f"a new node (taint {rules.taint})",
+            lasts=max(1.0, test.deadline_at - self._clocks.latest()),
+            profile=test.profile,
+            tolerates=rules.taint,
+        )
+
+    # -- and ends ---------------------------------------------------------------------------
+
+    async def _prove(
+        self, name: str, watched: _Watched, test: NodeTest, rules: NewNodeRules
+    ) -> bool:
+        """End the test where its end is known. Returns whether it is."""
+        watched.look_at = self._clocks.now() + LOOK_BUSY
+        if test.operation in self._ends:
+            await self._end(name, watched, test, *self._ends[test.operation], rules)
+            return True
+        entry = self._settings.repairers.get(TEST)
+        if entry is None or test.state is not RepairState.ORDERED:
+            return False
+        answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test, rules))
+        self._keep_details(test, answer)
+        if answer.state not in _ANSWERS:
+            return False
+        await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
+        return True
+
+    async def _stop(
+        self, name: str, watched: _Watched, test: NodeTest, why: str, rules: NewNodeRules
+    ) -> None:
+        """The test has lost its purpose: it says nothing about the node any more."""
+        if test.operation not in self._ends:
+            entry = self._settings.repairers.get(TEST)
+            if entry is not None:
+                await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+        same = test.is_of_boot(watched.boot_id)
+        state = RepairState.CANCELLED if same else RepairState.INCONCLUSIVE
+        await self._end(name, watched, test, state, why, rules)
+
+    async def _give_up(
+        self, name: str, watched: _Watched, test: NodeTest, rules: NewNodeRules
+    ) -> None:
+        """Its time is over. One last look: a verdict that has come counts."""
+        if await self._prove(name, watched, test, rules):
+            return
+        entry = self._settings.repairers.get(TEST)
+        if entry is not None:
+            await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+            if await self._prove(name, watched, test, rules):
+                return
+        text = watched.held or "it gave no verdict in its time"
+        await self._end(name, watched, test, RepairState.INCONCLUSIVE, text, rules)
+
+    async def _end(
+        self,
+        name: str,
+        watched: _Watched,
+        test: NodeTest,
+        state: RepairState,
+        text: str,
+        rules: NewNodeRules,
+    ) -> None:
+        """Remove what the order left, write the test's end with the taint's; then its reservation
+        goes. The removal comes first, as no process would remember it after a crash.
+        """
+        self._ends[test.operation] = state, text
+        entry = self._settings.repairers.get(TEST)
+        in_time = self._clocks.earliest() < test.deadline_at + _ENDS_WITHIN
+        if entry is not None and entry.clean_up is not None:
+            left = await entry.clean_up(self._order(name, watched.uid, test, rules))
+            if left.state is AnswerState.NOT_SENT and in_time:
+                watched.held, watched.look_at = left.text, self._clocks.now() + LOOK_BUSY
+                return
+        node_state = self._registry.known(name)
+        passed = state is RepairState.SUCCEEDED
+        if passed and in_time and not (node_state is not None and node_state.agent.is_fresh):
+            # It has passed: what else is known of it has to be heard before the taint goes.
+            watched.held, watched.look_at = "its agent is awaited", self._clocks.now() + LOOK_BUSY
+            return
+        written = await self._write_end(name, watched, test, state, text, rules)
+        del self._ends[test.operation]
+        details = self._details.pop(test.operation, {})
+        if entry is not None and entry.note_end is not None:
+            entry.note_end(name, test.operation)
+        if written is not None:
+            self._tell_end(name, watched, written, details, rules)
+        await self._record_writer.end_test(name, test.operation)
+
+    async def _write_end(
+        self,
+        name: str,
+        watched: _Watched,
+        test: NodeTest,
+        state: RepairState,
+        text: str,
+        rules: NewNodeRules,
+    ) -> NodeTest | None:
+        """The test with its end, as written; None where the Node is another one by now.
+
+        The taint goes in the same patch, against the version of the read that it was decided on:
+        another party's taint that came meanwhile makes it fail, and is kept by the next one.
+        """
+        for attempt in range(1, _TRIES + 1):
+            node = await self._cluster.read_node(name)
+            if node is None or node.uid != watched.uid:
+                return None
+            _require_same(node, test)
+            end, why = state, text
+            if not test.is_of_boot(node.boot_id):
+                end = RepairState.INCONCLUSIVE
+                why = f"the node is in another boot than the test was for; {text}".rstrip("; ")
+            against = self._against_removal(node, self._registry.known(name))
+            if end is RepairState.SUCCEEDED and against:
+                end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
+            removes = end is RepairState.SUCCEEDED and rules.remove_taint
+            written = ended(test, end, why, at=round(self._clocks.wall(), 3), boot_id=node.boot_id)
+            change = NodeChange(
+                taints=without_taint(node, rules.taint) if removes else None,
+                annotations={NODE_TEST: write_test(written)},
+            )
+            guard = self._removal_guard(node) if removes else None
+            try:
+                node = await self._cluster.patch_node(node, change, guard=guard)
+            except Conflict:  # the kubelet writes its node too
+                if attempt == _TRIES:
+                    raise
+            else:
+                self._take_read(watched, node, rules)
+                return written
+        raise AssertionError("unreachable")
+
+    def _tell_end(
+        self,
+        name: str,
+        watched: _Watched,
+        test: NodeTest,
+        details: Mapping[str, str],
+        rules: NewNodeRules,
+    ) -> None:
+        passed = test.state is RepairState.SUCCEEDED
+        reason = "by-hand" if test.request else NEW_NODE
+        self._fleet.stages.note_test(reason, test.state.value)
+        told = f": {test.message}" if test.message else ""
+        words = _IN_WORDS.get(test.state, "gave no verdict about it")
+        removed = f"; the taint {rules.taint} is removed" if passed and rules.remove_taint else ""
+        self._emit(
+            name,
+            EventKind.REPAIR_ENDED,
+            f"test {test.profile} of the new node {words}{told}{removed}",
+            {**details, **as_details(test), "outcome": test.state.value},
+        )
+        if watched.tainted and needs_a_person(test, watched.boot_id, rules):
+            why = why_over(test, watched.boot_id, rules)
+            text = (
+                f"the new node keeps its taint {rules.taint}: {why}. Repair it and reboot it, or "
+                f"test it again: sickbay test {name}. To take it as it is: "
+                f"kubectl taint nodes {name} {rules.taint}-"
+            )
+            self._emit(name, EventKind.NEW_NODE_HELD, text, as_details(test))
+
+    def _keep_details(self, test: NodeTest, answer: RepairAnswer) -> None:
+        if answer.details:
+            self._details[test.operation] = answer.details
+
+    async def _change(
+        self, name: str, watched: _Watched, before: NodeTest, after: NodeTest
+    ) -> None:
+        """Write the test, unless another process has changed it."""
+        for attempt in range(1, _TRIES + 1):
+            node = await self._cluster.read_node(name)
+            if node is None or node.uid != watched.uid:
+                raise Conflict("the Node is another one now")
+            _require_same(node, before)
+            try:
+                await self._cluster.patch_node(
+                    node, NodeChange(annotations={NODE_TEST: write_test(after)})
+                )
+            except Conflict:
+                if attempt == _TRIES:
+                    raise
+            else:
+                watched.test = after
+                return
+
+    # -- what others are told ----------------------------------------------------------------
+
+    async def _tell(self, name: str, watched: _Watched, rules: NewNodeRules) -> None:
+        """Bring the Node's condition up to date."""
+        told = condition_of(watched.test, tainted=watched.tainted, rules=rules)
+        if told is None or told == watched.said or watched.problem:
+            return
+        if self._settings.rules.mode is not RepairMode.REPAIR:
+            return
+        await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)
+        watched.said = told
+
+    def _emit(self, name: str, kind: EventKind, text: str, details: Mapping[str, str]) -> None:
+        self._event_sink.record_event(
+            Transition(self._clocks.wall(), kind, name, text, details=details)
+        )
+
+
+def _require_same(node: Node, test: NodeTest) -> None:
+    """Raise Conflict unless the Node has this test in this state."""
+    if _parse(node.annotations, node.uid)[0] != test:
+        raise Conflict("the test was changed by another process")
+
+
+def _parse(annotations: Mapping[str, str], uid: str) -> tuple[NodeTest | None, str]:
+    """The test, and why it can't be read."""
+    try:
+        return read_test(annotations, uid), ""
+    except NodeTestUnreadable as error:
+        return None, str(error)

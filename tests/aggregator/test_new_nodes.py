@@ -1,0 +1,439 @@
+"""Tests of new nodes by the whole controller, in virtual time, and every interruption."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Action, Taint, Unreachable
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.new_node_tests import (
+    FAILED,
+    GOING,
+    KEY,
+    NOTHING,
+    PASSED,
+    POOL,
+    TIMEOUT,
+    UNTESTED,
+    NewNodes,
+)
+from tests.support.replica import fault
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+
+OTHER = Taint("example.com/storage-missing", "", "NoExecute")
+
+
+@in_virtual_time
+async def test_a_new_node_that_passes_loses_its_startup_taint_and_no_other() -> None:
+    site = NewNodes()
+    site.start()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    site.check()
+    assert site.taints() == (POOL,)
+    assert site.program.operations == ["uid-n1-boot-1-1-test"]
+    [order] = site.program.orders
+    assert (order.profile, order.tolerates, order.quarantine) == ("quick", KEY, "")
+    assert site.program.ended == site.program.operations
+    assert parse_record(site.world.record.text).node_tests == {}
+    assert [one[1:] for one in site.world.told_tests] == [
+        ("Unknown", "TestUnderWay"),
+        ("True", "TestPassed"),
+    ]
+    message = site.world.test_conditions["n1"].message
+    assert "test quick passed (operation uid-n1-boot-1-1-test, boot boot-1)" in message
+    assert site.kinds() == ["repair.ordered", "repair.ended"]
+    [ended] = [one for one in site.replica.notes.transitions if one.kind == "repair.ended"]
+    assert ended.details["outcome"] == "Succeeded"
+    assert ended.details["measurements"] == PASSED.details["measurements"]
+    assert site.replica.fleet.stages.tests == {("new-node", "Succeeded"): 1}
+    await later(3 * TIMEOUT)
+    assert len(site.program.orders) == 1
+    assert site.world.quarantines == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_taint_that_another_party_sets_during_the_write_survives_it() -> None:
+    site = NewNodes()
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+
+    async def meanwhile(name: str) -> None:
+        ends = name == "patch_node" and site.last_test().get("state") == "Ordered"
+        if ends and OTHER not in site.taints():
+            site.set_taints(*site.taints(), OTHER)
+
+    cluster.in_queue = meanwhile
+    await site.settles(site.is_open)
+    site.check()
+    assert site.taints() == (POOL, OTHER)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -> None:
+    site = NewNodes(verdicts=(FAILED,))
+    site.start()
+    await site.settles(lambda: site.condition() == ("False", "TestFailed"))
+    await later(20 * TIMEOUT)
+    site.check()
+    assert site.taints() == (POOL, UNTESTED)
+    assert len(site.program.orders) == 1
+    assert site.kinds() == ["repair.ordered", "repair.ended", "node.test_exhausted"]
+    text = site.replica.notes.transitions[-1].summary
+    assert "fio: too slow" in text
+    assert f"kubectl taint nodes n1 {KEY}-" in text
+    assert site.replica.fleet.node_tests["n1"].needs_person
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
+    site = NewNodes(verdicts=(FAILED, PASSED))
+    site.start()
+    await site.settles(lambda: site.condition() == ("False", "TestFailed"))
+    site.reboot()
+    await site.settles(site.is_open)
+    site.check()
+    assert site.program.operations == ["uid-n1-boot-1-1-test", "uid-n1-boot-1x-2-test"]
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_tests_without_a_verdict_end_and_leave_the_taint() -> None:
+    site = NewNodes(verdicts=(NOTHING,))
+    site.start()
+    await site.settles(lambda: "node.test_exhausted" in site.kinds())
+    await later(20 * TIMEOUT)
+    site.check()
+    assert len(site.program.orders) == 3
+    assert site.taints() == (POOL, UNTESTED)
+    assert site.condition() == ("Unknown", "NoVerdict")
+    assert "there is no dcgmi" in site.world.test_conditions["n1"].message
+    assert site.kinds().count("node.test_exhausted") == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_that_never_ends_has_no_verdict_and_is_ended() -> None:
+    site = NewNodes(verdicts=(GOING, PASSED))
+    site.start()
+    await site.settles(site.is_open)
+    site.check()
+    assert site.program.cancelled == ["uid-n1-boot-1-1-test"]
+    assert site.program.operations == ["uid-n1-boot-1-1-test", "uid-n1-boot-1-2-test"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_a_test_reboots_is_not_tested_without_end() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.start()
+    for number in range(1, 4):
+        await site.settles(partial(site.is_at, number))
+        await site.settles(lambda: site.last_test().get("state") == "Ordered")
+        site.reboot()
+    await site.settles(lambda: "node.test_exhausted" in site.kinds())
+    await later(20 * TIMEOUT)
+    site.check()
+    assert len(site.program.operations) == 3
+    assert not site.is_open()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_fleet_has_so_many_tests_at_once_and_each_node_its_turn() -> None:
+    names = tuple(f"n{number}" for number in range(7))
+    site = NewNodes(*names)
+    site.program.verdicts = [GOING] * 2 + [PASSED]
+    site.start()
+    await later(60)
+    assert len(site.program.operations) == 2
+    assert len(parse_record(site.world.record.text).node_tests) == 2
+    held = [one.held for one in site.replica.fleet.node_tests.values() if one.held]
+    assert len(held) == 5
+    assert "repair.new_nodes.concurrent = 2" in held[0]
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: all(site.is_open(name) for name in names))
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_in_mode_observe_the_test_is_only_told() -> None:
+    site = NewNodes()
+    site.mode = RepairMode.OBSERVE
+    site.start()
+    await later(10 * TIMEOUT)
+    assert site.kinds() == ["repair.suppressed"]
+    assert site.program.orders == []
+    assert site.world.writes == []
+    assert site.world.test_conditions == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_in_mode_observe_is_left_with_its_taint() -> None:
+    site = NewNodes()
+    site.settings = replace(site.settings, mode=Action.OBSERVE)
+    site.start()
+    await later(10 * TIMEOUT)
+    assert site.program.orders == []
+    assert not site.is_open()
+    assert "observe" in site.replica.fleet.node_tests["n1"].held
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_exempt_node_is_left_with_its_taint_until_the_exemption_ends() -> None:
+    site = NewNodes()
+    site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z we set it up")
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+    site.world.person_annotates("n1", EXEMPT, None)
+    await site.settles(site.is_open)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_without_a_reporting_agent_is_not_tested() -> None:
+    """Nothing is done on silence."""
+    site = NewNodes()
+    site.start()
+    site.replica.controller.on_disconnect("n1", object(), "lost")  # type: ignore[arg-type]
+    names, site.names = site.names, ()
+    await site.replica.stop()
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+    assert not site.is_open()
+    assert site.condition() == ("Unknown", "NotTested")
+    site.names = names
+    site.report("n1")
+    await site.settles(site.is_open)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.report("n1", fault("xid:79"))
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: bool(site.world.quarantines))
+    await later(TIMEOUT)
+    site.check()
+    assert not site.is_open()
+    assert site.last_test()["state"] == "Cancelled"
+    assert site.condition() == ("Unknown", "NoVerdict")
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_is_tested_anew_after_its_quarantine() -> None:
+    site = NewNodes()
+    site.start(MemoryCluster(site.world))
+    site.report("n1", fault("xid:79"))
+    await site.settles(lambda: bool(site.world.quarantines))
+    await later(TIMEOUT)
+    assert not site.is_open()
+    site.reboot()
+    await site.settles(site.is_open, within=8 * 3600)
+    site.check()
+    assert site.world.quarantines == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_who_removes_the_taint_ends_the_test() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.set_taints(POOL)
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled")
+    site.check()
+    assert site.program.cancelled == site.program.operations
+    assert parse_record(site.world.record.text).node_tests == {}
+    assert site.condition() == ("Unknown", "NoVerdict")
+    await later(10 * TIMEOUT)
+    assert len(site.program.orders) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_stop_switch_holds_the_beginning_and_not_the_removal() -> None:
+    site = NewNodes()
+    site.world.person_stops("maintenance")
+    site.start()
+    await later(3 * TIMEOUT)
+    assert site.program.orders == []
+    site.world.person_stops("")
+    site.program.verdicts = [GOING]
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.world.person_stops("again")
+    site.program.verdicts = [PASSED]
+    await site.settles(site.is_open)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_has_an_exhausted_node_tested_again() -> None:
+    site = NewNodes(verdicts=(FAILED, PASSED))
+    site.start()
+    await site.settles(lambda: "node.test_exhausted" in site.kinds())
+    site.world.person_annotates("n1", REQUEST, "test:standard r1")
+    await site.settles(site.is_open)
+    site.check()
+    assert [one.profile for one in site.program.orders] == ["quick", "standard"]
+    assert site.last_test()["request"] == "r1"
+    assert "r1" in site.world.nodes["n1"].annotations["sickbay.dev/repair-followed"]
+    assert site.replica.fleet.stages.tests["by-hand", "Succeeded"] == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet() -> None:
+    site = NewNodes()
+    starting = Taint("node.kubernetes.io/network-unavailable", "", "NoSchedule")
+    site.set_taints(POOL, UNTESTED, starting)
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+    site.set_taints(POOL, UNTESTED)
+    await site.settles(site.is_open)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
+    site = NewNodes()
+    site.rules["remove_taint"] = False
+    site.start()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await later(10 * TIMEOUT)
+    site.check()
+    assert site.taints() == (POOL, UNTESTED)
+    assert len(site.program.orders) == 1
+    assert not site.replica.fleet.node_tests["n1"].needs_person
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_annotation_that_cannot_be_read_begins_no_test() -> None:
+    site = NewNodes()
+    site.world.person_annotates("n1", NODE_TEST, '{"number": "1"}')
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+    assert not site.is_open()
+    assert "can't be read" in site.replica.fleet.node_tests["n1"].held
+    site.world.person_annotates("n1", NODE_TEST, None)
+    await site.settles(site.is_open)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_order_without_an_answer_is_sent_again_only_where_it_is_harmless() -> None:
+    site = NewNodes()
+    site.twice = False
+    site.program.answer = RepairAnswer(AnswerState.UNSURE, "no answer")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
+    site.check()
+    assert len(site.program.orders) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_without_the_section_no_node_is_listed_and_nothing_is_written() -> None:
+    site = NewNodes()
+    site.mode = RepairMode.OFF
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await later(10 * TIMEOUT)
+    assert cluster.asked["list_node_tests"] == 0
+    assert site.world.writes == []
+    await site.replica.stop()
+
+
+# -- interruptions ---------------------------------------------------------------------------
+
+#: More calls than a test takes from its beginning to its end.
+STEPS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("verdict", [PASSED, FAILED, NOTHING], ids=["passed", "failed", "none"])
+def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
+    verdict: RepairAnswer,
+    after: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Killed at each of its calls; the next process goes on."""
+
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = NewNodes(verdicts=(verdict,))
+        cluster = MemoryCluster(site.world)
+        first = site.start(cluster)
+        cluster.crash_in(number, after=after)
+        await later(120)
+        first.task.cancel()
+        site.start()
+        site.rules["attempts"] = 3
+        ends = {
+            "all steps passed": ("True", "TestPassed"),
+            "fio: too slow": ("False", "TestFailed"),
+        }
+        end = ends.get(verdict.text, ("Unknown", "NoVerdict"))
+        most = 3 if verdict is NOTHING else 1
+        await site.settles(
+            lambda: site.condition() == end and site.last_test().get("number", 0) == most
+        )
+        await later(TIMEOUT)
+        site.check()
+        assert site.is_open() is (verdict is PASSED)
+        assert len(site.program.operations) == most
+        assert parse_record(site.world.record.text).node_tests == {}
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)
+
+
+@pytest.mark.slow
+def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = NewNodes()
+        calls = 0
+
+        def fails(_name: str) -> Unreachable | None:
+            nonlocal calls
+            calls += 1
+            return Unreachable("503") if calls == number else None
+
+        site.start(MemoryCluster(site.world, loses=fails))
+        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+        site.check()
+        assert len(site.program.operations) == 1
+        await later(TIMEOUT)
+        assert parse_record(site.world.record.text).node_tests == {}
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)

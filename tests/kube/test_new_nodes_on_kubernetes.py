@@ -1,0 +1,284 @@
+"""New nodes on a real API server: the controller tests a node with a startup taint by a Job, which
+the scheduler places; kwok plays the kubelet, and a test ends the pods.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.node_names import NODE_TEST, TEST_CONDITION
+from aggregator.cluster.port import Conflict, NodeChange
+from aggregator.health.model import Hello
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair import new_nodes
+from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.repairers.job import JobRepairer
+from aggregator.replicas.membership.view import SingleReplica
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_job_repairer import RIGHTS
+from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.kube_cluster import kube_cluster
+from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+KEY = "sickbay.dev/untested"
+UNTESTED = {"key": KEY, "effect": "NoSchedule"}
+FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real clocks, and a person who waits for the test."""
+    for name, value in (("EVERY", 0.1), ("LOOK_EVERY", 0.3), ("LOOK_BUSY", 0.3)):
+        monkeypatch.setattr(new_nodes, name, value)
+
+
+@pytest.fixture
+def jobs(cluster_space: Space) -> Jobs:
+    return Jobs(cluster_space)
+
+
+def new_node(space: Space, start: int = 0) -> str:
+    """As its kubelet registers it: --register-with-taints."""
+    [name] = space.create_nodes(1, start=start)
+    set_taints(space, name, UNTESTED)
+    return name
+
+
+def set_taints(space: Space, node: str, *taints: dict[str, str]) -> None:
+    body = {"spec": {"taints": list(taints)}}
+    space.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+
+
+def taints(space: Space, node: str) -> list[str]:
+    return [one["key"] for one in space.plane.node(node)["spec"].get("taints", [])]
+
+
+def condition(space: Space, node: str) -> dict[str, Any]:
+    found = space.plane.node(node)["status"]["conditions"]
+    return next((one for one in found if one["type"] == TEST_CONDITION), {})
+
+
+def status(space: Space, node: str) -> str:
+    return str(condition(space, node).get("status", ""))
+
+
+def last_test(space: Space, node: str) -> dict[str, Any]:
+    notes = space.plane.node(node)["metadata"].get("annotations", {})
+    found: dict[str, Any] = json.loads(notes.get(NODE_TEST, "{}"))
+    return found
+
+
+class OwnsSome(SingleReplica):
+    """The owner of these nodes alone; empty: of all."""
+
+    def __init__(self, nodes: tuple[str, ...]) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def may_act(self, node: str) -> bool:
+        return not self._nodes or node in self._nodes
+
+
+class Site:
+    """One replica, and the agents that report to it."""
+
+    def __init__(
+        self, cluster: KubeCluster, space: Space, owns: tuple[str, ...] = (), **rules: Any
+    ) -> None:
+        self.space, self.notes = space, Notes()
+        repairer = JobRepairer(cluster.objects(), job_section(space.namespace))
+        entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
+        given: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
+        self.controller = Controller(
+            cluster=cluster,
+            policy=POLICY,
+            settings=replace(
+                SETTINGS,
+                repair=RepairSettings(
+                    RepairRules(
+                        RepairMode.REPAIR, test_pause=1.0, new_nodes=NewNodeRules(**given | rules)
+                    ),
+                    {"test": entry},
+                ),
+            ),
+            fleet=FleetState(),
+            event_sink=self.notes,
+            clocks=Clocks(time.monotonic, time.time),
+            rng=random.Random(7),
+            shards=OwnsSome(owns),
+        )
+
+    def attach(self, node: str) -> None:
+        boot = self.space.plane.node(node)["status"]["nodeInfo"]["bootID"]
+        self.controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
+        self.controller.on_evidence(node, snapshot(), time.monotonic())
+
+
+@asynccontextmanager
+async def running(
+    cluster: KubeCluster, space: Space, *nodes: str, **rules: Any
+) -> AsyncIterator[Site]:
+    site = Site(cluster, space, **rules)
+    task = asyncio.create_task(site.controller.run())
+    try:
+        for node in nodes:
+            site.attach(node)
+        yield site
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
+    text = RIGHTS.read_text()
+    with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
+        yield aggregator
+
+
+async def test_a_node_that_passes_is_opened_with_the_rights_of_deploy(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    node = new_node(cluster_space)
+    async with kube_cluster(rights) as account, running(account, cluster_space, node) as site:
+        pod = await jobs.pod_on(node)
+        [job] = jobs.all()
+        [owner] = job["metadata"]["ownerReferences"]
+        uid = cluster_space.plane.node(node)["metadata"]["uid"]
+        assert (owner["kind"], owner["uid"]) == ("Node", uid)
+        asked = [one["key"] for one in job["spec"]["template"]["spec"]["tolerations"]]
+        assert asked == [KEY]
+        await until(lambda: status(cluster_space, node) == "Unknown")
+        jobs.end(pod, 0, "all steps passed")
+        await until(lambda: status(cluster_space, node) == "True", within=60)
+        assert taints(cluster_space, node) == []
+        said = condition(cluster_space, node)
+        assert said["reason"] == "TestPassed"
+        assert "all steps passed" in said["message"]
+        assert last_test(cluster_space, node)["operation"] in said["message"]
+        await until(lambda: jobs.all() == [])
+        assert site.notes.kinds(node) == ["repair.ordered", "repair.ended"]
+
+
+async def test_a_foreign_taint_that_comes_during_the_test_survives(
+    kube: KubeCluster, jobs: Jobs, cluster_space: Space
+) -> None:
+    node = new_node(cluster_space)
+    async with running(kube, cluster_space, node):
+        pod = await jobs.pod_on(node)
+        set_taints(cluster_space, node, UNTESTED, FOREIGN)
+        jobs.end(pod, 0)
+        await until(lambda: KEY not in taints(cluster_space, node), within=60)
+        assert taints(cluster_space, node) == [FOREIGN["key"]]
+
+
+async def test_the_server_refuses_the_removal_of_a_list_of_taints_that_has_changed(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """The taints are one list: without the version of the read a foreign one would be lost."""
+    node = new_node(cluster_space)
+    read = await kube.read_node(node)
+    assert read is not None
+    set_taints(cluster_space, node, UNTESTED, FOREIGN)
+    with pytest.raises(Conflict):
+        await kube.patch_node(read, NodeChange(taints=without_taint(read, KEY)))
+    assert taints(cluster_space, node) == [KEY, FOREIGN["key"]]
+
+
+async def test_a_node_that_fails_stays_and_tells_why(
+    kube: KubeCluster, jobs: Jobs, cluster_space: Space
+) -> None:
+    node = new_node(cluster_space)
+    async with running(kube, cluster_space, node) as site:
+        jobs.end(await jobs.pod_on(node), 1, "gemm: GPU 3 differs")
+        await until(lambda: status(cluster_space, node) == "False", within=60)
+        assert taints(cluster_space, node) == [KEY]
+        assert "gemm: GPU 3 differs" in condition(cluster_space, node)["message"]
+        await until(lambda: "node.test_exhausted" in site.notes.kinds(node))
+        await until(lambda: jobs.all() == [])
+
+
+async def test_two_replicas_that_both_take_a_node_for_theirs_make_one_job(
+    kube: KubeCluster, jobs: Jobs, cluster_space: Space
+) -> None:
+    node = new_node(cluster_space)
+    async with running(kube, cluster_space, node):
+        async with (
+            kube_cluster(
+                cluster_space.plane.kubeconfig, namespace=cluster_space.namespace
+            ) as other,
+            running(other, cluster_space, node),
+        ):
+            pod = await jobs.pod_on(node)
+            await until(lambda: last_test(cluster_space, node)["state"] == "Ordered")
+            names = set()
+            for _ in range(20):  # several looks of both
+                names |= {one["metadata"]["name"] for one in jobs.all()}
+                await asyncio.sleep(0.05)
+        assert len(names) == 1
+        jobs.end(pod, 0)  # while one of them has gone
+        await until(lambda: KEY not in taints(cluster_space, node))
+    assert last_test(cluster_space, node)["number"] == 1
+
+
+async def test_the_limit_of_the_fleet_holds_with_two_replicas(
+    kube: KubeCluster, jobs: Jobs, cluster_space: Space
+) -> None:
+    nodes = [new_node(cluster_space, start=number) for number in range(4)]
+    most = 0
+    async with (
+        kube_cluster(cluster_space.plane.kubeconfig, namespace=cluster_space.namespace) as other,
+        running(kube, cluster_space, *nodes, owns=tuple(nodes[:2])),
+        running(other, cluster_space, *nodes, owns=tuple(nodes[2:])),
+    ):
+        ended: set[str] = set()
+
+        def ends() -> bool:
+            """Ends each pod that runs, once; counts those that had not ended."""
+            nonlocal most
+            runs = [one for one in jobs.pods() if one["status"]["phase"] == "Running"]
+            most = max(most, len(jobs.all()))
+            for pod in runs:
+                if pod["metadata"]["uid"] not in ended:
+                    ended.add(pod["metadata"]["uid"])
+                    jobs.end(pod, 0)
+            return all(KEY not in taints(cluster_space, node) for node in nodes)
+
+        await until(ends, within=90)
+    assert most == 2
+
+
+async def test_a_node_in_another_boot_is_tested_again(
+    kube: KubeCluster, jobs: Jobs, cluster_space: Space
+) -> None:
+    node = new_node(cluster_space)
+    async with running(kube, cluster_space, node) as site:
+        jobs.end(await jobs.pod_on(node), 1)
+        await until(lambda: status(cluster_space, node) == "False", within=60)
+        await until(lambda: jobs.all() == [] and jobs.pods() == [], within=60)
+        info = {**cluster_space.plane.node(node)["status"]["nodeInfo"], "bootID": "boot-2"}
+        path, body = f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}}
+        cluster_space.plane.call("PATCH", path, body, MERGE_PATCH)
+        site.attach(node)
+        jobs.end(await jobs.pod_on(node), 0)
+        await until(lambda: status(cluster_space, node) == "True", within=60)
+        assert last_test(cluster_space, node)["number"] == 2
+        assert taints(cluster_space, node) == []

@@ -1,0 +1,202 @@
+"""New nodes and the program that tests them, both of which outlive the aggregator's processes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aggregator.cluster.node_names import NODE_TEST, is_marked
+from aggregator.cluster.port import Node, Taint
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    ConfiguredRepairer,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import SETTINGS, Replica, snapshot
+from tests.support.virtual_replica import Running, soon
+
+KEY = "sickbay.dev/untested"
+UNTESTED = Taint(KEY, "", "NoSchedule")
+POOL = Taint("nvidia.com/gpu", "present", "NoSchedule")
+PASSED = RepairAnswer(AnswerState.DONE, "all steps passed", {"measurements": '[["m","",1,"GB/s"]]'})
+FAILED = RepairAnswer(AnswerState.FAILED, "fio: too slow")
+NOTHING = RepairAnswer(AnswerState.INCONCLUSIVE, "missing-tool: there is no dcgmi")
+GOING = RepairAnswer(AnswerState.TAKEN)
+TIMEOUT = 600.0
+
+
+@dataclass
+class TestProgram:
+    """Carries out the orders; ``wrong`` lists what must never be."""
+
+    __test__ = False
+
+    world: World
+    concurrent: int
+    #: One verdict for each operation in the order of their beginning, the last for all that follow.
+    verdicts: list[RepairAnswer] = field(default_factory=lambda: [PASSED])
+    answer: RepairAnswer = GOING
+    orders: list[RepairOrder] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def operations(self) -> list[str]:
+        """Each operation once, in the order of their beginning."""
+        return list(dict.fromkeys(one.operation for one in self.orders))
+
+    def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
+        node, name = self.world.nodes[order.node], order.operation
+        told = json.loads(node.annotations.get(NODE_TEST, "{}"))
+        running = parse_record(self.world.record.text).node_tests
+        checks = {
+            "is not durable": (told.get("operation"), told.get("state")) != (name, "Ordering"),
+            "is not reserved": order.node not in running or running[order.node].operation != name,
+            "is over the limit": len(running) > self.concurrent,
+            "is after the stop": bool(self.world.stop.reason),
+            "is of a node without the taint": UNTESTED not in node.taints,
+            "is of a node in quarantine": is_marked(node) or order.node in self.world.quarantines,
+            "is of another boot": order.boot_id != node.boot_id,
+            "was sent before": name in self.operations and not twice,
+        }
+        self.wrong += [f"{name} {what}" for what, holds in checks.items() if holds]
+        self.orders.append(order)
+        return self.answer
+
+    def verdict(self, operation: str) -> RepairAnswer:
+        number = self.operations.index(operation)
+        return self.verdicts[min(number, len(self.verdicts) - 1)]
+
+    def check_removal(self, before: Node, after: Node) -> None:
+        """A taint that goes with a test in the annotation goes by a pass alone."""
+        removed = UNTESTED in before.taints and UNTESTED not in after.taints
+        if not removed or after.annotations == before.annotations:
+            return  # a person has removed it
+        told = json.loads(after.annotations[NODE_TEST])
+        if told["state"] != "Succeeded" or self.verdict(told["operation"]) is not PASSED:
+            self.wrong.append(f"{after.name}: the taint was removed by {told}")
+        if before.boot_id != told["boot_id"]:
+            self.wrong.append(f"{after.name}: it was removed in another boot")
+        if is_marked(after) or after.name in self.world.quarantines:
+            self.wrong.append(f"{after.name}: it was removed in a quarantine")
+        if set(before.taints) - set(after.taints) != {UNTESTED}:
+            self.wrong.append(f"{after.name}: {before.taints} became {after.taints}")
+
+
+class WatchedWorld(World):
+    """Has each change of a node checked."""
+
+    check: Callable[[Node, Node], None] = staticmethod(lambda _before, _after: None)
+
+    def set_node(self, node: Node) -> None:
+        before = self.nodes.get(node.name)
+        if before is not None:
+            self.check(before, node)
+        super().set_node(node)
+
+
+class ProgramRepairer:
+    """One process's way to the program. Its calls are killed with the process."""
+
+    def __init__(
+        self, program: TestProgram, cluster: MemoryCluster, *, sends_twice: bool = True
+    ) -> None:
+        self.sends_twice = sends_twice
+        self._program, self._cluster = program, cluster
+
+    async def order(self, order: RepairOrder) -> RepairAnswer:
+        return await self._cluster._call(
+            "test", lambda: self._program.take(order, twice=self.sends_twice)
+        )
+
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+        return await self._cluster._call("verdict", lambda: self._program.verdict(order.operation))
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        def effect() -> bool:
+            self._program.cancelled.append(order.operation)
+            return False
+
+        return await self._cluster._call("cancel", effect)
+
+    def note_end(self, _node: str, operation: str) -> None:
+        self._program.ended.append(operation)
+
+
+class NewNodes:
+    """A world of new nodes, and one replica after the other."""
+
+    def __init__(self, *names: str, verdicts: tuple[RepairAnswer, ...] = (PASSED,)) -> None:
+        self.world = WatchedWorld()
+        self.names = names or ("n1",)
+        for name in self.names:
+            self.world.add_node(name, taints=(POOL, UNTESTED))
+        self.rules: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
+        self.program = TestProgram(self.world, 2, list(verdicts))
+        self.world.check = self.program.check_removal
+        self.mode, self.twice, self.settings = RepairMode.REPAIR, True, SETTINGS
+        self.replica: Replica
+
+    def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
+        cluster = cluster or MemoryCluster(self.world, **more)
+        one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
+        rules = RepairRules(mode=self.mode, test_pause=60.0, new_nodes=NewNodeRules(**self.rules))
+        repair = RepairSettings(
+            rules, {"test": ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end)}
+        )
+        self.replica = Replica(
+            self.world,
+            clock=Running(),
+            settings=replace(self.settings, repair=repair),
+            cluster=cluster,
+        )
+        for name in self.names:
+            self.report(name)
+        return self.replica
+
+    def report(self, name: str, *evidence: Any) -> None:
+        """The node's agent attaches, in the machine's present boot."""
+        boot = self.world.nodes[name].boot_id
+        self.replica.agent(name, snapshot(*evidence), boot_id=boot)
+
+    def reboot(self, name: str = "n1") -> None:
+        node = self.world.nodes[name]
+        self.world.set_node(replace(node, boot_id=f"{node.boot_id}x"))
+        self.report(name)
+
+    def taints(self, name: str = "n1") -> tuple[Taint, ...]:
+        return self.world.nodes[name].taints
+
+    def set_taints(self, *taints: Taint, name: str = "n1") -> None:
+        self.world.set_node(replace(self.world.nodes[name], taints=taints))
+
+    def is_open(self, name: str = "n1") -> bool:
+        return UNTESTED not in self.taints(name)
+
+    def last_test(self, name: str = "n1") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.world.nodes[name].annotations.get(NODE_TEST, "{}"))
+        return found
+
+    def is_at(self, number: int) -> bool:
+        """Whether the node's last test is the one of this number."""
+        return self.last_test().get("number") == number
+
+    def condition(self, name: str = "n1") -> tuple[str, str]:
+        found = self.world.test_conditions.get(name)
+        return (found.status, found.reason) if found is not None else ("", "")
+
+    def kinds(self, name: str = "n1") -> list[str]:
+        return self.replica.notes.kinds(name)
+
+    async def settles(self, what: Callable[[], object], within: float = 4 * TIMEOUT) -> None:
+        await soon(what, within=within)
+
+    def check(self) -> None:
+        assert self.program.wrong == []

@@ -1,0 +1,256 @@
+"""The test of a new node: what is done next, whatever the node and its annotation say."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Node, RepairState, Taint
+from aggregator.quarantine.decide.admission_record import (
+    Record,
+    RunningRepair,
+    dump_record,
+    parse_record,
+)
+from aggregator.quarantine.decide.new_nodes import (
+    NewNodeRules,
+    NewNodeStep,
+    NodeTest,
+    NodeTestFacts,
+    NodeTestUnreadable,
+    condition_of,
+    ended,
+    needs_a_person,
+    next_test,
+    not_ready,
+    operation_of,
+    read_test,
+    reserve_test,
+    running_of,
+    without_taint,
+    write_test,
+)
+
+KEY = "sickbay.dev/untested"
+RULES = NewNodeRules(KEY, "quick", attempts=3, concurrent=2)
+S = RepairState
+NODE = Node("n", "uid", "1", False, (), {}, {}, "b1", True)
+
+
+def a_test(*, number: int = 1, state: RepairState = S.ORDERED, **more: Any) -> NodeTest:
+    boot = more.pop("boot_id", "b1")
+    one = NodeTest(number, operation_of("uid", boot, number), "quick", state, boot, began_at=1.0)
+    return replace(one, deadline_at=100.0, **more)
+
+
+def facts(**more: Any) -> NodeTestFacts:
+    return replace(NodeTestFacts("uid", "b1", tainted=True), **more)
+
+
+def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> NewNodeStep:
+    return next_test(last, facts(**more), RULES, pause=10.0, now=now).do
+
+
+tests = st.builds(
+    a_test,
+    number=st.integers(1, 50),
+    state=st.sampled_from(RepairState),
+    boot_id=st.sampled_from(["b1", "b2", ""]),
+    boot_after=st.sampled_from(["", "b2", "b3"]),
+    inconclusive=st.integers(0, 5),
+    request=st.sampled_from(["", "r1"]),
+    ended_at=st.floats(0, 1000),
+    message=st.text(max_size=30),
+)
+any_facts = st.builds(
+    facts,
+    boot_id=st.sampled_from(["b1", "b2", ""]),
+    tainted=st.booleans(),
+    against=st.sampled_from(["", "no"]),
+    ends=st.sampled_from(["", "over"]),
+    request=st.sampled_from(["", "r1", "r2"]),
+    request_profile=st.sampled_from(["", "standard"]),
+)
+
+
+@given(tests)
+def test_the_annotation_reads_as_it_was_written(test: NodeTest) -> None:
+    assert read_test({NODE_TEST: write_test(test)}, "uid") == test
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_any_other_text_is_unreadable_and_never_a_verdict(text: str) -> None:
+    with pytest.raises(NodeTestUnreadable):
+        read_test({NODE_TEST: text}, "uid")
+
+
+@given(tests, st.sampled_from(["number", "state", "operation", "boot_id", "began_at", "message"]))
+def test_an_edited_annotation_is_unreadable_or_means_the_same_operation(
+    test: NodeTest, key: str
+) -> None:
+    data = json.loads(write_test(test))
+    data[key] = [data.get(key)]
+    with pytest.raises(NodeTestUnreadable):
+        read_test({NODE_TEST: json.dumps(data)}, "uid")
+
+
+@given(tests)
+def test_the_test_of_another_node_of_the_name_does_not_count(test: NodeTest) -> None:
+    with pytest.raises(NodeTestUnreadable, match="none of this Node"):
+        read_test({NODE_TEST: write_test(test)}, "another uid")
+
+
+@given(st.none() | tests, any_facts, st.floats(0, 2000))
+def test_a_test_begins_only_on_a_tainted_node_that_nothing_speaks_against(
+    last: NodeTest | None, found: NodeTestFacts, now: float
+) -> None:
+    what = next_test(last, found, RULES, pause=10.0, now=now)
+    if what.do is not NewNodeStep.ORDER:
+        return
+    assert found.tainted
+    assert not found.against
+    assert what.test is not None
+    assert what.test.number == (last.number + 1 if last is not None else 1)
+    assert what.test.operation == operation_of("uid", found.boot_id, what.test.number)
+    assert last is None or not last.is_busy
+    if not what.test.request and last is not None and last.is_of_boot(found.boot_id):
+        assert last.state is not S.FAILED
+        assert last.without_verdict < RULES.attempts
+
+
+@given(st.lists(st.sampled_from([S.INCONCLUSIVE, S.UNKNOWN, S.FAILED]), min_size=20))
+def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> None:
+    last: NodeTest | None = None
+    begun = 0
+    for number, end in enumerate(ends):
+        what = next_test(last, facts(), RULES, pause=0.0, now=1000.0 * number)
+        if what.do is not NewNodeStep.ORDER:
+            break
+        assert what.test is not None
+        begun += 1
+        last = ended(replace(what.test, deadline_at=1.0), end, "", at=1000.0 * number)
+    assert begun <= RULES.attempts
+    assert needs_a_person(last, "b1", RULES)
+
+
+@pytest.mark.parametrize(
+    ("last", "more", "expected"),
+    [
+        (None, {}, NewNodeStep.ORDER),
+        (None, {"tainted": False}, NewNodeStep.NOTHING),
+        (None, {"against": "cordoned"}, NewNodeStep.NOTHING),
+        (a_test(state=S.ORDERING), {}, NewNodeStep.SEND),
+        (a_test(state=S.ORDERED), {}, NewNodeStep.PROVE),
+        (a_test(state=S.ORDERED), {"now": 100.0}, NewNodeStep.END),
+        (a_test(state=S.ORDERED), {"boot_id": "b2"}, NewNodeStep.STOP),
+        (a_test(state=S.ORDERED), {"boot_id": ""}, NewNodeStep.PROVE),
+        (a_test(state=S.ORDERED), {"tainted": False}, NewNodeStep.STOP),
+        (a_test(state=S.ORDERED), {"ends": "quarantine"}, NewNodeStep.STOP),
+        (a_test(state=S.ORDERED), {"against": "evidence"}, NewNodeStep.PROVE),
+        (a_test(state=S.FAILED), {}, NewNodeStep.NOTHING),
+        (a_test(state=S.FAILED), {"boot_id": "b2"}, NewNodeStep.ORDER),
+        (a_test(state=S.FAILED), {"request": "r1"}, NewNodeStep.ORDER),
+        (a_test(state=S.FAILED, request="r1"), {"request": "r1"}, NewNodeStep.NOTHING),
+        (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, NewNodeStep.NOTHING),
+        (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, NewNodeStep.ORDER),
+        (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, NewNodeStep.NOTHING),
+        (a_test(state=S.CANCELLED, inconclusive=2), {}, NewNodeStep.ORDER),
+        (a_test(state=S.SUCCEEDED), {}, NewNodeStep.ORDER),
+    ],
+)
+def test_the_next_step(last: NodeTest | None, more: dict[str, Any], expected: NewNodeStep) -> None:
+    assert step(last, **more) is expected
+
+
+def test_a_clock_that_was_set_back_does_not_hold_a_test_for_longer_than_the_pause() -> None:
+    assert step(a_test(state=S.INCONCLUSIVE, ended_at=9e9)) is NewNodeStep.ORDER
+
+
+def test_only_the_startup_taint_is_removed() -> None:
+    others = (Taint("a", "", "NoSchedule"), Taint(f"{KEY}.x", "", "NoExecute"))
+    both = (Taint(KEY, "", "NoSchedule"), Taint(KEY, "yes", "NoExecute"))
+    node = replace(NODE, taints=(others[0], *both, others[1]))
+    assert without_taint(node, KEY) == others
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, ""),
+        ({"unschedulable": True}, "the node is cordoned"),
+        ({"ready": False}, "its kubelet is not ready"),
+        ({"ready": None}, "its kubelet is not ready"),
+        (
+            {"taints": (Taint("node.kubernetes.io/not-ready", "", "NoExecute"),)},
+            "the node is not ready for pods (taint node.kubernetes.io/not-ready)",
+        ),
+        (
+            {"devices": {"nvidia.com/gpu": ("8", "7")}},
+            "7 of 8 nvidia.com/gpu are allocatable",
+        ),
+    ],
+)
+def test_what_a_node_says_against_a_test(change: dict[str, Any], expected: str) -> None:
+    assert not_ready(replace(NODE, **change)) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (S.ORDERING, "Unknown"),
+        (S.ORDERED, "Unknown"),
+        (S.SUCCEEDED, "True"),
+        (S.FAILED, "False"),
+        (S.INCONCLUSIVE, "Unknown"),
+        (S.UNKNOWN, "Unknown"),
+        (S.CANCELLED, "Unknown"),
+    ],
+)
+def test_the_condition_names_profile_operation_and_boot(state: RepairState, expected: str) -> None:
+    found = condition_of(a_test(state=state), tainted=True, rules=RULES)
+    assert found is not None
+    assert found.status == expected
+    assert all(word in found.message for word in ("quick", "uid-b1-1-test", "boot b1"))
+
+
+def test_a_node_that_was_never_tested_and_is_not_new_has_no_condition() -> None:
+    assert condition_of(None, tainted=False, rules=RULES) is None
+    found = condition_of(None, tainted=True, rules=RULES)
+    assert found is not None
+    assert (found.status, found.reason) == ("Unknown", "NotTested")
+
+
+# -- the limit ------------------------------------------------------------------------------
+
+
+def wanted(node: str, number: int = 1, until: float = 400.0) -> RunningRepair:
+    return RunningRepair(node, f"{node}-{number}", "test", 1.0, until)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3)), max_size=40))
+def test_no_order_of_reservations_passes_the_limit(asked: list[tuple[str, int]]) -> None:
+    record = Record()
+    for number, (node, operation) in enumerate(asked):
+        record, held = reserve_test(record, wanted(node, operation), 2, now=10.0 + number)
+        assert len(record.node_tests) <= 2
+        assert (held is None) is (node in record.node_tests)
+        assert parse_record(dump_record(record)) == record
+
+
+def test_a_reservation_is_idempotent_ends_with_its_time_and_holds_to_the_stop() -> None:
+    record, held = reserve_test(Record(), wanted("a"), 1, now=10.0)
+    assert held is None
+    assert reserve_test(record, wanted("a"), 1, now=11.0) == (record, None)
+    assert reserve_test(record, wanted("b"), 1, now=11.0)[1] is not None
+    assert reserve_test(record, wanted("b"), 1, now=401.0)[1] is None
+    assert reserve_test(record, wanted("b"), 5, now=11.0, stop="x")[1] is not None
+    assert record.end_node_test("a", "another").node_tests == record.node_tests
+    assert record.end_node_test("a", "a-1").node_tests == {}
+
+
+def test_the_reservation_of_a_test_lasts_beyond_its_deadline() -> None:
+    assert running_of("n", a_test(), at=1.0).until > a_test().deadline_at
