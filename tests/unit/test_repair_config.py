@@ -351,6 +351,7 @@ def checked(tmp_path: Path, repair: str, cluster: str) -> tuple[int, list[str]]:
     return done.returncode, told
 
 
+@pytest.mark.slow
 def test_the_check_warns_of_programs_that_are_not_there_and_of_a_test_without_effect(
     tmp_path: Path,
 ) -> None:
@@ -379,6 +380,7 @@ repair:
     ]
 
 
+@pytest.mark.slow
 def test_the_check_warns_of_a_template_whose_part_is_misspelt(tmp_path: Path) -> None:
     text = (
         "repair:\n  repairers:\n    - kind: reboot\n      external:\n        template: "

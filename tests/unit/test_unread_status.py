@@ -63,6 +63,7 @@ def test_an_attempt_in_a_state_of_a_later_version_leaves_the_other_fields_readab
     assert found.status == replace(STATUS_NOW, repair=None)
 
 
+@pytest.mark.slow
 @given(
     status=values(QuarantineStatus),
     names=st.sets(st.sampled_from([one.name for one in fields(QuarantineStatus)])),
@@ -89,6 +90,7 @@ def test_a_status_that_is_no_object_is_unread_as_a_whole(nonsense: object) -> No
     assert found.unread_fields == {one.name for one in fields(QuarantineStatus)}
 
 
+@pytest.mark.slow
 @given(before=values(QuarantineStatus), after=values(QuarantineStatus), data=st.data())
 def test_a_write_has_the_changes_of_readable_fields_and_the_phase_alone(
     before: QuarantineStatus, after: QuarantineStatus, data: st.DataObject
