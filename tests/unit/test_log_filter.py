@@ -10,7 +10,7 @@ from tests.conftest import _of_this_test
 Info = bool | tuple[type[BaseException], BaseException, TracebackType | None] | None
 
 
-def told(error: BaseException) -> Info:
+def exc_info_of(error: BaseException) -> Info:
     return type(error), error, None
 
 
@@ -20,8 +20,8 @@ def told(error: BaseException) -> Info:
         (None, True),
         (True, True),
         (False, True),
-        (told(ValueError("closed")), True),
-        (told(RuntimeError("Event loop is closed")), False),
+        (exc_info_of(ValueError("closed")), True),
+        (exc_info_of(RuntimeError("Event loop is closed")), False),
     ],
 )
 def test_only_the_pollers_own_error_of_a_loop_that_is_over_is_left_out(
