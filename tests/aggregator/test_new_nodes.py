@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Action, Taint, Unreachable
+from aggregator.cluster.port import Action, AdmissionRefused, Taint, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
@@ -367,6 +367,49 @@ async def test_without_the_section_no_node_is_listed_and_nothing_is_written() ->
     await later(10 * TIMEOUT)
     assert cluster.asked["list_node_tests"] == 0
     assert site.world.writes == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
+    site = NewNodes("n1", "n2", "n3", verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: len(parse_record(site.world.record.text).node_tests) == 2)
+    for name in list(parse_record(site.world.record.text).node_tests):
+        site.world.delete_node(name)
+    site.names = tuple(site.world.nodes)
+    await site.replica.stop()
+    site.start()  # no process remembers them
+    await site.settles(
+        lambda: parse_record(site.world.record.text).node_tests.keys() == site.world.nodes.keys(),
+        within=TIMEOUT / 2,
+    )
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_refusal_of_the_cluster_is_shown_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The admission policy of a site that has not named the taint there, say."""
+    site = NewNodes()
+    refuses = True
+
+    def fails(name: str) -> AdmissionRefused | None:
+        ends = name == "patch_node" and site.last_test().get("state") == "Ordered"
+        return AdmissionRefused("denied: ownTaints") if refuses and ends else None
+
+    site.start(MemoryCluster(site.world, fails=fails))
+    await later(TIMEOUT / 2)
+    assert not site.is_open()
+    assert site.replica.fleet.node_tests["n1"].held == "denied: ownTaints"
+    said = [one for one in caplog.records if "can't go on now" in one.message]
+    assert len(said) == 1
+    refuses = False
+    await site.settles(site.is_open)
+    site.check()
+    assert len(site.program.orders) == 1
     await site.replica.stop()
 
 

@@ -32,6 +32,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_job_repairer import RIGHTS
 from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.admission_policies import POLICIES
 from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
 from tests.support.waiting import until
@@ -107,15 +108,14 @@ class Site:
         repairer = JobRepairer(cluster.objects(), job_section(space.namespace))
         entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
         given: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
+        self.rules = NewNodeRules(**given | rules)
         self.controller = Controller(
             cluster=cluster,
             policy=POLICY,
             settings=replace(
                 SETTINGS,
                 repair=RepairSettings(
-                    RepairRules(
-                        RepairMode.REPAIR, test_pause=1.0, new_nodes=NewNodeRules(**given | rules)
-                    ),
+                    RepairRules(RepairMode.REPAIR, test_pause=1.0, new_nodes=self.rules),
                     {"test": entry},
                 ),
             ),
@@ -178,6 +178,31 @@ async def test_a_node_that_passes_is_opened_with_the_rights_of_deploy(
         assert site.notes.kinds(node) == ["repair.ordered", "repair.ended"]
 
 
+async def test_the_admission_policy_lets_the_named_taint_and_condition_change_and_no_others(
+    policies: None, rights: Path, jobs: Jobs, cluster_space: Space, control_plane: ControlPlane
+) -> None:
+    node = new_node(cluster_space)
+    async with kube_cluster(rights) as account, running(account, cluster_space, node) as site:
+        jobs.end(await jobs.pod_on(node), 0)
+
+        def held() -> str:
+            site.controller._new_nodes._show(site.rules)
+            shown = site.controller._fleet.node_tests.get(node)
+            return shown.held if shown is not None else ""
+
+        await until(lambda: "may change the taints that ownTaints" in held(), held)
+        assert taints(cluster_space, node) == [KEY]
+        text = POLICIES.read_text()
+        for name, own in (("SickbayQuarantined", TEST_CONDITION), ("sickbay.dev/quarantine", KEY)):
+            old = f"\"['{name}']\""
+            assert text.count(old) == 1
+            text = text.replace(old, f"\"['{name}', '{own}']\"")
+        control_plane.apply(text)
+        await until(lambda: status(cluster_space, node) == "True", held, within=90)
+        assert taints(cluster_space, node) == []
+        assert last_test(cluster_space, node)["number"] == 1
+
+
 async def test_a_foreign_taint_that_comes_during_the_test_survives(
     kube: KubeCluster, jobs: Jobs, cluster_space: Space
 ) -> None:
@@ -220,23 +245,23 @@ async def test_two_replicas_that_both_take_a_node_for_theirs_make_one_job(
     kube: KubeCluster, jobs: Jobs, cluster_space: Space
 ) -> None:
     node = new_node(cluster_space)
-    async with running(kube, cluster_space, node):
-        async with (
-            kube_cluster(
-                cluster_space.plane.kubeconfig, namespace=cluster_space.namespace
-            ) as other,
-            running(other, cluster_space, node),
-        ):
-            pod = await jobs.pod_on(node)
-            await until(lambda: last_test(cluster_space, node)["state"] == "Ordered")
-            names = set()
-            for _ in range(20):  # several looks of both
-                names |= {one["metadata"]["name"] for one in jobs.all()}
-                await asyncio.sleep(0.05)
-        assert len(names) == 1
-        jobs.end(pod, 0)  # while one of them has gone
+    names: set[str] = set()
+    async with (
+        kube_cluster(cluster_space.plane.kubeconfig, namespace=cluster_space.namespace) as other,
+        running(kube, cluster_space, node),
+        running(other, cluster_space, node),
+    ):
+        pod = await jobs.pod_on(node)
+        await until(lambda: last_test(cluster_space, node)["state"] == "Ordered")
+        for _ in range(20):  # several looks of both
+            names |= {one["metadata"]["name"] for one in jobs.all()}
+            await asyncio.sleep(0.05)
+        jobs.end(pod, 0)
         await until(lambda: KEY not in taints(cluster_space, node))
+        await until(lambda: jobs.all() == [])
+    assert len(names) == 1
     assert last_test(cluster_space, node)["number"] == 1
+    assert last_test(cluster_space, node)["state"] == "Succeeded"
 
 
 async def test_the_limit_of_the_fleet_holds_with_two_replicas(

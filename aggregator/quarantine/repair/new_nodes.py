@@ -106,7 +106,9 @@ _IN_WORDS: Mapping[RepairState, str] = {
 @dataclass(slots=True)
 class _Watched:
     """A node with the startup taint, or with a test or a condition that has to be brought to its
-    end. ``said``: the condition as it was last seen or written.
+    end. ``problem``: why its annotation can't be read. ``held``: why no test begins now.
+    ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
+    condition as it was last seen or written.
     """
 
     uid: str
@@ -115,6 +117,7 @@ class _Watched:
     boot_id: str = ""
     problem: str = ""
     held: str = ""
+    failure: str = ""
     said: NodeTestCondition | None = None
     look_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
@@ -205,10 +208,16 @@ class NewNodeTests:
         self._seen = known | {one.uid for one in found}
         for one in found:
             self._take_listed(one, rules)
-        there = {one.node for one in found}
-        for name in self._watched.keys() - there:
+        reserved = self._record_writer.record.node_tests.keys()
+        for name in reserved - self._watched.keys():  # of a Node that is gone, say
+            self._watched[name] = _Watched("", tainted=False)
+        for name in self._watched.keys() - {one.node for one in found} - reserved:
             self._drop(name)
         self._observed &= self._seen
+        tests = [one.test for one in self._watched.values()]
+        known_tests = {one.operation for one in tests if one is not None and one.is_busy}
+        self._ends = {key: one for key, one in self._ends.items() if key in known_tests}
+        self._details = {key: one for key, one in self._details.items() if key in known_tests}
 
     def _take_listed(self, one: ListedNodeTest, rules: NewNodeRules) -> None:
         """The list may be a little old: each step reads the Node anew."""
@@ -268,7 +277,7 @@ class NewNodeTests:
             name: NodeTestView(
                 watched.test,
                 tainted=watched.tainted,
-                held=watched.problem or watched.held,
+                held=watched.problem or watched.failure or watched.held,
                 needs_person=watched.tainted
                 and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
             )
@@ -282,18 +291,28 @@ class NewNodeTests:
         watched.look_at = self._clocks.now() + LOOK_EVERY
         try:
             await self._look_at(name, watched, rules)
-        except ClusterError as error:
-            expected = isinstance(error, GuardRefused | Conflict)
-            text = "the test of a new node can't go on now"
-            log.log(
-                logging.INFO if expected else logging.WARNING,
-                text,
+        except (GuardRefused, Conflict) as error:  # decided anew at the next look
+            watched.look_at = self._clocks.now() + LOOK_BUSY
+            log.info(
+                "the test of a new node is decided on anew",
                 extra={"event": "node.test_unfinished", "node": name, "error": str(error)},
             )
-            wait = LOOK_BUSY if expected else LOOK_EVERY
-            watched.look_at = self._clocks.now() + max(wait, error.retry_after or 0.0)
+        except ClusterError as error:
+            watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+            self._note_failure(name, watched, str(error))
+        else:
+            watched.failure = ""
         finally:
             watched.step = None
+
+    def _note_failure(self, name: str, watched: _Watched, error: str) -> None:
+        """The page shows what the cluster refuses; the log has it once, and not at each look."""
+        if error != watched.failure:
+            watched.failure = error
+            log.warning(
+                "the test of a new node can't go on now",
+                extra={"event": "node.test_unfinished", "node": name, "error": error},
+            )
 
     async def _look_at(self, name: str, watched: _Watched, rules: NewNodeRules) -> None:
         node_state = self._registry.known(name)
@@ -306,6 +325,8 @@ class NewNodeTests:
             return
         node = await self._cluster.read_node(name, background=True)
         if node is None:
+            watched.test = None
+            await self._forget_leftover(name, watched)
             self._watched.pop(name, None)
             return
         self._take_read(watched, node, rules)
@@ -617,14 +638,18 @@ class NewNodeTests:
         text: str,
         rules: NewNodeRules,
     ) -> None:
-        """Remove what the order left, write the test's end with the taint's; then its reservation
-        goes. The removal comes first, as no process would remember it after a crash.
+        """Write the test's end, and remove what the order left; then its reservation goes.
+
+        A verdict is written first: its program has ended, and after the removal no process would
+        know of it. A test without one may still run, so that it is removed first.
         """
         self._ends[test.operation] = state, text
         entry = self._settings.repairers.get(TEST)
         in_time = self._clocks.earliest() < test.deadline_at + _ENDS_WITHIN
-        if entry is not None and entry.clean_up is not None:
-            left = await entry.clean_up(self._order(name, watched.uid, test, rules))
+        verdict = state in (RepairState.SUCCEEDED, RepairState.FAILED)
+        order = self._order(name, watched.uid, test, rules)
+        if entry is not None and entry.clean_up is not None and not verdict:
+            left = await entry.clean_up(order)
             if left.state is AnswerState.NOT_SENT and in_time:
                 watched.held, watched.look_at = left.text, self._clocks.now() + LOOK_BUSY
                 return
@@ -637,6 +662,8 @@ class NewNodeTests:
         written = await self._write_end(name, watched, test, state, text, rules)
         del self._ends[test.operation]
         details = self._details.pop(test.operation, {})
+        if entry is not None and entry.clean_up is not None and verdict:
+            await entry.clean_up(order)  # what stays is deleted by the cluster: job_manifest.py
         if entry is not None and entry.note_end is not None:
             entry.note_end(name, test.operation)
         if written is not None:
