@@ -242,6 +242,43 @@ async def test_a_pass_does_not_count_for_a_node_whose_evidence_came_meanwhile() 
 
 
 @in_virtual_time
+async def test_a_pass_does_not_count_while_evidence_is_held_from_a_quarantine() -> None:
+    site = NewNodes(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.world.person_stops("no new quarantine")
+    site.report("n1", fault("xid:79"))
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled")
+    await later(5 * TIMEOUT)
+    site.check()
+    assert site.world.quarantines == {}
+    assert not site.is_open()
+    assert "it passed, and does not count: evidence stands" in site.last_test()["message"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pass_of_the_boot_before_does_not_open_the_node() -> None:
+    site = NewNodes(verdicts=(GOING, PASSED))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+
+    def reboots_meanwhile() -> None:
+        site.program.on_verdict = lambda: None
+        site.reboot()
+
+    site.program.verdicts = [PASSED]
+    site.program.on_verdict = reboots_meanwhile
+    await site.settles(lambda: site.last_test()["state"] == "Inconclusive")
+    assert not site.is_open()
+    await site.settles(site.is_open)
+    site.check()
+    assert site.last_test()["boot_id"] == "boot-1x"
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_node_is_tested_anew_after_its_quarantine() -> None:
     site = NewNodes()
     site.start(MemoryCluster(site.world))

@@ -46,6 +46,8 @@ class TestProgram:
     cancelled: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    #: Called when a process asks for a verdict, before it has its answer.
+    on_verdict: Callable[[], None] = lambda: None
 
     @property
     def operations(self) -> list[str]:
@@ -117,7 +119,11 @@ class ProgramRepairer:
         )
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
-        return await self._cluster._call("verdict", lambda: self._program.verdict(order.operation))
+        def effect() -> RepairAnswer:
+            self._program.on_verdict()
+            return self._program.verdict(order.operation)
+
+        return await self._cluster._call("verdict", effect)
 
     async def cancel(self, order: RepairOrder) -> bool:
         def effect() -> bool:
