@@ -303,6 +303,7 @@ class Controller:
             may_act=shards.may_act,
             view=lambda: queue.view,
             event_sink=event_sink,
+            say=self.record_own_evidence,
         )
         self._reconciler = Reconciler(
             cluster=cluster,

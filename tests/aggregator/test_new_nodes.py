@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Action, AdmissionRefused, Taint, Unreachable
+from aggregator.cluster.port import Action, AdmissionRefused, Phase, Taint, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
-from tests.support.memory_cluster import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
     FAILED,
     GOING,
@@ -23,7 +23,7 @@ from tests.support.new_node_tests import (
     UNTESTED,
     NewNodes,
 )
-from tests.support.replica import fault
+from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
@@ -86,8 +86,11 @@ async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -
     site.check()
     assert site.taints() == (POOL, UNTESTED)
     assert len(site.program.orders) == 1
-    assert site.kinds() == ["repair.ordered", "repair.ended", "node.test_exhausted"]
-    text = site.replica.notes.transitions[-1].summary
+    told = ["repair.ordered", "repair.ended", "node.test_exhausted"]
+    assert [one for one in site.kinds() if one != "incident.opened"] == told
+    [text] = [
+        one.summary for one in site.replica.notes.transitions if one.kind == "node.test_exhausted"
+    ]
     assert "fio: too slow" in text
     assert f"kubectl taint nodes n1 {KEY}-" in text
     assert site.replica.fleet.node_tests["n1"].needs_person
@@ -421,6 +424,87 @@ async def test_a_node_that_is_deleted_under_test_gives_its_place_back() -> None:
         lambda: parse_record(site.world.record.text).node_tests.keys() == site.world.nodes.keys(),
         within=TIMEOUT / 2,
     )
+    site.check()
+    await site.replica.stop()
+
+
+def evidence(site: NewNodes) -> list[str]:
+    incidents = site.replica.fleet.node_summaries["n1"].decision.incidents.values()
+    return [item.code for one in incidents for item in one.in_force]
+
+
+@in_virtual_time
+async def test_a_failed_test_is_evidence_that_the_shipped_rule_only_observes() -> None:
+    site = NewNodes(verdicts=(FAILED, PASSED))
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await later(10 * TIMEOUT)
+    assert site.world.quarantines == {}
+    opened = [one for one in site.replica.notes.transitions if one.kind == "incident.opened"]
+    assert len(opened) == 1
+    [incident] = site.replica.fleet.node_summaries["n1"].decision.incidents.values()
+    assert "fio: too slow" in incident.evidence[0].message
+    site.reboot()
+    await site.settles(site.is_open)
+    await site.settles(lambda: evidence(site) == [])
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_evidence_ends_where_a_person_takes_the_node_as_it_is() -> None:
+    site = NewNodes(verdicts=(FAILED,))
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    site.set_taints(POOL)
+    await site.settles(lambda: evidence(site) == [])
+    site.check()
+    await site.replica.stop()
+
+
+CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@in_virtual_time
+async def test_a_site_may_quarantine_nodes_that_fail_and_they_return_after_another_boot(
+    *, restarts: bool
+) -> None:
+    site = NewNodes(verdicts=(FAILED, PASSED))
+    site.policy = CORDONS
+    site.start()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await later(10 * TIMEOUT)
+    assert len(site.program.operations) == 1
+    if restarts:
+        await site.replica.stop()
+        site.start()
+        await later(10 * TIMEOUT)
+        assert phase_of(site.world, "n1") is Phase.CORDONED
+    site.reboot()
+    await site.settles(site.is_open)
+    site.check()
+    assert site.world.quarantines == {}
+    assert site.taints() == (POOL,)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_failed_node_that_a_limit_keeps_from_its_quarantine_is_tested_again_by_hand() -> (
+    None
+):
+    """Its own evidence does not hold the test that could end it."""
+    site = NewNodes(verdicts=(FAILED, PASSED))
+    site.policy = CORDONS
+    site.settings = replace(site.settings, limits=replace(site.settings.limits, quorum_percent=100))
+    site.world.add_node("silent")
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await later(TIMEOUT)
+    assert site.world.quarantines == {}
+    site.world.person_annotates("n1", REQUEST, "test:quick r1")
+    await site.settles(site.is_open)
+    await site.settles(lambda: evidence(site) == [])
     site.check()
     await site.replica.stop()
 

@@ -20,6 +20,7 @@ CHECKS = parse_checks((SOURCE / "aggregator/policy/checks.yaml").read_text())
 #: The agent's about itself, and the aggregator's; no checks of the registry.
 OWN_WORDS = {
     *("kernel-log", "agent-state", "lemon", "fleet-outlier", "node-condition", "triangulation"),
+    "active-test",
 }
 
 

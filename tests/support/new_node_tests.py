@@ -18,7 +18,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairSettings,
 )
 from tests.support.memory_cluster import MemoryCluster, World
-from tests.support.replica import SETTINGS, Replica, snapshot
+from tests.support.replica import POLICY, SETTINGS, Replica, snapshot
 from tests.support.virtual_replica import Running, soon
 
 KEY = "sickbay.dev/untested"
@@ -148,6 +148,7 @@ class NewNodes:
         self.program = TestProgram(self.world, 2, list(verdicts))
         self.world.check = self.program.check_removal
         self.mode, self.twice, self.settings = RepairMode.REPAIR, True, SETTINGS
+        self.policy = POLICY
         self.replica: Replica
 
     def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
@@ -161,6 +162,7 @@ class NewNodes:
             self.world,
             clock=Running(),
             settings=replace(self.settings, repair=repair),
+            policy=self.policy,
             cluster=cluster,
         )
         for name in self.names:

@@ -20,15 +20,24 @@ from typing import Annotated
 from pydantic import Field
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Node, NodeTestCondition, RepairState, Taint
+from aggregator.cluster.port import (
+    Node,
+    NodeTestCondition,
+    RepairState,
+    RepairStatus,
+    Taint,
+)
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import LabelKey
+from aggregator.health.model import Component, Status
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.admission import Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import Record, RunningRepair
 from aggregator.quarantine.decide.profiles import Profile
 from aggregator.runtime.text import truncate
 
+#: The check of evidence about a failed test, in the aggregator's own name.
+CHECK = "active-test"
 #: The reason of such tests in events and metrics.
 NEW_NODE = "new-node"
 _BUSY = (RepairState.ORDERING, RepairState.ORDERED)
@@ -334,6 +343,37 @@ def condition_of(
     told = f": {test.message}" if test.message and not test.is_busy else ""
     text = f"test {test.profile} {words} (operation {test.operation}, boot {test.boot_id}){told}"
     return NodeTestCondition(status, reason, text)
+
+
+def has_failed(
+    test: NodeTest | None, boot_id: str, repair: RepairStatus | None, *, tainted: bool
+) -> bool:
+    """Whether the failed test counts as evidence: in its boot, and until the node has passed a test
+    in quarantine, or a person has taken it as it is by removing the taint.
+    """
+    if test is None or not tainted or test.state is not RepairState.FAILED:
+        return False
+    if not boot_id or boot_id != test.boot_id:
+        return False
+    return not any(
+        one.repair == TEST
+        and one.state is RepairState.SUCCEEDED
+        and one.boot_id == boot_id
+        and one.began_at >= test.ended_at
+        for one in (repair.attempts if repair is not None else ())
+    )
+
+
+def failure_evidence(test: NodeTest | None, since: float) -> Component:
+    """A failed test as level evidence in the aggregator's own name; None: that is over."""
+    if test is None:
+        return Component(CHECK, "", Status.OK, "", "no failed test counts any more", since)
+    text = f"test {test.profile} failed: {test.message} (operation {test.operation})"
+    return Component(CHECK, "", Status.FAILED, "failed", text, since)
+
+
+def is_own_evidence(code: str) -> bool:
+    return code.partition(":")[0] == CHECK
 
 
 # -- the limit of the fleet -----------------------------------------------------------------------

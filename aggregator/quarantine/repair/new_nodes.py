@@ -27,6 +27,7 @@ from aggregator.cluster.port import (
     RepairState,
 )
 from aggregator.events import EventKind, EventSink, Transition
+from aggregator.health.model import Component
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.maintenance import maintained_by
@@ -41,6 +42,9 @@ from aggregator.quarantine.decide.new_nodes import (
     as_details,
     condition_of,
     ended,
+    failure_evidence,
+    has_failed,
+    is_own_evidence,
     is_tainted,
     needs_a_person,
     next_test,
@@ -139,9 +143,10 @@ class NewNodeTests:
         may_act: Callable[[str], bool],
         view: Callable[[], bool],
         event_sink: EventSink,
+        say: Callable[[str, Component], object],
     ) -> None:
-        """``may_act`` tells whether a node is ours to act for at this moment, ``view`` whether the
-        picture of the cluster is whole.
+        """``say`` gives a node evidence in our own name. ``may_act`` tells whether a node is ours
+        to act for at this moment, ``view`` whether the picture of the cluster is whole.
         """
         self._cluster = cluster
         self._record_writer = record_writer
@@ -153,6 +158,7 @@ class NewNodeTests:
         self._may_act = may_act
         self._view = view
         self._event_sink = event_sink
+        self._say = say
         self._watched: dict[str, _Watched] = {}
         self._list_at = float("-inf")
         #: The uids of Nodes that were listed or read; None before the first list.
@@ -197,6 +203,8 @@ class NewNodeTests:
         else:
             self._trouble = ""
         self._start_steps(rules)
+        for name, watched in self._watched.items():
+            self._give_evidence(name, watched)
         self._show(rules)
 
     # -- which nodes ------------------------------------------------------------------------
@@ -214,6 +222,9 @@ class NewNodeTests:
         for name in self._watched.keys() - {one.node for one in found} - reserved:
             self._drop(name)
         self._observed &= self._seen
+        async for node_state in self._registry.by_slices():  # evidence from before this process
+            if node_state.node not in self._watched:
+                self._give_evidence(node_state.node, None)
         tests = [one.test for one in self._watched.values()]
         known_tests = {one.operation for one in tests if one is not None and one.is_busy}
         self._ends = {key: one for key, one in self._ends.items() if key in known_tests}
@@ -285,6 +296,27 @@ class NewNodeTests:
             if self._may_act(name)
         }
 
+    def _give_evidence(self, name: str, watched: _Watched | None) -> None:
+        """Say that the node has failed its test, or that this is over; rules decide on it.
+
+        Only while the node's agent reports: of a silent one the boot is not known.
+        """
+        node_state = self._registry.known(name)
+        if node_state is None or not node_state.agent.is_fresh or not self._may_act(name):
+            return
+        standing = _has_own_evidence(node_state)
+        quarantine = node_state.node_summary.quarantine
+        failed = watched is not None and has_failed(
+            watched.test,
+            boot_of(node_state),
+            quarantine.status.repair if quarantine is not None else None,
+            tainted=watched.tainted,
+        )
+        if failed and watched is not None and not standing:
+            self._say(name, failure_evidence(watched.test, self._clocks.now()))
+        elif standing and not failed:
+            self._say(name, failure_evidence(None, self._clocks.now()))
+
     # -- one step ---------------------------------------------------------------------------
 
     async def _step(self, name: str, watched: _Watched, rules: NewNodeRules) -> None:
@@ -295,7 +327,7 @@ class NewNodeTests:
             watched.look_at = self._clocks.now() + LOOK_BUSY
             log.info(
                 "the test of a new node is decided on anew",
-                extra={"event": "node.test_unfinished", "node": name, "error": str(error)},
+                extra={"event": "node.test_redecided", "node": name, "error": str(error)},
             )
         except ClusterError as error:
             watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
@@ -340,6 +372,7 @@ class NewNodeTests:
         await self._tell(name, watched, rules)
         if not watched.tainted and not (watched.test is not None and watched.test.is_busy):
             self._watched.pop(name, None)
+            self._give_evidence(name, None)
             self._done.pop(name, None)
             self._done[name] = NodeTestView(watched.test, tainted=False)
             while len(self._done) > _MOST_DONE:
@@ -433,7 +466,8 @@ class NewNodeTests:
         if self._pools.mode_of(name) is Action.OBSERVE:
             return f"nothing is done in {self._pools.describe_mode(name)}"
         for incident in node_state.decision.incidents.values():
-            if incident.action != Action.OBSERVE.value:
+            others = any(not is_own_evidence(item.code) for item in incident.evidence)
+            if incident.action != Action.OBSERVE.value and others:
                 return f"evidence stands against it: {incident.summary}"
         return ""
 
@@ -782,6 +816,17 @@ class NewNodeTests:
         self._event_sink.record_event(
             Transition(self._clocks.wall(), kind, name, text, details=details)
         )
+
+
+def _has_own_evidence(node_state: NodeState) -> bool:
+    """Whether a failed test stands against the node, perhaps from before this process."""
+    quarantine = node_state.node_summary.quarantine
+    items = quarantine.spec.evidence if quarantine is not None else ()
+    return any(
+        is_own_evidence(item.code)
+        for incident in node_state.decision.incidents.values()
+        for item in incident.in_force
+    ) or any(is_own_evidence(item.code) and not item.cleared for item in items)
 
 
 def _require_same(node: Node, test: NodeTest) -> None:
