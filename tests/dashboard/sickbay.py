@@ -216,6 +216,13 @@ REPAIRS = Row(
             "Attempts that ended within the 24 hours before.",
         ),
         Panel(
+            "New nodes under their startup taint",
+            "timeseries",
+            [Query("sum by (state) (sickbay_new_nodes)", "{{state}}")],
+            "Those that need a person have failed their test, or their tests gave no verdict.",
+            stacked=True,
+        ),
+        Panel(
             "Ladders that have ended",
             "timeseries",
             [Query("sum(sickbay_quarantines_repair_exhausted)", "nodes")],

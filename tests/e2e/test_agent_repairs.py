@@ -16,6 +16,7 @@ import pytest
 from nodeagent.version import VERSION
 from tests.agent.agent_process import QUIET
 from tests.agent.fake_tools import FakeTools
+from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.e2e.conftest import Start
 from tests.nvml import FakeGpus, gpu, pci_of, uuid_of
@@ -50,6 +51,16 @@ TESTED = {
         ],
     }
 }
+KEY = "sickbay.dev/untested"
+#: New nodes have to pass the same profile.
+NEW_NODES = {
+    "repair": {
+        "mode": "repair",
+        "test_pause": "1s",
+        "new_nodes": {"taint": KEY, "profile": "own", "attempts": 2},
+        "repairers": [{"kind": "test", "agent": {}, "timeout": "5m"}],
+    }
+}
 PROFILE = """\
 purpose = "Asks the test program of the site."
 requires = []
@@ -71,7 +82,12 @@ class RepairedNode:
     """
 
     def __init__(
-        self, space: Space, stack: Stack, monkeypatch: pytest.MonkeyPatch, allow: str
+        self,
+        space: Space,
+        stack: Stack,
+        monkeypatch: pytest.MonkeyPatch,
+        allow: str,
+        before: "Callable[[RepairedNode], None]" = lambda _node: None,
     ) -> None:
         [self.name] = space.create_nodes(1)
         self.plane, self.stack = space.plane, stack
@@ -102,6 +118,7 @@ class RepairedNode:
         smi = self.tools.smi
         smi.write_text(smi.read_text().replace("[ -e ", f". {query}; [ -e ", 1))
         self._query = query
+        before(self)
         self.start_agent(streams=2)  # it greets anew as soon as NVML has named the GPUs
 
     def _boot(self) -> str:
@@ -255,6 +272,61 @@ def test_kill_9_of_the_aggregator_during_a_test_loses_no_verdict(
     node.stack.aggregator.start().ready()
     node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
     assert node.tests() == 1
+
+
+@pytest.fixture
+def new_node(
+    cluster_space: Space, stack_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], RepairedNode]:
+    """A node that is registered with the startup taint; its test goes on so."""
+
+    def make(then: str) -> RepairedNode:
+        def registers(node: RepairedNode) -> None:
+            body = {"spec": {"taints": [{"key": KEY, "effect": "NoSchedule"}]}}
+            node.plane.call("PATCH", f"/api/v1/nodes/{node.name}", body, MERGE_PATCH)
+            node.site_check(then.format(folder=node.folder))
+
+        return RepairedNode(cluster_space, stack_of(NEW_NODES), monkeypatch, '"test"', registers)
+
+    return make
+
+
+def is_open(node: RepairedNode) -> bool:
+    return not node.plane.node(node.name)["spec"].get("taints")
+
+
+def result_of(node: RepairedNode) -> str:
+    found = node.plane.node(node.name)["status"]["conditions"]
+    return next((one["status"] for one in found if one["type"] == "SickbayTestPassed"), "")
+
+
+def test_a_new_node_is_opened_after_the_agent_has_tested_it(
+    new_node: Callable[[str], RepairedNode],
+) -> None:
+    """kill -9 of the aggregator during the test loses no verdict, and begins no second test."""
+    node = new_node("touch {folder}/hold-test; while [ -e {folder}/hold-test ]; do sleep 0.1; done")
+    node.stack.until(node.tests, "the test", timeout_s=RELEASE)
+    assert not is_open(node)
+    node.stack.aggregator.kill()
+    (node.folder / "hold-test").unlink()
+    node.stack.aggregator.start().ready()
+    node.stack.until(lambda: is_open(node), "the taint to go", timeout_s=RELEASE)
+    node.stack.until(lambda: result_of(node) == "True", "the condition")
+    assert node.tests() == 1
+    node.stack.aggregator.wait_for_log("test own of the new node passed")
+
+
+def test_a_new_node_that_fails_stays_closed_until_another_boot_passes(
+    new_node: Callable[[str], RepairedNode],
+) -> None:
+    node = new_node("echo slow; exit 1")
+    node.stack.until(lambda: result_of(node) == "False", "the failure", timeout_s=RELEASE)
+    assert not is_open(node)
+    assert node.tests() == 1
+    node.site_check("exit 0")
+    node.reboot()
+    node.stack.until(lambda: is_open(node), "the taint to go", timeout_s=RELEASE)
+    assert node.tests() == 2
 
 
 def test_a_gpu_is_reset_by_the_agent_and_the_node_returns(
