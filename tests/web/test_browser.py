@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Route, async_playwright, expect
 
@@ -35,7 +36,7 @@ from tests.web.support import (
     well,
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
 
@@ -52,8 +53,9 @@ class Tab:
         await self.page.screenshot(path=SCREENS / f"{name}.png", full_page=True)
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started_browser() -> AsyncIterator[Browser]:
+    """One for all tests: a start takes 1.3 s of a processor, and each tab has its own context."""
     if shutil.which(CHROMIUM) is None:
         reason = f"there is no {CHROMIUM}: tests/setup-debian.sh installs it"
         if os.environ.get("CI") == "true":
@@ -65,6 +67,14 @@ async def browser() -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(started_browser: Browser) -> AsyncIterator[Browser]:
+    """The browser without a tab; what the test opens is closed after it."""
+    yield started_browser
+    for context in started_browser.contexts:
+        await context.close()
 
 
 async def tab(

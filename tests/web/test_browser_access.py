@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Browser, Page, expect
 
@@ -18,10 +19,10 @@ from aggregator.events import Transition
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from tests.web.support import Served, running_clocks, serving, small_fleet
-from tests.web.test_browser import browser, monotonic_hands
+from tests.web.test_browser import browser, monotonic_hands, started_browser
 
-pytestmark = pytest.mark.browser
-__all__ = ["browser"]
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+__all__ = ["browser", "started_browser"]
 
 VIEWER, OPERATOR = "v" * 22, "o" * 22
 
@@ -33,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[LocalStore]:
     found.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def served(tmp_path: Path, store: LocalStore) -> AsyncIterator[Served]:
     (tmp_path / "tokens").write_text(f"{VIEWER},dashboards,viewer\n{OPERATOR},hall-2,operator\n")
     tokens = StaticTokens(tmp_path / "tokens")
