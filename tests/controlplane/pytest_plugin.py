@@ -27,6 +27,8 @@ _PROGRAMS = pytest.StashKey[dict[str, Path] | NoControlPlane]()
 _QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
 _OK = 200
 _BASE_FIXTURE = "control_plane_programs"
+#: The servers of tests collect garbage seldom: they are several, and live for minutes.
+GOGC = 400
 
 
 class StartControlPlane(Protocol):
@@ -156,7 +158,7 @@ def control_plane(control_plane_programs: dict[str, Path]) -> Iterator[ControlPl
     With SICKBAY_CONTROLPLANE_FOLDER set its logs and data stay there.
     """
     kept = os.environ.get("SICKBAY_CONTROLPLANE_FOLDER")
-    with ControlPlane(folder=Path(kept) if kept else None) as plane:
+    with ControlPlane(folder=Path(kept) if kept else None, gogc=GOGC) as plane:
         yield plane
 
 
@@ -176,7 +178,7 @@ def start_control_plane(control_plane_programs: dict[str, Path]) -> Iterator[Sta
     started: list[ControlPlane] = []
 
     def start(**arguments: Any) -> ControlPlane:
-        plane = ControlPlane(**arguments)
+        plane = ControlPlane(**{"gogc": GOGC, **arguments})
         started.append(plane)
         return plane.start()
 

@@ -11,6 +11,9 @@ from aggregator.demo.process_guard import ProcessGuard
 from tests.controlplane.processes import stopped
 from tests.controlplane.waiting import wait_until
 
+#: Percent by which a Go program's heap grows until garbage is collected, unless GOGC says else.
+GO_DEFAULT = 100
+
 
 class PlaneError(RuntimeError):
     """The control plane's programs are there, but it doesn't work. Never a reason to skip."""
@@ -20,7 +23,13 @@ class Server:
     """One server process that can be started again with the same arguments."""
 
     def __init__(
-        self, name: str, argv: Sequence[str | Path], folder: Path, process_guard: ProcessGuard
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        folder: Path,
+        process_guard: ProcessGuard,
+        *,
+        gogc: int = GO_DEFAULT,
     ) -> None:
         self.name = name
         self.argv = list(argv)
@@ -28,6 +37,7 @@ class Server:
         self.paused = False
         self._folder = folder
         self._process_guard = process_guard
+        self._gogc = gogc
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,7 +61,12 @@ class Server:
                 self.argv,
                 cwd=self._folder,
                 # The developer's own settings are left out: ~/.kwok, ETCD_* and proxies.
-                env={"PATH": os.defpath, "HOME": str(self._folder), "TMPDIR": str(self._folder)},
+                env={
+                    "PATH": os.defpath,
+                    "HOME": str(self._folder),
+                    "TMPDIR": str(self._folder),
+                    "GOGC": str(self._gogc),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
