@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aggregator.clock import Clocks
+from tests.support.virtual_time import VirtualTimeLoop
 
+#: Seconds between two looks.
+_SHORT = 0.005
 CLOCKS = Clocks(time.monotonic, time.time)
 
 
@@ -22,12 +25,23 @@ async def until(
     ``within`` is in seconds of the loop's own clock, which may be a virtual one.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within
+    began = loop.time()
+    virtual = isinstance(loop, VirtualTimeLoop)  # its pauses take no time
     while not happened():
-        if loop.time() > deadline:
+        waited = loop.time() - began
+        if waited > within:
             told = what() if callable(what) else what
             raise AssertionError(f"not within {within:g} s: {told or happened}")
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(_SHORT if virtual else pause_after(waited))
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until the next look, after so many seconds of waiting.
+
+    A look at an API server costs it, etcd and the test 4 ms of a processor: one each 5 ms took
+    half of a processor for as long as the test waited.
+    """
+    return min(max(_SHORT, waited / 10), 0.2)
 
 
 @contextmanager
