@@ -8,6 +8,7 @@ silence and historical faults never do.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from aggregator.health.model import ClearedBy, Component, Fault, Status
@@ -32,6 +33,8 @@ if TYPE_CHECKING:  # pydantic, which it needs, is not there for a command that o
 
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
+#: What makes a pattern of `fnmatch` more than the text that it stands for.
+_WILDCARDS = frozenset("*?[")
 #: The reason of evidence that is a flapping component's: "nic-link:flaps". No check has it.
 FLAPS = "flaps"
 #: The check of node conditions that other programs write; its components are their types.
@@ -187,6 +190,7 @@ class _Found:
         self._health = health
         self._timelines: dict[str, Timeline] = {}
         self._codes: dict[str, list[Fault]] | None = None
+        self._of_code: dict[str, list[tuple[Fault, str]]] | None = None
         self._of_component: dict[str, list[tuple[Fault, str]]] | None = None
         self.failed: dict[str, list[Component]] = {}
         for component in health.failed():
@@ -201,6 +205,16 @@ class _Found:
                 its_class = policy.catalogue.class_of(fault, health.traits)
                 self.faults.append((fault, its_class))
                 self.of_class.setdefault(its_class, []).append((fault, its_class))
+
+    def with_code(self, codes: frozenset[str]) -> Sequence[tuple[Fault, str]]:
+        """The faults that have one of these codes."""
+        if len(codes) > 1:
+            return [one for one in self.faults if one[0].code in codes]
+        if self._of_code is None:
+            self._of_code = {}
+            for one in self.faults:
+                self._of_code.setdefault(one[0].code, []).append(one)
+        return self._of_code.get(next(iter(codes)), ())
 
     def meeting(self, rule: Rule) -> Sequence[Component]:
         """The components of the rule's check whose status it is about."""
@@ -272,10 +286,19 @@ def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
 
 def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:
     if rule.faults:
-        return found.faults
+        codes = _codes_of(rule.faults)
+        return found.faults if codes is None else found.with_code(codes)
     if len(rule.classes) == 1:
         return found.of_class.get(next(iter(rule.classes)), ())
     return found.faults
+
+
+@lru_cache(maxsize=1024)
+def _codes_of(patterns: tuple[str, ...]) -> frozenset[str] | None:
+    """The codes that these patterns name; None where one of them has a wildcard."""
+    if any(set(pattern) & _WILDCARDS for pattern in patterns):
+        return None
+    return frozenset(patterns)
 
 
 def _is_named(faults: Iterable[tuple[str, str]], words: tuple[str, ...]) -> bool:

@@ -10,7 +10,7 @@ from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Fault,
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import MOST_EVIDENCE, Evaluation, evaluate
 from aggregator.policy.incident import Evidence, Incident, incident_id
-from aggregator.policy.rules import Policy, Rule
+from aggregator.policy.rules import Policy, Rule, matches
 from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_match
 from tests.support.replica import POLICY, fault, hello, snapshot
 
@@ -69,6 +69,26 @@ def test_the_strongest_rule_decides_and_of_equals_the_first(
     found = one(evaluate(rules, health(disk()), {}, 1_000.0))
     assert rules_of(found) == [("disk:a", f"r{decides}", actions[decides])]
     assert (found.action, found.kind, found.node) == (actions[decides], "disk", "n1")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (("xid:31",), ["xid:31"]),
+        (("xid:48", "xid:31"), ["xid:31", "xid:48"]),
+        (("xid:3?",), ["xid:31"]),
+        (("xid:[34]*", "xid:79"), ["xid:31", "xid:48", "xid:79"]),
+        (("xid:48", "xid:*"), ["xid:31", "xid:48", "xid:79", "xid:119"]),
+        (("xid:4", "XID:48", "xid:48 "), []),
+    ],
+)
+def test_a_rule_of_codes_matches_their_faults_in_the_order_of_the_faults(
+    patterns: tuple[str, ...], expected: list[str]
+) -> None:
+    known = ("xid:31", "xid:48", "xid:79", "xid:119")
+    of_codes = rule("codes", "observe", check="", faults=patterns)
+    found = matches(policy(of_codes), health(*(fault(code) for code in known)), 2_000.0)
+    assert [match.code for match in found] == expected
 
 
 def test_a_rule_whose_time_has_not_come_decides_nothing() -> None:
