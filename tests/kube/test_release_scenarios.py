@@ -30,6 +30,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.waiting import wait_until
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import (
     POLICY,
@@ -494,6 +495,12 @@ def later_definition(plane: ControlPlane) -> Iterator[None]:
         yield
     finally:
         plane.apply(DEPLOY / "crd.yaml")
+        # The server refuses requests (429) while it prepares the storage of the new definition.
+        served = (
+            plane.request("GET", "/apis/sickbay.dev/v1alpha1/quarantines").status == 200
+            for _ in itertools.count()
+        )
+        wait_until(lambda: all(itertools.islice(served, 20)), what="Quarantines to be served")
 
 
 async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_releases_the_node(
@@ -501,7 +508,7 @@ async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_relea
 ) -> None:
     node, other = cluster_space.create_nodes(2)
     bench.attach(node, snapshot(DISK))
-    await bench.phase(node, "Cordoned")
+    await bench.phase(node, "Drained")
     attempt = {"operation": "q-1", "repair": "reboot", "state": "Paused", "later": "field"}
     path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}/status"
 
@@ -522,11 +529,11 @@ async def test_an_attempt_that_a_later_version_wrote_stands_until_a_person_relea
         bench.says(node, WELL)
         bench.later(LONG, node)  # it would be released now
         bench.attach(other, snapshot(DISK))
-        await bench.phase(other, "Cordoned")
+        await bench.phase(other, "Drained")
         await bench.settles()
         standing = bench.quarantine(node) or {}
         assert standing["metadata"]["resourceVersion"] == version
-        assert standing["status"]["phase"] == "Cordoned"
+        assert standing["status"]["phase"] == "Drained"
         assert standing["status"]["repair"]["attempts"][0]["state"] == "Paused"
         assert bench.unschedulable(node)
         bench.delete(node)

@@ -41,7 +41,7 @@ def pause_after(waited: float) -> float:
     A look at an API server costs it, etcd and the test 4 ms of a processor: one each 5 ms took
     half of a processor for as long as the test waited.
     """
-    return min(max(_SHORT, waited / 10), 0.2)
+    return min(max(_SHORT, waited / 50), 0.1)
 
 
 @contextmanager
