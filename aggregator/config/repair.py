@@ -44,12 +44,17 @@ _REPLACES = ("karpenter", "cluster_api")
 _BY_AGENT = ("gpu-reset", "reboot", "test")
 #: Providers that can tell a verdict about the node.
 _TESTS = ("agent", "command", "webhook", "job")
-#: Prefixes of taints that others set and remove by the state of the node.
+#: Prefixes of taints that others set and remove by the state of the node, or that stay on it.
 _RESERVED = (
     "node.kubernetes.io/",
     "node-role.kubernetes.io/",
     "node.cloudprovider.kubernetes.io/",
     "node.cluster.x-k8s.io/",
+    "karpenter.sh/",
+    "ToBeDeletedByClusterAutoscaler",
+    "DeletionCandidateOfClusterAutoscaler",
+    "nvidia.com/gpu",
+    "amd.com/gpu",
 )
 #: A BMC's emulator on this machine may be without TLS.
 _HERE = ("127.0.0.1", "::1", "localhost")
@@ -152,18 +157,38 @@ def programs(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
             yield (*key, "ipmi", "program"), one.ipmi.program
 
 
-def warnings(repair: RepairConfig) -> Iterator[tuple[Key, str]]:
-    """Settings that are allowed, and have another effect than they seem to have."""
+def warnings(repair: RepairConfig, *, acts: bool = True) -> Iterator[tuple[Key, str]]:
+    """Settings that are allowed, and have another effect than they seem to have.
+
+    ``acts``: whether any node has a mode other than observe.
+    """
     if repair.verify and repair.mode is not RepairMode.REPAIR:
         text = (
             f'"{repair.verify}" has no effect: with repair.mode "{repair.mode.value}" no test '
             'runs, and nodes are released without one; expected mode "repair", or ""'
         )
         yield ("repair", "verify"), text
+    yield from _new_node_warnings(repair, acts=acts)
     for number, one in enumerate(repair.repairers):
         if one.external is not None:
             key = ("repair", "repairers", number, "external", "template")
             yield from template_warnings(one.external.template, key)
+
+
+def _new_node_warnings(repair: RepairConfig, *, acts: bool) -> Iterator[tuple[Key, str]]:
+    rules = repair.new_nodes
+    if not rules.taint:
+        if rules != NewNodeRules():
+            text = "its keys have no effect without a taint; expected taint, its key"
+            yield ("repair", "new_nodes"), text
+        return
+    keep = f'no test runs, and new nodes keep their taint "{rules.taint}"'
+    if repair.mode is RepairMode.OBSERVE:
+        text = f'with repair.mode "observe" {keep}; expected mode "repair"'
+        yield ("repair", "new_nodes", "taint"), text
+    elif not acts:
+        text = f'with mode "observe" of every node {keep}; expected "cordon" or "drain"'
+        yield ("repair", "new_nodes", "taint"), text
 
 
 def cross_field_errors(
@@ -266,8 +291,8 @@ def _new_node_errors(
         yield (*key, "taint"), text
     elif rules.taint.startswith(_RESERVED):
         text = (
-            f'"{rules.taint}" is a taint of the kubelet or of a controller of Kubernetes, which '
-            f'must not be removed; expected one of your own, such as "example.com/untested"'
+            f'"{rules.taint}" is a taint of the kubelet, of another controller or of a pool of '
+            'GPUs, which must not go; expected one of your own, such as "example.com/untested"'
         )
         yield (*key, "taint"), text
     yield from _profile_errors(repair, rules.profile, (*key, "profile"), "no taint")

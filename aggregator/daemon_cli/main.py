@@ -112,6 +112,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from aggregator.cluster.port import Action
+    from aggregator.daemon_cli.pools import pools_of
     from aggregator.policy.defaults import read_policy
 
     config = load(options.file)
@@ -127,7 +129,8 @@ def _check(options: argparse.Namespace) -> int:
         ],
     )
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
-    for key, text in (*_absent(config), *repair.warnings(config.repair)):
+    acts = pools_of(config).strongest is not Action.OBSERVE
+    for key, text in (*_absent(config), *repair.warnings(config.repair, acts=acts)):
         problem = read(options.file).problem(key, text)
         where = f"{options.file}:{problem.line}"
         print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)

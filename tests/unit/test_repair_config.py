@@ -692,7 +692,15 @@ def test_new_nodes_are_tested_by_the_repairer_of_tests(tmp_path: Path) -> None:
         ("mode: repair", "mode: off", "repair.mode is off; expected mode: repair"),
         ("sickbay.dev/untested", "sickbay.dev/quarantine", "expected another key"),
         ("sickbay.dev/untested", "ours.example/sick", "expected another key"),
-        ("sickbay.dev/untested", "node.kubernetes.io/not-ready", "must not be removed"),
+        ("sickbay.dev/untested", "node.kubernetes.io/not-ready", "which must not go"),
+        ("sickbay.dev/untested", "nvidia.com/gpu", "which must not go"),
+        ("sickbay.dev/untested", "karpenter.sh/disrupted", "which must not go"),
+        ("sickbay.dev/untested", "ToBeDeletedByClusterAutoscaler", "which must not go"),
+        (
+            "sickbay.dev/untested",
+            '"sickbay.dev/untested=:NoSchedule"',
+            'expected the taint\'s key alone: "sickbay.dev/untested"',
+        ),
         ("profile: quick", "profile: ../x", "the name of a test profile"),
         ("profile: quick", "profile: quick, attempts: 0", "attempts"),
         ("profile: quick", "profile: quick, concurent: 2", "concurent"),
@@ -716,3 +724,35 @@ def test_without_kubernetes_there_are_no_startup_taints(tmp_path: Path) -> None:
     text = f"repair:\n  mode: repair\n{NEW_NODES}  repairers:\n{TESTS}"
     (told,) = problems(tmp_path, text)
     assert 'cluster.kind is "local"' in told
+
+
+KEEP = 'no test runs, and new nodes keep their taint "sickbay.dev/untested"; expected'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "mode: repair",
+            "mode: observe",
+            f'repair.new_nodes.taint: with repair.mode "observe" {KEEP} mode "repair"',
+        ),
+        (
+            "mode: cordon\n",
+            "",
+            f'repair.new_nodes.taint: with mode "observe" of every node {KEEP} "cordon" or "drain"',
+        ),
+        (
+            "taint: sickbay.dev/untested, profile: quick",
+            "profile: long",
+            "repair.new_nodes: its keys have no effect without a taint; expected taint, its key",
+        ),
+    ],
+)
+def test_the_check_warns_of_new_nodes_that_are_not_tested(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    text = f"mode: cordon\nrepair:\n  mode: repair\n{NEW_NODES}  repairers:\n{TESTS}"
+    assert checked(tmp_path, text, KUBERNETES) == (0, [])
+    assert checked(tmp_path, text.replace(old, new), KUBERNETES) == (0, [expected])

@@ -15,9 +15,9 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import (
@@ -28,7 +28,7 @@ from aggregator.cluster.port import (
     Taint,
 )
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import LabelKey
+from aggregator.configfile.values import LabelKey, refuse, show
 from aggregator.health.model import Component, Status
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.admission import Held, settling, stopped
@@ -51,6 +51,14 @@ _MOST_MESSAGE = 500
 _NOT_READY = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
+def _key_alone(value: Any) -> Any:
+    """Refuse a taint as kubectl and the kubelet write it: KEY=VALUE:EFFECT."""
+    if isinstance(value, str) and ("=" in value or ":" in value):
+        expected = f"the taint's key alone: {show(value.partition(':')[0].partition('=')[0])}"
+        raise refuse(show(value), expected)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class NewNodeRules(SectionDataclass):
     """The test of new nodes: the section ``repair.new_nodes``.
@@ -62,7 +70,7 @@ class NewNodeRules(SectionDataclass):
     the condition.
     """
 
-    taint: LabelKey = ""
+    taint: Annotated[LabelKey, BeforeValidator(_key_alone)] = ""
     profile: Profile = "quick"
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     concurrent: Positive = 4
