@@ -89,6 +89,9 @@ def _why(answer: Answer, now: dt.datetime) -> Iterator[str]:
         yield from map(_evidence, incident["evidence"])
     if quarantine is not None and not answer["incidents"]:
         yield from map(_evidence, quarantine["evidence"])
+    new = _new_node(answer)
+    if new is not None:
+        yield f"A new node: it keeps its taint {new['taint']} until it has passed a test."
     if not quarantine and not answer["incidents"]:
         yield _STANDINGS.get(answer["standing"], "")
         yield answer["why"]
@@ -133,13 +136,31 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
         for incident in answer["incidents"]:
             yield f"{incident['kind']}: {incident['doing']}."
             yield _closing(incident)
-        if hold is None and not answer["incidents"]:
+        new = _new_node(answer)
+        if new is not None:
+            yield _of_new_node(new)
+        elif hold is None and not answer["incidents"]:
             yield "No step of sickbay follows."
         return
     yield _PHASES.get(quarantine["phase"], f"Its phase is {quarantine['phase']}.")
     yield from _drain(quarantine, now)
     yield from _repair(quarantine.get("repair"))
     yield from _end(answer, quarantine)
+
+
+def _new_node(answer: Answer) -> Answer | None:
+    """The test of a node that has its startup taint; an older aggregator sends none."""
+    found: Answer | None = answer.get("new_node")
+    return found if found is not None and found["tainted"] else None
+
+
+def _of_new_node(found: Answer) -> str:
+    if found["needs_person"]:
+        return f"No test of it begins by itself any more: {found['waits']}"
+    test = found["test"]
+    if test is not None and test["state"] in ("Ordering", "Ordered"):
+        return f"Test {test['profile']} of it is under way."
+    return f"Its test waits: {found['waits']}" if found["waits"] else "Its test begins next."
 
 
 def _drain(quarantine: Answer, now: dt.datetime) -> Iterator[str]:
@@ -219,6 +240,10 @@ def _to_do(answer: Answer) -> Iterator[str]:
         yield quarantine["advice"]
     for incident in answer["incidents"]:
         yield incident["advice"]
+    new, node = _new_node(answer), answer["node"]
+    if new is not None and new["needs_person"]:
+        yield f"Repair the node and reboot it, or test it again: sickbay test {node}"
+        yield f"To take it as it is: kubectl taint nodes {node} {new['taint']}-"
     if quarantine is not None and "sickbay release" not in quarantine["advice"]:
         yield f"To end the quarantine now: sickbay release {answer['node']}"
     yield f"All that is known: sickbay node {answer['node']}"

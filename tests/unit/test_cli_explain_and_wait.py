@@ -76,6 +76,28 @@ def test_a_quarantine_by_hand_is_ended_by_a_person() -> None:
     assert "released by itself" not in rendered(one)
 
 
+@pytest.mark.parametrize(
+    ("state", "needs_person", "waits", "follows"),
+    [
+        ("", False, "its agent has not reported", "Its test waits: its agent has not"),
+        ("", False, "", "Its test begins next."),
+        ("Ordered", False, "", "Test quick of it is under way."),
+        ("Failed", True, "it failed", "No test of it begins by itself any more: it failed"),
+    ],
+)
+def test_a_new_node_is_explained_by_its_test(
+    state: str, waits: str, follows: str, *, needs_person: bool
+) -> None:
+    test = {"state": state, "profile": "quick"} if state else None
+    new = {"taint": "k", "tainted": True, "test": test, "waits": waits}
+    one = answer("node-1") | {"new_node": new | {"needs_person": needs_person}}
+    text = rendered(one)
+    assert "keeps its taint k until it has passed a test" in text
+    assert follows in text
+    assert "No step of sickbay follows" not in text
+    assert ("kubectl taint nodes node-1 k-" in text) == needs_person
+
+
 @pytest.mark.parametrize("node", sorted(small_fleet(HANDS).node_summaries))
 def test_every_node_of_a_fleet_has_an_explanation(node: str) -> None:
     one = answer(node)
