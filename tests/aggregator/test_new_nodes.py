@@ -98,6 +98,20 @@ async def test_a_new_node_that_fails_keeps_its_taint_and_is_not_tested_again() -
 
 
 @in_virtual_time
+async def test_as_soon_as_a_person_is_needed_the_page_tells_why() -> None:
+    site = NewNodes(verdicts=(FAILED,))
+    site.start()
+
+    def needs_person() -> bool:
+        shown = site.replica.fleet.node_tests.get("n1")
+        return shown is not None and shown.needs_person
+
+    await site.settles(needs_person)
+    assert "fio: too slow" in site.replica.fleet.node_tests["n1"].held
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
@@ -180,6 +194,7 @@ async def test_in_mode_observe_the_test_is_only_told() -> None:
     assert site.program.orders == []
     assert site.world.writes == []
     assert site.world.test_conditions == {}
+    assert "repair.mode is observe" in site.replica.fleet.node_tests["n1"].held
     await site.replica.stop()
 
 

@@ -288,13 +288,23 @@ class NewNodeTests:
             name: NodeTestView(
                 watched.test,
                 tainted=watched.tainted,
-                held=watched.problem or watched.failure or watched.held,
+                held=watched.problem
+                or watched.failure
+                or watched.held
+                or self._why_over(watched, rules),
                 needs_person=watched.tainted
                 and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
             )
             for name, watched in self._watched.items()
             if self._may_act(name)
         }
+
+    @staticmethod
+    def _why_over(watched: _Watched, rules: NewNodeRules) -> str:
+        """Why a person has to go on, before the first look after the test's end has told it."""
+        if not watched.tainted or not needs_a_person(watched.test, watched.boot_id, rules):
+            return ""
+        return why_over(watched.test, watched.boot_id, rules)
 
     def _give_evidence(self, name: str, watched: _Watched | None) -> None:
         """Say that the node has failed its test, or that this is over; rules decide on it.
@@ -416,6 +426,7 @@ class NewNodeTests:
             )
         match step.do:
             case NewNodeStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
+                watched.held = "repair.mode is observe: no test begins"
                 self._observe(name, node, rules)
             case NewNodeStep.ORDER:
                 await self._begin(name, watched, node, step, rules)
