@@ -16,6 +16,7 @@ from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.quarantine.decide.operator_requests import (
     CANCEL_REPAIR,
     EXEMPT,
+    NO_QUARANTINE,
     PIN,
     QUARANTINE_IS,
     REPAIR,
@@ -110,11 +111,18 @@ def repair_requested(
     """Begin a repair, or take one back (``what``: `CANCEL_REPAIR`). ``ident``: each request's own.
 
     The annotation stays on the node, so it names the quarantine: a later one does not follow it.
-    ``quarantine_uid`` is empty where the aggregator is of a version that does not send it.
+    ``quarantine_uid`` is empty where the aggregator is of a version that does not send it, and
+    `NO_QUARANTINE` for the test of a new node.
     """
     bound = f" {QUARANTINE_IS}{quarantine_uid}" if quarantine_uid else ""
-    follow = f"To follow it: sickbay repair {node}{how}"
-    if what == CANCEL_REPAIR:
+    is_new = quarantine_uid == NO_QUARANTINE
+    follow = f"To follow it: sickbay {'node' if is_new else 'repair'} {node}{how}"
+    if is_new:
+        said = (
+            f"{node}: {what} is asked for (request {ident}).\n{follow}\n"
+            f"To take it back before it begins: kubectl annotate node {node} {REPAIR}-"
+        )
+    elif what == CANCEL_REPAIR:
         said = f"{node}: the end of its repairs is asked for (request {ident}).\n{follow}"
     else:
         said = (

@@ -23,6 +23,7 @@ from aggregator.cli.text_table import clean, printable, table
 from aggregator.cli.wait import state
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE
 
 #: Measure, component, value, unit.
 Row = tuple[str, str, float, str]
@@ -79,9 +80,10 @@ def _ask(options: argparse.Namespace) -> None:
         if is_new:
             told = _effect_on_new(options, known)
         else:
+            _require_quarantine(options, known)
             told = effect(options, known, TEST)
             _require_test(options, known)
-        uid = "" if is_new else known["quarantine"].get("uid", "")
+        uid = NO_QUARANTINE if is_new else known["quarantine"].get("uid", "")
         change_of, ident = change(options, what, uid)
         with open_actions(options) as actions:
             if asks:
@@ -118,6 +120,18 @@ def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
         f"{options.name}: a test is ordered once repair.new_nodes.concurrent has room{after}. Its "
         f"pass removes the taint {found['taint']}."
     )
+
+
+def _require_quarantine(options: argparse.Namespace, known: Answer) -> None:
+    """Raise UsageError for a node that is in none, and is not known as a new one."""
+    node, how = options.name, flags_of(options)
+    if known["quarantine"] is None:
+        raise UsageError(
+            f"{node} is not in quarantine, and is not known to have the startup taint of new nodes "
+            f"(repair.new_nodes; the aggregator sees it within three minutes): sickbay node {node}"
+            f"{how}. To test a node with work, first: sickbay quarantine {node} --action drain "
+            f'--reason "..."{how}'
+        )
 
 
 def _require_test(options: argparse.Namespace, known: Answer) -> None:

@@ -349,7 +349,10 @@ async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()
     await site.settles(lambda: "node.test_exhausted" in site.kinds())
-    site.world.person_annotates("n1", REQUEST, "test:standard r1")
+    site.world.person_annotates("n1", REQUEST, "test:standard r1 quarantine=some-uid")
+    await later(TIMEOUT)
+    assert not site.is_open()
+    site.world.person_annotates("n1", REQUEST, "test:standard r1 quarantine=none")
     await site.settles(site.is_open)
     site.check()
     assert [one.profile for one in site.program.orders] == ["quick", "standard"]

@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.repair import (
     RepairRequest,
     RepairRules,
     read_request,
+    request_for,
 )
 from aggregator.quarantine.state.fleet import NodeTestView
 from tests.web.support import (
@@ -166,6 +167,7 @@ async def test_a_node_that_can_not_be_tested_is_refused_with_the_next_step(
     well = await in_process("test", "node-1", *where)
     assert well.code == 2
     assert "sickbay quarantine node-1 --action drain" in well.err
+    assert "the startup taint of new nodes" in well.err
     view = served.fleet.node_summaries["node-2"].own_quarantine_view()
     assert view.quarantine is not None
     going = replace(view.quarantine.status, phase=Phase.DRAINING)
@@ -271,7 +273,10 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
         asked = read_request(store.node_now("node-3").annotations)  # type: ignore[union-attr]
     assert asked is not None
-    assert (asked.what, asked.profile, asked.quarantine) == ("test", "quick", "")
+    assert (asked.what, asked.profile, asked.quarantine) == ("test", "quick", "none")
+    assert request_for(asked, "q-node-3") is None
+    assert "sickbay node node-3" in told
+    assert "--cancel" not in told
     test = replace(
         failed, number=2, operation="u-b-2-test", state=state, request=asked.ident, message="done"
     )

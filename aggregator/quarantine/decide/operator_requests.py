@@ -18,6 +18,8 @@ PIN = "sickbay.dev/pin"
 REPAIR = "sickbay.dev/repair"
 CANCEL_REPAIR = "cancel"
 QUARANTINE_IS = "quarantine="
+#: In place of a UID: about a new node, so that no later quarantine follows the request.
+NO_QUARANTINE = "none"
 
 #: The requester of a quarantine made by a force annotation.
 FORCED = FORCE

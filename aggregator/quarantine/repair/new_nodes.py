@@ -55,7 +55,7 @@ from aggregator.quarantine.decide.new_nodes import (
     without_taint,
     write_test,
 )
-from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, read_operator_requests
 from aggregator.quarantine.decide.repair import (
     RepairMode,
     followed_change,
@@ -401,9 +401,8 @@ class NewNodeTests:
         rules: NewNodeRules,
     ) -> NextTest:
         asked = read_request(node.annotations)
-        by_hand = (
-            asked if asked is not None and asked.what == TEST and not asked.quarantine else None
-        )
+        unbound = asked is not None and asked.quarantine in ("", NO_QUARANTINE)
+        by_hand = asked if asked is not None and asked.what == TEST and unbound else None
         facts = NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
