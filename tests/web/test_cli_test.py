@@ -1,6 +1,9 @@
 """`sickbay test`, as a process, against a real page and a local cluster's file."""
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
@@ -158,6 +161,17 @@ async def test_no_end_within_the_time_is_no_verdict(served: Served, database: Pa
     done = await in_process("test", "node-2", "--yes", "--timeout", "1s", *where)
     assert done.code == 3
     assert "no end within 1 s; it goes on: sickbay repair node-2" in done.err
+
+
+async def test_a_reader_that_has_gone_is_no_pass(served: Served, database: Path) -> None:
+    where = ["--url", served.url, "--local", str(database)]
+    read, write = os.pipe()
+    os.close(read)
+    code = "from aggregator.cli import main; main()"
+    argv = [sys.executable, "-c", code, "test", "node-2", "--yes", "--timeout", "1s", *where]
+    process = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL, stdout=write, stderr=write)
+    os.close(write)
+    assert await process.wait() == 3
 
 
 async def test_a_node_that_can_not_be_tested_is_refused_with_the_next_step(
