@@ -6,7 +6,15 @@ from functools import partial
 import pytest
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Action, AdmissionRefused, Phase, Taint, Unreachable
+from aggregator.cluster.port import (
+    Action,
+    AdmissionRefused,
+    Phase,
+    QuarantineSpec,
+    Taint,
+    Toleration,
+    Unreachable,
+)
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
@@ -311,6 +319,45 @@ async def test_a_node_is_tested_anew_after_its_quarantine() -> None:
     await site.replica.stop()
 
 
+@pytest.mark.parametrize(
+    "verdicts", [(FAILED, PASSED), (NOTHING, NOTHING, NOTHING, PASSED)], ids=["failed", "none"]
+)
+@in_virtual_time
+async def test_a_node_without_a_pass_is_tested_anew_after_a_quarantine_in_the_same_boot(
+    verdicts: tuple[RepairAnswer, ...],
+) -> None:
+    site = NewNodes(verdicts=verdicts)
+    site.start(MemoryCluster(site.world))
+    await site.settles(lambda: "node.test_exhausted" in site.kinds(), within=2 * 3600)
+    site.world.person_creates("n1", QuarantineSpec(Action.CORDON, "manual", "fan 3"))
+    await later(TIMEOUT)
+    assert site.last_test()["quarantined"] is True
+    assert len(site.program.operations) == len(verdicts) - 1
+    site.world.person_deletes("n1")
+    await site.settles(site.is_open, within=2 * 3600)
+    site.check()
+    assert len(site.program.operations) == len(verdicts)
+    assert "quarantined" not in site.last_test()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_in_use_that_gets_the_taint_is_not_tested_before_it_is_drained() -> None:
+    site = NewNodes()
+    pod = site.world.add_pod("n1", "busy")
+    site.world.add_pod("n1", "agent", owner_kind="DaemonSet")
+    site.world.add_pod("n1", "everywhere", tolerations=(Toleration(operator="Exists"),))
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+    held = site.replica.fleet.node_tests["n1"].held
+    assert held == f"pods that do not tolerate {KEY} are on the node: jobs/busy; drain it"
+    del site.world.pods[f"n1/{pod.name}"]
+    await site.settles(site.is_open)
+    site.check()
+    await site.replica.stop()
+
+
 @in_virtual_time
 async def test_a_person_who_removes_the_taint_ends_the_test() -> None:
     site = NewNodes(verdicts=(GOING,))
@@ -362,10 +409,19 @@ async def test_a_person_has_an_exhausted_node_tested_again() -> None:
     await site.replica.stop()
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node.kubernetes.io/network-unavailable",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+        "karpenter.sh/unregistered",
+        "node.cilium.io/agent-not-ready",
+    ],
+)
 @in_virtual_time
-async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet() -> None:
+async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet(key: str) -> None:
     site = NewNodes()
-    starting = Taint("node.kubernetes.io/network-unavailable", "", "NoSchedule")
+    starting = Taint(key, "", "NoSchedule")
     site.set_taints(POOL, UNTESTED, starting)
     site.start()
     await later(5 * TIMEOUT)

@@ -4,7 +4,8 @@ Invariants:
 - The taint is removed by a pass alone, of a test in the node's present boot, and in one write with
   that pass: no silence, no missing tool and no time limit removes it.
 - Without a person's request at most `NewNodeRules.attempts` tests end without a verdict in one
-  boot, and a failed test is the last one of its boot: so the tests of a node end.
+  boot, and a failed test is the last one of its boot: so the tests of a node end. A quarantine
+  that has begun since, and is over, begins the count anew: the node was repaired or judged there.
 - `reserve_test` lets no test begin past `NewNodeRules.concurrent`. The record is changed by
   compare-and-set, so this holds for any interleaving of replicas.
 - The id of a test follows from the Node's uid, its boot and the number of the test: each process
@@ -23,8 +24,8 @@ from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import (
     Node,
     NodeTestCondition,
+    QuarantineStatus,
     RepairState,
-    RepairStatus,
     Taint,
 )
 from aggregator.configfile.section import Positive, SectionDataclass
@@ -48,7 +49,13 @@ _LINGERS = 300.0
 _MOST_NUMBER = 1_000_000
 _MOST_MESSAGE = 500
 #: Taints of the kubelet and of cloud controllers: the node is not ready for any pod yet.
-_NOT_READY = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+_NOT_READY = (
+    "node.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+    "karpenter.sh/unregistered",
+)
+#: Startup taints of network and storage agents, such as node.cilium.io/agent-not-ready.
+_AGENT_NOT_READY = "/agent-not-ready"
 
 
 def _key_alone(value: Any) -> Any:
@@ -83,8 +90,8 @@ class NodeTest:
 
     ``inconclusive``: the tests without a verdict before this one, in its boot and since a person's
     last request. ``boot_after``: the boot in which the node was when the test ended, where that is
-    another one than the test's. ``request``: the id of a person's request, empty without one. Times
-    are wall clock seconds.
+    another one than the test's. ``request``: the id of a person's request, empty without one.
+    ``quarantined``: the node was in quarantine after its last test. Times are wall clock seconds.
     """
 
     number: int
@@ -99,6 +106,7 @@ class NodeTest:
     deadline_at: float = 0.0
     ended_at: float = 0.0
     message: str = ""
+    quarantined: bool = False
 
     @property
     def is_busy(self) -> bool:
@@ -132,7 +140,8 @@ def read_test(annotations: Mapping[str, str], node_uid: str) -> NodeTest | None:
         given = {one.name: found[one.name] for one in fields(NodeTest) if one.name in found}
         test = NodeTest(**given | {"state": RepairState(given["state"])})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise NodeTestUnreadable(_unreadable(str(error))) from error
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise NodeTestUnreadable(_unreadable(why)) from error
     wrong = [name for name, value in given.items() if not _fits(name, value)]
     if wrong:
         raise NodeTestUnreadable(_unreadable(f"{wrong[0]} is {given[wrong[0]]!r}"))
@@ -149,6 +158,8 @@ def _fits(name: str, value: object) -> bool:
     """Whether the value is of the field's type."""
     if name in ("number", "inconclusive"):
         return type(value) is int
+    if name == "quarantined":
+        return type(value) is bool
     if name.endswith("_at"):
         return type(value) in (int, float)
     return type(value) is str
@@ -238,7 +249,9 @@ def next_test(
     if facts.against:
         return NextTest(NewNodeStep.NOTHING, facts.against)
     number = last.number + 1 if last is not None else 1
-    same = last is not None and last.is_of_boot(facts.boot_id) and not asked
+    same = (
+        last is not None and last.is_of_boot(facts.boot_id) and not asked and not last.quarantined
+    )
     return NextTest(
         NewNodeStep.ORDER,
         "asked for by hand" if asked else "a new node",
@@ -268,7 +281,7 @@ def _under_way(last: NodeTest, facts: NodeTestFacts, now: float) -> NextTest:
 
 def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
     """Why no test begins by itself in this boot any more; empty: one may."""
-    if last is None or not last.is_of_boot(boot_id):
+    if last is None or last.quarantined or not last.is_of_boot(boot_id):
         return ""
     if last.state is RepairState.SUCCEEDED and not rules.remove_taint:
         return "it has passed its test"
@@ -321,7 +334,7 @@ def not_ready(node: Node) -> str:
     if node.ready is not True:
         return "its kubelet is not ready"
     for taint in node.taints:
-        if taint.key.startswith(_NOT_READY):
+        if taint.key.startswith(_NOT_READY) or taint.key.endswith(_AGENT_NOT_READY):
             return f"the node is not ready for pods (taint {taint.key})"
     for resource, (capacity, allocatable) in sorted(node.devices.items()):
         if capacity != allocatable:
@@ -354,13 +367,17 @@ def condition_of(
 
 
 def has_failed(
-    test: NodeTest | None, boot_id: str, repair: RepairStatus | None, *, tainted: bool
+    test: NodeTest | None, boot_id: str, quarantine: QuarantineStatus | None, *, tainted: bool
 ) -> bool:
     """Whether the failed test counts as evidence: in its boot, and until the node has passed a test
-    in quarantine, or a person has taken it as it is by removing the taint.
+    in quarantine or was released from there, or a person has taken it as it is by removing the
+    taint. ``quarantine``: the present one, if any.
     """
     if test is None or not tainted or test.state is not RepairState.FAILED:
         return False
+    if test.quarantined and quarantine is None:
+        return False
+    repair = quarantine.repair if quarantine is not None else None
     if not boot_id or boot_id != test.boot_id:
         return False
     return not any(

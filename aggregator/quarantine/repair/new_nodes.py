@@ -30,6 +30,7 @@ from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Component
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.new_nodes import (
     NEW_NODE,
@@ -94,6 +95,7 @@ _SEND_WITHIN = 20.0
 #: order left, and for its node's agent.
 _ENDS_WITHIN = 300.0
 _TRIES = 5
+_MOST_NAMED = 3
 _NO_PLACE = "this replica's place among the others is not certain any more"
 _ANSWERS: Mapping[AnswerState, RepairState] = {
     AnswerState.DONE: RepairState.SUCCEEDED,
@@ -319,7 +321,7 @@ class NewNodeTests:
         failed = watched is not None and has_failed(
             watched.test,
             boot_of(node_state),
-            quarantine.status.repair if quarantine is not None else None,
+            quarantine.status if quarantine is not None else None,
             tainted=watched.tainted,
         )
         if failed and watched is not None and not standing:
@@ -358,6 +360,7 @@ class NewNodeTests:
 
     async def _look_at(self, name: str, watched: _Watched, rules: NewNodeRules) -> None:
         node_state = self._registry.known(name)
+        await self._note_quarantine(name, watched, node_state, rules)
         busy = watched.test is not None and watched.test.is_busy
         why = "" if busy else self._against_memory(name, node_state, rules)
         if why and watched.tainted and not watched.problem:  # no read can change that
@@ -387,6 +390,19 @@ class NewNodeTests:
             self._done[name] = NodeTestView(watched.test, tainted=False)
             while len(self._done) > _MOST_DONE:
                 del self._done[next(iter(self._done))]
+
+    async def _note_quarantine(
+        self, name: str, watched: _Watched, node_state: NodeState | None, rules: NewNodeRules
+    ) -> None:
+        """The Node remembers a quarantine after its last test: that is decided on anew after it.
+
+        Without that a node that was repaired, and released, would wait for a person or a reboot.
+        """
+        test = watched.test
+        in_quarantine = node_state is not None and node_state.node_summary.quarantine is not None
+        if test is None or not in_quarantine or not needs_a_person(test, watched.boot_id, rules):
+            return
+        await self._change(name, watched, test, replace(test, quarantined=True))
 
     def _take_read(self, watched: _Watched, node: Node, rules: NewNodeRules) -> None:
         watched.uid, watched.tainted = node.uid, is_tainted(node, rules.taint)
@@ -529,6 +545,9 @@ class NewNodeTests:
             watched.held = "no repairer of kind test is configured"
             return
         now = round(self._clocks.latest(), 3)
+        watched.held = await self._pods_in_the_way(node, rules)
+        if watched.held:
+            return
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
         wanted = running_of(name, test, at=self._clocks.trusted_wall())
         held = await self._record_writer.reserve_test(wanted, rules.concurrent)
@@ -546,6 +565,22 @@ class NewNodeTests:
         self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
         if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
             await self._send(name, watched, test, rules, first=True)
+
+    async def _pods_in_the_way(self, node: Node, rules: NewNodeRules) -> str:
+        """The pods that were there before the taint, in words: the node is no new one then."""
+        own = [taint for taint in node.taints if taint.key == rules.taint]
+        found = [
+            pod.key
+            for pod in await self._cluster.pods_on(node.name, background=True)
+            if pod.phase not in FINISHED
+            and not stays_by_nature(pod)
+            and not all(pod.tolerates(taint) for taint in own)
+        ]
+        if not found:
+            return ""
+        more = f" and {len(found) - _MOST_NAMED} others" if len(found) > _MOST_NAMED else ""
+        named = ", ".join(sorted(found)[:_MOST_NAMED])
+        return f"pods that do not tolerate {rules.taint} are on the node: {named}{more}; drain it"
 
     def _guard(self, node: Node) -> Guard:
         """The guard of the write by which a test begins, after its wait in the queue."""
