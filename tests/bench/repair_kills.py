@@ -9,8 +9,9 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from aggregator.quarantine.decide.admission_record import (
     RecordSerializer,
     parse_record,
 )
+from tests.bench import watcher
 from tests.bench.drill import TRUSTING
 from tests.bench.limit import SPEC, expected_nodes, quarantine
 from tests.bench.parts import LIFTED
 from tests.bench.repair_receiver import RepairReceiver, by_chance
+from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.stack import NAMESPACE, Stack
@@ -38,6 +41,8 @@ rules:
 EACH = 4
 #: The longest time from the begin of the work to the kill (seconds).
 LATEST = 2.0
+#: Every second kill waits for an attempt of the new nodes; then it comes so soon (seconds).
+AFTER_ATTEMPT = 0.3
 #: An attempt lasts a minute at most, and its node is looked at every 15 seconds.
 PATIENCE = 240.0
 _QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
@@ -115,6 +120,7 @@ async def _kill(
     )
     await cluster.start()
     met = set[str]()
+    attempted = Watcher(plane, watcher.QUARANTINES, watcher.attempted)
     try:
         expected = await expected_nodes(cluster)
         boots = {name: plane.node(name)["status"]["nodeInfo"]["bootID"] for name in names}
@@ -128,7 +134,12 @@ async def _kill(
             await asyncio.gather(
                 *(quarantine(cluster, expected[name], spec) for name, spec in specs.items())
             )
-            await asyncio.to_thread(_run_and_kill, stack, rng.uniform(0.0, LATEST))
+            if number % 2:
+                first, after = some[1], rng.uniform(0.0, AFTER_ATTEMPT)
+                moment = partial(attempted.when, first, within=PATIENCE)
+            else:
+                moment, after = None, rng.uniform(0.0, LATEST)
+            await asyncio.to_thread(_run_and_kill, stack, moment, after)
             # Those that are new, and those that this process has touched: an attempt that waits for
             # its deadline would be counted again at each kill.
             busy = {
@@ -163,8 +174,8 @@ async def _admit(cluster: KubeCluster, specs: Mapping[str, QuarantineSpec]) -> N
     await cluster.write_record(text, known.version)
 
 
-def _run_and_kill(stack: Stack, after: float) -> None:
-    """Start the aggregator, and kill it so long after its work has begun."""
+def _run_and_kill(stack: Stack, moment: Callable[[], float] | None, after: float) -> None:
+    """Start the aggregator, and kill it so long after its work has begun, or after the moment."""
     log = stack.aggregator.log_path
     before = log.stat().st_size if log.exists() else 0
     stack.aggregator.start()
@@ -178,6 +189,8 @@ def _run_and_kill(stack: Stack, after: float) -> None:
             return b'"connected to the cluster"' in file.read()
 
     wait_until(begun, what="the aggregator's view of the cluster", timeout_s=60, every_s=0.02)
+    if moment is not None:
+        moment()
     time.sleep(after)
     stack.aggregator.kill()
 

@@ -78,9 +78,14 @@ class _Marks(msgspec.Struct):
     taints: list[_Taint] = []
 
 
+class _Repair(msgspec.Struct):
+    attempts: list[msgspec.Raw] = []
+
+
 class _State(msgspec.Struct):
     conditions: list[_Condition] = []
     phase: str = ""
+    repair: _Repair = msgspec.field(default_factory=_Repair)
 
 
 class _Name(msgspec.Struct):
@@ -126,6 +131,12 @@ def node_of(line: bytes) -> list[str]:
     about = _decode(line).object
     ours = about.reporting_controller == "sickbay.dev/aggregator"
     return [about.regarding.name] if ours and about.action == "Quarantine" else []
+
+
+def attempted(line: bytes) -> list[str]:
+    """The node of a Quarantine that has an attempt at a repair."""
+    quarantine = _decode(line).object
+    return [quarantine.metadata.name] if quarantine.status.repair.attempts else []
 
 
 def drained(line: bytes) -> list[str]:
