@@ -94,7 +94,7 @@ class JobRepairer:
         answer = verdict(found.content, pods, order.node)
         if answer is not None:
             return answer
-        waiting = why_waiting(pods)
+        waiting = why_waiting(pods) if pods else f"{self._named(order)} has no pod"
         if order.lasts <= _LAST_LOOK:
             return _no_verdict(waiting or "it did not end in its time")
         return RepairAnswer(AnswerState.TAKEN, waiting)

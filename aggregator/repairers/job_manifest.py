@@ -84,7 +84,8 @@ def _pod(section: JobSection, order: RepairOrder, gpus: int, taint: str) -> dict
     more = dict(section.template.get("spec") or {})
     [container] = more.pop("containers", None) or [{}]
     tolerations = more.pop("tolerations", None) or []
-    priority = {"priorityClassName": section.priority_class} if section.priority_class else {}
+    name = order.idle_class or section.priority_class
+    priority = {"priorityClassName": name} if name else {}
     return {
         "metadata": {
             "labels": {**(given.get("labels") or {}), **_LABELS},
@@ -128,7 +129,11 @@ def _container(
 
 
 def _own_tolerations(order: RepairOrder, taint: str) -> list[dict[str, str]]:
-    """Those of a node in quarantine, or that of the startup taint, whatever its effect."""
+    """Those of a node in quarantine, or that of the startup taint, whatever its effect; none for
+    an idle node, whose test must not begin once it has one of these.
+    """
+    if order.idle_class:
+        return []
     if order.tolerates:
         return [{"key": order.tolerates, "operator": "Exists"}]
     return [*map(_tolerated, sorted({TAINT, taint, _UNSCHEDULABLE}))]

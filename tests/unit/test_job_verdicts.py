@@ -162,3 +162,14 @@ def test_the_name_follows_from_the_operation_and_fits_a_label() -> None:
     assert job_name(one) == job_name(order_of_a_test(NODE))
     assert job_name(one) != job_name(two)
     assert len(job_name(one)) <= 63
+
+
+def test_the_pod_of_an_idle_nodes_test_has_its_class_and_only_the_sites_tolerations() -> None:
+    pool = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    section = job_section("t", priority_class="high", template={"spec": {"tolerations": [pool]}})
+    idle = order_of_a_test(NODE, idle_class="sickbay-idle-test")
+    found = job_manifest(section, idle, gpus=8)["spec"]["template"]["spec"]
+    assert found["priorityClassName"] == "sickbay-idle-test"
+    assert found["tolerations"] == [pool]
+    other = job_manifest(section, order_of_a_test(NODE), gpus=8)["spec"]["template"]["spec"]
+    assert other["priorityClassName"] == "high"

@@ -16,7 +16,8 @@ class RepairOrder:
     ``lasts``: seconds until its deadline. ``gpus``: the UUIDs of the GPUs with evidence.
     ``bundle``: the evidence for a ticket, as JSON. ``profile``: the profile of a test; empty: of
     the other kinds. ``quarantine`` is empty for the test of a new node, and ``tolerates`` the key
-    of the startup taint of such a one.
+    of the startup taint of such a one. ``idle_class``: the PriorityClass of a test on an idle
+    node, which gives way to work and tolerates no mark of ours.
     """
 
     operation: str
@@ -31,6 +32,7 @@ class RepairOrder:
     bundle: str = ""
     profile: str = ""
     tolerates: str = ""
+    idle_class: str = ""
 
     def values(self) -> dict[str, str]:
         """What a site's command or endpoint is told."""
