@@ -41,7 +41,8 @@ from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
     parse_record,
 )
-from aggregator.quarantine.decide.new_nodes import reserve_test
+from aggregator.quarantine.decide.idle_nodes import reserve_idle_test
+from aggregator.quarantine.decide.new_nodes import IDLE_TEST, reserve_test
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
     Known,
@@ -371,7 +372,9 @@ class AdmissionRecordWriter:
             await self._ask(restore=repair)
 
     async def reserve_test(self, wanted: RunningRepair, concurrent: int) -> Held | None:
-        """Returns None when the record has the test of a new node under way now, else the hold."""
+        """Returns None when the record has the test under way now, else the hold. ``concurrent``
+        bounds those of its kind, of new or of idle nodes.
+        """
         return await self._ask(reserve_test=(wanted, concurrent))
 
     async def end_test(self, node: str, operation: str) -> None:
@@ -553,7 +556,8 @@ class AdmissionRecordWriter:
         for request in batch:
             if request.reserve_test is not None:
                 wanted, most = request.reserve_test
-                record, hold = reserve_test(
+                reserves = reserve_idle_test if wanted.repair == IDLE_TEST else reserve_test
+                record, hold = reserves(
                     record, wanted, most, now=self._wall(), stop=self.switch.reason
                 )
                 if hold is not None:

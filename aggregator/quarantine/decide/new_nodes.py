@@ -26,6 +26,7 @@ from aggregator.cluster.port import (
     NodeTestCondition,
     QuarantineStatus,
     RepairState,
+    RepairStatus,
     Taint,
 )
 from aggregator.configfile.section import Positive, SectionDataclass
@@ -41,9 +42,14 @@ from aggregator.runtime.text import truncate
 CHECK = "active-test"
 #: The reason of such tests in events and metrics.
 NEW_NODE = "new-node"
+#: The same of periodic tests, and their kind in the admission record: they have limits of their
+#: own there.
+IDLE = "idle"
+IDLE_TEST = "idle-test"
 _BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: A test that ended so has said nothing about the node.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
+_VERDICTS = (RepairState.SUCCEEDED, RepairState.FAILED)
 #: A test counts so much longer than its deadline (seconds): until its end is written.
 _LINGERS = 300.0
 _MOST_NUMBER = 1_000_000
@@ -91,7 +97,12 @@ class NodeTest:
     ``inconclusive``: the tests without a verdict before this one, in its boot and since a person's
     last request. ``boot_after``: the boot in which the node was when the test ended, where that is
     another one than the test's. ``request``: the id of a person's request, empty without one.
-    ``quarantined``: the node was in quarantine after its last test. Times are wall clock seconds.
+    ``quarantined``: the node was in quarantine after its last test. Times are wall clock
+    seconds.
+
+    ``reason`` is `IDLE` for the periodic test of an idle node; such a test without a verdict leaves
+    what was known: ``verdict_at`` is the end of the last test with a verdict before this one, and
+    ``failed`` tells an earlier failure that still stands, of the boot ``failed_boot``.
     """
 
     number: int
@@ -107,6 +118,10 @@ class NodeTest:
     ended_at: float = 0.0
     message: str = ""
     quarantined: bool = False
+    reason: str = ""
+    verdict_at: float = 0.0
+    failed: str = ""
+    failed_boot: str = ""
 
     @property
     def is_busy(self) -> bool:
@@ -233,14 +248,15 @@ def next_test(
 ) -> NextTest:
     """What to do now. ``pause``: seconds between two tests; ``now``: wall clock seconds."""
     if last is not None and last.is_busy:
-        return _under_way(last, facts, now)
+        return under_way(last, facts, now, "" if facts.tainted else "the startup taint was removed")
     if not facts.tainted:
         return NextTest(NewNodeStep.NOTHING)
     asked = facts.request if last is None or last.request != facts.request else ""
     over = "" if asked else why_over(last, facts.boot_id, rules)
     if over:
         return NextTest(NewNodeStep.NOTHING, over)
-    if not asked and last is not None and last.is_of_boot(facts.boot_id):
+    earlier = last is not None and not last.reason and last.is_of_boot(facts.boot_id)
+    if not asked and last is not None and earlier:
         left = last.ended_at + pause - now
         if 0 < left <= pause:
             return NextTest(
@@ -249,9 +265,8 @@ def next_test(
     if facts.against:
         return NextTest(NewNodeStep.NOTHING, facts.against)
     number = last.number + 1 if last is not None else 1
-    same = (
-        last is not None and last.is_of_boot(facts.boot_id) and not asked and not last.quarantined
-    )
+    counts = last is not None and earlier and not asked and not last.quarantined
+    failed, failed_boot = carried_failure(last)
     return NextTest(
         NewNodeStep.ORDER,
         "asked for by hand" if asked else "a new node",
@@ -261,15 +276,19 @@ def next_test(
             profile=(facts.request_profile if asked else "") or rules.profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
-            inconclusive=last.without_verdict if last is not None and same else 0,
+            inconclusive=last.without_verdict if last and counts else 0,
             request=asked,
+            verdict_at=verdict_at(last) if failed else 0.0,
+            failed=failed,
+            failed_boot=failed_boot,
         ),
     )
 
 
-def _under_way(last: NodeTest, facts: NodeTestFacts, now: float) -> NextTest:
-    if not facts.tainted:
-        return NextTest(NewNodeStep.STOP, "the startup taint was removed")
+def under_way(last: NodeTest, facts: NodeTestFacts, now: float, lost: str) -> NextTest:
+    """The same of a test under way. ``lost``: why it has no purpose any more."""
+    if lost:
+        return NextTest(NewNodeStep.STOP, lost)
     if facts.ends:
         return NextTest(NewNodeStep.STOP, facts.ends)
     if not last.is_of_boot(facts.boot_id):
@@ -281,7 +300,7 @@ def _under_way(last: NodeTest, facts: NodeTestFacts, now: float) -> NextTest:
 
 def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
     """Why no test begins by itself in this boot any more; empty: one may."""
-    if last is None or last.quarantined or not last.is_of_boot(boot_id):
+    if last is None or last.reason or last.quarantined or not last.is_of_boot(boot_id):
         return ""
     if last.state is RepairState.SUCCEEDED and not rules.remove_taint:
         return "it has passed its test"
@@ -297,7 +316,7 @@ def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
 
 def needs_a_person(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> bool:
     """Whether the node keeps its startup taint until a person, or another boot, goes on."""
-    passed = last is not None and last.state is RepairState.SUCCEEDED
+    passed = last is not None and not last.reason and last.state is RepairState.SUCCEEDED
     return not passed and bool(why_over(last, boot_id, rules))
 
 
@@ -306,6 +325,8 @@ def ended(
 ) -> NodeTest:
     """The test with its end. ``boot_id``: the node's boot then."""
     after = boot_id if boot_id and boot_id != test.boot_id else ""
+    if state in _VERDICTS:  # it is newer than an earlier failure
+        test = replace(test, failed="", failed_boot="")
     return replace(
         test,
         state=state,
@@ -313,6 +334,35 @@ def ended(
         ended_at=max(at, test.began_at),
         boot_after=after,
     )
+
+
+def verdict_at(test: NodeTest | None) -> float:
+    """When the node's last test with a verdict ended; 0: there was none."""
+    if test is None:
+        return 0.0
+    return test.ended_at if test.state in _VERDICTS else test.verdict_at
+
+
+def standing_failure(test: NodeTest | None) -> tuple[str, str]:
+    """The failed idle test that no later verdict has replaced, in words, and its boot; else empty.
+
+    The failure of a new node's test stands as long as its taint: `has_failed`.
+    """
+    if test is None:
+        return "", ""
+    if test.state is RepairState.FAILED:
+        return (_failure_of(test), test.boot_id) if test.reason else ("", "")
+    return ("", "") if test.state is RepairState.SUCCEEDED else (test.failed, test.failed_boot)
+
+
+def carried_failure(last: NodeTest | None) -> tuple[str, str]:
+    """The same for the test that follows: a quarantine since is over, and with it the failure."""
+    return ("", "") if last is not None and last.quarantined else standing_failure(last)
+
+
+def _failure_of(test: NodeTest) -> str:
+    text = f"test {test.profile} failed: {test.message} (operation {test.operation})"
+    return truncate(text, 2 * _MOST_MESSAGE)
 
 
 # -- the Node ----------------------------------------------------------------------------------
@@ -354,7 +404,12 @@ _NONE = ("Unknown", "NoVerdict", "gave no verdict")
 def condition_of(
     test: NodeTest | None, *, tainted: bool, rules: NewNodeRules
 ) -> NodeTestCondition | None:
-    """The Node's condition: True where its last test passed; None: it has none."""
+    """The Node's condition: True where its last test passed; None: it stays as it is."""
+    if test is not None and test.reason:
+        if tainted:
+            test = None
+        elif test.state not in _VERDICTS:
+            return None  # it says nothing about the node: the last verdict stays
     if test is None and not tainted:
         return None
     if test is None:
@@ -369,31 +424,42 @@ def condition_of(
 def has_failed(
     test: NodeTest | None, boot_id: str, quarantine: QuarantineStatus | None, *, tainted: bool
 ) -> bool:
-    """Whether the failed test counts as evidence: in its boot, and until the node has passed a test
-    in quarantine or was released from there, or a person has taken it as it is by removing the
-    taint. ``quarantine``: the present one, if any.
+    """Whether a failed test counts as evidence: in its boot, and until the node has passed a test
+    in quarantine or was released from there. Of a new node also until a person has taken it as it
+    is by removing the taint, of an idle node until a later verdict. ``quarantine``: the present
+    one, if any.
     """
-    if test is None or not tainted or test.state is not RepairState.FAILED:
+    if test is None or not boot_id:
         return False
     if test.quarantined and quarantine is None:
         return False
+    failed, failed_boot = standing_failure(test)
+    if failed:
+        return failed_boot == boot_id
     repair = quarantine.repair if quarantine is not None else None
-    if not boot_id or boot_id != test.boot_id:
+    if not tainted or test.reason or test.state is not RepairState.FAILED:
         return False
-    return not any(
-        one.repair == TEST
+    return boot_id == test.boot_id and not passed_in_quarantine(test, boot_id, repair)
+
+
+def passed_in_quarantine(test: NodeTest, boot_id: str, repair: RepairStatus | None) -> str:
+    """The operation of a test in quarantine that the node has passed since; empty: none."""
+    found = (
+        one.operation
+        for one in (repair.attempts if repair is not None else ())
+        if one.repair == TEST
         and one.state is RepairState.SUCCEEDED
         and one.boot_id == boot_id
-        and one.began_at >= test.ended_at
-        for one in (repair.attempts if repair is not None else ())
+        and one.began_at >= verdict_at(test)
     )
+    return next(found, "")
 
 
 def failure_evidence(test: NodeTest | None, since: float) -> Component:
     """A failed test as level evidence in the aggregator's own name; None: that is over."""
     if test is None:
         return Component(CHECK, "", Status.OK, "", "no failed test counts any more", since)
-    text = f"test {test.profile} failed: {test.message} (operation {test.operation})"
+    text = standing_failure(test)[0] or _failure_of(test)
     return Component(CHECK, "", Status.FAILED, "failed", text, since)
 
 
@@ -404,9 +470,14 @@ def is_own_evidence(code: str) -> bool:
 # -- the limit of the fleet -----------------------------------------------------------------------
 
 
-def running_of(node: str, test: NodeTest, *, at: float) -> RunningRepair:
-    """The reservation that a test under way must have."""
-    return RunningRepair(node, test.operation, TEST, at, test.deadline_at + _LINGERS)
+def running_of(
+    node: str, test: NodeTest, *, at: float, domains: tuple[str, ...] = ()
+) -> RunningRepair:
+    """The reservation that a test under way must have. ``domains`` count for idle tests alone."""
+    until = test.deadline_at + _LINGERS
+    if test.reason == IDLE:
+        return RunningRepair(node, test.operation, IDLE_TEST, at, until, domains=domains)
+    return RunningRepair(node, test.operation, TEST, at, until)
 
 
 def reserve_test(
@@ -426,8 +497,9 @@ def reserve_test(
         for node, one in record.node_tests.items()
         if now < one.until and node != wanted.node
     }
-    if len(others) >= concurrent:
-        text = f"{len(others)} new nodes are being tested"
+    new = sum(one.repair != IDLE_TEST for one in others.values())
+    if new >= concurrent:
+        text = f"{new} new nodes are being tested"
         return record, Held("repair.new_nodes.concurrent", str(concurrent), text)
     return replace(record, node_tests={**others, wanted.node: wanted}), None
 
@@ -438,5 +510,5 @@ def as_details(test: NodeTest) -> dict[str, str]:
         "repair": TEST,
         "operation": test.operation,
         "profile": test.profile,
-        "reason": NEW_NODE,
+        "reason": test.reason or NEW_NODE,
     }

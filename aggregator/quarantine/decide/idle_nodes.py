@@ -1,0 +1,193 @@
+"""The periodic test of a node without work. Pure.
+
+Invariants:
+- A node is tested only where nothing speaks against it and no pod is on it that a drain would move.
+- `reserve_idle_test` lets no test begin past `IdleNodeRules.concurrent`, and never two in one
+  failure domain. The record is changed by compare-and-set, so this holds for any interleaving.
+- A test without a verdict changes nothing of what is known of the node: an earlier failure stands,
+  and the node is as long untested as before.
+"""
+
+import heapq
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from aggregator.cluster.port import Pod, RepairState
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import Duration
+from aggregator.quarantine.decide.admission import Held, settling, stopped
+from aggregator.quarantine.decide.admission_record import Record, RunningRepair
+from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
+from aggregator.quarantine.decide.new_nodes import (
+    IDLE,
+    IDLE_TEST,
+    NewNodeStep,
+    NextTest,
+    NodeTest,
+    NodeTestFacts,
+    carried_failure,
+    operation_of,
+    under_way,
+    verdict_at,
+)
+from aggregator.quarantine.decide.profiles import Profile
+
+#: After many tests without a verdict the next one waits no longer than this (seconds).
+_LONGEST_PAUSE = 86400.0
+_MOST_DOUBLED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class IdleNodeRules(SectionDataclass):
+    """The periodic test of idle nodes: the section ``repair.idle_nodes``; without it there is none.
+
+    A node is tested again when its last verdict is older than ``every``. ``concurrent`` bounds such
+    tests in the whole fleet at once; in one failure domain (``limits.domain_labels``,
+    ``limits.clique_label``) there is never more than one. ``priority_class``: that of the test's
+    pod, which must be lower than that of all work, as work then preempts the test.
+    """
+
+    every: Annotated[Duration, Field(ge=3600)] = 7 * 86400.0
+    profile: Profile = "quick"
+    concurrent: Positive = 2
+    priority_class: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] = (
+        "sickbay-idle-test"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCandidate:
+    """A node that nothing in memory speaks against. ``test``: its last one."""
+
+    node: str
+    uid: str
+    test: NodeTest | None
+
+
+def choose(
+    candidates: Iterable[IdleCandidate],
+    rules: IdleNodeRules,
+    most: int,
+    *,
+    pause: float,
+    now: float,
+) -> list[IdleCandidate]:
+    """At most so many nodes whose test is due, the longest untested first.
+
+    Those that were never tested come first, in the order of a hash: neighbours of one rack would
+    hold each other.
+    """
+    due = (one for one in candidates if not waits_for(one.test, rules, pause=pause, now=now))
+    return heapq.nsmallest(
+        max(0, most), due, key=lambda one: (verdict_at(one.test), zlib.crc32(one.uid.encode()))
+    )
+
+
+def waits_for(last: NodeTest | None, rules: IdleNodeRules, *, pause: float, now: float) -> float:
+    """Seconds until the next test of the node is due; 0: it is.
+
+    After a test without a verdict it waits for ``pause``, doubled with each further such test. A
+    clock that was set back holds no test for longer than that.
+    """
+    if last is None:
+        return 0.0
+    since = verdict_at(last)
+    left = _left(since, rules.every, now) if since else 0.0
+    if last.state not in (RepairState.SUCCEEDED, RepairState.FAILED):
+        doubled = 2.0 ** min(max(0, last.without_verdict - 1), _MOST_DOUBLED)
+        longest = min(rules.every, max(pause, _LONGEST_PAUSE))
+        left = max(left, _left(last.ended_at, min(pause * doubled, longest), now))
+    return left
+
+
+def _left(since: float, lasts: float, now: float) -> float:
+    left = since + lasts - now
+    return left if 0 < left <= lasts else 0.0
+
+
+def next_idle_test(
+    last: NodeTest | None,
+    facts: NodeTestFacts,
+    rules: IdleNodeRules | None,
+    *,
+    pause: float,
+    now: float,
+) -> NextTest:
+    """What to do about a node without the startup taint, or with an idle test under way."""
+    if last is not None and last.is_busy:
+        lost = "the node has the startup taint: it is tested as a new node" if facts.tainted else ""
+        if rules is None:
+            lost = "repair.idle_nodes was removed from the configuration"
+        return under_way(last, facts, now, lost)
+    if rules is None or facts.tainted or waits_for(last, rules, pause=pause, now=now):
+        return NextTest(NewNodeStep.NOTHING)
+    if facts.against:
+        return NextTest(NewNodeStep.NOTHING, facts.against)
+    number = last.number + 1 if last is not None else 1
+    failed, failed_boot = carried_failure(last)
+    goes_on = last is not None and last.reason == IDLE
+    return NextTest(
+        NewNodeStep.ORDER,
+        "an idle node",
+        NodeTest(
+            number=number,
+            operation=operation_of(facts.node_uid, facts.boot_id, number),
+            profile=rules.profile,
+            state=RepairState.ORDERING,
+            boot_id=facts.boot_id,
+            inconclusive=last.without_verdict if last is not None and goes_on else 0,
+            reason=IDLE,
+            verdict_at=verdict_at(last),
+            failed=failed,
+            failed_boot=failed_boot,
+        ),
+    )
+
+
+def in_use(pods: Sequence[Pod]) -> str:
+    """Which pod makes the node one with work: any that a drain would move. Empty: it is idle.
+
+    Pods of DaemonSets and mirror pods belong to the node; if one has GPUs, the scheduler finds no
+    room for the test, which asks for all of them.
+    """
+    found = [pod.key for pod in pods if not stays_by_nature(pod) and pod.phase not in FINISHED]
+    return f"the node is in use: pod {min(found)}" if found else ""
+
+
+def reserve_idle_test(
+    record: Record, wanted: RunningRepair, concurrent: int, *, now: float, stop: str = ""
+) -> tuple[Record, Held | None]:
+    """The record with the test under way, or why it may not begin now. Idempotent.
+
+    Repairs and tests of new nodes count for no limit of idle tests, except that none begins in the
+    domain of a repair; and idle tests hold neither of those.
+    """
+    if stop:
+        return record, stopped(stop)
+    known = record.node_tests.get(wanted.node)
+    if known is not None and known.operation == wanted.operation and now < known.until:
+        return record, None
+    settles = settling(record, now)
+    if settles is not None:
+        return record, settles
+    others = {
+        node: one
+        for node, one in record.node_tests.items()
+        if now < one.until and node != wanted.node
+    }
+    idle = [one for one in others.values() if one.repair == IDLE_TEST]
+    if len(idle) >= concurrent:
+        text = f"{len(idle)} idle nodes are being tested"
+        return record, Held("repair.idle_nodes.concurrent", str(concurrent), text)
+    repairs = [one for one in record.repairs.values() if now < one.until]
+    for domain in wanted.domains:
+        near = next((one for one in (*idle, *repairs) if domain in one.domains), None)
+        if near is not None:
+            what = "tested" if near.repair == IDLE_TEST else "repaired"
+            text = f"{near.node} is being {what}, which has {domain} too"
+            return record, Held("repair.domain", "1", text)
+    return replace(record, node_tests={**others, wanted.node: wanted}), None

@@ -1,0 +1,313 @@
+"""The periodic test of idle nodes: which node comes next, when, and the limits of the fleet."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Pod, RepairState
+from aggregator.quarantine.decide.admission_record import (
+    Record,
+    RunningRepair,
+    dump_record,
+    parse_record,
+)
+from aggregator.quarantine.decide.idle_nodes import (
+    IdleCandidate,
+    IdleNodeRules,
+    choose,
+    in_use,
+    next_idle_test,
+    reserve_idle_test,
+    waits_for,
+)
+from aggregator.quarantine.decide.new_nodes import (
+    IDLE,
+    IDLE_TEST,
+    NewNodeRules,
+    NewNodeStep,
+    NodeTest,
+    NodeTestFacts,
+    carried_failure,
+    condition_of,
+    ended,
+    has_failed,
+    next_test,
+    operation_of,
+    read_test,
+    reserve_test,
+    running_of,
+    standing_failure,
+    verdict_at,
+    write_test,
+)
+
+DAY = 86400.0
+RULES = IdleNodeRules(every=7 * DAY, concurrent=2)
+NEW = NewNodeRules("sickbay.dev/untested", concurrent=2)
+S = RepairState
+PAUSE = 900.0
+
+
+def a_test(state: RepairState = S.ORDERED, **more: Any) -> NodeTest:
+    number, boot = more.pop("number", 1), more.pop("boot_id", "b1")
+    one = NodeTest(number, operation_of("uid", boot, number), "quick", state, boot, reason=IDLE)
+    return replace(one, **{"began_at": 1.0, "deadline_at": 2000.0} | more)
+
+
+FACTS = NodeTestFacts("uid", "b1", tainted=False)
+
+tests = st.builds(
+    a_test,
+    st.sampled_from(RepairState),
+    number=st.integers(1, 50),
+    boot_id=st.sampled_from(["b1", "b2"]),
+    inconclusive=st.integers(0, 40),
+    ended_at=st.floats(0, 30 * DAY),
+    verdict_at=st.floats(0, 30 * DAY),
+    failed=st.sampled_from(["", "test quick failed"]),
+    failed_boot=st.sampled_from(["b1", "b2"]),
+    reason=st.sampled_from(["", IDLE]),
+)
+
+
+@given(tests)
+def test_the_annotation_of_an_idle_test_reads_as_it_was_written(test: NodeTest) -> None:
+    assert read_test({NODE_TEST: write_test(test)}, "uid") == test
+
+
+@given(st.lists(st.none() | tests, max_size=20), st.integers(0, 5), st.floats(0, 40 * DAY))
+def test_the_longest_untested_nodes_that_are_due_are_chosen(
+    found: list[NodeTest | None], most: int, now: float
+) -> None:
+    nodes = [IdleCandidate(f"n{i}", f"uid-{i}", test) for i, test in enumerate(found)]
+    chosen = choose(nodes, RULES, most, pause=PAUSE, now=now)
+    due = [one for one in nodes if not waits_for(one.test, RULES, pause=PAUSE, now=now)]
+    assert len(chosen) == min(most, len(due))
+    assert all(one in due for one in chosen)
+    newest = max((verdict_at(one.test) for one in chosen), default=0.0)
+    assert all(verdict_at(one.test) >= newest for one in due if one not in chosen)
+
+
+def test_nodes_that_were_never_tested_are_not_taken_in_the_order_of_their_names() -> None:
+    nodes = [IdleCandidate(f"n{number:02}", f"uid-{number}", None) for number in range(40)]
+    first = [one.node for one in choose(nodes, RULES, 10, pause=PAUSE, now=0.0)]
+    assert first == [one.node for one in choose(nodes[::-1], RULES, 10, pause=PAUSE, now=0.0)]
+    assert len({name[:2] for name in first}) > 1
+
+
+@given(st.none() | tests, st.floats(0, 60 * DAY))
+def test_no_node_waits_longer_than_the_period(last: NodeTest | None, now: float) -> None:
+    assert 0 <= waits_for(last, RULES, pause=PAUSE, now=now) <= RULES.every
+
+
+@pytest.mark.parametrize(
+    ("last", "now", "expected"),
+    [
+        (None, 5.0, 0.0),
+        (a_test(S.SUCCEEDED, ended_at=10.0), 20.0, 7 * DAY - 10),
+        (a_test(S.FAILED, ended_at=10.0), 10.0 + 7 * DAY, 0.0),
+        (a_test(S.INCONCLUSIVE, ended_at=10.0), 10.0, PAUSE),
+        (a_test(S.INCONCLUSIVE, ended_at=10.0, inconclusive=1), 10.0, 2 * PAUSE),
+        (a_test(S.INCONCLUSIVE, ended_at=10.0, inconclusive=39), 10.0, DAY),
+        (a_test(S.CANCELLED, ended_at=10.0), 10.0 + PAUSE, 0.0),
+        (a_test(S.SUCCEEDED, ended_at=9e9), 10.0, 0.0),  # the clock was set back
+    ],
+)
+def test_when_the_next_test_is_due(last: NodeTest | None, now: float, expected: float) -> None:
+    assert waits_for(last, RULES, pause=PAUSE, now=now) == expected
+
+
+@given(
+    st.none() | tests,
+    st.booleans(),
+    st.sampled_from(["", "cordoned"]),
+    st.booleans(),
+    st.floats(0, 40 * DAY),
+)
+def test_a_test_begins_only_where_it_is_due_and_nothing_speaks_against_it(
+    last: NodeTest | None,
+    tainted: bool,  # noqa: FBT001 - drawn
+    against: str,
+    configured: bool,  # noqa: FBT001 - drawn
+    now: float,
+) -> None:
+    facts = replace(FACTS, tainted=tainted, against=against)
+    rules = RULES if configured else None
+    what = next_idle_test(last, facts, rules, pause=PAUSE, now=now)
+    if what.do is not NewNodeStep.ORDER:
+        return
+    assert configured
+    assert not tainted
+    assert not against
+    assert last is None or not last.is_busy
+    assert not waits_for(last, RULES, pause=PAUSE, now=now)
+    assert what.test is not None
+    assert what.test.reason == IDLE
+    assert verdict_at(what.test) == verdict_at(last)
+    assert standing_failure(what.test) == carried_failure(last)
+
+
+@given(tests, st.sampled_from([S.INCONCLUSIVE, S.CANCELLED, S.UNKNOWN]))
+def test_an_end_without_a_verdict_changes_nothing_of_what_is_known(
+    last: NodeTest, end: RepairState
+) -> None:
+    last = last if not last.is_busy else ended(last, S.FAILED, "slow", at=5.0)
+    now = 100 * DAY
+    step = next_idle_test(last, FACTS, RULES, pause=PAUSE, now=now)
+    assert step.test is not None
+    after = ended(step.test, end, "preempted", at=now)
+    assert verdict_at(after) == verdict_at(last)
+    assert condition_of(after, tainted=False, rules=NEW) is None
+    if last.reason:
+        assert has_failed(after, "b1", None, tainted=False) == has_failed(
+            last, "b1", None, tainted=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("test", "boot", "expected"),
+    [
+        (a_test(S.FAILED), "b1", True),
+        (a_test(S.FAILED), "b2", False),
+        (a_test(S.FAILED), "", False),
+        (a_test(S.ORDERED, failed="x", failed_boot="b1"), "b1", True),
+        (a_test(S.SUCCEEDED, failed="x", failed_boot="b1"), "b1", False),
+        (a_test(S.FAILED, reason=""), "b1", False),
+        (None, "b1", False),
+    ],
+)
+def test_when_the_failure_of_an_idle_node_stands(
+    test: NodeTest | None, boot: str, *, expected: bool
+) -> None:
+    assert has_failed(test, boot, None, tainted=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "rules", "expected"),
+    [
+        (FACTS, RULES, NewNodeStep.PROVE),
+        (replace(FACTS, tainted=True), RULES, NewNodeStep.STOP),
+        (FACTS, None, NewNodeStep.STOP),
+        (replace(FACTS, ends="the node is in quarantine"), RULES, NewNodeStep.STOP),
+        (replace(FACTS, boot_id="b2"), RULES, NewNodeStep.STOP),
+        (replace(FACTS, against="evidence"), RULES, NewNodeStep.PROVE),
+    ],
+)
+def test_the_step_of_a_test_under_way(
+    facts: NodeTestFacts, rules: IdleNodeRules | None, expected: NewNodeStep
+) -> None:
+    assert next_idle_test(a_test(), facts, rules, pause=PAUSE, now=50.0).do is expected
+
+
+def test_an_idle_test_counts_for_nothing_of_a_new_node_that_gets_the_taint() -> None:
+    facts = replace(FACTS, tainted=True)
+    for state in (S.SUCCEEDED, S.FAILED, S.INCONCLUSIVE):
+        last = a_test(state, inconclusive=5, ended_at=49.0)
+        step = next_test(last, facts, NEW, pause=PAUSE, now=50.0)
+        assert step.do is NewNodeStep.ORDER
+        assert step.test is not None
+        assert (step.test.reason, step.test.inconclusive) == ("", 0)
+
+
+# -- work on the node -------------------------------------------------------------------------
+
+
+def pod(**more: Any) -> Pod:
+    one = Pod("jobs", "p", "u", "1", "Running", False, False, "Job", "j", False)
+    return replace(one, **more)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], ""),
+        ([pod()], "the node is in use: pod jobs/p"),
+        ([pod(deleting=True)], "the node is in use: pod jobs/p"),
+        ([pod(phase="Pending", owner_kind="")], "the node is in use: pod jobs/p"),
+        ([pod(phase="Succeeded"), pod(owner_kind="DaemonSet"), pod(mirror=True)], ""),
+    ],
+)
+def test_which_pods_make_a_node_one_in_use(pods: list[Pod], expected: str) -> None:
+    assert in_use(pods) == expected
+
+
+# -- the limits -------------------------------------------------------------------------------
+
+
+def wanted(node: str, kind: str, number: int, until: float) -> RunningRepair:
+    rack = (f"rack={ord(node) % 3}",) if kind == IDLE_TEST else ()
+    return RunningRepair(node, f"{node}-{number}-{kind}", kind, 1.0, until, domains=rack)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdefgh"),
+            st.sampled_from([IDLE_TEST, "test"]),
+            st.integers(1, 2),
+            st.sampled_from([12.0, 400.0]),
+        ),
+        max_size=40,
+    )
+)
+def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
+    asked: list[tuple[str, str, int, float]],
+) -> None:
+    record = Record()
+    for count, (node, kind, number, until) in enumerate(asked):
+        one, now = wanted(node, kind, number, until), 10.0 + count / 10
+        if kind == IDLE_TEST:
+            record, held = reserve_idle_test(record, one, 2, now=now)
+        else:
+            record, held = reserve_test(record, one, 2, now=now)
+        runs = [each for each in record.node_tests.values() if now < each.until]
+        idle = [each for each in runs if each.repair == IDLE_TEST]
+        racks = [domain for each in idle for domain in each.domains]
+        assert len(idle) <= 2
+        assert len(runs) - len(idle) <= 2
+        assert len(racks) == len(set(racks))
+        if held is None and now < until:
+            assert record.node_tests[node] == one or record.node_tests[node].operation == (
+                one.operation
+            )
+        assert parse_record(dump_record(record)) == record
+
+
+def test_idle_tests_and_tests_of_new_nodes_do_not_hold_each_other() -> None:
+    record, _ = reserve_idle_test(Record(), wanted("a", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    record, held = reserve_test(record, wanted("b", "test", 1, 400.0), 1, now=10.0)
+    assert held is None
+    _, held = reserve_test(record, wanted("c", "test", 1, 400.0), 1, now=10.0)
+    assert held is not None
+    assert held.limit == "repair.new_nodes.concurrent"
+    _, held = reserve_idle_test(record, wanted("c", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    assert held is not None
+    assert held.limit == "repair.idle_nodes.concurrent"
+
+
+def test_no_idle_test_begins_beside_a_repair_of_its_domain() -> None:
+    repair = RunningRepair("z", "z-1", "reboot", 1.0, 400.0, domains=("rack=1",))
+    record = Record(repairs={"z": repair})
+    near, far = wanted("a", IDLE_TEST, 1, 400.0), wanted("b", IDLE_TEST, 1, 400.0)
+    assert (near.domains, far.domains) == (("rack=1",), ("rack=2",))
+    _, held = reserve_idle_test(record, near, 2, now=10.0)
+    assert held is not None
+    assert held.limit == "repair.domain"
+    assert reserve_idle_test(record, far, 2, now=10.0)[1] is None
+    assert reserve_idle_test(record, near, 2, now=500.0)[1] is None
+
+
+def test_the_stop_switch_holds_the_beginning_of_an_idle_test() -> None:
+    one = wanted("a", IDLE_TEST, 1, 400.0)
+    assert reserve_idle_test(Record(), one, 2, now=10.0, stop="maintenance")[1] is not None
+
+
+def test_the_reservation_names_the_kind_and_the_domains() -> None:
+    found = running_of("n", a_test(), at=1.0, domains=("rack=1",))
+    assert (found.repair, found.domains) == (IDLE_TEST, ("rack=1",))
+    found = running_of("n", a_test(reason=""), at=1.0, domains=("rack=1",))
+    assert (found.repair, found.domains) == ("test", ())
