@@ -42,6 +42,7 @@ HOLDS = frozenset(
         "repair.concurrent",
         "repair.concurrent_percent",
         "repair.domain",
+        "repair.idle_nodes.concurrent",
         "repair.new_nodes.concurrent",
         "repair.pool_concurrent",
         "repair.window",

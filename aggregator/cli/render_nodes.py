@@ -175,10 +175,12 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
 
 
 def new_node(name: str, found: Answer) -> Iterator[str]:
-    """The test of a new node, and what keeps the next one from beginning."""
+    """The test of a new or an idle node, and what keeps the next one from beginning."""
     taint, test = clean(found["taint"]), found["test"]
     if found["tainted"]:
         yield f"\nNEW NODE: it keeps its taint {taint} until it has passed its test"
+    if found.get("reason") == "idle":
+        yield "\nIDLE NODE: its last periodic test"
     if test is not None:
         told = f": {test['message']}" if test["message"] else ""
         yield clean(f"  test {test['profile']} {test['state']}{told} ({test['operation']})")

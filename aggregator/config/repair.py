@@ -21,6 +21,7 @@ from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
 from aggregator.configfile.yaml_source import Key
 from aggregator.policy.repairs import GPU_RESET, REBOOT, REPLACE, TEST, TICKET
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.rfc3339 import span
@@ -221,6 +222,8 @@ def cross_field_errors(
         yield from _profile_errors(repair, repair.verify, ("repair", "verify"), '""')
     if repair.new_nodes.taint:
         yield from _new_node_errors(repair, repair.new_nodes, kubernetes=kubernetes, taint=taint)
+    if repair.idle_nodes is not None:
+        yield from _idle_node_errors(repair, repair.idle_nodes)
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
         yield ("repair", "mode"), text
@@ -296,6 +299,26 @@ def _new_node_errors(
         )
         yield (*key, "taint"), text
     yield from _profile_errors(repair, rules.profile, (*key, "profile"), "no taint")
+
+
+def _idle_node_errors(repair: RepairConfig, rules: IdleNodeRules) -> Iterator[tuple[Key, str]]:
+    """Only a pod that asks for all GPUs begins on none that has work, and gives way to it."""
+    key: Key = ("repair", "idle_nodes")
+    if repair.mode is RepairMode.OFF:
+        text = "has no effect, as repair.mode is off; expected mode: repair, or no idle_nodes"
+        yield key, text
+    jobs = [one.job for one in repair.repairers if one.kind == TEST and one.job is not None]
+    if not jobs:
+        text = (
+            "needs tests that work preempts, and only the scheduler can do that to a pod; expected "
+            "repairers with kind: test and job, or no idle_nodes"
+        )
+        yield key, text
+        return
+    if jobs[0].gpus != "all":
+        text = f'would test nodes whose GPUs are in use: job.gpus is {jobs[0].gpus}; expected "all"'
+        yield key, text
+    yield from _profile_errors(repair, rules.profile, (*key, "profile"), "no idle_nodes")
 
 
 def _repair_errors(one: RepairerSection, key: Key) -> Iterator[tuple[Key, str]]:

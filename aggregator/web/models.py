@@ -124,8 +124,9 @@ class Repair(Shape, frozen=True, kw_only=True):
 
 class NewNode(Shape, frozen=True, kw_only=True):
     """A node with the startup taint ``taint`` (``tainted``), or that had it and was tested.
-    ``test``: its last test, null before the first. ``waits``: why no test begins now, empty if one
-    is due or under way. ``needs_person``: no test begins by itself any more, and the taint stays.
+    ``test``: its last test, null before the first. ``reason``: idle, if that was a periodic one of
+    an idle node. ``waits``: why no test begins now, empty if one is due or under way.
+    ``needs_person``: no test begins by itself any more, and the taint stays.
     """
 
     taint: str
@@ -133,6 +134,7 @@ class NewNode(Shape, frozen=True, kw_only=True):
     test: AttemptedRepair | None
     waits: str = ""
     needs_person: bool = False
+    reason: str = ""
 
 
 class OngoingRepair(Shape, frozen=True, kw_only=True):

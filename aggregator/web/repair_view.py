@@ -72,7 +72,9 @@ def repair(
 def new_node(
     view: NodeTestView | None, meta: NodeMeta | None, plan: RepairPlan
 ) -> models.NewNode | None:
-    """The node's test as a new one: as its replica knows it, else as its annotation has it."""
+    """The last test of a new or an idle node: as its replica knows it, else as its annotation
+    has it.
+    """
     if view is None and meta is not None:
         with contextlib.suppress(NodeTestUnreadable):
             found = read_test(meta.annotations, meta.uid)
@@ -98,6 +100,7 @@ def new_node(
         else None,
         waits=view.held,
         needs_person=view.needs_person,
+        reason=test.reason if test is not None and not view.tainted else "",
     )
 
 

@@ -308,6 +308,9 @@ def test_the_admission_policy_allows_what_the_configuration_asks_for(helm: Path)
     tests = own({"aggregator": {"config": {"repair": {"new_nodes": new_nodes}}}})
     assert tests["ownTaints"] == "['sickbay.dev/quarantine', 'example.com/untested']"
     assert tests["ownConditions"] == "['SickbayQuarantined', 'SickbayTestPassed']"
+    idle = own({"aggregator": {"config": {"repair": {"idle_nodes": {}}}}})
+    assert idle["ownTaints"] == "['sickbay.dev/quarantine']"
+    assert idle["ownConditions"] == "['SickbayQuarantined', 'SickbayTestPassed']"
     assert own({"aggregator": {"config": {"marks": {"restore_times": 1}}}})["ownTaints"] == (
         "['sickbay.dev/quarantine']"
     )

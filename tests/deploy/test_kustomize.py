@@ -22,7 +22,11 @@ REPAIR = [
     (kind, f"sickbay-repair-{way}")
     for kind in ("ClusterRole", "ClusterRoleBinding")
     for way in ("cluster-api", "karpenter")
-] + [("Role", "sickbay-repair-jobs"), ("RoleBinding", "sickbay-repair-jobs")]
+] + [
+    ("PriorityClass", "sickbay-idle-test"),
+    ("Role", "sickbay-repair-jobs"),
+    ("RoleBinding", "sickbay-repair-jobs"),
+]
 
 
 def keys(objects: list[dict[str, Any]]) -> list[tuple[str, str]]:

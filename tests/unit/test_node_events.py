@@ -240,8 +240,9 @@ async def test_no_more_than_a_bounded_number_of_events_wait(
     running.cancel()
 
 
-def test_the_test_of_a_new_node_has_events_without_a_quarantine() -> None:
-    details = {"operation": "uid-b-1-test", "repair": "test", "reason": "new-node"}
+@pytest.mark.parametrize("reason", ["new-node", "idle"])
+def test_the_test_of_a_new_or_idle_node_has_events_without_a_quarantine(reason: str) -> None:
+    details = {"operation": "uid-b-1-test", "repair": "test", "reason": reason}
     kinds = (EventKind.REPAIR_ORDERED, EventKind.REPAIR_ENDED, EventKind.NEW_NODE_HELD)
     found = [event_of(make_transition(kind, details=details), "uid", None) for kind in kinds]
     assert [one.reason for one in found if one is not None] == [

@@ -716,6 +716,51 @@ def test_a_mistake_about_new_nodes_is_refused_with_its_place(
     assert any(expected in one and "repair.new_nodes" in one for one in told), told
 
 
+IDLE_NODES = "  idle_nodes: {every: 7d, profile: quick}\n"
+JOB_TESTS = """    - kind: test
+      timeout: 80m
+      job:
+        namespace: sickbay-tests
+        image: registry.example/tests:1
+        profiles: {quick: {command: [/quick]}}
+"""
+
+
+def test_idle_nodes_are_tested_by_the_job_of_tests(tmp_path: Path) -> None:
+    text = f"repair:\n  mode: repair\n{IDLE_NODES}  repairers:\n{JOB_TESTS}"
+    found = loaded(tmp_path, text, KUBERNETES).idle_nodes
+    assert found is not None
+    assert (found.every, found.concurrent) == (7 * 86400, 2)
+    assert found.priority_class == "sickbay-idle-test"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (JOB_TESTS, TESTS, "only the scheduler can do that to a pod"),
+        (JOB_TESTS, "    - {kind: reboot, agent: {}}\n", "only the scheduler can do that to a pod"),
+        ("mode: repair", "mode: off", "has no effect, as repair.mode is off"),
+        ("  namespace: sickbay-tests", "  namespace: sickbay-tests\n        gpus: 0", "in use"),
+        ("profile: quick", "profile: standard", "is no profile of the job"),
+        ("every: 7d", "every: 1m", "every"),
+        ("every: 7d", "concurrent: 0", "concurrent"),
+        ("every: 7d", "priority_class: A B", "priority_class"),
+        ("every: 7d", "evry: 7d", "evry"),
+    ],
+)
+def test_a_mistake_about_idle_nodes_is_refused_with_its_place(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    text = f"repair:\n  mode: repair\n{IDLE_NODES}  repairers:\n{JOB_TESTS}"
+    assert old in text
+    told = problems(tmp_path, text.replace(old, new), KUBERNETES)
+    assert any(expected in one and "repair.idle_nodes" in one for one in told), told
+
+
+def test_without_the_section_no_idle_node_is_tested(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "repair: {mode: off}\n").idle_nodes is None
+
+
 def test_without_a_taint_no_node_is_tested_as_a_new_one(tmp_path: Path) -> None:
     assert loaded(tmp_path, "repair: {new_nodes: {profile: quick}}\n").new_nodes.taint == ""
 

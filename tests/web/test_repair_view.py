@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from aggregator.cli.render_nodes import new_node
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import NodeMeta, RepairAttempt, RepairState
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, NodeTest, write_test
@@ -9,6 +10,7 @@ from aggregator.quarantine.decide.repair import RepairMode, RepairRequest, Repai
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
+from aggregator.web.repair_view import NEW_NODE_STATES
 from tests.support.fleet_views import view_fleet
 from tests.support.node_states import set_fields
 from tests.web.support import (
@@ -231,6 +233,25 @@ async def test_the_page_and_the_api_tell_of_the_test_of_a_new_node() -> None:
     assert other["new_node"] is None
     assert "kubectl taint nodes node-1 sickbay.dev/untested-" in page
     assert "fio: too slow" in page
+
+
+async def test_the_page_the_api_and_the_command_tell_of_the_periodic_test_of_an_idle_node() -> None:
+    fleet = fleet_with_new_nodes()
+    told = replace(TESTED, operation="uid-6-b-2-test", reason="idle")
+    fleet.node_tests = {"node-6": NodeTestView(told, tainted=False)}
+    async with serving(fleet, HANDS.clocks()) as served:
+        answer = await served.json("/api/v1/nodes/node-6")
+        page = await served.text("/nodes/node-6")
+        metrics = await scrape(served)
+    found = answer["new_node"]
+    assert (found["reason"], found["tainted"], found["needs_person"]) == ("idle", False, False)
+    assert "Periodic test" in page
+    assert "fio: too slow" in page
+    assert "kubectl taint" not in page
+    lines = list(new_node("node-6", found))
+    assert "IDLE NODE: its last periodic test" in lines[0]
+    assert "test quick Failed: fio: too slow" in lines[1]
+    assert sum(metrics["sickbay_new_nodes", labels(state=one)] for one in NEW_NODE_STATES) == 0
 
 
 def test_a_node_that_was_tested_long_ago_is_shown_by_its_annotation() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aggregator.cluster.port import NodeEvent, Phase, Quarantine, RepairState
 from aggregator.configfile.section import SectionDataclass
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.decide.new_nodes import NEW_NODE
+from aggregator.quarantine.decide.new_nodes import IDLE, NEW_NODE
 
 HELD, OBSERVED_ONLY = "Held", "ObservedOnly"
 DRAINING, DRAIN_BLOCKED, DRAIN_OVERDUE, DRAINED = (
@@ -71,7 +71,7 @@ def event_of(
     if reason in _BEFORE:
         uid = quarantine.uid if quarantine is not None and not quarantine.foreign else ""
         about = uid, transition.incident, transition.details.get("limit", "")
-    elif transition.details.get("reason") == NEW_NODE:
+    elif transition.details.get("reason") in (NEW_NODE, IDLE):
         about = "", "", transition.details.get("operation", "")
     elif reason in _REPAIRS:
         if quarantine is None or quarantine.foreign:

@@ -31,6 +31,7 @@ from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
 )
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, QUARANTINE_IS, REPAIR
 from aggregator.quarantine.decide.profiles import PROFILE, MaybeProfile
@@ -87,7 +88,8 @@ class RepairRules(SectionDataclass):
     ``verify``: the profile of the test before a release by recovery; empty: none. At most
     ``test_attempts`` tests of one quarantine end without a verdict, ``test_pause`` apart; one that
     has waited ``verify_within`` for its beginning is left to a person. ``new_nodes``: the test of
-    nodes with a startup taint.
+    nodes with a startup taint. ``idle_nodes``: the periodic test of those without work; None: there
+    is none.
     """
 
     mode: Annotated[RepairMode, Field(strict=False), BeforeValidator(_mode)] = RepairMode.OFF
@@ -102,6 +104,7 @@ class RepairRules(SectionDataclass):
     test_attempts: Annotated[int, Field(ge=1, le=5)] = 3
     test_pause: Annotated[Duration, Field(ge=1)] = 900.0
     new_nodes: NewNodeRules = field(default_factory=NewNodeRules)
+    idle_nodes: IdleNodeRules | None = None
 
 
 class Do(enum.Enum):

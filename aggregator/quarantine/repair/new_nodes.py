@@ -1,4 +1,5 @@
-"""Tests the nodes that carry a startup taint, and removes that from those that pass.
+"""Tests the nodes that carry a startup taint, and removes that from those that pass; and tests
+idle nodes now and then.
 
 Order, as for repairs in a quarantine: the reservation in the admission record, the test in an
 annotation of the Node (compare-and-set), the order; then the verdict, its end on the Node together
@@ -30,9 +31,19 @@ from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Component
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
+from aggregator.quarantine.decide.idle_nodes import (
+    IdleCandidate,
+    IdleNodeRules,
+    choose,
+    in_use,
+    next_idle_test,
+)
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.new_nodes import (
+    IDLE,
+    IDLE_TEST,
     NEW_NODE,
     NewNodeRules,
     NewNodeStep,
@@ -50,8 +61,10 @@ from aggregator.quarantine.decide.new_nodes import (
     needs_a_person,
     next_test,
     not_ready,
+    passed_in_quarantine,
     read_test,
     running_of,
+    standing_failure,
     why_over,
     without_taint,
     write_test,
@@ -59,6 +72,7 @@ from aggregator.quarantine.decide.new_nodes import (
 from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, read_operator_requests
 from aggregator.quarantine.decide.repair import (
     RepairMode,
+    domains_of,
     followed_change,
     other_party,
     read_request,
@@ -94,6 +108,12 @@ _SEND_WITHIN = 20.0
 #: A test that has ended waits so long beyond its deadline (seconds) for the removal of what its
 #: order left, and for its node's agent.
 _ENDS_WITHIN = 300.0
+#: The pod of an idle node's test must have begun so long after the order (seconds): work has come.
+_BEGINS_WITHIN = 600.0
+#: An idle node whose test did not begin is looked at again so much later (seconds).
+_IDLE_AGAIN = 600.0
+#: Failure domains of a reservation.
+_MOST_DOMAINS = 8
 _TRIES = 5
 _MOST_NAMED = 3
 _NO_PLACE = "this replica's place among the others is not certain any more"
@@ -114,7 +134,8 @@ class _Watched:
     """A node with the startup taint, or with a test or a condition that has to be brought to its
     end. ``problem``: why its annotation can't be read. ``held``: why no test begins now.
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
-    condition as it was last seen or written.
+    condition as it was last seen or written. ``chosen``: an idle node whose test is due.
+    ``domains``: its failure domains.
     """
 
     uid: str
@@ -125,12 +146,16 @@ class _Watched:
     held: str = ""
     failure: str = ""
     said: NodeTestCondition | None = None
+    chosen: bool = False
+    domains: tuple[str, ...] = ()
     look_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
 
 
 class NewNodeTests:
-    """One task. Without a startup taint in ``settings`` it reads and writes nothing."""
+    """One task. Where ``settings`` name no startup taint and no test of idle nodes, it reads and
+    writes nothing.
+    """
 
     def __init__(
         self,
@@ -173,17 +198,26 @@ class NewNodeTests:
         #: The Nodes whose test mode observe has reported, by uid.
         self._observed: set[str] = set()
         self._trouble = ""
+        #: The last test of each node that has one, as of the last list or of its end since.
+        self._tests: dict[str, NodeTest] = {}
+        #: Until when an idle node is not looked at again.
+        self._idle_again: dict[str, float] = {}
+        #: Whether mode observe has reported that idle nodes would be tested.
+        self._idle_told = False
 
     async def run(self) -> None:
         """For ever."""
         rules = self._settings.rules.new_nodes
-        if not rules.taint or self._settings.off:
+        idle = self._settings.rules.idle_nodes
+        if self._settings.off or not (rules.taint or idle):
             await asyncio.Event().wait()
             return
         try:
             while True:
                 if self._view():
                     await self._go_round(rules)
+                    if idle is not None:
+                        await self._choose_idle(idle)
                 await asyncio.sleep(EVERY)
         finally:
             for watched in self._watched.values():
@@ -199,7 +233,7 @@ class NewNodeTests:
         except ClusterError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                text = "nodes with the startup taint can't be listed: no test of one begins"
+                text = "nodes can't be listed: no test of a new or an idle one begins"
                 log.warning(text, extra={"error": self._trouble})
             self._list_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
         else:
@@ -224,6 +258,10 @@ class NewNodeTests:
         for name in self._watched.keys() - {one.node for one in found} - reserved:
             self._drop(name)
         self._observed &= self._seen
+        now = self._clocks.now()
+        self._idle_again = {name: at for name, at in self._idle_again.items() if now < at}
+        parsed = {one.node: _parse(one.annotations, one.uid)[0] for one in found}
+        self._tests = {name: test for name, test in parsed.items() if test is not None}
         async for node_state in self._registry.by_slices():  # evidence from before this process
             if node_state.node not in self._watched:
                 self._give_evidence(node_state.node, None)
@@ -237,7 +275,8 @@ class NewNodeTests:
         test, problem = _parse(one.annotations, one.uid)
         told = condition_of(test, tainted=one.tainted, rules=rules)
         busy = test is not None and test.is_busy
-        if not (one.tainted or busy or (told is not None and told != one.condition)):
+        stays = one.tainted or busy or bool(standing_failure(test)[0])
+        if not (stays or (told is not None and told != one.condition)):
             self._drop(one.node)
             return
         known = self._watched.get(one.node)
@@ -245,7 +284,7 @@ class NewNodeTests:
             self._watched[one.node] = _Watched(
                 one.uid, one.tainted, test, problem=problem, said=one.condition
             )
-        elif known.step is None:
+        elif known.step is None and not known.chosen:
             known.uid, known.tainted, known.test = one.uid, one.tainted, test
             known.problem, known.said = problem, one.condition
 
@@ -269,8 +308,47 @@ class NewNodeTests:
 
     def _drop(self, name: str) -> None:
         known = self._watched.get(name)
-        if known is not None and known.step is None:
+        if known is not None and known.step is None and not known.chosen:
             del self._watched[name]
+
+    async def _choose_idle(self, idle: IdleNodeRules) -> None:
+        """Take the nodes whose periodic test is due, as many as the fleet's limit has room for."""
+        for name, one in self._watched.items():
+            if one.chosen and one.step is None and not self._may_act(name):
+                one.chosen = False
+        told = self._settings.rules.mode is RepairMode.OBSERVE and self._idle_told
+        if self._seen is None or told or self._record_writer.switch.reason:
+            return
+        now, wall = self._clocks.now(), self._clocks.trusted_wall()
+        runs = [
+            one
+            for one in self._record_writer.record.node_tests.values()
+            if one.repair == IDLE_TEST and wall < one.until
+        ]
+        room = idle.concurrent - len(runs) - sum(one.chosen for one in self._watched.values())
+        if room <= 0:
+            return
+        candidates = []
+        async for node_state in self._registry.by_slices():
+            name = node_state.node
+            if now >= self._idle_again.get(name, now) and self._is_free(name, node_state):
+                uid = self._registry.uid_of(name)
+                candidates.append(IdleCandidate(name, uid, self._tests.get(name)))
+        pause, earliest = self._settings.rules.test_pause, self._clocks.earliest()
+        for due in choose(candidates, idle, room, pause=pause, now=earliest):
+            watched = self._watched.setdefault(due.node, _Watched(due.uid, tainted=False))
+            if watched.step is None:
+                watched.chosen, watched.look_at = True, float("-inf")
+                self._idle_again[due.node] = now + _IDLE_AGAIN
+
+    def _is_free(self, name: str, node_state: NodeState) -> bool:
+        """Whether memory has nothing against a periodic test of the node."""
+        known = self._watched.get(name)
+        if known is not None:
+            busy = known.test is not None and known.test.is_busy
+            if known.tainted or known.problem or known.chosen or busy or known.step is not None:
+                return False
+        return self._may_act(name) and not self._against_state(name, node_state)
 
     def _start_steps(self, rules: NewNodeRules) -> None:
         now = self._clocks.now()
@@ -278,11 +356,39 @@ class NewNodeTests:
         for name, watched in list(self._watched.items()):
             if watched.step is not None or now < watched.look_at or not self._may_act(name):
                 continue
+            if self._rests(name, watched, rules):
+                continue
             if busy >= _AT_ONCE + rules.concurrent:
                 return
             busy += 1
             step = self._step(name, watched, rules)
             watched.step = asyncio.create_task(step, name=f"new-node {name}")
+
+    def _rests(self, name: str, watched: _Watched, rules: NewNodeRules) -> bool:
+        """Whether the node is watched for its failed idle test alone, which is evidence, and no
+        read could change that.
+        """
+        test = watched.test
+        if watched.tainted or watched.chosen or test is None or test.is_busy:
+            return False
+        if not standing_failure(test)[0] or self._passed_since(name, test):
+            return False
+        if self._is_quarantined(name) and not test.quarantined:
+            return False
+        told = condition_of(test, tainted=False, rules=rules)
+        return told is None or told == watched.said
+
+    def _is_quarantined(self, name: str) -> bool:
+        node_state = self._registry.known(name)
+        return node_state is not None and node_state.node_summary.quarantine is not None
+
+    def _passed_since(self, name: str, test: NodeTest) -> str:
+        """The operation of a test in quarantine that the node has passed since; empty: none."""
+        node_state = self._registry.known(name)
+        quarantine = node_state.node_summary.quarantine if node_state is not None else None
+        if node_state is None or quarantine is None:
+            return ""
+        return passed_in_quarantine(test, boot_of(node_state), quarantine.status.repair)
 
     def _show(self, rules: NewNodeRules) -> None:
         """What the page and the metrics tell: of our own nodes."""
@@ -298,7 +404,7 @@ class NewNodeTests:
                 and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
             )
             for name, watched in self._watched.items()
-            if self._may_act(name)
+            if self._may_act(name) and (watched.tainted or watched.test is not None)
         }
 
     @staticmethod
@@ -338,7 +444,7 @@ class NewNodeTests:
         except (GuardRefused, Conflict) as error:  # decided anew at the next look
             watched.look_at = self._clocks.now() + LOOK_BUSY
             log.info(
-                "the test of a new node is decided on anew",
+                "the test of a node is decided on anew",
                 extra={"event": "node.test_redecided", "node": name, "error": str(error)},
             )
         except ClusterError as error:
@@ -347,14 +453,14 @@ class NewNodeTests:
         else:
             watched.failure = ""
         finally:
-            watched.step = None
+            watched.step, watched.chosen = None, False
 
     def _note_failure(self, name: str, watched: _Watched, error: str) -> None:
         """The page shows what the cluster refuses; the log has it once, and not at each look."""
         if error != watched.failure:
             watched.failure = error
             log.warning(
-                "the test of a new node can't go on now",
+                "the test of a node can't go on now",
                 extra={"event": "node.test_unfinished", "node": name, "error": error},
             )
 
@@ -373,21 +479,27 @@ class NewNodeTests:
             watched.test = None
             await self._forget_leftover(name, watched)
             self._watched.pop(name, None)
+            self._tests.pop(name, None)
             return
         self._take_read(watched, node, rules)
         if watched.problem:
             return
-        step = self._next(node, node_state, watched.test, rules)
+        await self._take_later_pass(name, watched)
+        step = self._next(node, node_state, watched.test, rules, chosen=watched.chosen)
         watched.held = step.because if step.do is NewNodeStep.NOTHING else ""
         if step.do is not NewNodeStep.ORDER:
             await self._forget_leftover(name, watched)
         await self._do(name, watched, node, step, rules)
         await self._tell(name, watched, rules)
-        if not watched.tainted and not (watched.test is not None and watched.test.is_busy):
+        if watched.test is not None:
+            self._tests[name] = watched.test
+        stays = watched.tainted or bool(standing_failure(watched.test)[0])
+        if not stays and not (watched.test is not None and watched.test.is_busy):
             self._watched.pop(name, None)
             self._give_evidence(name, None)
             self._done.pop(name, None)
-            self._done[name] = NodeTestView(watched.test, tainted=False)
+            if watched.test is not None:
+                self._done[name] = NodeTestView(watched.test, tainted=False)
             while len(self._done) > _MOST_DONE:
                 del self._done[next(iter(self._done))]
 
@@ -400,7 +512,9 @@ class NewNodeTests:
         """
         test = watched.test
         in_quarantine = node_state is not None and node_state.node_summary.quarantine is not None
-        if test is None or not in_quarantine or not needs_a_person(test, watched.boot_id, rules):
+        if test is None or not in_quarantine or test.quarantined or test.is_busy:
+            return
+        if not (needs_a_person(test, watched.boot_id, rules) or standing_failure(test)[0]):
             return
         await self._change(name, watched, test, replace(test, quarantined=True))
 
@@ -408,6 +522,22 @@ class NewNodeTests:
         watched.uid, watched.tainted = node.uid, is_tainted(node, rules.taint)
         watched.boot_id = node.boot_id
         watched.test, watched.problem = _parse(node.annotations, node.uid)
+        domains = domains_of(node.labels, self._settings.domain_labels)
+        watched.domains = domains[:_MOST_DOMAINS]
+
+    async def _take_later_pass(self, name: str, watched: _Watched) -> None:
+        """Write down that the failure of an idle node is over by a test in its quarantine: else it
+        would stand again when the quarantine is gone.
+        """
+        test = watched.test
+        if test is None or test.is_busy or not standing_failure(test)[0]:
+            return
+        operation = self._passed_since(name, test)
+        if operation:
+            text = f"it has passed a test since, in quarantine (operation {operation})"
+            at = round(self._clocks.wall(), 3)
+            passed = ended(test, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
+            await self._change(name, watched, test, passed)
 
     def _next(
         self,
@@ -415,6 +545,8 @@ class NewNodeTests:
         node_state: NodeState | None,
         test: NodeTest | None,
         rules: NewNodeRules,
+        *,
+        chosen: bool,
     ) -> NextTest:
         asked = read_request(node.annotations)
         unbound = asked is not None and asked.quarantine in ("", NO_QUARANTINE)
@@ -429,6 +561,9 @@ class NewNodeTests:
             request_profile=by_hand.profile if by_hand is not None else "",
         )
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
+        if chosen or (test is not None and test.is_busy and test.reason == IDLE):
+            idle = self._settings.rules.idle_nodes
+            return next_idle_test(test, facts, idle, pause=pause, now=now)
         return next_test(test, facts, rules, pause=pause, now=now)
 
     async def _do(
@@ -436,10 +571,10 @@ class NewNodeTests:
     ) -> None:
         test = watched.test
         if test is not None and test.is_busy and step.do is not NewNodeStep.SEND:
-            await self._record_writer.restore_test(
-                running_of(name, test, at=self._clocks.trusted_wall())
-            )
+            await self._record_writer.restore_test(self._running_of(name, watched, test))
         match step.do:
+            case NewNodeStep.ORDER if step.test is not None and step.test.reason == IDLE:
+                await self._begin_idle(name, watched, node, step, rules)
             case NewNodeStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
                 watched.held = "repair.mode is observe: no test begins"
                 self._observe(name, node, rules)
@@ -455,6 +590,15 @@ class NewNodeTests:
                 await self._give_up(name, watched, test, rules)
             case _:
                 pass
+
+    def _running_of(self, name: str, watched: _Watched, test: NodeTest) -> RunningRepair:
+        at = self._clocks.trusted_wall()
+        return running_of(name, test, at=at, domains=watched.domains)
+
+    def _concurrent(self, test: NodeTest, rules: NewNodeRules) -> int:
+        """How many tests of its kind may run at once."""
+        idle = self._settings.rules.idle_nodes
+        return idle.concurrent if test.reason == IDLE and idle is not None else rules.concurrent
 
     async def _forget_leftover(self, name: str, watched: _Watched) -> None:
         """Take out a reservation whose test has ended, or was never begun."""
@@ -474,7 +618,7 @@ class NewNodeTests:
         others = [
             one
             for one in self._record_writer.record.node_tests.values()
-            if one.node != name and now < one.until
+            if one.node != name and one.repair != IDLE_TEST and now < one.until
         ]
         if len(others) >= rules.concurrent:
             return (
@@ -536,6 +680,25 @@ class NewNodeTests:
         )
         self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
 
+    async def _begin_idle(
+        self, name: str, watched: _Watched, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        """The same as for a new node, on one that has no work at this moment. Work that comes
+        later preempts the test.
+        """
+        why = in_use(await self._cluster.pods_on(name, background=True))
+        if why or step.test is None:
+            watched.held = why
+        elif self._settings.rules.mode is not RepairMode.OBSERVE:
+            await self._begin(name, watched, node, step, rules)
+        elif not self._idle_told:
+            self._idle_told = True
+            text = (
+                f"{TEST} {step.test.profile} of the idle node would be ordered, and of other idle "
+                "nodes too, of which nothing more is told (repair.mode is observe)"
+            )
+            self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
+
     async def _begin(
         self, name: str, watched: _Watched, node: Node, step: NextTest, rules: NewNodeRules
     ) -> None:
@@ -545,12 +708,12 @@ class NewNodeTests:
             watched.held = "no repairer of kind test is configured"
             return
         now = round(self._clocks.latest(), 3)
-        watched.held = await self._pods_in_the_way(node, rules)
+        watched.held = "" if test.reason else await self._pods_in_the_way(node, rules)
         if watched.held:
             return
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
-        wanted = running_of(name, test, at=self._clocks.trusted_wall())
-        held = await self._record_writer.reserve_test(wanted, rules.concurrent)
+        wanted = self._running_of(name, watched, test)
+        held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
         if held is not None:
             watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
             return
@@ -561,7 +724,7 @@ class NewNodeTests:
             node, NodeChange(annotations=change), guard=self._guard(node)
         )
         watched.test = test
-        text = f"test {test.profile} of the new node is ordered: {step.because}"
+        text = f"test {test.profile} of the {_kind(test)} is ordered: {step.because}"
         self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
         if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
             await self._send(name, watched, test, rules, first=True)
@@ -626,8 +789,8 @@ class NewNodeTests:
             await self._end(name, watched, test, *self._ends[test.operation], rules)
             return
         if not self._record_writer.has_test(name, test.operation):
-            wanted = running_of(name, test, at=self._clocks.trusted_wall())
-            held = await self._record_writer.reserve_test(wanted, rules.concurrent)
+            wanted = self._running_of(name, watched, test)
+            held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
             if held is not None:
                 watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
                 return
@@ -649,6 +812,7 @@ class NewNodeTests:
             watched.held = answer.text
 
     def _order(self, name: str, uid: str, test: NodeTest, rules: NewNodeRules) -> RepairOrder:
+        idle = self._settings.rules.idle_nodes if test.reason == IDLE else None
         return RepairOrder(
             operation=test.operation,
             repair=TEST,
@@ -656,10 +820,11 @@ class NewNodeTests:
             node_uid=uid,
             boot_id=test.boot_id,
             quarantine="",
-            reason=f"a new node (taint {rules.taint})",
+            reason="an idle node" if test.reason else f"a new node (taint {rules.taint})",
             lasts=max(1.0, test.deadline_at - self._clocks.latest()),
             profile=test.profile,
-            tolerates=rules.taint,
+            tolerates="" if test.reason else rules.taint,
+            idle_class=idle.priority_class if idle is not None else "",
         )
 
     # -- and ends ---------------------------------------------------------------------------
@@ -678,6 +843,12 @@ class NewNodeTests:
         answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test, rules))
         self._keep_details(test, answer)
         if answer.state not in _ANSWERS:
+            late = self._clocks.earliest() >= test.began_at + _BEGINS_WITHIN
+            if test.reason == IDLE and answer.text and late:  # its pod waits behind work
+                text = f"it has not begun within {_BEGINS_WITHIN:g} s: {answer.text}"
+                await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+                await self._end(name, watched, test, RepairState.INCONCLUSIVE, text, rules)
+                return True
             return False
         await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
         return True
@@ -775,7 +946,8 @@ class NewNodeTests:
             against = self._against_removal(node, self._registry.known(name))
             if end is RepairState.SUCCEEDED and against:
                 end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
-            removes = end is RepairState.SUCCEEDED and rules.remove_taint
+            opens = rules.remove_taint and not test.reason
+            removes = end is RepairState.SUCCEEDED and opens
             written = ended(test, end, why, at=round(self._clocks.wall(), 3), boot_id=node.boot_id)
             change = NodeChange(
                 taints=without_taint(node, rules.taint) if removes else None,
@@ -801,18 +973,19 @@ class NewNodeTests:
         rules: NewNodeRules,
     ) -> None:
         passed = test.state is RepairState.SUCCEEDED
-        reason = "by-hand" if test.request else NEW_NODE
+        reason = "by-hand" if test.request else test.reason or NEW_NODE
         self._fleet.stages.note_test(reason, test.state.value)
         told = f": {test.message}" if test.message else ""
         words = _IN_WORDS.get(test.state, "gave no verdict about it")
-        removed = f"; the taint {rules.taint} is removed" if passed and rules.remove_taint else ""
+        opened = passed and rules.remove_taint and not test.reason
+        removed = f"; the taint {rules.taint} is removed" if opened else ""
         self._emit(
             name,
             EventKind.REPAIR_ENDED,
-            f"test {test.profile} of the new node {words}{told}{removed}",
+            f"test {test.profile} of the {_kind(test)} {words}{told}{removed}",
             {**details, **as_details(test), "outcome": test.state.value},
         )
-        if watched.tainted and needs_a_person(test, watched.boot_id, rules):
+        if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
             why = why_over(test, watched.boot_id, rules)
             text = (
                 f"the new node keeps its taint {rules.taint}: {why}. Repair it and reboot it, or "
@@ -861,6 +1034,10 @@ class NewNodeTests:
         self._event_sink.record_event(
             Transition(self._clocks.wall(), kind, name, text, details=details)
         )
+
+
+def _kind(test: NodeTest) -> str:
+    return "idle node" if test.reason == IDLE else "new node"
 
 
 def _has_own_evidence(node_state: NodeState) -> bool:

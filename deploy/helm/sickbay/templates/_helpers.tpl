@@ -49,7 +49,8 @@
 {{- define "sickbay.ownConditions" -}}
 {{- $own := list "SickbayQuarantined" -}}
 {{- range (include "sickbay.aggregatorConfig" . | fromYaml).conditions }}{{ $own = append $own .type }}{{ end -}}
-{{- if include "sickbay.startupTaint" . }}{{ $own = append $own "SickbayTestPassed" }}{{ end -}}
+{{- $repair := default dict (include "sickbay.aggregatorConfig" . | fromYaml).repair -}}
+{{- if or (include "sickbay.startupTaint" .) (hasKey $repair "idle_nodes") }}{{ $own = append $own "SickbayTestPassed" }}{{ end -}}
 {{- include "sickbay.celList" (concat $own .Values.admissionPolicies.conditions) -}}
 {{- end }}
 

@@ -1,0 +1,440 @@
+"""Periodic tests of idle nodes by the whole controller, in virtual time, and every interruption."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Action, Phase, RepairState, Unreachable
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.new_nodes import NodeTest, operation_of, write_test
+from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from tests.support.idle_node_tests import HOUR, IdleNodes
+from tests.support.memory_cluster import MemoryCluster, phase_of
+from tests.support.new_node_tests import (
+    FAILED,
+    GOING,
+    KEY,
+    NOTHING,
+    PASSED,
+    POOL,
+    TIMEOUT,
+    UNTESTED,
+)
+from tests.support.replica import fault, shipped_policy
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+
+CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
+
+
+def evidence(site: IdleNodes, name: str = "n1") -> list[str]:
+    incidents = site.replica.fleet.node_summaries[name].decision.incidents.values()
+    return [item.code for one in incidents for item in one.in_force]
+
+
+@in_virtual_time
+async def test_an_idle_node_is_tested_and_again_when_its_verdict_is_old() -> None:
+    site = IdleNodes()
+    site.start()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    [order] = site.program.orders
+    assert (order.idle_class, order.tolerates, order.profile) == ("sickbay-idle-test", "", "quick")
+    assert site.kinds() == ["repair.ordered", "repair.ended"]
+    summaries = [one.summary for one in site.replica.notes.transitions]
+    assert "test quick of the idle node is ordered" in summaries[0]
+    assert site.replica.notes.transitions[1].details["reason"] == "idle"
+    assert site.replica.fleet.stages.tests == {("idle", "Succeeded"): 1}
+    assert parse_record(site.world.record.text).node_tests == {}
+    await later(5 * HOUR)
+    assert len(site.program.orders) == 1
+    await later(2 * HOUR)
+    site.check()
+    assert site.program.operations == ["uid-n1-boot-1-1-test", "uid-n1-boot-1-2-test"]
+    assert site.taints() == (POOL,)
+    assert site.world.quarantines == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_in_use_is_not_tested_until_its_work_is_gone() -> None:
+    site = IdleNodes()
+    site.world.add_pod("n1", "work")
+    site.world.add_pod("n1", "driver", owner_kind="DaemonSet")
+    site.world.add_pod("n1", "etcd", mirror=True, owner_kind="Node")
+    site.start()
+    await later(HOUR)
+    assert site.program.orders == []
+    assert site.world.writes == []
+    del site.world.pods["n1/work"]
+    del site.world.pods["n1/etcd"]  # the program's check knows of no mirror pods
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_nodes_of_one_rack_are_tested_one_after_the_other() -> None:
+    site = IdleNodes("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(site.program.operations) == 1
+    site.program.verdicts = [PASSED]
+    await site.settles(
+        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
+    )
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_fleet_has_so_many_idle_tests_at_once_and_each_node_its_turn() -> None:
+    site = IdleNodes(*(f"n{number}" for number in range(6)), verdicts=(GOING,))
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(parse_record(site.world.record.text).node_tests) == 2
+    assert len(site.program.operations) == 2
+    site.program.verdicts = [PASSED]
+    await site.settles(
+        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
+    )
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
+    """Each has the agents of one half, and so has nodes of its own to choose from."""
+    names = tuple(f"n{number}" for number in range(6))
+    site = IdleNodes(*names, racks={name: f"r{number % 3}" for number, name in enumerate(names)})
+    site.program.verdicts = [GOING]
+    site.names = names[:3]
+    first = site.start()
+    site.names = names[3:]
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(parse_record(site.world.record.text).node_tests) == 2
+    site.program.verdicts = [PASSED]
+    await site.settles(
+        lambda: all(site.condition(name)[0] == "True" for name in names), within=2 * HOUR
+    )
+    site.check()
+    assert len(site.program.operations) == len(names)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await first.stop()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_longest_untested_node_comes_first() -> None:
+    site = IdleNodes("n1", "n2", "n3")
+    assert site.idle is not None
+    site.idle["concurrent"] = 1
+    begins = 1_000_000.0
+    for name, ago in (("n1", 8), ("n2", 9), ("n3", 7)):
+        operation = operation_of(f"uid-{name}", "boot-1", 1)
+        at = begins - ago * HOUR
+        test = NodeTest(1, operation, "quick", RepairState.SUCCEEDED, "boot-1", ended_at=at)
+        site.world.person_annotates(name, NODE_TEST, write_test(test))
+    site.start()
+    await site.settles(lambda: len(site.program.operations) == 3, within=HOUR)
+    site.check()
+    assert [one.node for one in site.program.orders] == ["n2", "n1", "n3"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_without_a_verdict_keeps_the_standing_and_is_tried_after_growing_pauses() -> (
+    None
+):
+    site = IdleNodes(verdicts=(PASSED, NOTHING))
+    site.pause = 900.0
+    site.start()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    before = site.world.test_conditions["n1"]
+    await later(6 * HOUR)
+    await site.settles(lambda: site.last_test().get("inconclusive", 0) == 2, within=3 * HOUR)
+    site.check()
+    assert site.world.test_conditions["n1"] == before
+    assert set(site.kinds()) == {"repair.ordered", "repair.ended"}
+    assert evidence(site) == []
+    begun = [one.at for one in site.replica.notes.transitions if one.kind == "repair.ordered"]
+    gaps = [after - one for one, after in pairwise(begun[1:])]
+    assert gaps[0] == pytest.approx(900, rel=0.2)
+    assert gaps[1] == pytest.approx(1800, rel=0.2)
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: site.last_test()["state"] == "Succeeded", within=7 * HOUR)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_pod_that_waits_behind_work_is_taken_back() -> None:
+    waits = RepairAnswer(AnswerState.TAKEN, "Unschedulable: Insufficient nvidia.com/gpu")
+    site = IdleNodes(verdicts=(waits,))
+    site.timeout = 4 * HOUR
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Inconclusive", within=HOUR)
+    assert "Insufficient nvidia.com/gpu" in site.last_test()["message"]
+    assert site.program.cancelled == site.program.operations
+    assert parse_record(site.world.record.text).node_tests == {}
+    assert site.condition() == ("", "")
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_failed_test_is_evidence_until_a_later_pass() -> None:
+    site = IdleNodes(verdicts=(FAILED, NOTHING, PASSED))
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    assert site.condition() == ("False", "TestFailed")
+    await later(5 * HOUR)
+    assert len(site.program.operations) == 1
+    assert site.world.quarantines == {}
+    await site.settles(lambda: site.last_test()["state"] == "Inconclusive", within=2 * HOUR)
+    assert evidence(site) == ["active-test:failed"]
+    assert site.condition() == ("False", "TestFailed")
+    await site.settles(lambda: evidence(site) == [], within=HOUR)
+    site.check()
+    assert site.condition() == ("True", "TestPassed")
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_evidence_outlives_a_restart_and_ends_with_another_boot() -> None:
+    site = IdleNodes(verdicts=(FAILED,))
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    await site.replica.stop()
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    site.reboot()
+    await site.settles(lambda: evidence(site) == [])
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_site_may_quarantine_such_nodes_and_a_pass_by_hand_ends_it_for_good() -> None:
+    site = IdleNodes(verdicts=(FAILED, PASSED))
+    site.policy = CORDONS
+    site.start()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await later(HOUR)
+    assert len(site.program.operations) == 1
+    site.world.person_annotates("n1", REQUEST, "test:quick r1")
+    await site.settles(lambda: site.world.quarantines == {}, within=4 * HOUR)
+    assert site.last_test()["state"] == "Succeeded"
+    await later(HOUR)
+    assert site.world.quarantines == {}
+    assert evidence(site) == []
+    assert site.condition() == ("True", "TestPassed")
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_who_releases_such_a_node_is_believed_until_the_next_test() -> None:
+    site = IdleNodes(verdicts=(FAILED, NOTHING))
+    site.policy = CORDONS
+    site.start()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await site.settles(lambda: bool(site.last_test().get("quarantined")))
+    site.world.person_deletes("n1")
+    await site.settles(lambda: site.world.quarantines == {})
+    await site.settles(lambda: evidence(site) == [])
+    await site.replica.stop()
+    site.start()  # another process believes it too
+    await site.settles(lambda: site.is_at(2), within=8 * HOUR)
+    await later(HOUR)
+    assert site.world.quarantines == {}
+    assert evidence(site) == []
+    assert site.condition() == ("False", "TestFailed")
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_quarantine_ends_the_test_of_an_idle_node() -> None:
+    site = IdleNodes(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.report("n1", fault("xid:79"))
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled")
+    assert site.program.cancelled == site.program.operations
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_startup_taint_ends_the_idle_test_and_only_the_new_nodes_test_removes_it() -> None:
+    site = IdleNodes(verdicts=(GOING,))
+    site.rules = {"taint": KEY, "profile": "standard"}
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.set_taints(POOL, UNTESTED)
+    site.program.verdicts = [PASSED]
+    await site.settles(site.is_open)
+    profiles = {one.operation: one.profile for one in site.program.orders}
+    assert list(profiles.values()) == ["quick", "standard"]
+    assert site.last_test()["profile"] == "standard"
+    assert [one for one in site.program.wrong if "limit" in one] == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_pass_of_an_idle_test_removes_no_startup_taint_that_came_meanwhile() -> None:
+    site = IdleNodes(verdicts=(PASSED, GOING))
+    site.rules = {"taint": KEY, "profile": "standard"}
+
+    def is_tainted() -> None:
+        site.program.on_verdict = lambda: None
+        site.set_taints(POOL, UNTESTED)
+
+    site.program.on_verdict = is_tainted
+    site.start()
+    await site.settles(lambda: site.is_at(2))
+    assert site.taints() == (POOL, UNTESTED)
+    assert site.condition() == ("Unknown", "TestUnderWay")
+    site.program.verdicts = [PASSED]
+    await site.settles(site.is_open)
+    assert site.program.orders[-1].profile == "standard"
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_in_mode_observe_one_node_tells_for_all() -> None:
+    site = IdleNodes("n1", "n2")
+    site.mode = RepairMode.OBSERVE
+    site.start()
+    await later(3 * HOUR)
+    told = site.kinds("n1") + site.kinds("n2")
+    assert told == ["repair.suppressed"]
+    assert site.program.orders == []
+    assert site.world.writes == []
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("against", ["stop", "exempt", "observe", "evidence", "cordon", "silent"])
+@in_virtual_time
+async def test_what_speaks_against_the_test_of_an_idle_node(against: str) -> None:
+    site = IdleNodes()
+    match against:
+        case "stop":
+            site.world.person_stops("maintenance")
+        case "exempt":
+            site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z ours")
+        case "observe":
+            site.settings = replace(site.settings, mode=Action.OBSERVE)
+        case "cordon":
+            site.world.person_cordons("n1")
+        case "silent":
+            site.names = ()
+        case _:
+            site.settings = replace(
+                site.settings, limits=replace(site.settings.limits, quorum_percent=100)
+            )
+            site.world.add_node("silent")
+    site.start()
+    if against == "evidence":
+        site.report("n1", fault("xid:79"))
+    await later(HOUR)
+    assert site.program.orders == []
+    assert NODE_TEST not in site.world.nodes["n1"].annotations
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_without_the_section_no_node_is_listed() -> None:
+    site = IdleNodes()
+    site.idle = None
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await later(HOUR)
+    assert cluster.asked["list_node_tests"] == 0
+    assert site.world.writes == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_idle_test_holds_no_new_node_and_none_of_those_it() -> None:
+    site = IdleNodes("n1", "n2", "n3", verdicts=(GOING,))
+    assert site.idle is not None
+    site.idle["concurrent"] = 1
+    site.rules = {"taint": KEY, "profile": "standard", "concurrent": 1}
+    site.start()
+    await site.settles(lambda: len(site.program.orders) == 1)
+    [tested] = {one.node for one in site.program.orders}
+    new = min({"n1", "n2", "n3"} - {tested})
+    site.set_taints(POOL, UNTESTED, name=new)
+    await later(TIMEOUT / 2)
+    running = parse_record(site.world.record.text).node_tests
+    assert sorted(one.repair for one in running.values()) == ["idle-test", "test"]
+    assert running[new].repair == "test"
+    site.check()
+    await site.replica.stop()
+
+
+# -- interruptions ---------------------------------------------------------------------------
+
+#: More calls than a test takes from its beginning to its end.
+STEPS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("verdict", [PASSED, FAILED], ids=["passed", "failed"])
+def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
+    verdict: RepairAnswer,
+    after: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Killed at each of its calls; the next process goes on."""
+
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = IdleNodes(verdicts=(verdict,))
+        cluster = MemoryCluster(site.world)
+        first = site.start(cluster)
+        cluster.crash_in(number, after=after)
+        await later(120)
+        first.task.cancel()
+        site.start()
+        end = ("True", "TestPassed") if verdict is PASSED else ("False", "TestFailed")
+        await site.settles(lambda: site.condition() == end)
+        await later(TIMEOUT)
+        site.check()
+        assert len(site.program.operations) == 1
+        assert parse_record(site.world.record.text).node_tests == {}
+        assert evidence(site) == ([] if verdict is PASSED else ["active-test:failed"])
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)
+
+
+@pytest.mark.slow
+def test_a_request_that_fails_anywhere_changes_nothing_of_the_end() -> None:
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = IdleNodes()
+        calls = 0
+
+        def fails(_name: str) -> Unreachable | None:
+            nonlocal calls
+            calls += 1
+            return Unreachable("503") if calls == number else None
+
+        site.start(MemoryCluster(site.world, loses=fails))
+        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+        await later(TIMEOUT)
+        site.check()
+        assert len(site.program.operations) == 1
+        assert json.loads(site.world.nodes["n1"].annotations[NODE_TEST])["state"] == "Succeeded"
+        assert parse_record(site.world.record.text).node_tests == {}
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)

@@ -1,0 +1,195 @@
+"""Idle nodes on a real API server: the scheduler places the test's pod by its PriorityClass, and
+preempts it for work; kwok plays the kubelet.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.health.model import Hello
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair import new_nodes
+from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.repairers.job import JobRepairer
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_job_repairer import RIGHTS
+from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, status
+from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.kube_cluster import kube_cluster
+from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+RACK = "example.com/rack"
+CLASS = "sickbay-idle-test"
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real clocks, and a person who waits for the test."""
+    looks = {"EVERY": 0.1, "LOOK_EVERY": 0.3, "LOOK_BUSY": 0.3, "_IDLE_AGAIN": 0.5}
+    for name, value in looks.items():
+        monkeypatch.setattr(new_nodes, name, value)
+
+
+@pytest.fixture
+def jobs(cluster_space: Space) -> Jobs:
+    return Jobs(cluster_space)
+
+
+@pytest.fixture
+def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
+    """The rights and the PriorityClass of deploy/."""
+    text = RIGHTS.read_text()
+    with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
+        yield aggregator
+
+
+@asynccontextmanager
+async def running(
+    cluster: KubeCluster, space: Space, *nodes: str, pause: float = 600.0
+) -> AsyncIterator[Notes]:
+    repairer, notes = JobRepairer(cluster.objects(), job_section(space.namespace)), Notes()
+    entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
+    rules = RepairRules(RepairMode.REPAIR, test_pause=pause, idle_nodes=IdleNodeRules())
+    controller = Controller(
+        cluster=cluster,
+        policy=POLICY,
+        settings=replace(SETTINGS, repair=RepairSettings(rules, {"test": entry}, (RACK,))),
+        fleet=FleetState(),
+        event_sink=notes,
+        clocks=Clocks(time.monotonic, time.time),
+        rng=random.Random(7),
+    )
+    task = asyncio.create_task(controller.run())
+    try:
+        for node in nodes:
+            boot = space.plane.node(node)["status"]["nodeInfo"]["bootID"]
+            controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
+            controller.on_evidence(node, snapshot(), time.monotonic())
+        yield notes
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def gpu_work(space: Space, name: str, *, node: str = "") -> dict[str, Any]:
+    """A pod of a tenant with all GPUs of a node, with the default priority."""
+    limits = {"limits": {"nvidia.com/gpu": "8"}}
+    container = {"name": "work", "image": "registry.example/work:1", "resources": limits}
+    where = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
+    body = {"metadata": {"name": name}, "spec": {"containers": [container], **where}}
+    made: dict[str, Any] = space.plane.call("POST", space.path("pods"), body)
+    return made
+
+
+def named(jobs: Jobs, name: str) -> dict[str, Any]:
+    return next((one for one in jobs.pods() if one["metadata"]["name"] == name), {})
+
+
+def of_tests(jobs: Jobs) -> list[dict[str, Any]]:
+    return [one for one in jobs.pods() if "priorityClassName" in one["spec"]]
+
+
+async def test_work_preempts_the_test_of_an_idle_node_which_has_no_verdict_then(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1, gpus=8)
+    async with kube_cluster(rights) as account, running(account, cluster_space, node) as notes:
+        pod = await jobs.pod_on(node)
+        assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == (CLASS, -1000000)
+        assert pod["spec"]["preemptionPolicy"] == "Never"
+        tolerated = {one["key"] for one in pod["spec"]["tolerations"]}
+        assert all(key.startswith("node.kubernetes.io/") for key in tolerated)
+        assert "node.kubernetes.io/unschedulable" not in tolerated
+        gpu_work(cluster_space, "work")
+        name = pod["metadata"]["name"]
+        await until(lambda: "deletionTimestamp" in named(jobs, name)["metadata"])
+        [why] = [
+            one["reason"]
+            for one in named(jobs, name)["status"]["conditions"]
+            if one["type"] == "DisruptionTarget"
+        ]
+        assert why == "PreemptionByScheduler"
+        jobs.end(named(jobs, name), 143)  # as the kubelet ends a pod that is deleted
+        await until(lambda: named(jobs, "work")["spec"].get("nodeName") == node)
+        await until(lambda: last_test(cluster_space, node).get("state") == "Inconclusive")
+        assert condition(cluster_space, node) == {}
+        assert set(notes.kinds(node)) == {"repair.ordered", "repair.ended"}
+        await until(lambda: jobs.all() == [])
+
+
+async def test_a_node_with_work_is_not_tested_and_a_pass_of_another_writes_the_condition(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    free, used = cluster_space.create_nodes(2, gpus=8)
+    gpu_work(cluster_space, "work", node=used)
+    await until(lambda: named(jobs, "work")["spec"].get("nodeName") == used)
+    async with kube_cluster(rights) as account, running(account, cluster_space, free, used):
+        await until(lambda: any(one["status"]["phase"] == "Running" for one in of_tests(jobs)))
+        [pod] = of_tests(jobs)
+        assert pod["spec"]["nodeName"] == free
+        jobs.end(pod, 0, "all steps passed")
+        await until(lambda: status(cluster_space, free) == "True", within=60)
+        assert "all steps passed" in condition(cluster_space, free)["message"]
+        await until(lambda: jobs.all() == [])
+        assert last_test(cluster_space, used) == {}
+        assert condition(cluster_space, used) == {}
+
+
+async def test_two_idle_nodes_of_one_rack_are_tested_one_after_the_other(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    nodes = cluster_space.create_nodes(2, gpus=8)
+    for node in nodes:
+        body = {"metadata": {"labels": {RACK: "r1"}}}
+        cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+    most, ended = 0, set[str]()
+
+    def ends() -> bool:
+        nonlocal most
+        most = max(most, len(jobs.all()))
+        for pod in jobs.pods():
+            if pod["status"]["phase"] == "Running" and pod["metadata"]["uid"] not in ended:
+                ended.add(pod["metadata"]["uid"])
+                jobs.end(pod, 0)
+        return all(status(cluster_space, node) == "True" for node in nodes)
+
+    async with kube_cluster(rights) as account, running(account, cluster_space, *nodes):
+        await until(ends, within=90)
+    assert most == 1
+
+
+async def test_a_second_replica_with_the_same_nodes_makes_no_second_job(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1, gpus=8)
+    async with (
+        kube_cluster(rights) as first,
+        kube_cluster(rights) as second,
+        running(first, cluster_space, node),
+        running(second, cluster_space, node),
+    ):
+        pod = await jobs.pod_on(node)
+        await until(lambda: last_test(cluster_space, node).get("state") == "Ordered")
+        names = {one["metadata"]["name"] for one in jobs.all()}
+        jobs.end(pod, 0)
+        await until(lambda: status(cluster_space, node) == "True", within=60)
+        await until(lambda: jobs.all() == [])
+    assert len(names) == 1
+    assert last_test(cluster_space, node)["number"] == 1

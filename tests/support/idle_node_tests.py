@@ -1,0 +1,111 @@
+"""Nodes without work and the program that tests them, both of which outlive the processes."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aggregator.cluster.node_names import NODE_TEST, is_marked
+from aggregator.quarantine.decide.admission_record import RunningRepair, parse_record
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
+from aggregator.quarantine.decide.new_nodes import IDLE_TEST, NewNodeRules
+from aggregator.quarantine.decide.repair import RepairRules
+from aggregator.quarantine.repair.protocol import (
+    ConfiguredRepairer,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.new_node_tests import (
+    PASSED,
+    POOL,
+    TIMEOUT,
+    NewNodes,
+    ProgramRepairer,
+    TestProgram,
+)
+from tests.support.replica import Replica
+from tests.support.virtual_replica import Running
+
+RACK = "example.com/rack"
+HOUR = 3600.0
+
+
+@dataclass
+class IdleProgram(TestProgram):
+    """The same for idle nodes; tests of new nodes and in quarantines have their own checks."""
+
+    __test__ = False
+
+    def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
+        if order.idle_class:
+            self.wrong += [f"{order.operation} {what}" for what in self._mistakes(order, twice)]
+        self.orders.append(order)
+        return self.answer
+
+    def _mistakes(self, order: RepairOrder, twice: bool) -> list[str]:  # noqa: FBT001
+        node, name = self.world.nodes[order.node], order.operation
+        told = json.loads(node.annotations.get(NODE_TEST, "{}"))
+        found = parse_record(self.world.record.text).node_tests
+        idle = {key: one for key, one in found.items() if one.repair == IDLE_TEST}
+        mine: RunningRepair | None = idle.pop(order.node, None)
+        racks = [domain for one in idle.values() for domain in one.domains]
+        checks = {
+            "is not durable": (told.get("operation"), told.get("state")) != (name, "Ordering"),
+            "is not reserved": mine is None or mine.operation != name,
+            "is over the limit": len(idle) >= self.concurrent,
+            "has a neighbour": f"{RACK}={node.labels.get(RACK)}" in racks,
+            "is after the stop": bool(self.world.stop.reason),
+            "is of a node in use": any(
+                pod.node == order.node and pod.owner_kind != "DaemonSet"
+                for pod in self.world.pods.values()
+            ),
+            "is of a node in quarantine": is_marked(node) or order.node in self.world.quarantines,
+            "is of another boot": order.boot_id != node.boot_id,
+            "tolerates a taint": bool(order.tolerates),
+            "was sent before": name in self.operations and not twice,
+        }
+        return [what for what, holds in checks.items() if holds]
+
+
+class IdleNodes(NewNodes):
+    """A world of idle nodes, each in a rack of its own unless ``racks`` names it."""
+
+    def __init__(
+        self,
+        *names: str,
+        verdicts: tuple[RepairAnswer, ...] = (PASSED,),
+        racks: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(*names, verdicts=verdicts)
+        for name in self.names:
+            labels = {RACK: (racks or {}).get(name, f"rack-of-{name}")}
+            self.world.add_node(name, taints=(POOL,), labels=labels)
+        self.program = IdleProgram(self.world, 2, list(verdicts))
+        self.world.check = self.program.check_removal
+        self.idle: dict[str, Any] | None = {"every": 6 * HOUR, "profile": "quick", "concurrent": 2}
+        self.rules = {}
+        self.timeout = TIMEOUT
+        self.pause = 60.0
+
+    def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
+        cluster = cluster or MemoryCluster(self.world, **more)
+        one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
+        rules = RepairRules(
+            mode=self.mode,
+            test_pause=self.pause,
+            new_nodes=NewNodeRules(**self.rules),
+            idle_nodes=IdleNodeRules(**self.idle) if self.idle is not None else None,
+        )
+        entry = ConfiguredRepairer(one, self.timeout, note_end=one.note_end)
+        repair = RepairSettings(rules, {"test": entry}, (RACK,))
+        self.replica = Replica(
+            self.world,
+            clock=Running(),
+            settings=replace(self.settings, repair=repair),
+            policy=self.policy,
+            cluster=cluster,
+        )
+        for name in self.names:
+            self.report(name)
+        return self.replica
