@@ -39,6 +39,7 @@ from aggregator.quarantine.decide.idle_nodes import (
     choose,
     in_use,
     next_idle_test,
+    waits_for,
 )
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.new_nodes import (
@@ -202,6 +203,8 @@ class NewNodeTests:
         self._tests: dict[str, NodeTest] = {}
         #: Until when an idle node is not looked at again.
         self._idle_again: dict[str, float] = {}
+        #: When idle nodes are looked through again; at once unless none was due.
+        self._choose_at = float("-inf")
         #: Whether mode observe has reported that idle nodes would be tested.
         self._idle_told = False
 
@@ -320,6 +323,8 @@ class NewNodeTests:
         if self._seen is None or told or self._record_writer.switch.reason:
             return
         now, wall = self._clocks.now(), self._clocks.trusted_wall()
+        if now < self._choose_at:
+            return
         runs = [
             one
             for one in self._record_writer.record.node_tests.values()
@@ -329,12 +334,16 @@ class NewNodeTests:
         if room <= 0:
             return
         candidates = []
+        pause, earliest = self._settings.rules.test_pause, self._clocks.earliest()
         async for node_state in self._registry.by_slices():
             name = node_state.node
+            test = self._tests.get(name)
+            if waits_for(test, idle, pause=pause, now=earliest):  # nearly all, so it is asked first
+                continue
             if now >= self._idle_again.get(name, now) and self._is_free(name, node_state):
-                uid = self._registry.uid_of(name)
-                candidates.append(IdleCandidate(name, uid, self._tests.get(name)))
-        pause, earliest = self._settings.rules.test_pause, self._clocks.earliest()
+                candidates.append(IdleCandidate(name, self._registry.uid_of(name), test))
+        if not candidates:
+            self._choose_at = now + LOOK_EVERY
         for due in choose(candidates, idle, room, pause=pause, now=earliest):
             watched = self._watched.setdefault(due.node, _Watched(due.uid, tainted=False))
             if watched.step is None:
