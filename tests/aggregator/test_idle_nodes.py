@@ -386,7 +386,7 @@ STEPS = 40
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("verdict", [PASSED, FAILED], ids=["passed", "failed"])
+@pytest.mark.parametrize("verdict", [PASSED, FAILED, NOTHING], ids=["passed", "failed", "none"])
 def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
     verdict: RepairAnswer,
     after: bool,  # noqa: FBT001 - a parameter of the test
@@ -396,19 +396,26 @@ def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
     @in_virtual_time
     async def one(number: int) -> None:
         site = IdleNodes(verdicts=(verdict,))
+        site.pause = 3 * HOUR
         cluster = MemoryCluster(site.world)
         first = site.start(cluster)
         cluster.crash_in(number, after=after)
         await later(120)
         first.task.cancel()
         site.start()
-        end = ("True", "TestPassed") if verdict is PASSED else ("False", "TestFailed")
-        await site.settles(lambda: site.condition() == end)
+        ends = {
+            PASSED.text: ("Succeeded", ("True", "TestPassed")),
+            FAILED.text: ("Failed", ("False", "TestFailed")),
+            NOTHING.text: ("Inconclusive", ("", "")),
+        }
+        await site.settles(
+            lambda: (site.last_test().get("state"), site.condition()) == ends[verdict.text]
+        )
         await later(TIMEOUT)
         site.check()
         assert len(site.program.operations) == 1
         assert parse_record(site.world.record.text).node_tests == {}
-        assert evidence(site) == ([] if verdict is PASSED else ["active-test:failed"])
+        assert evidence(site) == (["active-test:failed"] if verdict is FAILED else [])
         await site.replica.stop()
 
     for number in range(1, STEPS):
