@@ -4,7 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -57,20 +57,31 @@ class RepairNode(AgentProcess):
 
     def order(self, verb: int, stream: Attended, **fields: Any) -> pb.RepairOrder:
         """An order that holds for a minute from the stream's Hello on, with an id of its own."""
-        if verb == pb.REPAIR_VERB_GPU_RESET:
-            fields.setdefault("gpu_uuids", [uuid_of(1)])
-        if verb == pb.REPAIR_VERB_TEST:
-            fields.setdefault("test_profile", "quick")
-        return pb.RepairOrder(
-            **{
-                "operation_id": f"op-{next(self._ids)}",
-                "verb": verb,
-                "quarantine_uid": "q-1",
-                "boot_id": stream.hello.boot_id,
-                "deadline_ms": stream.hello.boottime_ms + 60_000,
-                **fields,
-            }
-        )
+        return order_of(verb, stream, f"op-{next(self._ids)}", **fields)
+
+
+def order_of(verb: int, stream: Attended, operation_id: str, **fields: Any) -> pb.RepairOrder:
+    """An order that holds for a minute from the stream's Hello on."""
+    if verb == pb.REPAIR_VERB_GPU_RESET:
+        fields.setdefault("gpu_uuids", [uuid_of(1)])
+    if verb == pb.REPAIR_VERB_TEST:
+        fields.setdefault("test_profile", "quick")
+    return pb.RepairOrder(
+        **{
+            "operation_id": operation_id,
+            "verb": verb,
+            "quarantine_uid": "q-1",
+            "boot_id": stream.hello.boot_id,
+            "deadline_ms": stream.hello.boottime_ms + 60_000,
+            **fields,
+        }
+    )
+
+
+class HasLog(Protocol):
+    """An agent whose log explains why something did not happen."""
+
+    def log(self) -> str: ...
 
 
 class Aggregator(FakeAggregator):
@@ -109,7 +120,7 @@ class Aggregator(FakeAggregator):
         assert result is not None
         return result
 
-    async def ordered(self, node: RepairNode, order: pb.RepairOrder) -> pb.RepairResult:
+    async def ordered(self, node: HasLog, order: pb.RepairOrder) -> pb.RepairResult:
         """Give the order on the latest stream; its end."""
         self.latest.send(repair_order=order)
         try:
@@ -138,7 +149,7 @@ def use_gpus(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-async def attached(server: Aggregator, node: RepairNode) -> Attended:
+async def attached(server: Aggregator, node: HasLog) -> Attended:
     """The stream of an agent whose NVML has named the GPUs: it greets anew with their clique."""
     await until(
         lambda: (

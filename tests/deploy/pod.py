@@ -6,6 +6,7 @@ otherwise. Capabilities, the device cgroup, namespaces, mounts and their propaga
 kubelet and containerd set them for a privileged container, and for one that is not.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -64,6 +65,7 @@ class Container:
         self._name = f"sickbay-test-{uuid.uuid4().hex[:8]}"
         self._root = folder / "memory" / "root"
         self._process: subprocess.Popen[bytes] | None = None
+        self._made: list[Path] = []
         self.log = folder / "container.log"
         self._config = self._config_of(command, dict(environ))
 
@@ -73,6 +75,7 @@ class Container:
         _do("mount", "-t", "tmpfs", "sickbay-test", str(memory))
         for name in ("upper", "work", "root"):
             (memory / name).mkdir()
+        self._make_mount_points()
         layers = f"lowerdir=/,upperdir={memory}/upper,workdir={memory}/work"
         _do("mount", "-t", "overlay", "overlay", "-o", layers, str(self._root))
         for folder in _image_folders():
@@ -98,6 +101,9 @@ class Container:
         self._runc("delete", "--force", self._name, check=False)
         for path in (self._root, self._folder / "memory"):
             _do("umount", "--lazy", str(path))
+        for path in reversed(self._made):
+            with contextlib.suppress(OSError):  # it is in use by now
+                path.rmdir()
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         """Run another command in the container."""
@@ -160,6 +166,19 @@ class Container:
                 "readonlyPaths": [] if privileged else ["/proc/sys", "/proc/sysrq-trigger"],
             },
         }
+
+    def _make_mount_points(self) -> None:
+        """Make the folders at which a volume lies within another: the kubelet makes the host's."""
+        there = {Path(each["destination"]): Path(each["source"]) for each in self._volume_mounts()}
+        for at in there:
+            outer = next((each for each in at.parents if each in there), None)
+            if outer is None:
+                continue
+            inside = there[outer] / at.relative_to(outer)
+            absent = [each for each in (inside, *inside.parents) if not each.exists()]
+            for each in reversed(absent):
+                each.mkdir()
+                self._made.append(each)
 
     def _volume_mounts(self) -> list[dict[str, Any]]:
         found = []

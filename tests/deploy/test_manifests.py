@@ -340,7 +340,12 @@ def test_the_agent_may_write_to_its_two_folders_alone() -> None:
     spec = pod_spec(*AGENT)
     assert container(spec)["securityContext"]["readOnlyRootFilesystem"] is True
     writable = {at for at, (mount, _) in mounts(spec).items() if not mount.get("readOnly", False)}
-    assert writable == {"/run/sickbay", "/var/lib/sickbay"}
+    # The second folder is there again where the host's programs see it, by the path that the node's
+    # own root has for it: an active test gives them a folder in it.
+    assert writable == {"/run/sickbay", "/var/lib/sickbay", "/host/var/lib/sickbay"}
+    _, state = mounts(spec)["/host/var/lib/sickbay"]
+    assert state == mounts(spec)["/var/lib/sickbay"][1]
+    assert state["hostPath"]["path"] == "/var/lib/sickbay"
     host, _ = mounts(spec)["/host"]
     assert host["mountPropagation"] == "HostToContainer"
 
