@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.new_nodes import NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import (
     BUSY,
     CANCEL,

@@ -9,7 +9,7 @@ import pytest
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Action, Phase, RepairState, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.new_nodes import NodeTest, operation_of, write_test
+from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer

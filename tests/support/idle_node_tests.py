@@ -7,7 +7,8 @@ from typing import Any
 from aggregator.cluster.node_names import NODE_TEST, is_marked
 from aggregator.quarantine.decide.admission_record import RunningRepair, parse_record
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
-from aggregator.quarantine.decide.new_nodes import IDLE_TEST, NewNodeRules
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.node_tests import IDLE_TEST
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import (
     ConfiguredRepairer,

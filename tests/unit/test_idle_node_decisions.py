@@ -25,20 +25,22 @@ from aggregator.quarantine.decide.idle_nodes import (
     waits_for,
 )
 from aggregator.quarantine.decide.new_nodes import (
+    NewNodeRules,
+    condition_of,
+    next_test,
+    reserve_test,
+)
+from aggregator.quarantine.decide.node_tests import (
     IDLE,
     IDLE_TEST,
-    NewNodeRules,
-    NewNodeStep,
     NodeTest,
     NodeTestFacts,
+    NodeTestStep,
     carried_failure,
-    condition_of,
     ended,
     has_failed,
-    next_test,
     operation_of,
     read_test,
-    reserve_test,
     running_of,
     standing_failure,
     verdict_at,
@@ -138,7 +140,7 @@ def test_a_test_begins_only_where_it_is_due_and_nothing_speaks_against_it(
     facts = replace(FACTS, tainted=tainted, against=against)
     rules = RULES if configured else None
     what = next_idle_test(last, facts, rules, pause=PAUSE, now=now)
-    if what.do is not NewNodeStep.ORDER:
+    if what.do is not NodeTestStep.ORDER:
         return
     assert configured
     assert not tainted
@@ -189,16 +191,16 @@ def test_when_the_failure_of_an_idle_node_stands(
 @pytest.mark.parametrize(
     ("facts", "rules", "expected"),
     [
-        (FACTS, RULES, NewNodeStep.PROVE),
-        (replace(FACTS, tainted=True), RULES, NewNodeStep.STOP),
-        (FACTS, None, NewNodeStep.STOP),
-        (replace(FACTS, ends="the node is in quarantine"), RULES, NewNodeStep.STOP),
-        (replace(FACTS, boot_id="b2"), RULES, NewNodeStep.STOP),
-        (replace(FACTS, against="evidence"), RULES, NewNodeStep.PROVE),
+        (FACTS, RULES, NodeTestStep.PROVE),
+        (replace(FACTS, tainted=True), RULES, NodeTestStep.STOP),
+        (FACTS, None, NodeTestStep.STOP),
+        (replace(FACTS, ends="the node is in quarantine"), RULES, NodeTestStep.STOP),
+        (replace(FACTS, boot_id="b2"), RULES, NodeTestStep.STOP),
+        (replace(FACTS, against="evidence"), RULES, NodeTestStep.PROVE),
     ],
 )
 def test_the_step_of_a_test_under_way(
-    facts: NodeTestFacts, rules: IdleNodeRules | None, expected: NewNodeStep
+    facts: NodeTestFacts, rules: IdleNodeRules | None, expected: NodeTestStep
 ) -> None:
     assert next_idle_test(a_test(), facts, rules, pause=PAUSE, now=50.0).do is expected
 
@@ -208,7 +210,7 @@ def test_an_idle_test_counts_for_nothing_of_a_new_node_that_gets_the_taint() -> 
     for state in (S.SUCCEEDED, S.FAILED, S.INCONCLUSIVE):
         last = a_test(state, inconclusive=5, ended_at=49.0)
         step = next_test(last, facts, NEW, pause=PAUSE, now=50.0)
-        assert step.do is NewNodeStep.ORDER
+        assert step.do is NodeTestStep.ORDER
         assert step.test is not None
         assert (step.test.reason, step.test.inconclusive) == ("", 0)
 

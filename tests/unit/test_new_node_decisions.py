@@ -18,20 +18,22 @@ from aggregator.quarantine.decide.admission_record import (
 )
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
-    NewNodeStep,
-    NodeTest,
-    NodeTestFacts,
-    NodeTestUnreadable,
     condition_of,
-    ended,
     needs_a_person,
     next_test,
+    reserve_test,
+    without_taint,
+)
+from aggregator.quarantine.decide.node_tests import (
+    NodeTest,
+    NodeTestFacts,
+    NodeTestStep,
+    NodeTestUnreadable,
+    ended,
     not_ready,
     operation_of,
     read_test,
-    reserve_test,
     running_of,
-    without_taint,
     write_test,
 )
 
@@ -51,7 +53,7 @@ def facts(**more: Any) -> NodeTestFacts:
     return replace(NodeTestFacts("uid", "b1", tainted=True), **more)
 
 
-def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> NewNodeStep:
+def step(last: NodeTest | None, now: float = 50.0, **more: Any) -> NodeTestStep:
     return next_test(last, facts(**more), RULES, pause=10.0, now=now).do
 
 
@@ -109,7 +111,7 @@ def test_a_test_begins_only_on_a_tainted_node_that_nothing_speaks_against(
     last: NodeTest | None, found: NodeTestFacts, now: float
 ) -> None:
     what = next_test(last, found, RULES, pause=10.0, now=now)
-    if what.do is not NewNodeStep.ORDER:
+    if what.do is not NodeTestStep.ORDER:
         return
     assert found.tainted
     assert not found.against
@@ -128,7 +130,7 @@ def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> No
     begun = 0
     for number, end in enumerate(ends):
         what = next_test(last, facts(), RULES, pause=0.0, now=1000.0 * number)
-        if what.do is not NewNodeStep.ORDER:
+        if what.do is not NodeTestStep.ORDER:
             break
         assert what.test is not None
         begun += 1
@@ -140,34 +142,34 @@ def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> No
 @pytest.mark.parametrize(
     ("last", "more", "expected"),
     [
-        (None, {}, NewNodeStep.ORDER),
-        (None, {"tainted": False}, NewNodeStep.NOTHING),
-        (None, {"against": "cordoned"}, NewNodeStep.NOTHING),
-        (a_test(state=S.ORDERING), {}, NewNodeStep.SEND),
-        (a_test(state=S.ORDERED), {}, NewNodeStep.PROVE),
-        (a_test(state=S.ORDERED), {"now": 100.0}, NewNodeStep.END),
-        (a_test(state=S.ORDERED), {"boot_id": "b2"}, NewNodeStep.STOP),
-        (a_test(state=S.ORDERED), {"boot_id": ""}, NewNodeStep.PROVE),
-        (a_test(state=S.ORDERED), {"tainted": False}, NewNodeStep.STOP),
-        (a_test(state=S.ORDERED), {"ends": "quarantine"}, NewNodeStep.STOP),
-        (a_test(state=S.ORDERED), {"against": "evidence"}, NewNodeStep.PROVE),
-        (a_test(state=S.FAILED), {}, NewNodeStep.NOTHING),
-        (a_test(state=S.FAILED), {"boot_id": "b2"}, NewNodeStep.ORDER),
-        (a_test(state=S.FAILED), {"request": "r1"}, NewNodeStep.ORDER),
-        (a_test(state=S.FAILED, request="r1"), {"request": "r1"}, NewNodeStep.NOTHING),
-        (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, NewNodeStep.NOTHING),
-        (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, NewNodeStep.ORDER),
-        (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, NewNodeStep.NOTHING),
-        (a_test(state=S.CANCELLED, inconclusive=2), {}, NewNodeStep.ORDER),
-        (a_test(state=S.SUCCEEDED), {}, NewNodeStep.ORDER),
+        (None, {}, NodeTestStep.ORDER),
+        (None, {"tainted": False}, NodeTestStep.NOTHING),
+        (None, {"against": "cordoned"}, NodeTestStep.NOTHING),
+        (a_test(state=S.ORDERING), {}, NodeTestStep.SEND),
+        (a_test(state=S.ORDERED), {}, NodeTestStep.PROVE),
+        (a_test(state=S.ORDERED), {"now": 100.0}, NodeTestStep.END),
+        (a_test(state=S.ORDERED), {"boot_id": "b2"}, NodeTestStep.STOP),
+        (a_test(state=S.ORDERED), {"boot_id": ""}, NodeTestStep.PROVE),
+        (a_test(state=S.ORDERED), {"tainted": False}, NodeTestStep.STOP),
+        (a_test(state=S.ORDERED), {"ends": "quarantine"}, NodeTestStep.STOP),
+        (a_test(state=S.ORDERED), {"against": "evidence"}, NodeTestStep.PROVE),
+        (a_test(state=S.FAILED), {}, NodeTestStep.NOTHING),
+        (a_test(state=S.FAILED), {"boot_id": "b2"}, NodeTestStep.ORDER),
+        (a_test(state=S.FAILED), {"request": "r1"}, NodeTestStep.ORDER),
+        (a_test(state=S.FAILED, request="r1"), {"request": "r1"}, NodeTestStep.NOTHING),
+        (a_test(state=S.INCONCLUSIVE, ended_at=45.0), {}, NodeTestStep.NOTHING),
+        (a_test(state=S.INCONCLUSIVE, ended_at=40.0), {}, NodeTestStep.ORDER),
+        (a_test(state=S.INCONCLUSIVE, inconclusive=2), {}, NodeTestStep.NOTHING),
+        (a_test(state=S.CANCELLED, inconclusive=2), {}, NodeTestStep.ORDER),
+        (a_test(state=S.SUCCEEDED), {}, NodeTestStep.ORDER),
     ],
 )
-def test_the_next_step(last: NodeTest | None, more: dict[str, Any], expected: NewNodeStep) -> None:
+def test_the_next_step(last: NodeTest | None, more: dict[str, Any], expected: NodeTestStep) -> None:
     assert step(last, **more) is expected
 
 
 def test_a_clock_that_was_set_back_does_not_hold_a_test_for_longer_than_the_pause() -> None:
-    assert step(a_test(state=S.INCONCLUSIVE, ended_at=9e9)) is NewNodeStep.ORDER
+    assert step(a_test(state=S.INCONCLUSIVE, ended_at=9e9)) is NodeTestStep.ORDER
 
 
 def test_only_the_startup_taint_is_removed() -> None:

@@ -18,7 +18,8 @@ from aggregator.cli.source import Source
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Phase, RepairAttempt, RepairState
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, NodeTest
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.repair import (
     RepairMode,
     RepairRequest,

@@ -5,7 +5,8 @@ from dataclasses import replace
 from aggregator.cli.render_nodes import new_node
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import NodeMeta, RepairAttempt, RepairState
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, NodeTest, write_test
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
+from aggregator.quarantine.decide.node_tests import NodeTest, write_test
 from aggregator.quarantine.decide.repair import RepairMode, RepairRequest, RepairRules
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.web import models, node_view

@@ -42,7 +42,8 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.idle_nodes import reserve_idle_test
-from aggregator.quarantine.decide.new_nodes import IDLE_TEST, reserve_test
+from aggregator.quarantine.decide.new_nodes import reserve_test
+from aggregator.quarantine.decide.node_tests import IDLE_TEST
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
     Known,

@@ -22,13 +22,13 @@ from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.admission import Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import Record, RunningRepair
 from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
-from aggregator.quarantine.decide.new_nodes import (
+from aggregator.quarantine.decide.node_tests import (
     IDLE,
     IDLE_TEST,
-    NewNodeStep,
     NextTest,
     NodeTest,
     NodeTestFacts,
+    NodeTestStep,
     carried_failure,
     operation_of,
     under_way,
@@ -124,14 +124,14 @@ def next_idle_test(
             lost = "repair.idle_nodes was removed from the configuration"
         return under_way(last, facts, now, lost)
     if rules is None or facts.tainted or waits_for(last, rules, pause=pause, now=now):
-        return NextTest(NewNodeStep.NOTHING)
+        return NextTest(NodeTestStep.NOTHING)
     if facts.against:
-        return NextTest(NewNodeStep.NOTHING, facts.against)
+        return NextTest(NodeTestStep.NOTHING, facts.against)
     number = last.number + 1 if last is not None else 1
     failed, failed_boot = carried_failure(last)
     goes_on = last is not None and last.reason == IDLE
     return NextTest(
-        NewNodeStep.ORDER,
+        NodeTestStep.ORDER,
         "an idle node",
         NodeTest(
             number=number,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aggregator.cluster.port import NodeEvent, Phase, Quarantine, RepairState
 from aggregator.configfile.section import SectionDataclass
 from aggregator.events import EventKind, Transition
-from aggregator.quarantine.decide.new_nodes import IDLE, NEW_NODE
+from aggregator.quarantine.decide.node_tests import IDLE, NEW_NODE
 
 HELD, OBSERVED_ONLY = "Held", "ObservedOnly"
 DRAINING, DRAIN_BLOCKED, DRAIN_OVERDUE, DRAINED = (

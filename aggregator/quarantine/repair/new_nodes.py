@@ -43,31 +43,33 @@ from aggregator.quarantine.decide.idle_nodes import (
 )
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.new_nodes import (
+    NewNodeRules,
+    condition_of,
+    is_tainted,
+    needs_a_person,
+    next_test,
+    why_over,
+    without_taint,
+)
+from aggregator.quarantine.decide.node_tests import (
     IDLE,
     IDLE_TEST,
     NEW_NODE,
-    NewNodeRules,
-    NewNodeStep,
     NextTest,
     NodeTest,
     NodeTestFacts,
+    NodeTestStep,
     NodeTestUnreadable,
     as_details,
-    condition_of,
     ended,
     failure_evidence,
     has_failed,
     is_own_evidence,
-    is_tainted,
-    needs_a_person,
-    next_test,
     not_ready,
     passed_in_quarantine,
     read_test,
     running_of,
     standing_failure,
-    why_over,
-    without_taint,
     write_test,
 )
 from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, read_operator_requests
@@ -495,8 +497,8 @@ class NewNodeTests:
             return
         await self._take_later_pass(name, watched)
         step = self._next(node, node_state, watched.test, rules, chosen=watched.chosen)
-        watched.held = step.because if step.do is NewNodeStep.NOTHING else ""
-        if step.do is not NewNodeStep.ORDER:
+        watched.held = step.because if step.do is NodeTestStep.NOTHING else ""
+        if step.do is not NodeTestStep.ORDER:
             await self._forget_leftover(name, watched)
         await self._do(name, watched, node, step, rules)
         await self._tell(name, watched, rules)
@@ -579,23 +581,23 @@ class NewNodeTests:
         self, name: str, watched: _Watched, node: Node, step: NextTest, rules: NewNodeRules
     ) -> None:
         test = watched.test
-        if test is not None and test.is_busy and step.do is not NewNodeStep.SEND:
+        if test is not None and test.is_busy and step.do is not NodeTestStep.SEND:
             await self._record_writer.restore_test(self._running_of(name, watched, test))
         match step.do:
-            case NewNodeStep.ORDER if step.test is not None and step.test.reason == IDLE:
+            case NodeTestStep.ORDER if step.test is not None and step.test.reason == IDLE:
                 await self._begin_idle(name, watched, node, step, rules)
-            case NewNodeStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
+            case NodeTestStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
                 watched.held = "repair.mode is observe: no test begins"
                 self._observe(name, node, rules)
-            case NewNodeStep.ORDER:
+            case NodeTestStep.ORDER:
                 await self._begin(name, watched, node, step, rules)
-            case NewNodeStep.SEND if test is not None:
+            case NodeTestStep.SEND if test is not None:
                 await self._send(name, watched, test, rules)
-            case NewNodeStep.PROVE if test is not None:
+            case NodeTestStep.PROVE if test is not None:
                 await self._prove(name, watched, test, rules)
-            case NewNodeStep.STOP if test is not None:
+            case NodeTestStep.STOP if test is not None:
                 await self._stop(name, watched, test, step.because, rules)
-            case NewNodeStep.END if test is not None:
+            case NodeTestStep.END if test is not None:
                 await self._give_up(name, watched, test, rules)
             case _:
                 pass

@@ -12,7 +12,7 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
-from aggregator.quarantine.decide.new_nodes import NodeTest
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.agent_view import AgentView
