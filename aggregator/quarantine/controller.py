@@ -47,7 +47,7 @@ from aggregator.quarantine.reconcile.ownership import OwnershipHandler
 from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
-from aggregator.quarantine.repair.new_nodes import NewNodeTests
+from aggregator.quarantine.repair.node_tests import NodeTests
 from aggregator.quarantine.repair.runner import RepairRunner
 from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState, PoolUse
@@ -292,7 +292,7 @@ class Controller:
             drain=settings.drain,
             pool_label=settings.limits.pool_label,
         )
-        self._new_nodes = NewNodeTests(
+        self._node_tests = NodeTests(
             cluster=cluster,
             record_writer=record_writer,
             clocks=clocks,
@@ -414,7 +414,7 @@ class Controller:
                 missing_nodes=self._missing.run(),
                 conditions=self._conditions.run(),
                 condition_reader=self._condition_reader.run(),
-                new_nodes=self._new_nodes.run(),
+                node_tests=self._node_tests.run(),
                 node_events=self._node_events.run(),
                 moving=self._ownership_handler.run(),
                 coordinator=self.coordinator.run(),

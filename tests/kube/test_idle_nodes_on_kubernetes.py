@@ -19,7 +19,7 @@ from aggregator.health.model import Hello
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
-from aggregator.quarantine.repair import new_nodes
+from aggregator.quarantine.repair import idle_node_choice
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
@@ -27,7 +27,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_job_repairer import RIGHTS
-from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, status
+from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, look_often, status
 from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, snapshot
@@ -41,10 +41,8 @@ CLASS = "sickbay-idle-test"
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real clocks, and a person who waits for the test."""
-    looks = {"EVERY": 0.1, "LOOK_EVERY": 0.3, "LOOK_BUSY": 0.3, "_IDLE_AGAIN": 0.5}
-    for name, value in looks.items():
-        monkeypatch.setattr(new_nodes, name, value)
+    look_often(monkeypatch)
+    monkeypatch.setattr(idle_node_choice, "_IDLE_AGAIN", 0.5)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from aggregator.health.model import Hello
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
-from aggregator.quarantine.repair import new_nodes
+from aggregator.quarantine.repair import idle_node_choice, node_test_steps, node_tests
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
@@ -44,11 +44,18 @@ UNTESTED = {"key": KEY, "effect": "NoSchedule"}
 FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
 
 
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real clocks, and a person who waits for the test."""
+    monkeypatch.setattr(node_tests, "EVERY", 0.1)
+    for module in (node_tests, idle_node_choice):
+        monkeypatch.setattr(module, "LOOK_EVERY", 0.3)
+    for module in (node_tests, node_test_steps):
+        monkeypatch.setattr(module, "LOOK_BUSY", 0.3)
+
+
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real clocks, and a person who waits for the test."""
-    for name, value in (("EVERY", 0.1), ("LOOK_EVERY", 0.3), ("LOOK_BUSY", 0.3)):
-        monkeypatch.setattr(new_nodes, name, value)
+    look_often(monkeypatch)
 
 
 @pytest.fixture
@@ -186,7 +193,7 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         jobs.end(await jobs.pod_on(node), 0)
 
         def held() -> str:
-            site.controller._new_nodes._show(site.rules)
+            site.controller._node_tests._show(site.rules)
             shown = site.controller._fleet.node_tests.get(node)
             return shown.held if shown is not None else ""
 

@@ -1,0 +1,98 @@
+"""The choice of the idle nodes that are tested next."""
+
+from collections.abc import Callable, Mapping
+
+from aggregator.clock import Clocks
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.idle_nodes import (
+    IdleCandidate,
+    IdleNodeRules,
+    choose,
+    waits_for,
+)
+from aggregator.quarantine.decide.node_tests import IDLE_TEST, NodeTest
+from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_state import LOOK_EVERY, WatchedNode
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+
+#: An idle node whose test did not begin is looked at again so much later (seconds).
+_IDLE_AGAIN = 600.0
+
+
+class IdleNodeChoice:
+    """Looks through all nodes that memory has, as nearly none of them is due."""
+
+    def __init__(
+        self,
+        *,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        test_pause: float,
+        node_registry: NodeRegistry,
+        may_act: Callable[[str], bool],
+        checks: NodeTestChecks,
+    ) -> None:
+        """``test_pause``: seconds between two tests of a node."""
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._test_pause = test_pause
+        self._registry = node_registry
+        self._may_act = may_act
+        self._checks = checks
+        #: Until when an idle node is not looked at again.
+        self._again: dict[str, float] = {}
+        #: When idle nodes are looked through again; at once unless none was due.
+        self._choose_at = float("-inf")
+
+    def forget_old(self) -> None:
+        """Forget the nodes that may be looked at again."""
+        now = self._clocks.now()
+        self._again = {name: at for name, at in self._again.items() if now < at}
+
+    async def choose_due(
+        self,
+        idle: IdleNodeRules,
+        watched: Mapping[str, WatchedNode],
+        tests: Mapping[str, NodeTest],
+    ) -> list[IdleCandidate]:
+        """The nodes whose periodic test is due, as many as the fleet's limit has room for.
+
+        ``tests``: the last test of each node that has one.
+        """
+        now, wall = self._clocks.now(), self._clocks.trusted_wall()
+        if now < self._choose_at:
+            return []
+        runs = [
+            one
+            for one in self._record_writer.record.node_tests.values()
+            if one.repair == IDLE_TEST and wall < one.until
+        ]
+        room = idle.concurrent - len(runs) - sum(one.chosen for one in watched.values())
+        if room <= 0:
+            return []
+        candidates = []
+        pause, earliest = self._test_pause, self._clocks.earliest()
+        async for node_state in self._registry.by_slices():
+            name = node_state.node
+            test = tests.get(name)
+            if waits_for(test, idle, pause=pause, now=earliest):  # nearly all, so it is asked first
+                continue
+            if now < self._again.get(name, now) or not self._is_free(node_state, watched.get(name)):
+                continue
+            candidates.append(IdleCandidate(name, self._registry.uid_of(name), test))
+        if not candidates:
+            self._choose_at = now + LOOK_EVERY
+        chosen = choose(candidates, idle, room, pause=pause, now=earliest)
+        for due in chosen:
+            self._again[due.node] = now + _IDLE_AGAIN
+        return chosen
+
+    def _is_free(self, node_state: NodeState, known: WatchedNode | None) -> bool:
+        """Whether memory has nothing against a periodic test of the node."""
+        if known is not None:
+            busy = known.test is not None and known.test.is_busy
+            if known.tainted or known.problem or known.chosen or busy or known.step is not None:
+                return False
+        name = node_state.node
+        return self._may_act(name) and not self._checks.against_state(name, node_state)

@@ -1,0 +1,169 @@
+"""The reasons against the test of a new or an idle node, and against the removal of its taint."""
+
+from collections.abc import Callable
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted
+from aggregator.quarantine.decide.node_tests import (
+    IDLE_TEST,
+    NodeTestFacts,
+    is_own_evidence,
+    not_ready,
+)
+from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, read_operator_requests
+from aggregator.quarantine.decide.repair import other_party, read_request
+from aggregator.quarantine.repair.before_release import boot_of
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodeRegistry
+
+_MOST_NAMED = 3
+
+
+class NodeTestChecks:
+    """Reads what is known of nodes, and changes nothing."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        pools: NodePools,
+        node_registry: NodeRegistry,
+        may_act: Callable[[str], bool],
+    ) -> None:
+        """``may_act`` tells whether a node is ours to act for at this moment."""
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._pools = pools
+        self._registry = node_registry
+        self._may_act = may_act
+
+    def facts(self, node: Node, node_state: NodeState | None, rules: NewNodeRules) -> NodeTestFacts:
+        """All that the node's next step depends on, beside its last test."""
+        asked = read_request(node.annotations)
+        unbound = asked is not None and asked.quarantine in ("", NO_QUARANTINE)
+        by_hand = asked if asked is not None and asked.what == TEST and unbound else None
+        return NodeTestFacts(
+            node_uid=node.uid,
+            boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
+            tainted=is_tainted(node, rules.taint),
+            against=self._against(node, node_state),
+            ends=self._ends_test(node, node_state),
+            request=by_hand.ident if by_hand is not None else "",
+            request_profile=by_hand.profile if by_hand is not None else "",
+        )
+
+    def against_memory(self, name: str, node_state: NodeState | None, rules: NewNodeRules) -> str:
+        """Why no test begins now, as far as no read of the Node is needed to know it."""
+        why = self.against_state(name, node_state)
+        if why:
+            return why
+        now = self._clocks.trusted_wall()
+        others = [
+            one
+            for one in self._record_writer.record.node_tests.values()
+            if one.node != name and one.repair != IDLE_TEST and now < one.until
+        ]
+        if len(others) >= rules.concurrent:
+            return (
+                f"held by repair.new_nodes.concurrent = {rules.concurrent}: {len(others)} new "
+                "nodes are being tested"
+            )
+        return ""
+
+    def against_state(self, name: str, node_state: NodeState | None) -> str:
+        """What is known of the node against a test, and against the removal of its taint."""
+        if node_state is None or not node_state.agent.is_fresh:
+            return "its agent has not reported"
+        if node_state.node_summary.quarantine is not None or node_state.cluster.marked:
+            return "it is in quarantine"
+        if self._pools.mode_of(name) is Action.OBSERVE:
+            return f"nothing is done in {self._pools.describe_mode(name)}"
+        for incident in node_state.decision.incidents.values():
+            others = any(not is_own_evidence(item.code) for item in incident.evidence)
+            if incident.action != Action.OBSERVE.value and others:
+                return f"evidence stands against it: {incident.summary}"
+        return ""
+
+    def against_removal(self, node: Node, node_state: NodeState | None) -> str:
+        """Why the taint may not be removed, and no test begin: by memory, and by the Node."""
+        if is_marked(node):
+            return "it is in quarantine"
+        why = read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
+        return why or self.against_state(node.name, node_state)
+
+    def _against(self, node: Node, node_state: NodeState | None) -> str:
+        """Why no test may begin on the node now; empty: one may."""
+        why = self.against_removal(node, node_state) or not_ready(node)
+        if why:
+            return why
+        party = other_party(node) or maintained_by(node)
+        if party:
+            return f"another party is at work on the node: {party}"
+        told = boot_of(node_state) if node_state is not None else ""
+        if node.boot_id and told and node.boot_id != told:
+            return "the node's kubelet and its agent do not name the same boot"
+        return ""
+
+    def _ends_test(self, node: Node, node_state: NodeState | None) -> str:
+        """Why a test under way has to end; evidence that comes meanwhile is no reason."""
+        known = node_state is not None and node_state.node_summary.quarantine is not None
+        if is_marked(node) or known:
+            return "the node is in quarantine"
+        return read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
+
+    async def pods_in_the_way(self, node: Node, rules: NewNodeRules) -> str:
+        """The pods that were there before the taint, in words: the node is no new one then."""
+        own = [taint for taint in node.taints if taint.key == rules.taint]
+        found = [
+            pod.key
+            for pod in await self._cluster.pods_on(node.name, background=True)
+            if pod.phase not in FINISHED
+            and not stays_by_nature(pod)
+            and not all(pod.tolerates(taint) for taint in own)
+        ]
+        if not found:
+            return ""
+        more = f" and {len(found) - _MOST_NAMED} others" if len(found) > _MOST_NAMED else ""
+        named = ", ".join(sorted(found)[:_MOST_NAMED])
+        return f"pods that do not tolerate {rules.taint} are on the node: {named}{more}; drain it"
+
+    def beginning_guard(self, node: Node) -> Guard:
+        """The guard of the write by which a test begins, after its wait in the queue."""
+
+        async def check() -> None:
+            await self._record_writer.switch.check()
+            self._check_place(node)
+
+        return check
+
+    def removal_guard(self, node: Node) -> Guard:
+        """The same for the removal of the taint, which no stop holds: it is a release."""
+
+        async def check() -> None:
+            self._check_place(node)
+
+        return check
+
+    def _check_place(self, node: Node) -> None:
+        """Raise GuardRefused where the node is not ours to act for, or something stands against it
+        by now.
+        """
+        self.require_place(node.name)
+        why = self.against_removal(node, self._registry.known(node.name))
+        if why:
+            raise GuardRefused(why)
+
+    def require_place(self, name: str) -> None:
+        """Raise GuardRefused where the node is not ours to act for at this moment."""
+        if not self._may_act(name):
+            raise GuardRefused("this replica's place among the others is not certain any more")

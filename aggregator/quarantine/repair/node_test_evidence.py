@@ -1,0 +1,63 @@
+"""The evidence that a node has failed its test, in the aggregator's own name."""
+
+from collections.abc import Callable
+
+from aggregator.clock import Clocks
+from aggregator.health.model import Component
+from aggregator.quarantine.decide.node_tests import failure_evidence, has_failed, is_own_evidence
+from aggregator.quarantine.repair.before_release import boot_of
+from aggregator.quarantine.repair.node_test_state import WatchedNode
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+
+
+class NodeTestEvidence:
+    """Compares a node's last test with the evidence that stands against the node."""
+
+    def __init__(
+        self,
+        *,
+        clocks: Clocks,
+        node_registry: NodeRegistry,
+        may_act: Callable[[str], bool],
+        say: Callable[[str, Component], object],
+    ) -> None:
+        """``say`` gives a node evidence in our own name. ``may_act`` tells whether a node is ours
+        to act for at this moment.
+        """
+        self._clocks = clocks
+        self._registry = node_registry
+        self._may_act = may_act
+        self._say = say
+
+    def give(self, name: str, watched: WatchedNode | None) -> None:
+        """Say that the node has failed its test, or that this is over; rules decide on it.
+
+        Only while the node's agent reports: of a silent one the boot is not known.
+        """
+        node_state = self._registry.known(name)
+        if node_state is None or not node_state.agent.is_fresh or not self._may_act(name):
+            return
+        standing = _has_own_evidence(node_state)
+        quarantine = node_state.node_summary.quarantine
+        failed = watched is not None and has_failed(
+            watched.test,
+            boot_of(node_state),
+            quarantine.status if quarantine is not None else None,
+            tainted=watched.tainted,
+        )
+        if failed and watched is not None and not standing:
+            self._say(name, failure_evidence(watched.test, self._clocks.now()))
+        elif standing and not failed:
+            self._say(name, failure_evidence(None, self._clocks.now()))
+
+
+def _has_own_evidence(node_state: NodeState) -> bool:
+    """Whether a failed test stands against the node, perhaps from before this process."""
+    quarantine = node_state.node_summary.quarantine
+    items = quarantine.spec.evidence if quarantine is not None else ()
+    return any(
+        is_own_evidence(item.code)
+        for incident in node_state.decision.incidents.values()
+        for item in incident.in_force
+    ) or any(is_own_evidence(item.code) and not item.cleared for item in items)

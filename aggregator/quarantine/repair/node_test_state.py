@@ -1,0 +1,52 @@
+"""The memory of one node with a test: its last test, and why that does not go on."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aggregator.cluster.port import Node, NodeTestCondition
+from aggregator.quarantine.decide.new_nodes import is_tainted
+from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.repair import domains_of
+
+#: A node that waits is looked at so often (seconds), one under test so often.
+LOOK_EVERY, LOOK_BUSY = 15.0, 5.0
+#: Failure domains of a reservation.
+_MOST_DOMAINS = 8
+
+
+@dataclass(slots=True)
+class WatchedNode:
+    """A node with the startup taint, or with a test or a condition that has to be brought to its
+    end. ``problem``: why its annotation can't be read. ``held``: why no test begins now.
+    ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
+    condition as it was last seen or written. ``chosen``: an idle node whose test is due.
+    ``domains``: its failure domains.
+    """
+
+    uid: str
+    tainted: bool
+    test: NodeTest | None = None
+    boot_id: str = ""
+    problem: str = ""
+    held: str = ""
+    failure: str = ""
+    said: NodeTestCondition | None = None
+    chosen: bool = False
+    domains: tuple[str, ...] = ()
+    look_at: float = float("-inf")
+    step: asyncio.Task[None] | None = None
+
+    def take_read(self, node: Node, taint: str, domain_labels: Sequence[str]) -> None:
+        self.uid, self.tainted = node.uid, is_tainted(node, taint)
+        self.boot_id = node.boot_id
+        self.test, self.problem = parse_test(node.annotations, node.uid)
+        self.domains = domains_of(node.labels, domain_labels)[:_MOST_DOMAINS]
+
+
+def parse_test(annotations: Mapping[str, str], uid: str) -> tuple[NodeTest | None, str]:
+    """The test, and why it can't be read."""
+    try:
+        return read_test(annotations, uid), ""
+    except NodeTestUnreadable as error:
+        return None, str(error)

@@ -1,0 +1,472 @@
+"""The steps of one test of a new or an idle node: it begins, is sent, is proven, and ends.
+
+Order, as for repairs in a quarantine: the reservation in the admission record, the test in an
+annotation of the Node (compare-and-set), the order; then the verdict, its end on the Node together
+with the removal of the taint, and the reservation out of the record. So a process that dies between
+any two of them leaves behind at least as much as it has done.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Cluster, Conflict, Node, NodeChange, RepairState
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission_record import RunningRepair
+from aggregator.quarantine.decide.idle_nodes import in_use
+from aggregator.quarantine.decide.new_nodes import (
+    NewNodeRules,
+    needs_a_person,
+    why_over,
+    without_taint,
+)
+from aggregator.quarantine.decide.node_tests import (
+    IDLE,
+    NEW_NODE,
+    NextTest,
+    NodeTest,
+    NodeTestStep,
+    as_details,
+    ended,
+    running_of,
+    write_test,
+)
+from aggregator.quarantine.decide.repair import RepairMode, followed_change
+from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_state import LOOK_BUSY, WatchedNode, parse_test
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.registry import NodeRegistry
+
+#: An order that its process could not send within so long of writing it is not sent (seconds).
+_SEND_WITHIN = 20.0
+#: A test that has ended waits so long beyond its deadline (seconds) for the removal of what its
+#: order left, and for its node's agent.
+_ENDS_WITHIN = 300.0
+#: The pod of an idle node's test must have begun so long after the order (seconds): work has come.
+_BEGINS_WITHIN = 600.0
+_TRIES = 5
+_ANSWERS: Mapping[AnswerState, RepairState] = {
+    AnswerState.DONE: RepairState.SUCCEEDED,
+    AnswerState.FAILED: RepairState.FAILED,
+    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
+}
+_IN_WORDS: Mapping[RepairState, str] = {
+    RepairState.SUCCEEDED: "passed",
+    RepairState.FAILED: "failed",
+    RepairState.CANCELLED: "was ended",
+}
+
+
+class NodeTestSteps:
+    """Carries out what was decided about one node's test, and remembers what no object tells."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        settings: RepairSettings,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        event_sink: EventSink,
+        checks: NodeTestChecks,
+    ) -> None:
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._settings = settings
+        self._registry = node_registry
+        self._fleet = fleet
+        self._event_sink = event_sink
+        self._checks = checks
+        #: How tests end whose leftovers are being removed: afterwards no object tells it.
+        self._ends: dict[str, tuple[RepairState, str]] = {}
+        self._details: dict[str, Mapping[str, str]] = {}
+        #: The Nodes whose test mode observe has reported, by uid.
+        self._observed: set[str] = set()
+        #: Whether mode observe has reported that idle nodes would be tested.
+        self.idle_told = False
+
+    def keep_observed(self, uids: AbstractSet[str]) -> None:
+        """Forget the Nodes that are gone."""
+        self._observed &= uids
+
+    def keep_operations(self, operations: AbstractSet[str]) -> None:
+        """Forget the tests that are under way no more."""
+        self._ends = {key: one for key, one in self._ends.items() if key in operations}
+        self._details = {key: one for key, one in self._details.items() if key in operations}
+
+    async def take_step(
+        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        test = watched.test
+        if test is not None and test.is_busy and step.do is not NodeTestStep.SEND:
+            await self._record_writer.restore_test(self._running_of(name, watched, test))
+        match step.do:
+            case NodeTestStep.ORDER if step.test is not None and step.test.reason == IDLE:
+                await self._begin_idle(name, watched, node, step, rules)
+            case NodeTestStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
+                watched.held = "repair.mode is observe: no test begins"
+                self._observe(name, node, rules)
+            case NodeTestStep.ORDER:
+                await self._begin(name, watched, node, step, rules)
+            case NodeTestStep.SEND if test is not None:
+                await self._send(name, watched, test, rules)
+            case NodeTestStep.PROVE if test is not None:
+                await self._prove(name, watched, test, rules)
+            case NodeTestStep.STOP if test is not None:
+                await self._stop(name, watched, test, step.because, rules)
+            case NodeTestStep.END if test is not None:
+                await self._give_up(name, watched, test, rules)
+            case _:
+                pass
+
+    def _running_of(self, name: str, watched: WatchedNode, test: NodeTest) -> RunningRepair:
+        at = self._clocks.trusted_wall()
+        return running_of(name, test, at=at, domains=watched.domains)
+
+    def _concurrent(self, test: NodeTest, rules: NewNodeRules) -> int:
+        """How many tests of its kind may run at once."""
+        idle = self._settings.rules.idle_nodes
+        return idle.concurrent if test.reason == IDLE and idle is not None else rules.concurrent
+
+    async def forget_leftover(self, name: str, watched: WatchedNode) -> None:
+        """Take out a reservation whose test has ended, or was never begun."""
+        known, test = self._record_writer.record.node_tests.get(name), watched.test
+        busy = test is not None and test.is_busy
+        if known is not None and not (busy and test and test.operation == known.operation):
+            await self._record_writer.end_test(name, known.operation)
+
+    async def change(
+        self, name: str, watched: WatchedNode, before: NodeTest, after: NodeTest
+    ) -> None:
+        """Write the test, unless another process has changed it."""
+        for attempt in range(1, _TRIES + 1):
+            node = await self._cluster.read_node(name)
+            if node is None or node.uid != watched.uid:
+                raise Conflict("the Node is another one now")
+            _require_same(node, before)
+            try:
+                await self._cluster.patch_node(
+                    node, NodeChange(annotations={NODE_TEST: write_test(after)})
+                )
+            except Conflict:
+                if attempt == _TRIES:
+                    raise
+            else:
+                watched.test = after
+                return
+
+    # -- a test begins ----------------------------------------------------------------------
+
+    def _observe(self, name: str, node: Node, rules: NewNodeRules) -> None:
+        if node.uid in self._observed:
+            return
+        self._observed.add(node.uid)
+        text = (
+            f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
+            "be removed when it passes (repair.mode is observe)"
+        )
+        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
+
+    async def _begin_idle(
+        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        """The same as for a new node, on one that has no work at this moment. Work that comes
+        later preempts the test.
+        """
+        why = in_use(await self._cluster.pods_on(name, background=True))
+        if why or step.test is None:
+            watched.held = why
+        elif self._settings.rules.mode is not RepairMode.OBSERVE:
+            await self._begin(name, watched, node, step, rules)
+        elif not self.idle_told:
+            self.idle_told = True
+            text = (
+                f"{TEST} {step.test.profile} of the idle node would be ordered, and of other idle "
+                "nodes too, of which nothing more is told (repair.mode is observe)"
+            )
+            self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
+
+    async def _begin(
+        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        """Reserve the test, make it durable, and send the order."""
+        entry, test = self._settings.repairers.get(TEST), step.test
+        if entry is None or test is None:
+            watched.held = "no repairer of kind test is configured"
+            return
+        now = round(self._clocks.latest(), 3)
+        watched.held = "" if test.reason else await self._checks.pods_in_the_way(node, rules)
+        if watched.held:
+            return
+        test = replace(test, began_at=now, deadline_at=now + entry.timeout)
+        wanted = self._running_of(name, watched, test)
+        held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
+        if held is not None:
+            watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
+            return
+        change: dict[str, str | None] = {NODE_TEST: write_test(test)}
+        change |= followed_change(node.annotations, (test.request,))
+        begun_at = self._clocks.now()
+        await self._cluster.patch_node(
+            node, NodeChange(annotations=change), guard=self._checks.beginning_guard(node)
+        )
+        watched.test = test
+        text = f"test {test.profile} of the {_kind(test)} is ordered: {step.because}"
+        self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
+        if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
+            await self._send(name, watched, test, rules, first=True)
+
+    async def _send(
+        self,
+        name: str,
+        watched: WatchedNode,
+        test: NodeTest,
+        rules: NewNodeRules,
+        *,
+        first: bool = False,
+    ) -> None:
+        """Send the order. Only one that its repairer carries out once is sent again."""
+        entry = self._settings.repairers.get(TEST)
+        if entry is None or not (first or entry.repairer.sends_twice):
+            return
+        if test.operation in self._ends:
+            await self._end(name, watched, test, *self._ends[test.operation], rules)
+            return
+        if not self._record_writer.has_test(name, test.operation):
+            wanted = self._running_of(name, watched, test)
+            held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
+            if held is not None:
+                watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
+                return
+        await self._record_writer.switch.check()
+        self._checks.require_place(name)
+        watched.look_at = self._clocks.now() + LOOK_BUSY
+        answer = await entry.repairer.order(self._order(name, watched.uid, test, rules))
+        self._keep_details(test, answer)
+        if answer.state in _ANSWERS:
+            await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
+        elif answer.state is AnswerState.TAKEN:
+            taken = replace(test, state=RepairState.ORDERED, message=answer.text[:500])
+            await self.change(name, watched, test, taken)
+        elif answer.state is AnswerState.NOT_SENT and not entry.repairer.sends_twice:
+            state = RepairState.INCONCLUSIVE
+            await self._end(name, watched, test, state, answer.text, rules)
+        else:
+            watched.held = answer.text
+
+    def _order(self, name: str, uid: str, test: NodeTest, rules: NewNodeRules) -> RepairOrder:
+        idle = self._settings.rules.idle_nodes if test.reason == IDLE else None
+        return RepairOrder(
+            operation=test.operation,
+            repair=TEST,
+            node=name,
+            node_uid=uid,
+            boot_id=test.boot_id,
+            quarantine="",
+            reason="an idle node" if test.reason else f"a new node (taint {rules.taint})",
+            lasts=max(1.0, test.deadline_at - self._clocks.latest()),
+            profile=test.profile,
+            tolerates="" if test.reason else rules.taint,
+            idle_class=idle.priority_class if idle is not None else "",
+        )
+
+    # -- and ends ---------------------------------------------------------------------------
+
+    async def _prove(
+        self, name: str, watched: WatchedNode, test: NodeTest, rules: NewNodeRules
+    ) -> bool:
+        """End the test where its end is known. Returns whether it is."""
+        watched.look_at = self._clocks.now() + LOOK_BUSY
+        if test.operation in self._ends:
+            await self._end(name, watched, test, *self._ends[test.operation], rules)
+            return True
+        entry = self._settings.repairers.get(TEST)
+        if entry is None or test.state is not RepairState.ORDERED:
+            return False
+        answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test, rules))
+        self._keep_details(test, answer)
+        if answer.state not in _ANSWERS:
+            late = self._clocks.earliest() >= test.began_at + _BEGINS_WITHIN
+            if test.reason == IDLE and answer.text and late:  # its pod waits behind work
+                text = f"it has not begun within {_BEGINS_WITHIN:g} s: {answer.text}"
+                await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+                await self._end(name, watched, test, RepairState.INCONCLUSIVE, text, rules)
+                return True
+            return False
+        await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
+        return True
+
+    async def _stop(
+        self, name: str, watched: WatchedNode, test: NodeTest, why: str, rules: NewNodeRules
+    ) -> None:
+        """The test has lost its purpose: it says nothing about the node any more."""
+        if test.operation not in self._ends:
+            entry = self._settings.repairers.get(TEST)
+            if entry is not None:
+                await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+        same = test.is_of_boot(watched.boot_id)
+        state = RepairState.CANCELLED if same else RepairState.INCONCLUSIVE
+        await self._end(name, watched, test, state, why, rules)
+
+    async def _give_up(
+        self, name: str, watched: WatchedNode, test: NodeTest, rules: NewNodeRules
+    ) -> None:
+        """Its time is over. One last look: a verdict that has come counts."""
+        if await self._prove(name, watched, test, rules):
+            return
+        entry = self._settings.repairers.get(TEST)
+        if entry is not None:
+            await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+            if await self._prove(name, watched, test, rules):
+                return
+        text = watched.held or "it gave no verdict in its time"
+        await self._end(name, watched, test, RepairState.INCONCLUSIVE, text, rules)
+
+    async def _end(
+        self,
+        name: str,
+        watched: WatchedNode,
+        test: NodeTest,
+        state: RepairState,
+        text: str,
+        rules: NewNodeRules,
+    ) -> None:
+        """Write the test's end, and remove what the order left; then its reservation goes.
+
+        A verdict is written first: its program has ended, and after the removal no process would
+        know of it. A test without one may still run, so that it is removed first.
+        """
+        self._ends[test.operation] = state, text
+        entry = self._settings.repairers.get(TEST)
+        in_time = self._clocks.earliest() < test.deadline_at + _ENDS_WITHIN
+        verdict = state in (RepairState.SUCCEEDED, RepairState.FAILED)
+        order = self._order(name, watched.uid, test, rules)
+        if entry is not None and entry.clean_up is not None and not verdict:
+            left = await entry.clean_up(order)
+            if left.state is AnswerState.NOT_SENT and in_time:
+                watched.held, watched.look_at = left.text, self._clocks.now() + LOOK_BUSY
+                return
+        node_state = self._registry.known(name)
+        passed = state is RepairState.SUCCEEDED
+        if passed and in_time and not (node_state is not None and node_state.agent.is_fresh):
+            # It has passed: what else is known of it has to be heard before the taint goes.
+            watched.held, watched.look_at = "its agent is awaited", self._clocks.now() + LOOK_BUSY
+            return
+        written = await self._write_end(name, watched, test, state, text, rules)
+        del self._ends[test.operation]
+        details = self._details.pop(test.operation, {})
+        if entry is not None and entry.clean_up is not None and verdict:
+            await entry.clean_up(order)  # what stays is deleted by the cluster: job_manifest.py
+        if entry is not None and entry.note_end is not None:
+            entry.note_end(name, test.operation)
+        if written is not None:
+            self._tell_end(name, watched, written, details, rules)
+        await self._record_writer.end_test(name, test.operation)
+
+    async def _write_end(
+        self,
+        name: str,
+        watched: WatchedNode,
+        test: NodeTest,
+        state: RepairState,
+        text: str,
+        rules: NewNodeRules,
+    ) -> NodeTest | None:
+        """The test with its end, as written; None where the Node is another one by now.
+
+        The taint goes in the same patch, against the version of the read that it was decided on:
+        another party's taint that came meanwhile makes it fail, and is kept by the next one.
+        """
+        for attempt in range(1, _TRIES + 1):
+            node = await self._cluster.read_node(name)
+            if node is None or node.uid != watched.uid:
+                return None
+            _require_same(node, test)
+            end, why = state, text
+            if not test.is_of_boot(node.boot_id):
+                end = RepairState.INCONCLUSIVE
+                why = f"the node is in another boot than the test was for; {text}".rstrip("; ")
+            against = self._checks.against_removal(node, self._registry.known(name))
+            if end is RepairState.SUCCEEDED and against:
+                end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
+            opens = rules.remove_taint and not test.reason
+            removes = end is RepairState.SUCCEEDED and opens
+            written = ended(test, end, why, at=round(self._clocks.wall(), 3), boot_id=node.boot_id)
+            change = NodeChange(
+                taints=without_taint(node, rules.taint) if removes else None,
+                annotations={NODE_TEST: write_test(written)},
+            )
+            guard = self._checks.removal_guard(node) if removes else None
+            try:
+                node = await self._cluster.patch_node(node, change, guard=guard)
+            except Conflict:  # the kubelet writes its node too
+                if attempt == _TRIES:
+                    raise
+            else:
+                watched.take_read(node, rules.taint, self._settings.domain_labels)
+                return written
+        raise AssertionError("unreachable")
+
+    # -- what others are told ----------------------------------------------------------------
+
+    def _tell_end(
+        self,
+        name: str,
+        watched: WatchedNode,
+        test: NodeTest,
+        details: Mapping[str, str],
+        rules: NewNodeRules,
+    ) -> None:
+        passed = test.state is RepairState.SUCCEEDED
+        reason = "by-hand" if test.request else test.reason or NEW_NODE
+        self._fleet.stages.note_test(reason, test.state.value)
+        told = f": {test.message}" if test.message else ""
+        words = _IN_WORDS.get(test.state, "gave no verdict about it")
+        opened = passed and rules.remove_taint and not test.reason
+        removed = f"; the taint {rules.taint} is removed" if opened else ""
+        self._emit(
+            name,
+            EventKind.REPAIR_ENDED,
+            f"test {test.profile} of the {_kind(test)} {words}{told}{removed}",
+            {**details, **as_details(test), "outcome": test.state.value},
+        )
+        if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
+            why = why_over(test, watched.boot_id, rules)
+            text = (
+                f"the new node keeps its taint {rules.taint}: {why}. Repair it and reboot it, or "
+                f"test it again: sickbay test {name}. To take it as it is: "
+                f"kubectl taint nodes {name} {rules.taint}-"
+            )
+            self._emit(name, EventKind.NEW_NODE_HELD, text, as_details(test))
+
+    def _keep_details(self, test: NodeTest, answer: RepairAnswer) -> None:
+        if answer.details:
+            self._details[test.operation] = answer.details
+
+    def _emit(self, name: str, kind: EventKind, text: str, details: Mapping[str, str]) -> None:
+        self._event_sink.record_event(
+            Transition(self._clocks.wall(), kind, name, text, details=details)
+        )
+
+
+def _kind(test: NodeTest) -> str:
+    return "idle node" if test.reason == IDLE else "new node"
+
+
+def _require_same(node: Node, test: NodeTest) -> None:
+    """Raise Conflict unless the Node has this test in this state."""
+    if parse_test(node.annotations, node.uid)[0] != test:
+        raise Conflict("the test was changed by another process")

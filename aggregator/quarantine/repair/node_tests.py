@@ -1,0 +1,444 @@
+"""Tests the nodes that carry a startup taint, and removes that from those that pass; and tests
+idle nodes now and then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Cluster,
+    ClusterError,
+    Conflict,
+    GuardRefused,
+    ListedNodeTest,
+    Node,
+    RepairState,
+)
+from aggregator.events import EventSink
+from aggregator.health.model import Component
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, next_idle_test
+from aggregator.quarantine.decide.new_nodes import (
+    NewNodeRules,
+    condition_of,
+    is_tainted,
+    needs_a_person,
+    next_test,
+    why_over,
+)
+from aggregator.quarantine.decide.node_tests import (
+    IDLE,
+    NextTest,
+    NodeTest,
+    NodeTestStep,
+    ended,
+    passed_in_quarantine,
+    standing_failure,
+)
+from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.repair.before_release import boot_of
+from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
+from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
+from aggregator.quarantine.repair.node_test_state import (
+    LOOK_BUSY,
+    LOOK_EVERY,
+    WatchedNode,
+    parse_test,
+)
+from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
+from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.state.fleet import FleetState, NodeTestView
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodeRegistry
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: The nodes are looked through so often (seconds).
+EVERY = 3.0
+#: All Nodes are listed so often (seconds). A node whose agent is new is read at once.
+LIST_EVERY = 180.0
+#: Nodes that are looked at together, beside those under test.
+_AT_ONCE = 8
+#: Nodes that are done with, and that the page shows from memory until the list of nodes has them.
+_MOST_DONE = 1000
+#: New agents whose Nodes are read in one round.
+_READS = 20
+
+
+class NodeTests:
+    """One task. Where ``settings`` name no startup taint and no test of idle nodes, it reads and
+    writes nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        pools: NodePools,
+        settings: RepairSettings,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        may_act: Callable[[str], bool],
+        view: Callable[[], bool],
+        event_sink: EventSink,
+        say: Callable[[str, Component], object],
+    ) -> None:
+        """``say`` gives a node evidence in our own name. ``may_act`` tells whether a node is ours
+        to act for at this moment, ``view`` whether the picture of the cluster is whole.
+        """
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._settings = settings
+        self._registry = node_registry
+        self._fleet = fleet
+        self._may_act = may_act
+        self._view = view
+        self._checks = NodeTestChecks(
+            cluster=cluster,
+            record_writer=record_writer,
+            clocks=clocks,
+            pools=pools,
+            node_registry=node_registry,
+            may_act=may_act,
+        )
+        self._steps = NodeTestSteps(
+            cluster=cluster,
+            record_writer=record_writer,
+            clocks=clocks,
+            settings=settings,
+            node_registry=node_registry,
+            fleet=fleet,
+            event_sink=event_sink,
+            checks=self._checks,
+        )
+        self._idle_choice = IdleNodeChoice(
+            record_writer=record_writer,
+            clocks=clocks,
+            test_pause=settings.rules.test_pause,
+            node_registry=node_registry,
+            may_act=may_act,
+            checks=self._checks,
+        )
+        self._evidence = NodeTestEvidence(
+            clocks=clocks, node_registry=node_registry, may_act=may_act, say=say
+        )
+        self._watched: dict[str, WatchedNode] = {}
+        self._list_at = float("-inf")
+        #: The uids of Nodes that were listed or read; None before the first list.
+        self._seen: set[str] | None = None
+        #: The latest tests of nodes that are not watched any more, for the page.
+        self._done: dict[str, NodeTestView] = {}
+        self._trouble = ""
+        #: The last test of each node that has one, as of the last list or of its end since.
+        self._tests: dict[str, NodeTest] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        rules = self._settings.rules.new_nodes
+        idle = self._settings.rules.idle_nodes
+        if self._settings.off or not (rules.taint or idle):
+            await asyncio.Event().wait()
+            return
+        try:
+            while True:
+                if self._view():
+                    await self._go_round(rules)
+                    if idle is not None:
+                        await self._choose_idle(idle)
+                await asyncio.sleep(EVERY)
+        finally:
+            for watched in self._watched.values():
+                if watched.step is not None:
+                    watched.step.cancel()
+
+    async def _go_round(self, rules: NewNodeRules) -> None:
+        try:
+            if self._clocks.now() >= self._list_at:
+                await self._list(rules)
+            else:
+                await self._read_new(rules)
+        except ClusterError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                text = "nodes can't be listed: no test of a new or an idle one begins"
+                log.warning(text, extra={"error": self._trouble})
+            self._list_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+        else:
+            self._trouble = ""
+        self._start_steps(rules)
+        for name, watched in self._watched.items():
+            self._evidence.give(name, watched)
+        self._show(rules)
+
+    # -- which nodes ------------------------------------------------------------------------
+
+    async def _list(self, rules: NewNodeRules) -> None:
+        known = {meta.uid for meta in self._registry.metas.values()}
+        found = await self._cluster.list_node_tests(rules.taint)
+        self._list_at = self._clocks.now() + LIST_EVERY
+        self._seen = known | {one.uid for one in found}
+        for one in found:
+            self._take_listed(one, rules)
+        reserved = self._record_writer.record.node_tests.keys()
+        for name in reserved - self._watched.keys():  # of a Node that is gone, say
+            self._watched[name] = WatchedNode("", tainted=False)
+        for name in self._watched.keys() - {one.node for one in found} - reserved:
+            self._drop(name)
+        self._steps.keep_observed(self._seen)
+        self._idle_choice.forget_old()
+        parsed = {one.node: parse_test(one.annotations, one.uid)[0] for one in found}
+        self._tests = {name: test for name, test in parsed.items() if test is not None}
+        async for node_state in self._registry.by_slices():  # evidence from before this process
+            if node_state.node not in self._watched:
+                self._evidence.give(node_state.node, None)
+        tests = [one.test for one in self._watched.values()]
+        self._steps.keep_operations(
+            {one.operation for one in tests if one is not None and one.is_busy}
+        )
+
+    def _take_listed(self, one: ListedNodeTest, rules: NewNodeRules) -> None:
+        """The list may be a little old: each step reads the Node anew."""
+        test, problem = parse_test(one.annotations, one.uid)
+        told = condition_of(test, tainted=one.tainted, rules=rules)
+        busy = test is not None and test.is_busy
+        stays = one.tainted or busy or bool(standing_failure(test)[0])
+        if not (stays or (told is not None and told != one.condition)):
+            self._drop(one.node)
+            return
+        known = self._watched.get(one.node)
+        if known is None:
+            self._watched[one.node] = WatchedNode(
+                one.uid, one.tainted, test, problem=problem, said=one.condition
+            )
+        elif known.step is None and not known.chosen:
+            known.uid, known.tainted, known.test = one.uid, one.tainted, test
+            known.problem, known.said = problem, one.condition
+
+    async def _read_new(self, rules: NewNodeRules) -> None:
+        """Read the Nodes of agents that have come since the last list, which may be minutes old."""
+        if self._seen is None:
+            return
+        fresh: list[tuple[str, str]] = []
+        async for node_state in self._registry.by_slices():
+            uid = node_state.agent.claimed or self._registry.uid_of(node_state.node)
+            if node_state.agent.is_fresh and uid and uid not in self._seen:
+                fresh.append((node_state.node, uid))
+        for name, uid in fresh[:_READS]:
+            if not self._may_act(name):
+                continue
+            node = await self._cluster.read_node(name, background=True)
+            self._seen.add(uid)
+            if node is not None and is_tainted(node, rules.taint) and name not in self._watched:
+                test, problem = parse_test(node.annotations, node.uid)
+                self._watched[name] = WatchedNode(
+                    node.uid, tainted=True, test=test, problem=problem
+                )
+
+    def _drop(self, name: str) -> None:
+        known = self._watched.get(name)
+        if known is not None and known.step is None and not known.chosen:
+            del self._watched[name]
+
+    async def _choose_idle(self, idle: IdleNodeRules) -> None:
+        """Take the nodes whose periodic test is due, as many as the fleet's limit has room for."""
+        for name, one in self._watched.items():
+            if one.chosen and one.step is None and not self._may_act(name):
+                one.chosen = False
+        told = self._settings.rules.mode is RepairMode.OBSERVE and self._steps.idle_told
+        if self._seen is None or told or self._record_writer.switch.reason:
+            return
+        for due in await self._idle_choice.choose_due(idle, self._watched, self._tests):
+            watched = self._watched.setdefault(due.node, WatchedNode(due.uid, tainted=False))
+            if watched.step is None:
+                watched.chosen, watched.look_at = True, float("-inf")
+
+    def _start_steps(self, rules: NewNodeRules) -> None:
+        now = self._clocks.now()
+        busy = sum(one.step is not None for one in self._watched.values())
+        for name, watched in list(self._watched.items()):
+            if watched.step is not None or now < watched.look_at or not self._may_act(name):
+                continue
+            if self._rests(name, watched, rules):
+                continue
+            if busy >= _AT_ONCE + rules.concurrent:
+                return
+            busy += 1
+            step = self._step(name, watched, rules)
+            watched.step = asyncio.create_task(step, name=f"new-node {name}")
+
+    def _rests(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> bool:
+        """Whether the node is watched for its failed idle test alone, which is evidence, and no
+        read could change that.
+        """
+        test = watched.test
+        if watched.tainted or watched.chosen or test is None or test.is_busy:
+            return False
+        if not standing_failure(test)[0] or self._passed_since(name, test):
+            return False
+        if self._is_quarantined(name) and not test.quarantined:
+            return False
+        told = condition_of(test, tainted=False, rules=rules)
+        return told is None or told == watched.said
+
+    def _is_quarantined(self, name: str) -> bool:
+        node_state = self._registry.known(name)
+        return node_state is not None and node_state.node_summary.quarantine is not None
+
+    def _passed_since(self, name: str, test: NodeTest) -> str:
+        """The operation of a test in quarantine that the node has passed since; empty: none."""
+        node_state = self._registry.known(name)
+        quarantine = node_state.node_summary.quarantine if node_state is not None else None
+        if node_state is None or quarantine is None:
+            return ""
+        return passed_in_quarantine(test, boot_of(node_state), quarantine.status.repair)
+
+    # -- one step ---------------------------------------------------------------------------
+
+    async def _step(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+        watched.look_at = self._clocks.now() + LOOK_EVERY
+        try:
+            await self._look_at(name, watched, rules)
+        except (GuardRefused, Conflict) as error:  # decided anew at the next look
+            watched.look_at = self._clocks.now() + LOOK_BUSY
+            log.info(
+                "the test of a node is decided on anew",
+                extra={"event": "node.test_redecided", "node": name, "error": str(error)},
+            )
+        except ClusterError as error:
+            watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+            self._note_failure(name, watched, str(error))
+        else:
+            watched.failure = ""
+        finally:
+            watched.step, watched.chosen = None, False
+
+    def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
+        """The page shows what the cluster refuses; the log has it once, and not at each look."""
+        if error != watched.failure:
+            watched.failure = error
+            log.warning(
+                "the test of a node can't go on now",
+                extra={"event": "node.test_unfinished", "node": name, "error": error},
+            )
+
+    async def _look_at(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+        node_state = self._registry.known(name)
+        await self._note_quarantine(name, watched, node_state, rules)
+        busy = watched.test is not None and watched.test.is_busy
+        why = "" if busy else self._checks.against_memory(name, node_state, rules)
+        if why and watched.tainted and not watched.problem:  # no read can change that
+            watched.held = why
+            await self._steps.forget_leftover(name, watched)
+            await self._tell(name, watched, rules)
+            return
+        node = await self._cluster.read_node(name, background=True)
+        if node is None:
+            watched.test = None
+            await self._steps.forget_leftover(name, watched)
+            self._watched.pop(name, None)
+            self._tests.pop(name, None)
+            return
+        watched.take_read(node, rules.taint, self._settings.domain_labels)
+        if watched.problem:
+            return
+        await self._take_later_pass(name, watched)
+        step = self._next(node, node_state, watched, rules)
+        watched.held = step.because if step.do is NodeTestStep.NOTHING else ""
+        if step.do is not NodeTestStep.ORDER:
+            await self._steps.forget_leftover(name, watched)
+        await self._steps.take_step(name, watched, node, step, rules)
+        await self._tell(name, watched, rules)
+        if watched.test is not None:
+            self._tests[name] = watched.test
+        stays = watched.tainted or bool(standing_failure(watched.test)[0])
+        if not stays and not (watched.test is not None and watched.test.is_busy):
+            self._watched.pop(name, None)
+            self._evidence.give(name, None)
+            self._done.pop(name, None)
+            if watched.test is not None:
+                self._done[name] = NodeTestView(watched.test, tainted=False)
+            while len(self._done) > _MOST_DONE:
+                del self._done[next(iter(self._done))]
+
+    async def _note_quarantine(
+        self, name: str, watched: WatchedNode, node_state: NodeState | None, rules: NewNodeRules
+    ) -> None:
+        """The Node remembers a quarantine after its last test: that is decided on anew after it.
+
+        Without that a node that was repaired, and released, would wait for a person or a reboot.
+        """
+        test = watched.test
+        in_quarantine = node_state is not None and node_state.node_summary.quarantine is not None
+        if test is None or not in_quarantine or test.quarantined or test.is_busy:
+            return
+        if not (needs_a_person(test, watched.boot_id, rules) or standing_failure(test)[0]):
+            return
+        await self._steps.change(name, watched, test, replace(test, quarantined=True))
+
+    async def _take_later_pass(self, name: str, watched: WatchedNode) -> None:
+        """Write down that the failure of an idle node is over by a test in its quarantine: else it
+        would stand again when the quarantine is gone.
+        """
+        test = watched.test
+        if test is None or test.is_busy or not standing_failure(test)[0]:
+            return
+        operation = self._passed_since(name, test)
+        if operation:
+            text = f"it has passed a test since, in quarantine (operation {operation})"
+            at = round(self._clocks.wall(), 3)
+            passed = ended(test, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
+            await self._steps.change(name, watched, test, passed)
+
+    def _next(
+        self, node: Node, node_state: NodeState | None, watched: WatchedNode, rules: NewNodeRules
+    ) -> NextTest:
+        test, facts = watched.test, self._checks.facts(node, node_state, rules)
+        pause, now = self._settings.rules.test_pause, self._clocks.earliest()
+        if watched.chosen or (test is not None and test.is_busy and test.reason == IDLE):
+            idle = self._settings.rules.idle_nodes
+            return next_idle_test(test, facts, idle, pause=pause, now=now)
+        return next_test(test, facts, rules, pause=pause, now=now)
+
+    # -- what others are told ----------------------------------------------------------------
+
+    def _show(self, rules: NewNodeRules) -> None:
+        """What the page and the metrics tell: of our own nodes."""
+        self._fleet.node_tests = self._done | {
+            name: NodeTestView(
+                watched.test,
+                tainted=watched.tainted,
+                held=watched.problem
+                or watched.failure
+                or watched.held
+                or self._why_over(watched, rules),
+                needs_person=watched.tainted
+                and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
+            )
+            for name, watched in self._watched.items()
+            if self._may_act(name) and (watched.tainted or watched.test is not None)
+        }
+
+    @staticmethod
+    def _why_over(watched: WatchedNode, rules: NewNodeRules) -> str:
+        """Why a person has to go on, before the first look after the test's end has told it."""
+        if not watched.tainted or not needs_a_person(watched.test, watched.boot_id, rules):
+            return ""
+        return why_over(watched.test, watched.boot_id, rules)
+
+    async def _tell(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+        """Bring the Node's condition up to date."""
+        told = condition_of(watched.test, tainted=watched.tainted, rules=rules)
+        if told is None or told == watched.said or watched.problem:
+            return
+        if self._settings.rules.mode is not RepairMode.REPAIR:
+            return
+        await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)
+        watched.said = told
