@@ -4,8 +4,10 @@ An agent in a container sees the host's root below ``host_root``; its programs a
 The device files are the container's own, which a privileged pod has.
 """
 
+import errno
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nodeagent.dataclass import dataclass
@@ -14,6 +16,8 @@ from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome
 __all__ = ["HostPrograms"]
 
 _CHROOTS = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot", "/bin/chroot")
+#: Exit codes of chroot, and the error that the program's start would have had.
+_CHROOT_FAILED = {125: None, 126: errno.EACCES, 127: errno.ENOENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +65,21 @@ class HostPrograms:
             kept=kept,
             most=most,
         )
-        return await process.run()
+        return _without_chroot(await process.run())
+
+
+def _without_chroot(ended: Outcome | CommandStuck) -> Outcome | CommandStuck:
+    """The same as if no chroot stood before the program: its failures are not the program's.
+
+    coreutils and busybox: 125 for chroot's own failure, 126 for a program that may not be executed,
+    127 for one that is not there, or has no interpreter there.
+    """
+    if not isinstance(ended, Outcome) or ended.exit not in _CHROOT_FAILED:
+        return ended
+    word = ended.err.partition(":")[0]
+    if word != "chroot" and word not in _CHROOTS:
+        return ended
+    number = _CHROOT_FAILED[ended.exit]
+    if number is None:
+        return replace(ended, exit=None, broken=" ".join(ended.err.split())[:300])
+    return replace(ended, exit=None, errno=number)

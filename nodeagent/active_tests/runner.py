@@ -1,5 +1,6 @@
 """Runs a test profile: one program after the other, each with its own time limit."""
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,12 @@ async def _run_step(spec: StepSpec, node: Node, programs: HostPrograms, clock: C
     if len(node.models) < node.gpus and any(each.model for each in spec.thresholds):
         message = "thresholds depend on the GPU's model, and NVML does not name all GPUs"
         return no_run(Verdict.INCONCLUSIVE, "unknown-model", message)
+    seen = programs.view(node.scratch)
+    if any("{scratch}" in word for word in spec.command) and not os.access(seen, os.W_OK):
+        message = (
+            f"programs of the host cannot write to {node.scratch}: mount state_dir, writable, at "
+        )
+        return no_run(Verdict.INCONCLUSIVE, "no-scratch", f"{message}{Path(seen).parent} too")
     began = clock.boottime()
     ended = await programs.run(
         [tool, *(_word(each, node) for each in spec.command[1:])], limit=spec.limit, kept=_KEPT

@@ -22,8 +22,9 @@ from tests.agent.fake_tools import FakeTools
 from tests.agent.repair_node import TWO, Aggregator, attached, order_of
 from tests.controlplane.pki import Authority
 from tests.deploy import pod
-from tests.deploy.manifests import find, pod_spec
+from tests.deploy.manifests import PROFILES, container, documents, find, pod_spec
 from tests.deploy.pod import Container
+from tests.deploy.test_agent_pod import restricted
 from tests.nvml import FakeGpus, uuid_of
 from tests.support.fake_aggregator import Attended
 from tests.support.waiting import until
@@ -52,6 +53,13 @@ command = [
 ]
 limit = "60s"
 output = "fio"
+required = true
+"""
+TOOL = """
+[[step]]
+name = "tool"
+command = ["site-tool"]
+limit = "60s"
 required = true
 """
 
@@ -84,9 +92,8 @@ class Site:
         """A path of the host as the container sees it."""
         return f"/host{path}"
 
-    def configure(self, allow: Sequence[str]) -> None:
-        """Write the shipped agent.toml; with ``allow``, and where this node's programs are."""
-        text = find("ConfigMap", "sickbay-agent")["data"]["agent.toml"]
+    def configure(self, allow: Sequence[str], text: str, *, own_namespace: bool) -> None:
+        """Write the agent.toml ``text``; with ``allow``, and where this node's programs are."""
         # The PCI bus of this machine has no GPU.
         text = f'sys = "{self.seen(self.gpus.sys)}"\n{text}'
         if allow:
@@ -97,13 +104,30 @@ class Site:
                 f'reboot_command = ["{self.tools.folder}/reboot-now"]\nreboot_limit = "1s"\n'
                 f'tool_path = ["{self.tools.folder}", "/usr/bin", "/bin"]\n'
                 f'profiles = "{self.seen(self.profiles)}"\n'
-                f"insecure_own_pid_namespace = {'false' if _first_namespace() else 'true'}\n"
+                f"insecure_own_pid_namespace = {str(own_namespace).lower()}\n"
             )
         (self.volumes["config"] / "agent.toml").write_text(text)
 
-    async def start(self, allow: Sequence[str] = ("gpu-reset", "reboot", "test")) -> Attended:
+    async def start(
+        self,
+        allow: Sequence[str] = ("gpu-reset", "reboot", "test"),
+        spec: dict[str, Any] | None = None,
+    ) -> Attended:
         """A new container of the agent; its stream, once NVML has named the GPUs."""
-        self.configure(allow)
+        text = find("ConfigMap", "sickbay-agent")["data"]["agent.toml"]
+        self.configure(allow, text, own_namespace=not _first_namespace())
+        await self._run(spec or pod_spec("DaemonSet", "sickbay-agent"))
+        return await attached(self.aggregator, self)
+
+    async def start_restricted(self) -> Attended:
+        """The same with the profile ``restricted``, which has no NVML."""
+        [config] = documents(PROFILES / "restricted" / "agent-config.yaml")
+        self.configure(("reboot", "test"), config["data"]["agent.toml"], own_namespace=False)
+        await self._run(restricted(pod_spec("DaemonSet", "sickbay-agent")))
+        await until(lambda: "snapshot" in self.aggregator.latest.kinds(), self.log, within=30)
+        return self.aggregator.latest
+
+    async def _run(self, spec: dict[str, Any]) -> None:
         before = len(self.aggregator.streams)
         folder = self.folder / f"container-{next(self._numbers)}"
         folder.mkdir()
@@ -116,7 +140,7 @@ class Site:
             **{name: self.seen(Path(value)) for name, value in self.gpus.env.items()},
         }
         self.agent = Container(
-            pod_spec("DaemonSet", "sickbay-agent"),
+            spec,
             AGENT,
             volumes=self.volumes,
             folder=folder,
@@ -124,7 +148,6 @@ class Site:
         )
         await asyncio.to_thread(self.agent.__enter__)
         await until(lambda: len(self.aggregator.streams) > before, self.log, within=60)
-        return await attached(self.aggregator, self)
 
     async def kill(self) -> None:
         """Kill -9 of the container, as of a pod that is deleted by force."""
@@ -282,6 +305,36 @@ async def test_a_test_runs_the_hosts_tools_in_a_folder_on_the_nodes_disk(site: S
         "disk-write-bandwidth",
     }
     assert not (site.volumes["state"] / "scratch").exists(), "the folder is removed after the test"
+
+
+@pytest.mark.skipif(not FIO.exists(), reason="fio is not installed (tests/setup-debian.sh)")
+async def test_where_the_host_has_no_folder_of_the_test_there_is_no_verdict(site: Site) -> None:
+    (site.profiles / "site-disk.toml").write_text(DISK)
+    spec = pod_spec("DaemonSet", "sickbay-agent")
+    kept = [
+        each
+        for each in container(spec)["volumeMounts"]
+        if each["mountPath"] != "/host/var/lib/sickbay"
+    ]
+    stream = await site.start(
+        spec=spec | {"containers": [container(spec) | {"volumeMounts": kept}]}
+    )
+    result = await site.ordered(TEST, stream, test_profile="site-disk")
+    assert (result.state, result.reason) == (pb.REPAIR_STATE_INCONCLUSIVE, "no-scratch")
+    assert "at /host/var/lib/sickbay too" in result.message
+
+
+async def test_the_restricted_profile_carries_out_no_order_and_fails_no_test(site: Site) -> None:
+    (site.profiles / "site-tool.toml").write_text(TOOL)
+    site.tools.tool("site-tool")
+    stream = await site.start_restricted()
+    result = await site.ordered(REBOOT, stream)
+    assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "in-use")
+    assert "set hostPID" in result.message
+    result = await site.ordered(TEST, stream, test_profile="site-tool")
+    assert (result.state, result.reason) == (pb.REPAIR_STATE_INCONCLUSIVE, "not-started")
+    assert "cannot change root directory" in result.message
+    assert not site.tools.calls
 
 
 async def test_the_profile_quick_runs_the_hosts_dcgmi(site: Site) -> None:
