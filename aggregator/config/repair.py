@@ -169,6 +169,9 @@ def warnings(repair: RepairConfig, *, acts: bool = True) -> Iterator[tuple[Key, 
             'runs, and nodes are released without one; expected mode "repair", or ""'
         )
         yield ("repair", "verify"), text
+    if repair.idle_nodes is not None and (repair.mode is not RepairMode.REPAIR or not acts):
+        mode = f'repair.mode "{repair.mode.value}"' if acts else 'mode "observe" of every node'
+        yield ("repair", "idle_nodes"), f"has no effect: with {mode} no idle node is tested"
     yield from _new_node_warnings(repair, acts=acts)
     for number, one in enumerate(repair.repairers):
         if one.external is not None:
@@ -222,7 +225,7 @@ def cross_field_errors(
         yield from _profile_errors(repair, repair.verify, ("repair", "verify"), '""')
     if repair.new_nodes.taint:
         yield from _new_node_errors(repair, repair.new_nodes, kubernetes=kubernetes, taint=taint)
-    if repair.idle_nodes is not None:
+    if repair.idle_nodes is not None and repair.mode is not RepairMode.OFF:
         yield from _idle_node_errors(repair, repair.idle_nodes)
     if repair.mode is RepairMode.REPAIR and not repair.repairers:
         text = 'repairs nodes, and no repairer is configured; expected repairers, or "observe"'
@@ -304,9 +307,6 @@ def _new_node_errors(
 def _idle_node_errors(repair: RepairConfig, rules: IdleNodeRules) -> Iterator[tuple[Key, str]]:
     """Only a pod that asks for all GPUs begins on none that has work, and gives way to it."""
     key: Key = ("repair", "idle_nodes")
-    if repair.mode is RepairMode.OFF:
-        text = "has no effect, as repair.mode is off; expected mode: repair, or no idle_nodes"
-        yield key, text
     jobs = [one.job for one in repair.repairers if one.kind == TEST and one.job is not None]
     if not jobs:
         text = (

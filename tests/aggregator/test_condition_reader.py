@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.node_names import CONDITION
+from aggregator.cluster.node_names import CONDITION, TEST_CONDITION
 from aggregator.cluster.port import ClusterError, Phase, Unreachable
 from aggregator.health.model import Status
 from aggregator.policy.node_condition import (
@@ -244,7 +244,7 @@ def test_a_reason_that_no_rule_names_is_shown_and_no_more() -> None:
 
 
 def test_sickbays_own_condition_is_known_by_the_name_that_it_writes() -> None:
-    assert {CONDITION} == OWN_TYPES
+    assert {CONDITION, TEST_CONDITION} == OWN_TYPES
 
 
 TIMES = st.floats(-10.0 * STALE_AFTER, 10.0 * STALE_AFTER)

@@ -95,7 +95,7 @@ class Bench:
         self.entries: dict[str, Entry] = {}
         self.fleet = FleetState()
         self.loop = loop
-        acts = Recorder(self, "wanted_now", "unhold_resumed", "hold_stopped")
+        acts = Recorder(self, "wanted_now", "unhold_resumed", "hold_standing")
         self.queue: Any = WorkQueue(
             record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
             shards=SimpleNamespace(may_act=lambda _: self.may),
@@ -323,7 +323,8 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
     ("step", "stands", "expected"),
     [
         (Step.NOTHING, True, (True, [])),
-        (Step.HOLD, True, (True, ["hold_stopped"])),
+        (Step.HOLD, True, (True, ["hold_standing"])),
+        (Step.UNREAD, True, (True, ["hold_standing"])),
         (Step.CREATE, False, (False, ["create"])),
         (Step.FORCE, False, (False, ["force"])),
         (Step.FORGET, False, (False, ["forget_node"])),

@@ -739,7 +739,6 @@ def test_idle_nodes_are_tested_by_the_job_of_tests(tmp_path: Path) -> None:
     [
         (JOB_TESTS, TESTS, "only the scheduler can do that to a pod"),
         (JOB_TESTS, "    - {kind: reboot, agent: {}}\n", "only the scheduler can do that to a pod"),
-        ("mode: repair", "mode: off", "has no effect, as repair.mode is off"),
         ("  namespace: sickbay-tests", "  namespace: sickbay-tests\n        gpus: 0", "in use"),
         ("profile: quick", "profile: standard", "is no profile of the job"),
         ("every: 7d", "every: 1m", "every"),
@@ -755,6 +754,15 @@ def test_a_mistake_about_idle_nodes_is_refused_with_its_place(
     assert old in text
     told = problems(tmp_path, text.replace(old, new), KUBERNETES)
     assert any(expected in one and "repair.idle_nodes" in one for one in told), told
+
+
+@pytest.mark.parametrize("mode", ["off", "observe"])
+def test_idle_nodes_without_repairs_are_a_warning(tmp_path: Path, mode: str) -> None:
+    text = f"repair:\n  mode: {mode}\n{IDLE_NODES}  repairers:\n{JOB_TESTS}"
+    code, told = checked(tmp_path, f"mode: drain\n{text}", KUBERNETES)
+    assert code == 0, told
+    expected = f'repair.idle_nodes: has no effect: with repair.mode "{mode}" no idle node is tested'
+    assert any(expected in one for one in told), told
 
 
 def test_without_the_section_no_idle_node_is_tested(tmp_path: Path) -> None:
