@@ -1,5 +1,7 @@
 """Text from other programs or people, cut to a readable length."""
 
+from collections.abc import Sequence
+
 
 def truncate(text: str, most: int) -> str:
     """At most so many of its characters; a cut text ends with how many it had."""
@@ -7,6 +9,12 @@ def truncate(text: str, most: int) -> str:
         return text
     mark = f"… ({len(text):,} characters)"
     return text[: most - len(mark)] + mark
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first names, and how many others there are."""
+    more = f" and {len(names) - most} others" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def visible(text: str, most: int) -> str:

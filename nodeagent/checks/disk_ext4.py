@@ -19,6 +19,7 @@ from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
+from nodeagent.sources.small_file import small_text
 
 NAME = "disk-ext4"
 #: Clocks are set at a boot: an error this shortly before it may be of it.
@@ -62,21 +63,14 @@ def read_errors(machine: HostRoots, mount: Mount) -> Errors | None:
     except (OSError, ValueError):
         return None
     last = _number(folder / "last_error_time")
-    return Errors(count, last, _read_text(folder / "last_error_func"))
+    return Errors(count, last, small_text(folder / "last_error_func"))
 
 
 def _number(path: Path) -> int:
     try:
-        return int(_read_text(path))
+        return int(small_text(path))
     except ValueError:
         return 0
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 class DiskExt4:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import small_text
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # PCI base class: VGA and 3D controllers
@@ -141,4 +141,4 @@ def _devices(folder: Path) -> list[Path]:
 
 
 def _attribute(device: Path, name: str) -> str:
-    return (read_small(device / name) or "").lower()  # empty: unplugged while we looked
+    return small_text(device / name).lower()  # empty: unplugged while we looked

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import small_text
 
 __all__ = ["Array", "arrays"]
 
@@ -54,23 +54,23 @@ def arrays(machine: HostRoots) -> list[Array]:
 
 def _array(folder: Path) -> Array | None:
     md = folder / "md"
-    state = _read_text(md / "array_state")
+    state = small_text(md / "array_state")
     # A cleared array is only a name. External metadata without a level is a container, which is
     # never active: its arrays are listed beside it.
     if state in ("", "clear"):
         return None
-    level = _read_text(md / "level")
-    if level in ("", "container") and _read_text(md / "metadata_version").startswith("external"):
+    level = small_text(md / "level")
+    if level in ("", "container") and small_text(md / "metadata_version").startswith("external"):
         return None
     return Array(
         name=folder.name,
         level=level,
         state=state,
-        members=_number(_read_text(md / "raid_disks")),
-        missing=_number(_read_text(md / "degraded")),
+        members=_number(small_text(md / "raid_disks")),
+        missing=_number(small_text(md / "degraded")),
         faulty=_faulty(md),
-        action=_read_text(md / "sync_action") or "idle",
-        done=_share(_read_text(md / "sync_completed")),
+        action=small_text(md / "sync_action") or "idle",
+        done=_share(small_text(md / "sync_completed")),
     )
 
 
@@ -79,11 +79,7 @@ def _faulty(md: Path) -> tuple[str, ...]:
         members = sorted(entry for entry in md.iterdir() if entry.name.startswith("dev-"))
     except OSError:
         return ()
-    return tuple(m.name[4:] for m in members if "faulty" in _read_text(m / "state").split(","))
-
-
-def _read_text(path: Path) -> str:
-    return read_small(path) or ""
+    return tuple(m.name[4:] for m in members if "faulty" in small_text(m / "state").split(","))
 
 
 def _number(word: str) -> int:

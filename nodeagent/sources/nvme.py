@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import small_text
 
 __all__ = ["Controller", "Health", "controllers", "parse_health"]
 
@@ -81,18 +81,14 @@ def controllers(machine: HostRoots) -> list[Controller]:
 
 
 def _controller(folder: Path) -> Controller | None:
-    state = _read_text(folder / "state")
+    state = small_text(folder / "state")
     # Kernels before 4.8 have no "state", and a controller that vanishes while we look has none
     # either.
-    if not state or _read_text(folder / "transport") not in ("", "pcie"):
+    if not state or small_text(folder / "transport") not in ("", "pcie"):
         return None
     return Controller(
-        folder.name, state, _read_text(folder / "model"), _read_text(folder / "serial")
+        folder.name, state, small_text(folder / "model"), small_text(folder / "serial")
     )
-
-
-def _read_text(path: Path) -> str:
-    return read_small(path) or ""
 
 
 def parse_health(page: bytes) -> Health:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import small_text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _FILES = ("vendor", "device", "subsystem_vendor", "subsystem_device")
@@ -50,4 +50,4 @@ def pci_address(entry: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    return (read_small(path) or "")[:16]
+    return small_text(path)[:16]

@@ -4,7 +4,7 @@ import re
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import small_text
 
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
 #: The most lanes of PCIe: a device that does not answer reads as more.
@@ -44,10 +44,10 @@ def read_link(machine: HostRoots, address: str) -> PcieLink:
     folder = f"{machine.sys}/bus/pci/devices/{address}"
     correctable = _counters(f"{folder}/aer_dev_correctable")
     return PcieLink(
-        width=_lanes(_text(f"{folder}/current_link_width")),
-        max_width=_lanes(_text(f"{folder}/max_link_width")),
-        speed=_text(f"{folder}/current_link_speed")[:32],
-        max_speed=_text(f"{folder}/max_link_speed")[:32],
+        width=_lanes(small_text(f"{folder}/current_link_width")),
+        max_width=_lanes(small_text(f"{folder}/max_link_width")),
+        speed=small_text(f"{folder}/current_link_speed")[:32],
+        max_speed=small_text(f"{folder}/max_link_speed")[:32],
         replays=_total(correctable, "Timeout", "Rollover"),
         nonfatal=_total(_counters(f"{folder}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
         fatal=_total(_counters(f"{folder}/aer_dev_fatal"), "TOTAL_ERR_FATAL"),
@@ -68,7 +68,7 @@ def _lanes(text: str) -> int | None:
 def _counters(path: str) -> dict[str, int]:
     """Counters by name, of lines such as "RxErr 0"."""
     found = {}
-    for line in _text(path).splitlines()[:64]:
+    for line in small_text(path).splitlines()[:64]:
         name, _, count = line.partition(" ")
         if count.isascii() and count.isdigit() and len(count) <= 20:
             found[name] = int(count)
@@ -78,7 +78,3 @@ def _counters(path: str) -> dict[str, int]:
 def _total(counters: dict[str, int], *names: str) -> int | None:
     present = [counters[name] for name in names if name in counters]
     return sum(present) if present else None
-
-
-def _text(path: str) -> str:
-    return read_small(path) or ""

@@ -20,3 +20,8 @@ def read_small(path: str | os.PathLike[str]) -> str | None:
         return None  # asleep (EINVAL), or it ended between the two
     finally:
         os.close(descriptor)
+
+
+def small_text(path: str | os.PathLike[str]) -> str:
+    """The same, empty where it can't be read."""
+    return read_small(path) or ""

@@ -21,15 +21,14 @@ from aggregator.quarantine.decide.idle_nodes import (
     choose,
     in_use,
     next_idle_test,
-    reserve_idle_test,
     waits_for,
 )
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
     condition_of,
     next_test,
-    reserve_test,
 )
+from aggregator.quarantine.decide.node_test_limits import reserve_test
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
     IDLE_TEST,
@@ -262,10 +261,7 @@ def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
     record = Record()
     for count, (node, kind, number, until) in enumerate(asked):
         one, now = wanted(node, kind, number, until), 10.0 + count / 10
-        if kind == IDLE_TEST:
-            record, held = reserve_idle_test(record, one, 2, now=now)
-        else:
-            record, held = reserve_test(record, one, 2, now=now)
+        record, held = reserve_test(record, one, 2, now=now)
         runs = [each for each in record.node_tests.values() if now < each.until]
         idle = [each for each in runs if each.repair == IDLE_TEST]
         racks = [domain for each in idle for domain in each.domains]
@@ -280,13 +276,13 @@ def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
 
 
 def test_idle_tests_and_tests_of_new_nodes_do_not_hold_each_other() -> None:
-    record, _ = reserve_idle_test(Record(), wanted("a", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    record, _ = reserve_test(Record(), wanted("a", IDLE_TEST, 1, 400.0), 1, now=10.0)
     record, held = reserve_test(record, wanted("b", "test", 1, 400.0), 1, now=10.0)
     assert held is None
     _, held = reserve_test(record, wanted("c", "test", 1, 400.0), 1, now=10.0)
     assert held is not None
     assert held.limit == "repair.new_nodes.concurrent"
-    _, held = reserve_idle_test(record, wanted("c", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    _, held = reserve_test(record, wanted("c", IDLE_TEST, 1, 400.0), 1, now=10.0)
     assert held is not None
     assert held.limit == "repair.idle_nodes.concurrent"
 
@@ -296,16 +292,16 @@ def test_no_idle_test_begins_beside_a_repair_of_its_domain() -> None:
     record = Record(repairs={"z": repair})
     near, far = wanted("a", IDLE_TEST, 1, 400.0), wanted("b", IDLE_TEST, 1, 400.0)
     assert (near.domains, far.domains) == (("rack=1",), ("rack=2",))
-    _, held = reserve_idle_test(record, near, 2, now=10.0)
+    _, held = reserve_test(record, near, 2, now=10.0)
     assert held is not None
     assert held.limit == "repair.domain"
-    assert reserve_idle_test(record, far, 2, now=10.0)[1] is None
-    assert reserve_idle_test(record, near, 2, now=500.0)[1] is None
+    assert reserve_test(record, far, 2, now=10.0)[1] is None
+    assert reserve_test(record, near, 2, now=500.0)[1] is None
 
 
 def test_the_stop_switch_holds_the_beginning_of_an_idle_test() -> None:
     one = wanted("a", IDLE_TEST, 1, 400.0)
-    assert reserve_idle_test(Record(), one, 2, now=10.0, stop="maintenance")[1] is not None
+    assert reserve_test(Record(), one, 2, now=10.0, stop="maintenance")[1] is not None
 
 
 def test_the_reservation_names_the_kind_and_the_domains() -> None:

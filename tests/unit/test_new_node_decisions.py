@@ -21,9 +21,9 @@ from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     needs_a_person,
     next_test,
-    reserve_test,
     without_taint,
 )
+from aggregator.quarantine.decide.node_test_limits import reserve_test
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,

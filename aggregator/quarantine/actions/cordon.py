@@ -738,7 +738,7 @@ class NodeActions:
         since = before.since if before is not None else self._clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
         if before is None or before.limit != held.limit:
-            text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
+            text = f"{wanted.spec.action} {held.text}"
             details = {"limit": held.limit, "value": held.value}
             if held.cause:
                 details["cause"] = held.cause
@@ -766,7 +766,7 @@ class NodeActions:
         since = self._clocks.wall()
         node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since))
         if quarantine.status.phase not in MARKED:
-            text = f"{quarantine.spec.action} held by {held.limit} = {held.value}: {held.reason}"
+            text = f"{quarantine.spec.action} {held.text}"
             details = {"limit": held.limit, "value": held.value}
             self.emit_event(node_state, EventKind.HELD, text, details)
 

@@ -41,9 +41,7 @@ from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
     parse_record,
 )
-from aggregator.quarantine.decide.idle_nodes import reserve_idle_test
-from aggregator.quarantine.decide.new_nodes import reserve_test
-from aggregator.quarantine.decide.node_tests import IDLE_TEST
+from aggregator.quarantine.decide.node_test_limits import reserve_test
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
     Known,
@@ -557,8 +555,7 @@ class AdmissionRecordWriter:
         for request in batch:
             if request.reserve_test is not None:
                 wanted, most = request.reserve_test
-                reserves = reserve_idle_test if wanted.repair == IDLE_TEST else reserve_test
-                record, hold = reserves(
+                record, hold = reserve_test(
                     record, wanted, most, now=self._wall(), stop=self.switch.reason
                 )
                 if hold is not None:

@@ -134,6 +134,11 @@ class Held:
     reason: str
     cause: str = ""
 
+    @property
+    def text(self) -> str:
+        """All of it, for people."""
+        return f"held by {self.limit} = {self.value}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class OpenCause:

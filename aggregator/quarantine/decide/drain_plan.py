@@ -1,7 +1,7 @@
 """Which pods of a node may be evicted, and why the others may not. Pure; as kubectl drain does."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -179,6 +179,11 @@ def plan_drain(
 def stays_by_nature(pod: Pod) -> bool:
     """Whether the pod belongs to its node, so that its eviction would gain nothing."""
     return pod.mirror or pod.owner_kind == "DaemonSet"
+
+
+def work_of(pods: Iterable[Pod]) -> list[Pod]:
+    """The pods that have not ended, and do not belong to their node."""
+    return [pod for pod in pods if pod.phase not in FINISHED and not stays_by_nature(pod)]
 
 
 def kept_because(pod: Pod, rules: DrainRules) -> str:

@@ -2,7 +2,7 @@
 
 Invariants:
 - A node is tested only where nothing speaks against it and no pod is on it that a drain would move.
-- `reserve_idle_test` lets no test begin past `IdleNodeRules.concurrent`, and never two in one
+- `no_room_for_idle` lets no test begin past `IdleNodeRules.concurrent`, and never two in one
   failure domain. The record is changed by compare-and-set, so this holds for any interleaving.
 - A test without a verdict changes nothing of what is known of the node: an earlier failure stands,
   and the node is as long untested as before.
@@ -10,8 +10,8 @@ Invariants:
 
 import heapq
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -19,9 +19,9 @@ from pydantic import Field
 from aggregator.cluster.port import Pod, RepairState
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration
-from aggregator.quarantine.decide.admission import Held, settling, stopped
-from aggregator.quarantine.decide.admission_record import Record, RunningRepair
-from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.admission_record import RunningRepair
+from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
     IDLE_TEST,
@@ -154,40 +154,31 @@ def in_use(pods: Sequence[Pod]) -> str:
     Pods of DaemonSets and mirror pods belong to the node; if one has GPUs, the scheduler finds no
     room for the test, which asks for all of them.
     """
-    found = [pod.key for pod in pods if not stays_by_nature(pod) and pod.phase not in FINISHED]
+    found = [pod.key for pod in work_of(pods)]
     return f"the node is in use: pod {min(found)}" if found else ""
 
 
-def reserve_idle_test(
-    record: Record, wanted: RunningRepair, concurrent: int, *, now: float, stop: str = ""
-) -> tuple[Record, Held | None]:
-    """The record with the test under way, or why it may not begin now. Idempotent.
+def no_room_for_idle(
+    others: Iterable[RunningRepair],
+    repairs: Iterable[RunningRepair],
+    domains: Collection[str],
+    concurrent: int,
+) -> Held | None:
+    """Why no further idle node may be tested beside the ``others`` and the ``repairs`` under way;
+    None: one may.
 
     Repairs and tests of new nodes count for no limit of idle tests, except that none begins in the
     domain of a repair; and idle tests hold neither of those.
     """
-    if stop:
-        return record, stopped(stop)
-    known = record.node_tests.get(wanted.node)
-    if known is not None and known.operation == wanted.operation and now < known.until:
-        return record, None
-    settles = settling(record, now)
-    if settles is not None:
-        return record, settles
-    others = {
-        node: one
-        for node, one in record.node_tests.items()
-        if now < one.until and node != wanted.node
-    }
-    idle = [one for one in others.values() if one.repair == IDLE_TEST]
+    idle = [one for one in others if one.repair == IDLE_TEST]
     if len(idle) >= concurrent:
         text = f"{len(idle)} idle nodes are being tested"
-        return record, Held("repair.idle_nodes.concurrent", str(concurrent), text)
-    repairs = [one for one in record.repairs.values() if now < one.until]
-    for domain in wanted.domains:
-        near = next((one for one in (*idle, *repairs) if domain in one.domains), None)
+        return Held("repair.idle_nodes.concurrent", str(concurrent), text)
+    running = (*idle, *repairs)
+    for domain in domains:
+        near = next((one for one in running if domain in one.domains), None)
         if near is not None:
             what = "tested" if near.repair == IDLE_TEST else "repaired"
             text = f"{near.node} is being {what}, which has {domain} too"
-            return record, Held("repair.domain", "1", text)
-    return replace(record, node_tests={**others, wanted.node: wanted}), None
+            return Held("repair.domain", "1", text)
+    return None

@@ -6,12 +6,12 @@ Invariants:
 - Without a person's request at most `NewNodeRules.attempts` tests end without a verdict in one
   boot, and a failed test is the last one of its boot: so the tests of a node end. A quarantine
   that has begun since, and is over, begins the count anew: the node was repaired or judged there.
-- `reserve_test` lets no test begin past `NewNodeRules.concurrent`. The record is changed by
+- `no_room` lets no test begin past `NewNodeRules.concurrent`. The record is changed by
   compare-and-set, so this holds for any interleaving of replicas.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -19,8 +19,8 @@ from pydantic import BeforeValidator, Field
 from aggregator.cluster.port import Node, NodeTestCondition, RepairState, Taint
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import LabelKey, refuse, show
-from aggregator.quarantine.decide.admission import Held, settling, stopped
-from aggregator.quarantine.decide.admission_record import Record, RunningRepair
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.node_tests import (
     IDLE_TEST,
     VERDICTS,
@@ -170,25 +170,10 @@ def condition_of(
 # -- the limit of the fleet -----------------------------------------------------------------------
 
 
-def reserve_test(
-    record: Record, wanted: RunningRepair, concurrent: int, *, now: float, stop: str = ""
-) -> tuple[Record, Held | None]:
-    """The record with the test under way, or why it may not begin now. Idempotent."""
-    if stop:
-        return record, stopped(stop)
-    known = record.node_tests.get(wanted.node)
-    if known is not None and known.operation == wanted.operation and now < known.until:
-        return record, None
-    settles = settling(record, now)
-    if settles is not None:
-        return record, settles
-    others = {
-        node: one
-        for node, one in record.node_tests.items()
-        if now < one.until and node != wanted.node
-    }
-    new = sum(one.repair != IDLE_TEST for one in others.values())
-    if new >= concurrent:
-        text = f"{new} new nodes are being tested"
-        return record, Held("repair.new_nodes.concurrent", str(concurrent), text)
-    return replace(record, node_tests={**others, wanted.node: wanted}), None
+def no_room(others: Iterable[RunningRepair], concurrent: int) -> Held | None:
+    """Why no further new node may be tested beside the ``others``; None: one may."""
+    new = sum(one.repair != IDLE_TEST for one in others)
+    if new < concurrent:
+        return None
+    text = f"{new} new nodes are being tested"
+    return Held("repair.new_nodes.concurrent", str(concurrent), text)

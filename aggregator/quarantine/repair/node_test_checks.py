@@ -7,11 +7,11 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.drain_plan import FINISHED, stays_by_nature
+from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.maintenance import maintained_by
-from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted, no_room
+from aggregator.quarantine.decide.node_test_limits import other_tests
 from aggregator.quarantine.decide.node_tests import (
-    IDLE_TEST,
     NodeTestFacts,
     is_own_evidence,
     not_ready,
@@ -22,6 +22,7 @@ from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.text import some_of
 
 _MOST_NAMED = 3
 
@@ -67,18 +68,9 @@ class NodeTestChecks:
         why = self.against_state(name, node_state)
         if why:
             return why
-        now = self._clocks.trusted_wall()
-        others = [
-            one
-            for one in self._record_writer.record.node_tests.values()
-            if one.node != name and one.repair != IDLE_TEST and now < one.until
-        ]
-        if len(others) >= rules.concurrent:
-            return (
-                f"held by repair.new_nodes.concurrent = {rules.concurrent}: {len(others)} new "
-                "nodes are being tested"
-            )
-        return ""
+        others = other_tests(self._record_writer.record, name, self._clocks.trusted_wall())
+        held = no_room(others.values(), rules.concurrent)
+        return held.text if held is not None else ""
 
     def against_state(self, name: str, node_state: NodeState | None) -> str:
         """What is known of the node against a test, and against the removal of its taint."""
@@ -126,16 +118,13 @@ class NodeTestChecks:
         own = [taint for taint in node.taints if taint.key == rules.taint]
         found = [
             pod.key
-            for pod in await self._cluster.pods_on(node.name, background=True)
-            if pod.phase not in FINISHED
-            and not stays_by_nature(pod)
-            and not all(pod.tolerates(taint) for taint in own)
+            for pod in work_of(await self._cluster.pods_on(node.name, background=True))
+            if not all(pod.tolerates(taint) for taint in own)
         ]
         if not found:
             return ""
-        more = f" and {len(found) - _MOST_NAMED} others" if len(found) > _MOST_NAMED else ""
-        named = ", ".join(sorted(found)[:_MOST_NAMED])
-        return f"pods that do not tolerate {rules.taint} are on the node: {named}{more}; drain it"
+        text = f"pods that do not tolerate {rules.taint} are on the node"
+        return f"{text}: {some_of(sorted(found), _MOST_NAMED)}; drain it"
 
     def beginning_guard(self, node: Node) -> Guard:
         """The guard of the write by which a test begins, after its wait in the queue."""

@@ -215,7 +215,7 @@ class NodeTestSteps:
         wanted = self._running_of(name, watched, test)
         held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
         if held is not None:
-            watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
+            watched.held = held.text
             return
         change: dict[str, str | None] = {NODE_TEST: write_test(test)}
         change |= followed_change(node.annotations, (test.request,))
@@ -249,7 +249,7 @@ class NodeTestSteps:
             wanted = self._running_of(name, watched, test)
             held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
             if held is not None:
-                watched.held = f"held by {held.limit} = {held.value}: {held.reason}"
+                watched.held = held.text
                 return
         await self._record_writer.switch.check()
         self._checks.require_place(name)

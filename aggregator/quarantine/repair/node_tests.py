@@ -331,7 +331,7 @@ class NodeTests:
 
     async def _look_at(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
         node_state = self._registry.known(name)
-        await self._note_quarantine(name, watched, node_state, rules)
+        await self._note_quarantine(name, watched, rules)
         busy = watched.test is not None and watched.test.is_busy
         why = "" if busy else self._checks.against_memory(name, node_state, rules)
         if why and watched.tainted and not watched.problem:  # no read can change that
@@ -368,16 +368,13 @@ class NodeTests:
             while len(self._done) > _MOST_DONE:
                 del self._done[next(iter(self._done))]
 
-    async def _note_quarantine(
-        self, name: str, watched: WatchedNode, node_state: NodeState | None, rules: NewNodeRules
-    ) -> None:
+    async def _note_quarantine(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
         """The Node remembers a quarantine after its last test: that is decided on anew after it.
 
         Without that a node that was repaired, and released, would wait for a person or a reboot.
         """
         test = watched.test
-        in_quarantine = node_state is not None and node_state.node_summary.quarantine is not None
-        if test is None or not in_quarantine or test.quarantined or test.is_busy:
+        if test is None or test.quarantined or test.is_busy or not self._is_quarantined(name):
             return
         if not (needs_a_person(test, watched.boot_id, rules) or standing_failure(test)[0]):
             return

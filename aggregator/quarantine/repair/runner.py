@@ -76,6 +76,7 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.runtime.json_text import as_json_object
+from aggregator.runtime.text import some_of
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -427,8 +428,7 @@ class RepairRunner:
             return ""
         going = (*left.evict, *left.force, *left.leaving, *left.returned)
         names = sorted({*(pod.key for pod in going), *(left.kept or ()), *(left.waiting or ())})
-        more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
-        return f"{_PODS_LEFT}{', '.join(names[:_MOST_NAMED])}{more}"
+        return f"{_PODS_LEFT}{some_of(names, _MOST_NAMED)}"
 
     async def _send(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt, written: float
@@ -935,7 +935,7 @@ def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:
 
 
 def _held_text(repair: str, held: Held) -> str:
-    return f"{repair} is held by {held.limit} = {held.value}: {held.reason}"
+    return f"{repair} is {held.text}"
 
 
 def _proved_by_node(repair: str) -> bool:

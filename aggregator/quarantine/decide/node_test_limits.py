@@ -1,0 +1,45 @@
+"""The reservation of a node's test in the admission record. Pure.
+
+The record is changed by compare-and-set, so its limits hold for any interleaving of replicas.
+"""
+
+from dataclasses import replace
+
+from aggregator.quarantine.decide.admission import Held, settling, stopped
+from aggregator.quarantine.decide.admission_record import Record, RunningRepair
+from aggregator.quarantine.decide.idle_nodes import no_room_for_idle
+from aggregator.quarantine.decide.new_nodes import no_room
+from aggregator.quarantine.decide.node_tests import IDLE_TEST
+
+
+def other_tests(record: Record, node: str, now: float) -> dict[str, RunningRepair]:
+    """The tests under way on other nodes."""
+    return {
+        name: one for name, one in record.node_tests.items() if now < one.until and name != node
+    }
+
+
+def reserve_test(
+    record: Record, wanted: RunningRepair, concurrent: int, *, now: float, stop: str = ""
+) -> tuple[Record, Held | None]:
+    """The record with the test under way, or why it may not begin now. Idempotent.
+
+    ``wanted.repair`` tells whose limit holds: that of new or that of idle nodes.
+    """
+    if stop:
+        return record, stopped(stop)
+    known = record.node_tests.get(wanted.node)
+    if known is not None and known.operation == wanted.operation and now < known.until:
+        return record, None
+    settles = settling(record, now)
+    if settles is not None:
+        return record, settles
+    others = other_tests(record, wanted.node, now)
+    if wanted.repair == IDLE_TEST:
+        repairs = [one for one in record.repairs.values() if now < one.until]
+        held = no_room_for_idle(others.values(), repairs, wanted.domains, concurrent)
+    else:
+        held = no_room(others.values(), concurrent)
+    if held is not None:
+        return record, held
+    return replace(record, node_tests={**others, wanted.node: wanted}), None
