@@ -162,6 +162,32 @@ def _require_test(options: argparse.Namespace, known: Answer) -> None:
 # -- the wait for its verdict ------------------------------------------------------------
 
 
+#: One look at a test: whether it is over, its answer then, and how far it has come.
+_Look = Callable[[], tuple[bool, Answer | None, str]]
+
+
+def _poll(
+    look: _Look, node: str, timeout: float, page: str, clock: Callable[[], float]
+) -> Answer | None:
+    """The answer of the ended test; None without one, and stderr says why. ``page``: the command
+    that shows the rest of a test that goes on.
+    """
+    end, shown = clock() + timeout, ""
+    while True:
+        with suppress(Unreached):  # the connection may be lost for a time
+            is_over, answer, now = look()
+            if is_over:
+                return answer
+            if now != shown:
+                shown = now
+                print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
+        if clock() >= end:
+            text = f"{node}: no end within {timeout:g} s; it goes on: sickbay {page} {node}"
+            print(printable(text), file=sys.stderr)
+            return None
+        time.sleep(_EVERY)
+
+
 def _wait(
     source: Source,
     node: str,
@@ -170,34 +196,29 @@ def _wait(
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
     """The ended attempt that answers the request; None without one, and stderr says why."""
-    end, shown, is_known = clock() + timeout, "", False
+    is_known = False
     last: Answer | None = None
-    while True:
-        with suppress(Unreached):  # the connection may be lost for a time
-            quarantine = source.quarantine(node)
-            found = repair_of(quarantine)
-            attempts = found["attempts"] if found is not None else []
-            mine = next((one for one in attempts if one["request"] == ident), None)
-            last = mine or last
-            if mine is not None and mine["state"] not in _BUSY:
-                return dict(mine)
-            if quarantine is None:
-                return _from_history(source, node, last)
-            requested = found["requested"] if found is not None else ""
-            if is_known and mine is None and requested and f"({ident})" not in requested:
-                text = f"{node}: another request has taken its place: {requested}"
-                print(printable(text), file=sys.stderr)
-                return None
-            is_known = is_known or f"({ident})" in requested
-            now = _progress(found, mine, is_known=is_known)
-            if now != shown:
-                shown = now
-                print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
-        if clock() >= end:
-            text = f"{node}: no end within {timeout:g} s; it goes on: sickbay repair {node}"
+
+    def look() -> tuple[bool, Answer | None, str]:
+        nonlocal is_known, last
+        quarantine = source.quarantine(node)
+        found = repair_of(quarantine)
+        attempts = found["attempts"] if found is not None else []
+        mine = next((one for one in attempts if one["request"] == ident), None)
+        last = mine or last
+        if mine is not None and mine["state"] not in _BUSY:
+            return True, dict(mine), ""
+        if quarantine is None:
+            return True, _from_history(source, node, last), ""
+        requested = found["requested"] if found is not None else ""
+        if is_known and mine is None and requested and f"({ident})" not in requested:
+            text = f"{node}: another request has taken its place: {requested}"
             print(printable(text), file=sys.stderr)
-            return None
-        time.sleep(_EVERY)
+            return True, None, ""
+        is_known = is_known or f"({ident})" in requested
+        return False, None, _progress(found, mine, is_known=is_known)
+
+    return _poll(look, node, timeout, "repair", clock)
 
 
 def _wait_for_new(
@@ -208,37 +229,28 @@ def _wait_for_new(
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
     """The same for a new node."""
-    end, shown = clock() + timeout, ""
-    while True:
-        with suppress(Unreached):
-            found = source.get("nodes", node).get("new_node") or {}
-            test = found.get("test")
-            mine = test if test is not None and test["request"] == ident else None
-            if mine is not None and mine["state"] not in _BUSY:
-                return dict(mine)
-            waits = found.get("waits", "")
-            now = (
-                f"test {mine['state']}, until {mine['deadline_at']} at the latest"
-                if mine is not None
-                else f"the test has not begun{f': {waits}' if waits else ''}"
-            )
-            if now != shown:
-                shown = now
-                print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
-        if clock() >= end:
-            text = f"{node}: no end within {timeout:g} s; it goes on: sickbay node {node}"
-            print(printable(text), file=sys.stderr)
-            return None
-        time.sleep(_EVERY)
+
+    def look() -> tuple[bool, Answer | None, str]:
+        found = source.get("nodes", node).get("new_node") or {}
+        test = found.get("test")
+        mine = test if test is not None and test["request"] == ident else None
+        if mine is not None and mine["state"] not in _BUSY:
+            return True, dict(mine), ""
+        return False, None, _state_of(mine, found.get("waits", ""))
+
+    return _poll(look, node, timeout, "node", clock)
+
+
+def _state_of(mine: Answer | None, waits: str) -> str:
+    if mine is not None:
+        return f"test {mine['state']}, until {mine['deadline_at']} at the latest"
+    return f"the test has not begun{f': {waits}' if waits else ''}"
 
 
 def _progress(found: Answer | None, mine: Answer | None, *, is_known: bool) -> str:
-    if mine is not None:
-        return f"test {mine['state']}, until {mine['deadline_at']} at the latest"
-    if not is_known:
+    if mine is None and not is_known:
         return "the aggregator has not seen the request yet; it does within three minutes"
-    waits = found["waits"] if found is not None else ""
-    return f"the test has not begun{f': {waits}' if waits else ''}"
+    return _state_of(mine, found["waits"] if found is not None else "")
 
 
 def _from_history(source: Source, node: str, last: Answer | None) -> Answer | None:

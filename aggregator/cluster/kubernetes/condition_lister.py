@@ -4,23 +4,16 @@ A Node in full may be 24 KB (50 images, the labels of node feature discovery), m
 skipped here. So it is asked for only where a rule names a condition, in pages of 2 ms.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Collection
 
 import msgspec
 
 from aggregator.cluster.condition_record import CONDITIONS, read_written
-from aggregator.cluster.kubernetes import paths
-from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.node_pages import list_nodes
 from aggregator.cluster.kubernetes.objects import decode
-from aggregator.cluster.kubernetes.reflector import Resource, list_pages
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.policy.node_condition import OWN_TYPES, ReportedCondition, ReportedConditions
 from aggregator.rfc3339 import read_time
-
-#: Nodes in one page: 2.4 MB of such, and 2 ms of the event loop (measured).
-_PAGE = 100
 
 
 class _Condition(msgspec.Struct, frozen=True, rename="camel"):
@@ -57,13 +50,7 @@ async def list_conditions(transport: Transport, types: Collection[str]) -> list[
     """Every Node, with those of its conditions that are of ``types`` and not of sickbay's own
     writing. Raises ClusterError.
     """
-    nodes = Resource("nodes", paths.NODES, lane=Priority.STATUS, page=_PAGE)
-    found: list[ReportedConditions] = []
-    async with contextlib.aclosing(list_pages(transport, nodes)) as pages:
-        async for page in pages:
-            found += [_reported(decode(raw, _Node), types) for raw in page.items or ()]
-            await asyncio.sleep(0)
-    return found
+    return await list_nodes(transport, lambda raw: _reported(decode(raw, _Node), types))
 
 
 def _reported(node: _Node, types: Collection[str]) -> ReportedConditions:

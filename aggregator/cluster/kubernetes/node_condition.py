@@ -68,7 +68,7 @@ async def publish(
             await post_event(transport, event)
             told = True
         try:
-            await _write(transport, *due)
+            await write_condition(transport, *due)
         except Conflict:
             if attempt == _TRIES:
                 raise
@@ -96,20 +96,21 @@ async def _due(
         raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
     if is_marked(to_node(found)) is not said["quarantined"]:
         return None
-    condition = _condition(found, **said)
+    status = "True" if said["quarantined"] else "False"
+    told = (status, said["reason"], said["message"])
+    condition = changed_condition(found, CONDITION, *told, now=said["now"])
     return None if condition is None else (found, condition)
 
 
-def _condition(
-    found: NodeObject, *, quarantined: bool, reason: str, message: str, now: str | None
+def changed_condition(
+    found: NodeObject, kind: str, status: str, reason: str, message: str, *, now: str | None
 ) -> dict[str, object] | None:
-    """The condition to write, or None where the node shows it already."""
-    status = "True" if quarantined else "False"
-    before = found.condition(CONDITION)
+    """The condition of this type to write, or None where the node shows it already."""
+    before = found.condition(kind)
     if before and (before.status, before.reason, before.message) == (status, reason, message):
         return None
     condition: dict[str, object] = {
-        "type": CONDITION,
+        "type": kind,
         "status": status,
         "reason": reason,
         "message": message,
@@ -120,7 +121,10 @@ def _condition(
     return condition
 
 
-async def _write(transport: Transport, found: NodeObject, condition: dict[str, object]) -> None:
+async def write_condition(
+    transport: Transport, found: NodeObject, condition: dict[str, object]
+) -> None:
+    """Write it against the version of the read. Raises ClusterError."""
     meta = found.metadata
     patch = {
         "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},

@@ -4,25 +4,22 @@ No part of a Node's metadata has its taints, and no selector chooses by them. So
 listed in full, in pages, and only where the configuration names a startup taint.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.node_condition import changed_condition, write_condition
+from aggregator.cluster.kubernetes.node_pages import list_nodes
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import Condition, NodeObject, decode
-from aggregator.cluster.kubernetes.reflector import Resource, list_pages
-from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
+from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.node_names import NODE_TEST, TEST_CONDITION
 from aggregator.cluster.port import Conflict, ListedNodeTest, NodeTestCondition
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
-#: Nodes in one page, as in condition_lister.py.
-_PAGE = 100
 
 
 class _Taint(msgspec.Struct, frozen=True):
@@ -57,14 +54,7 @@ class _Node(msgspec.Struct, frozen=True):
 
 async def list_node_tests(transport: Transport, taint: str) -> list[ListedNodeTest]:
     """See the protocol. Raises ClusterError."""
-    nodes = Resource("nodes", paths.NODES, lane=Priority.STATUS, page=_PAGE)
-    found: list[ListedNodeTest] = []
-    async with contextlib.aclosing(list_pages(transport, nodes)) as pages:
-        async for page in pages:
-            listed = (_listed(decode(raw, _Node), taint) for raw in page.items or ())
-            found += [one for one in listed if one is not None]
-            await asyncio.sleep(0)
-    return found
+    return await list_nodes(transport, lambda raw: _listed(decode(raw, _Node), taint))
 
 
 def _listed(node: _Node, taint: str) -> ListedNodeTest | None:
@@ -100,35 +90,12 @@ async def write_test_condition(
         found = decode(body, NodeObject)
         if found.metadata.uid != node_uid:
             raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
-        before = found.condition(TEST_CONDITION)
         told = (condition.status, condition.reason, condition.message)
-        if before is not None and (before.status, before.reason, before.message) == told:
+        entry = changed_condition(found, TEST_CONDITION, *told, now=timestamp(wall()))
+        if entry is None:
             return
-        now = timestamp(wall())
-        entry: dict[str, object] = {
-            "type": TEST_CONDITION,
-            "status": condition.status,
-            "reason": condition.reason,
-            "message": condition.message,
-            "lastHeartbeatTime": now,
-        }
-        if before is None or before.status != condition.status:
-            entry["lastTransitionTime"] = now  # kept as it is where the status is the same
-        meta = found.metadata
-        patch = {
-            "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
-            "status": {"conditions": [entry]},
-        }
         try:
-            await transport.request(
-                "PATCH",
-                f"{paths.node(meta.name)}/status",
-                kind="nodes/status",
-                lane=Priority.STATUS,
-                body=encode(patch),
-                content_type=STRATEGIC_PATCH,
-                accept=METADATA,
-            )
+            await write_condition(transport, found, entry)
         except Conflict:
             if attempt == _TRIES:
                 raise
