@@ -17,12 +17,17 @@ from aggregator.quarantine.decide.gpu_operands import (
 )
 from aggregator.quarantine.decide.node_marks import undo_change
 from aggregator.quarantine.decide.repair import RepairMode
-from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
 from tests.aggregator.test_repair_runner import Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import ShopRepairer, repair_settings
-from tests.support.replica import SETTINGS, Replica, shipped_policy
-from tests.support.virtual_replica import Running, later, soon
+from tests.support.replica import shipped_policy
+from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
 POLICY = shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset, ticket]}\n")
@@ -101,8 +106,7 @@ class GpuSite(Site):
         self.held_at_order: list[list[str]] = []
         self.run_operands()
 
-    def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
-        cluster = cluster or MemoryCluster(self.world, **more)
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
         site = self
 
         class Reset(ShopRepairer):
@@ -110,22 +114,17 @@ class GpuSite(Site):
                 site.held_at_order.append(operand_pods(site.world.pods.values()))
                 return await super().order(order)
 
-        repair = repair_settings(
+        made = repair_settings(
             ("gpu-reset", Reset(self.shop, cluster, sends_twice=True)),
             ("ticket", ShopRepairer(self.shop, cluster)),
             mode=self.mode,
         )
-        paused = replace(repair.repairers["gpu-reset"], pauses_operands=self.pauses)
-        repair = replace(repair, repairers={**repair.repairers, "gpu-reset": paused})
-        self.replica = Replica(
-            self.world,
-            clock=Running(),
-            settings=replace(SETTINGS, repair=repair),
-            policy=self.policy,
-            cluster=cluster,
-        )
-        self.report("n1")
-        return self.replica
+        paused = replace(made.repairers["gpu-reset"], pauses_operands=self.pauses)
+        return replace(made, repairers={**made.repairers, "gpu-reset": paused})
+
+    def go_on(self) -> None:
+        super().go_on()
+        self.run_operands()
 
     def run_operands(self) -> None:
         """The operator's DaemonSets, and the kubelet that ends their pods."""
@@ -136,14 +135,6 @@ class GpuSite(Site):
                 self.world.add_pod("n1", name, owner_kind="DaemonSet", owner_name=name)
             elif there and not runs and not self.stays:
                 del self.world.pods[f"n1/{name}"]
-
-    async def settles(self, what: Any, within: float = 4 * 1800.0) -> None:
-        def settled() -> bool:
-            self.world.kubelets_finish()
-            self.run_operands()
-            return bool(what())
-
-        await soon(settled, within=within)
 
     @property
     def labels(self) -> Any:

@@ -58,19 +58,23 @@ class Site:
 
     def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
         cluster = cluster or MemoryCluster(self.world, **more)
-        made = [
-            (kind, ShopRepairer(self.shop, cluster, sends_twice=self.twice)) for kind in self.kinds
-        ]
         self.replica = Replica(
             self.world,
             clock=Running(),
-            settings=replace(SETTINGS, repair=repair_settings(*made, mode=self.mode, **self.rules)),
+            settings=replace(SETTINGS, repair=self.repair(cluster)),
             policy=self.policy,
             cluster=cluster,
         )
         for name in self.ill:
             self.report(name)
         return self.replica
+
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
+        """The repairers of a process with this connection."""
+        made = [
+            (kind, ShopRepairer(self.shop, cluster, sends_twice=self.twice)) for kind in self.kinds
+        ]
+        return repair_settings(*made, mode=self.mode, **self.rules)
 
     def report(self, name: str) -> None:
         """The node's agent attaches, in the machine's present boot: another one is well."""
@@ -103,10 +107,14 @@ class Site:
 
     async def settles(self, what: Any, within: float = 4 * TIMEOUT) -> None:
         def settled() -> bool:
-            self.world.kubelets_finish()
+            self.go_on()
             return bool(what())
 
         await soon(settled, within=within)
+
+    def go_on(self) -> None:
+        """What others in the cluster do meanwhile."""
+        self.world.kubelets_finish()
 
     def check(self) -> None:
         assert self.shop.wrong == []
@@ -959,24 +967,16 @@ async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_te
             return RepairAnswer(AnswerState.UNSURE if gone else AnswerState.DONE, "the object")
 
     class ObjectSite(Site):
-        def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
-            made = MemoryCluster(self.world, **more)
-            repair = repair_settings(
-                ("gpu-reset", Vanishing(self.shop, made)), ("ticket", ShopRepairer(self.shop, made))
+        def repair(self, cluster: MemoryCluster) -> RepairSettings:
+            return repair_settings(
+                ("gpu-reset", Vanishing(self.shop, cluster)),
+                ("ticket", ShopRepairer(self.shop, cluster)),
             )
-            self.replica = Replica(
-                self.world,
-                clock=Running(),
-                settings=replace(SETTINGS, repair=repair),
-                policy=shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset]}\n"),
-                cluster=made,
-            )
-            self.report("n1")
-            return self.replica
 
     cleaned = 0
     for calls in range(1, 80):
         site = ObjectSite()
+        site.policy = shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset]}\n")
         first = site.start(crash_at=calls, after=after)
         await site.settles(
             lambda s=site, f=first: (

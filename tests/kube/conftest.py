@@ -1,7 +1,7 @@
 """Fixtures that the tests of the Kubernetes client share."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
+from tests.support.active_test_jobs import Jobs
 from tests.support.admission_policies import ACCOUNT, OWN, POLICIES, kubelet_of, patch, remove
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.waiting import until
@@ -33,6 +34,22 @@ def aggregator(control_plane: ControlPlane, quarantine_definition: None) -> Path
     """A kubeconfig of the aggregator's own service account."""
     control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
     return control_plane.kubeconfig_for_service_account(*ACCOUNT)
+
+
+@pytest.fixture
+def jobs(cluster_space: Space) -> Jobs:
+    return Jobs(cluster_space)
+
+
+@pytest.fixture
+def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
+    """A kubeconfig of the aggregator's account, with what deploy/ has for tests by Jobs in the
+    namespace, and without a record that the tests of another file have left.
+    """
+    text = (DEPLOY.parent / "profiles" / "repair-jobs" / "repair-jobs.yaml").read_text()
+    control_plane.request("DELETE", "/api/v1/namespaces/sickbay/configmaps/sickbay-record")
+    with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
+        yield aggregator
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ preempts it for work; kwok plays the kubelet.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,7 @@ from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSett
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
 from tests.controlplane.api import MERGE_PATCH
-from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_job_repairer import RIGHTS
 from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, look_often, status
 from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.kube_cluster import kube_cluster
@@ -43,21 +41,6 @@ CLASS = "sickbay-idle-test"
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     look_often(monkeypatch)
     monkeypatch.setattr(idle_node_choice, "_IDLE_AGAIN", 0.5)
-
-
-@pytest.fixture
-def jobs(cluster_space: Space) -> Jobs:
-    return Jobs(cluster_space)
-
-
-@pytest.fixture
-def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
-    """The rights and the PriorityClass of deploy/."""
-    text = RIGHTS.read_text()
-    # The tests of another file leave a record in the account's namespace that can't be used.
-    control_plane.request("DELETE", "/api/v1/namespaces/sickbay/configmaps/sickbay-record")
-    with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
-        yield aggregator
 
 
 @asynccontextmanager

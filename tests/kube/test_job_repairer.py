@@ -3,7 +3,7 @@ pod, the Job controller judges it, and kwok plays the kubelet.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,11 @@ from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.job_manifest import job_manifest, job_name
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_fences import SPEC
 from tests.support.active_test_jobs import DISRUPTED, Jobs, job_section, order_of_a_test
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
-from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.kube_cluster import kube_cluster
 from tests.support.waiting import until
-
-RIGHTS = DEPLOY.parent / "profiles" / "repair-jobs" / "repair-jobs.yaml"
-
-
-@pytest.fixture
-def jobs(cluster_space: Space) -> Jobs:
-    return Jobs(cluster_space)
-
-
-@pytest.fixture
-def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
-    """A kubeconfig of the aggregator's account, with the rights of deploy/ in the namespace."""
-    text = RIGHTS.read_text()
-    with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
-        yield aggregator
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from aggregator.replicas.membership.view import SingleReplica
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_job_repairer import RIGHTS
 from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.admission_policies import POLICIES
 from tests.support.kube_cluster import kube_cluster
@@ -56,11 +55,6 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     look_often(monkeypatch)
-
-
-@pytest.fixture
-def jobs(cluster_space: Space) -> Jobs:
-    return Jobs(cluster_space)
 
 
 def new_node(space: Space, start: int = 0) -> str:
@@ -152,15 +146,6 @@ async def running(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.fixture
-def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
-    text = RIGHTS.read_text()
-    # The tests of another file leave a record in the account's namespace that can't be used.
-    control_plane.request("DELETE", "/api/v1/namespaces/sickbay/configmaps/sickbay-record")
-    with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
-        yield aggregator
 
 
 async def test_a_node_that_passes_is_opened_with_the_rights_of_deploy(

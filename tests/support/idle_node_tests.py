@@ -1,7 +1,7 @@
 """Nodes without work and the program that tests them, both of which outlive the processes."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
@@ -25,8 +25,6 @@ from tests.support.new_node_tests import (
     ProgramRepairer,
     TestProgram,
 )
-from tests.support.replica import Replica
-from tests.support.virtual_replica import Running
 
 RACK = "example.com/rack"
 HOUR = 3600.0
@@ -89,8 +87,7 @@ class IdleNodes(NewNodes):
         self.timeout = TIMEOUT
         self.pause = 60.0
 
-    def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
-        cluster = cluster or MemoryCluster(self.world, **more)
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
         one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
         rules = RepairRules(
             mode=self.mode,
@@ -99,14 +96,4 @@ class IdleNodes(NewNodes):
             idle_nodes=IdleNodeRules(**self.idle) if self.idle is not None else None,
         )
         entry = ConfiguredRepairer(one, self.timeout, note_end=one.note_end)
-        repair = RepairSettings(rules, {"test": entry}, (RACK,))
-        self.replica = Replica(
-            self.world,
-            clock=Running(),
-            settings=replace(self.settings, repair=repair),
-            policy=self.policy,
-            cluster=cluster,
-        )
-        for name in self.names:
-            self.report(name)
-        return self.replica
+        return RepairSettings(rules, {"test": entry}, (RACK,))

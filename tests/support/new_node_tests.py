@@ -153,21 +153,24 @@ class NewNodes:
 
     def start(self, cluster: MemoryCluster | None = None, **more: Any) -> Replica:
         cluster = cluster or MemoryCluster(self.world, **more)
-        one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
-        rules = RepairRules(mode=self.mode, test_pause=60.0, new_nodes=NewNodeRules(**self.rules))
-        repair = RepairSettings(
-            rules, {"test": ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end)}
-        )
         self.replica = Replica(
             self.world,
             clock=Running(),
-            settings=replace(self.settings, repair=repair),
+            settings=replace(self.settings, repair=self.repair(cluster)),
             policy=self.policy,
             cluster=cluster,
         )
         for name in self.names:
             self.report(name)
         return self.replica
+
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
+        """The repairers of a process with this connection."""
+        one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
+        rules = RepairRules(mode=self.mode, test_pause=60.0, new_nodes=NewNodeRules(**self.rules))
+        return RepairSettings(
+            rules, {"test": ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end)}
+        )
 
     def report(self, name: str, *evidence: Any) -> None:
         """The node's agent attaches, in the machine's present boot."""
