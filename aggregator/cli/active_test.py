@@ -162,12 +162,12 @@ def _require_test(options: argparse.Namespace, known: Answer) -> None:
 # -- the wait for its verdict ------------------------------------------------------------
 
 
-#: One look at a test: whether it is over, its answer then, and how far it has come.
-_Look = Callable[[], tuple[bool, Answer | None, str]]
+#: Reads the state of a test: whether it is over, its answer then, and how far it has come.
+_ReadState = Callable[[], tuple[bool, Answer | None, str]]
 
 
 def _poll(
-    look: _Look, node: str, timeout: float, page: str, clock: Callable[[], float]
+    read_state: _ReadState, node: str, timeout: float, page: str, clock: Callable[[], float]
 ) -> Answer | None:
     """The answer of the ended test; None without one, and stderr says why. ``page``: the command
     that shows the rest of a test that goes on.
@@ -175,7 +175,7 @@ def _poll(
     end, shown = clock() + timeout, ""
     while True:
         with suppress(Unreached):  # the connection may be lost for a time
-            is_over, answer, now = look()
+            is_over, answer, now = read_state()
             if is_over:
                 return answer
             if now != shown:
@@ -199,7 +199,7 @@ def _wait(
     is_known = False
     last: Answer | None = None
 
-    def look() -> tuple[bool, Answer | None, str]:
+    def read_state() -> tuple[bool, Answer | None, str]:
         nonlocal is_known, last
         quarantine = source.quarantine(node)
         found = repair_of(quarantine)
@@ -218,7 +218,7 @@ def _wait(
         is_known = is_known or f"({ident})" in requested
         return False, None, _progress(found, mine, is_known=is_known)
 
-    return _poll(look, node, timeout, "repair", clock)
+    return _poll(read_state, node, timeout, "repair", clock)
 
 
 def _wait_for_new(
@@ -230,7 +230,7 @@ def _wait_for_new(
 ) -> Answer | None:
     """The same for a new node."""
 
-    def look() -> tuple[bool, Answer | None, str]:
+    def read_state() -> tuple[bool, Answer | None, str]:
         found = source.get("nodes", node).get("new_node") or {}
         test = found.get("test")
         mine = test if test is not None and test["request"] == ident else None
@@ -238,7 +238,7 @@ def _wait_for_new(
             return True, dict(mine), ""
         return False, None, _state_of(mine, found.get("waits", ""))
 
-    return _poll(look, node, timeout, "node", clock)
+    return _poll(read_state, node, timeout, "node", clock)
 
 
 def _state_of(mine: Answer | None, waits: str) -> str:
