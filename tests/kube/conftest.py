@@ -44,10 +44,9 @@ def jobs(cluster_space: Space) -> Jobs:
 @pytest.fixture
 def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterator[Path]:
     """A kubeconfig of the aggregator's account, with what deploy/ has for tests by Jobs in the
-    namespace, and without a record that the tests of another file have left.
+    namespace.
     """
     text = (DEPLOY.parent / "profiles" / "repair-jobs" / "repair-jobs.yaml").read_text()
-    control_plane.request("DELETE", "/api/v1/namespaces/sickbay/configmaps/sickbay-record")
     with control_plane.applied(text.replace("sickbay-tests", jobs.space.namespace)):
         yield aggregator
 
