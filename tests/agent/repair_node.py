@@ -56,8 +56,11 @@ class RepairNode(AgentProcess):
         self.folder_done = 0
 
     def order(self, verb: int, stream: Attended, **fields: Any) -> pb.RepairOrder:
-        """An order that holds for a minute from the stream's Hello on, with an id of its own."""
-        return order_of(verb, stream, f"op-{next(self._ids)}", **fields)
+        """An order that holds for a minute from the stream's Hello on, with an id of its own
+        unless the fields have one.
+        """
+        operation_id = fields.pop("operation_id", None) or f"op-{next(self._ids)}"
+        return order_of(verb, stream, operation_id, **fields)
 
 
 def order_of(verb: int, stream: Attended, operation_id: str, **fields: Any) -> pb.RepairOrder:
