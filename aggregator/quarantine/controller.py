@@ -119,6 +119,7 @@ class Controller:
             fleet=fleet,
             uid_of=node_registry.uid_of,
             enabled=writes_events,
+            now=clocks.now,
         )
         self._cause_tracker = cause_tracker = CommonCauseTracker(
             limits=settings.common,

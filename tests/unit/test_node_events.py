@@ -21,7 +21,8 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.node_events import event_of
 from aggregator.quarantine.reconcile import node_events
-from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
+from aggregator.quarantine.reconcile.node_events import DRAINING_AFTER, NodeEventPublisher
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 STATUS = QuarantineStatus(Phase.DRAINING, drain_started_at=50.0)
@@ -145,15 +146,21 @@ class Bench:
         self.passed_on: list[Transition] = []
         self.written: list[NodeEvent] = []
         self.answers = list(answers)
-        summary = SimpleNamespace(quarantine=QUARANTINE)
-        fleet = SimpleNamespace(node_summaries={"n1": summary}, documentation_url=DOCUMENTATION)
+        self.summaries: dict[str, Any] = {}
+        self.quarantine(QUARANTINE)
+        fleet = SimpleNamespace(node_summaries=self.summaries, documentation_url=DOCUMENTATION)
         self.publisher = NodeEventPublisher(
             SimpleNamespace(record_event=self.passed_on.append),
             cluster=self,  # type: ignore[arg-type]
             fleet=fleet,  # type: ignore[arg-type]
             uid_of=lambda _: "uid",
             enabled=lambda _: enabled,
+            now=lambda: asyncio.get_running_loop().time(),
         )
+
+    def quarantine(self, found: Quarantine) -> None:
+        """The node's quarantine as it is now."""
+        self.summaries["n1"] = SimpleNamespace(quarantine=found)
 
     async def write_event(self, event: NodeEvent) -> None:
         answer = self.answers.pop(0) if self.answers else None
@@ -161,32 +168,92 @@ class Bench:
             raise answer
         self.written.append(event)
 
+    def record(self, *kinds: EventKind) -> None:
+        for kind in kinds:
+            self.publisher.record_event(make_transition(kind))
+
+    @property
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.written]
+
 
 async def test_events_are_written_in_the_background_and_once_each() -> None:
     bench = Bench()
-    for transition in (
-        make_transition(EventKind.DRAINING),
-        make_transition(EventKind.DRAINING),
-        HELD,
-    ):
+    for transition in (make_transition(EventKind.OVERDUE), HELD, HELD):
         bench.publisher.record_event(transition)
     assert bench.written == []
     assert len(bench.passed_on) == 3
     running = asyncio.create_task(bench.publisher.run())
     await until(lambda: len(bench.written) == 2)
-    assert [event.reason for event in bench.written] == ["Draining", "Held"]
+    assert bench.reasons == ["DrainOverdue", "Held"]
     running.cancel()
 
 
+@in_virtual_time
+async def test_the_begin_of_a_drain_is_written_later_and_no_event_waits_for_it() -> None:
+    bench = Bench()
+    running = asyncio.create_task(bench.publisher.run())
+    bench.record(EventKind.DRAINING, EventKind.DRAINING)
+    bench.publisher.record_event(HELD)
+    await asyncio.sleep(DRAINING_AFTER - 0.1)
+    assert bench.reasons == ["Held"]
+    await asyncio.sleep(0.2)
+    assert bench.reasons == ["Held", "Draining"]
+    assert bench.written[1].at == 7.0
+    await asyncio.sleep(2 * DRAINING_AFTER)
+    assert len(bench.written) == 2
+    running.cancel()
+
+
+@in_virtual_time
 async def test_the_begin_of_a_drain_that_is_over_before_it_was_written_is_left_out() -> None:
     bench = Bench()
-    bench.publisher.record_event(make_transition(EventKind.DRAINING))
-    bench.publisher.record_event(HELD)
-    bench.publisher.record_event(make_transition(EventKind.DRAINED))
     running = asyncio.create_task(bench.publisher.run())
-    await until(lambda: len(bench.written) == 2)
-    assert [event.reason for event in bench.written] == ["Held", "Drained"]
+    bench.record(EventKind.DRAINING)
+    bench.publisher.record_event(HELD)
+    await asyncio.sleep(DRAINING_AFTER - 0.1)
+    bench.record(EventKind.DRAINED)
+    await asyncio.sleep(2 * DRAINING_AFTER)
+    assert bench.reasons == ["Held", "Drained"]
     running.cancel()
+
+
+@in_virtual_time
+async def test_the_begin_of_a_drain_that_waits_for_other_events_is_left_out_with_its_end() -> None:
+    bench = Bench()
+    bench.record(EventKind.DRAINING, EventKind.EVICTED, EventKind.DRAINED)
+    running = asyncio.create_task(bench.publisher.run())
+    await asyncio.sleep(2 * DRAINING_AFTER)
+    assert bench.reasons == ["Drained"]
+    running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reasons"),
+    [
+        (EventKind.EVICTED, ["Draining"]),
+        (EventKind.FORCED, ["Draining"]),
+        (EventKind.BLOCKED, ["Draining", "DrainBlocked"]),
+        (EventKind.OVERDUE, ["Draining", "DrainOverdue"]),
+        (EventKind.HOOK, []),
+    ],
+)
+def test_a_drain_with_pods_to_evict_has_the_event_of_its_begin_at_once(
+    kind: EventKind, reasons: list[str]
+) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        bench = Bench()
+        running = asyncio.create_task(bench.publisher.run())
+        bench.record(EventKind.DRAINING, kind)
+        await asyncio.sleep(0.1)
+        assert bench.reasons == reasons
+        bench.record(EventKind.DRAINED)
+        await asyncio.sleep(2 * DRAINING_AFTER)
+        assert bench.reasons == [*reasons, "Drained"]
+        running.cancel()
+
+    test()
 
 
 async def test_a_held_node_has_the_section_of_its_hold_however_long_the_reason_is() -> None:
@@ -215,12 +282,11 @@ async def test_a_failure_is_tried_again_and_a_refusal_is_not(
 ) -> None:
     monkeypatch.setattr(node_events, "_PAUSE", 0.0)
     bench = Bench([Unreachable("away"), None, Refused("no right")])
-    bench.publisher.record_event(make_transition(EventKind.DRAINING))
-    bench.publisher.record_event(make_transition(EventKind.OVERDUE))
+    bench.record(EventKind.BLOCKED, EventKind.OVERDUE)
     bench.publisher.record_event(HELD)
     running = asyncio.create_task(bench.publisher.run())
     await until(lambda: len(bench.written) == 2)
-    assert [event.reason for event in bench.written] == ["Draining", "Held"]
+    assert bench.reasons == ["DrainBlocked", "Held"]
     running.cancel()
 
 
@@ -237,6 +303,23 @@ async def test_no_more_than_a_bounded_number_of_events_wait(
     assert len(bench.written) == 3
     bench.publisher.record_event(replace(HELD, incident="later"))
     await until(lambda: len(bench.written) == 4)
+    running.cancel()
+
+
+async def test_begins_of_drains_take_no_place_of_other_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_events, "MOST_WAITING", 1)
+    bench = Bench()
+    for number in range(3):
+        status = replace(STATUS, drain_started_at=50.0 + number)
+        bench.quarantine(replace(QUARANTINE, uid=f"q-{number}", status=status))
+        bench.record(EventKind.DRAINING)
+    assert bench.publisher.dropped == 2
+    bench.publisher.record_event(HELD)
+    assert bench.publisher.dropped == 2
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: bench.reasons == ["Held"])
     running.cancel()
 
 

@@ -2,9 +2,13 @@
 
 An Event is a report for people. It may be lost: where too many wait, where the process ends, or
 where the API server refuses it. The transition itself is in the history and the alerts.
+
+The begin of a drain is told a little later than it was, so that a node without pods to evict costs
+the API server one pair of Events and not two.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,15 +16,22 @@ from dataclasses import replace
 
 from aggregator.cluster.port import Cluster, ClusterError, NodeEvent, Unreachable
 from aggregator.documentation import address, of_hold
-from aggregator.events import EventSink, Transition
+from aggregator.events import EventKind, EventSink, Transition
 from aggregator.quarantine.decide.node_events import DRAINED, DRAINING, HELD, REASONS, event_of
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: Events that wait at most; further ones are dropped.
+#: Events that wait at most, and begins of drains at most; further ones are dropped.
 MOST_WAITING = 1000
+#: The begin of a drain is told so much later (seconds): two reads 5 s apart end most drains of
+#: nodes without pods.
+DRAINING_AFTER = 10.0
+#: Transitions of a drain that is more than two reads: its begin is told at once.
+_OF_A_LONGER_DRAIN = frozenset(
+    {EventKind.EVICTED, EventKind.FORCED, EventKind.BLOCKED, EventKind.OVERDUE}
+)
 #: Names of written Events that are remembered: each is written once.
 _MOST_KNOWN = 4096
 #: Characters of a hold's text: the address of its section must fit into the 1 kB of a note too.
@@ -45,32 +56,39 @@ class NodeEventPublisher:
         fleet: FleetState,
         uid_of: Callable[[str], str],
         enabled: Callable[[str], bool],
+        now: Callable[[], float],
     ) -> None:
         self._sink = sink
         self._cluster = cluster
         self._fleet = fleet
         self._uid_of = uid_of
         self._enabled = enabled
+        self._now = now
         #: By quarantine (or name) and reason, the oldest first.
         self._waiting: OrderedDict[tuple[str, str], NodeEvent] = OrderedDict()
+        #: Begins of drains by quarantine, and when each is due (monotonic), the oldest first.
+        self._begins: OrderedDict[str, tuple[float, NodeEvent]] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._more = asyncio.Event()
         self.dropped = 0
 
     def record_event(self, transition: Transition) -> None:
         self._sink.record_event(transition)
-        if transition.kind not in REASONS or not self._enabled(transition.node):
-            return
         summary = self._fleet.node_summaries.get(transition.node)
         quarantine = summary.quarantine if summary is not None else None
+        if quarantine is not None and transition.kind in _OF_A_LONGER_DRAIN:
+            self._tell_begin(quarantine.uid)
+        if transition.kind not in REASONS or not self._enabled(transition.node):
+            return
         event = event_of(transition, self._uid_of(transition.node), quarantine)
         if event is None or event.name in self._known:
             return
         if event.reason == HELD:
             event = self._with_section(event, transition.details.get("limit", ""))
-        if event.reason == DRAINED:  # in a burst a drain is over before its begin is written
+        if event.reason == DRAINED:  # the drain is over before its begin is written
+            self._begins.pop(event.quarantine_uid, None)
             self._waiting.pop((event.quarantine_uid, DRAINING), None)
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._begins if event.reason == DRAINING else self._waiting) >= MOST_WAITING:
             if not self.dropped:
                 log.warning("Kubernetes Events dropped: too many wait", extra={"node": event.node})
             self.dropped += 1
@@ -78,9 +96,18 @@ class NodeEventPublisher:
         self._known[event.name] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        of = event.quarantine_uid if event.reason == DRAINING else event.name
-        self._waiting[of, event.reason] = event
+        if event.reason == DRAINING:
+            self._begins[event.quarantine_uid] = self._now() + DRAINING_AFTER, event
+        else:
+            self._waiting[event.name, event.reason] = event
         self._more.set()
+
+    def _tell_begin(self, quarantine_uid: str) -> None:
+        """Its drain has evicted a pod, or can't: its begin goes before the Events of that."""
+        _, event = self._begins.pop(quarantine_uid, (0.0, None))
+        if event is not None:
+            self._waiting[quarantine_uid, DRAINING] = event
+            self._more.set()
 
     def _with_section(self, event: NodeEvent, limit: str) -> NodeEvent:
         section = address(self._fleet.documentation_url, of_hold(limit))
@@ -89,14 +116,31 @@ class NodeEventPublisher:
     async def run(self) -> None:
         """For ever."""
         while True:
-            await self._more.wait()
-            self._more.clear()
-            while self._waiting:
-                _, event = self._waiting.popitem(last=False)
+            await self._until_due()
+            while (event := self._next()) is not None:
                 await self._write(event)
             if self.dropped:
                 log.warning("Kubernetes Events were dropped", extra={"count": self.dropped})
                 self.dropped = 0
+
+    async def _until_due(self) -> None:
+        """Until an Event comes, or the begin of a drain is due."""
+        due = next((at for at, _ in self._begins.values()), None)
+        pause = None if due is None else max(0.0, due - self._now())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._more.wait()
+        self._more.clear()
+
+    def _next(self) -> NodeEvent | None:
+        """The Event to write now: no other waits for the begin of a drain."""
+        if self._waiting:
+            return self._waiting.popitem(last=False)[1]
+        due, event = next(iter(self._begins.values()), (0.0, None))
+        if event is None or self._now() < due:
+            return None
+        del self._begins[event.quarantine_uid]
+        return event
 
     async def _write(self, event: NodeEvent) -> None:
         for _ in range(_TRIES):
