@@ -84,6 +84,7 @@ PARTS = (
         {
             "actions/cordon.py",
             "actions/release.py",
+            "drain/drainer.py",
             "reconcile/agent_events.py",
             "reconcile/cluster_events.py",
             "reconcile/ownership.py",

@@ -266,8 +266,10 @@ class Drainer:
         The node is read in full before the Quarantine is seen to stand: the fence of every patch.
         Where the phase is all that is written, its compare-and-set is that proof, without a read.
         """
+        asked_at = self._clocks.now()
         node = await self._cluster.read_node(node_state.node, background=True)
         node_state.take_node(node)
+        node_state.work.note_poll(asked_at)  # it shows all that a poll at once would show
         change = exclude_change(node) if node is not None and self._off_balancers else None
         quarantine = node_state.node_summary.quarantine
         if change is not None or quarantine is None or quarantine.status.phase is Phase.DRAINING:

@@ -14,7 +14,7 @@ class Work:
     ``waiters``: messages that are acknowledged when their evidence is durable.
     ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
-    ``looked_at``: when the node was last polled (monotonic).
+    ``looked_at``: when the node was last polled, or read for the begin of its drain (monotonic).
     ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
     when it became ours (monotonic).
     ``in_record``: the record, as last seen, has an entry of it.
