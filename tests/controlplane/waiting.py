@@ -6,6 +6,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: Seconds between two calls of a wait that is long.
+_LONGEST_PAUSE = 0.25
+
 
 def wait_until(
     probe: Callable[[], T | None],
@@ -16,14 +19,17 @@ def wait_until(
 ) -> T:
     """Call `probe` until what it returns is true, and return that.
 
-    Raises TimeoutError that says what was waited for, and what the probe last returned.
+    ``every_s``: seconds between the first calls; they grow with the wait, because a call is mostly
+    a request to the API server, which costs some milliseconds of a processor. Raises TimeoutError
+    that says what was waited for, and what the probe last returned.
     """
-    deadline = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while True:
         last = probe()
         if last:
             return last
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - begun
+        if waited >= timeout_s:
             told = what() if callable(what) else what
             raise TimeoutError(f"waited {timeout_s:g} s for {told}; last seen: {last!r}")
-        time.sleep(every_s)
+        time.sleep(max(every_s, min(waited / 25, _LONGEST_PAUSE)))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from nodeagent.checks import gpu_common, registry
 from nodeagent.version import VERSION
 from tests.agent.agent_process import QUIET
 from tests.agent.fake_tools import FakeTools
@@ -25,8 +26,14 @@ from tests.support.stack import Stack
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 OPENED = "stream to the aggregator opened"
-#: Seconds: the check that was off while the driver was let go of runs each minute.
 RELEASE = 150
+#: The checks of a GPU are off while its driver is let go of. A release waits for their next run,
+#: which by default comes a minute later.
+OFTEN = "".join(
+    f'[checks.{spec.name}]\ninterval = "3s"\n'
+    for spec in registry.SPECS
+    if spec.interval == gpu_common.INTERVAL and spec.name.startswith("gpu-")
+)
 TWO = [gpu(0), gpu(1)]
 REPAIR: dict[str, Any] = {
     "repair": {
@@ -102,7 +109,7 @@ class RepairedNode:
             f'reboot_command = ["{self.tools.folder}/reboot-now"]\n'
             f'tool_path = ["{self.tools.folder}", "/usr/bin", "/bin"]\n'
             f'reboot_limit = "2s"\ninsecure_own_pid_namespace = true\n'
-            f'profiles = "{self.folder}/profiles"\n{QUIET}'
+            f'profiles = "{self.folder}/profiles"\n{QUIET}{OFTEN}'
         )
         (self.folder / "profiles").mkdir()
         (self.folder / "profiles" / "own.toml").write_text(PROFILE)
