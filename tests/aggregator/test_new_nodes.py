@@ -433,6 +433,28 @@ async def test_a_node_that_is_not_ready_for_pods_is_not_tested_yet(key: str) -> 
 
 
 @in_virtual_time
+async def test_a_new_node_that_another_party_works_on_is_tested_when_that_is_over() -> None:
+    site = NewNodes()
+    site.set_label("nvidia.com/gpu-driver-upgrade-state", "drain-required")
+    site.start()
+    await later(5 * TIMEOUT)
+    assert site.program.orders == []
+    site.set_label("nvidia.com/gpu-driver-upgrade-state", "upgrade-done")
+    await site.settles(site.is_open)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_new_node_of_a_pool_whose_nodes_are_not_to_be_disrupted_is_tested() -> None:
+    site = NewNodes()
+    site.world.person_annotates("n1", "karpenter.sh/do-not-disrupt", "true")
+    site.start()
+    await site.settles(site.is_open)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
     site = NewNodes()
     site.rules["remove_taint"] = False

@@ -188,6 +188,10 @@ class NewNodes:
     def set_taints(self, *taints: Taint, name: str = "n1") -> None:
         self.world.set_node(replace(self.world.nodes[name], taints=taints))
 
+    def set_label(self, key: str, value: str, name: str = "n1") -> None:
+        node = self.world.nodes[name]
+        self.world.set_node(replace(node, labels={**node.labels, key: value}))
+
     def is_open(self, name: str = "n1") -> bool:
         return UNTESTED not in self.taints(name)
 

@@ -25,6 +25,14 @@ _MIG_CHANGES = ("pending", "rebooting")
 
 
 def maintained_by(node: Node) -> str:
+    """The party at work on the node, or that wants its work left there; empty without one."""
+    theirs = node.annotations.get(DO_NOT_DISRUPT) == "true"
+    if theirs and DO_NOT_DISRUPT not in own_annotations(node.annotations):
+        return at_work_on(node) or f"it is not to be disrupted (annotation {DO_NOT_DISRUPT})"
+    return at_work_on(node)
+
+
+def at_work_on(node: Node) -> str:
     """The party at work on the node, for people; empty without one."""
     for taint in node.taints:
         if taint.key in _TAINTS:
@@ -37,7 +45,4 @@ def maintained_by(node: Node) -> str:
         return f"its MIG configuration is being changed ({_MIG}={state})"
     if node.labels.get(_EXCLUDED) == "true":
         return f"it is excluded from remediation (label {_EXCLUDED})"
-    theirs = node.annotations.get(DO_NOT_DISRUPT) == "true"
-    if theirs and DO_NOT_DISRUPT not in own_annotations(node.annotations):
-        return f"it is not to be disrupted (annotation {DO_NOT_DISRUPT})"
     return ""
