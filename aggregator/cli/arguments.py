@@ -42,6 +42,10 @@ class Parser(argparse.ArgumentParser):
         if options is None:
             return ""
         wrong = [word.partition("=")[0] for word in options[1].split() if word.startswith("-")]
+        for word in wrong:
+            commands = self._commands_with(word)
+            if commands:
+                return f"{word} is an option of: {', '.join(commands)}"
         near = next(filter(None, (_nearest(word, self._options()) for word in wrong)), "")
         return f"Did you mean: {near}" if near else ""
 
@@ -50,6 +54,13 @@ class Parser(argparse.ArgumentParser):
             yield from action.option_strings
         for parser in self.commands.values():
             yield from parser._options()  # noqa: SLF001 - of the same class
+
+    def _commands_with(self, option: str) -> list[str]:
+        """The commands that have this option, each as it is written."""
+        below = self.commands.values()
+        found = [one for parser in below for one in parser._commands_with(option)]  # noqa: SLF001
+        has = any(option in action.option_strings for action in self._actions)
+        return [self.prog, *found] if has else found
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
