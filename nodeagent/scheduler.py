@@ -1,7 +1,8 @@
 """Runs checks at jittered intervals, each under its deadline, at most one look of each at a time.
 
 Checks of one interval run in the same beat: four GPU checks then share one sample, and an idle
-agent wakes up rarely. For a look that outlives its deadline the scheduler reports ``unknown``,
+agent wakes up rarely. A beat also runs those of other intervals that are nearly due, for the same
+reason. For a look that outlives its deadline the scheduler reports ``unknown``,
 ``hung`` and leaves the look alone: it may share a worker with others, and a wait in the kernel
 cannot be cancelled. It is not started again until it ends, and its result then still counts.
 """
@@ -22,8 +23,9 @@ log = logging.getLogger(__name__)
 #: Reasons given for a check that gave no result itself: it is late, or it has a defect.
 HUNG = "hung"
 CHECK_ERROR = "check-error"
-#: An interval is drawn anew each time from this share of it, up or down: 10,000 agents that were
-#: rolled out together must drift apart.
+#: An interval is up to this share of it shorter, with another beat, or longer, by a number drawn
+#: anew each time: 10,000 agents that were rolled out together must drift apart, the beats of one
+#: agent need not.
 JITTER = 0.1
 #: The first look comes within so many seconds of the start.
 FIRST_LOOK = 3.0
@@ -50,6 +52,26 @@ class Scheduled:
     running: "asyncio.Task[None] | None" = field(default=None, repr=False)
     #: The result of the latest look that went well, or None before the first.
     report: Report | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    """A moment for all checks of one interval, in seconds of the event loop.
+
+    It comes when it is ``due``, or with another beat that comes after ``earliest``.
+    """
+
+    earliest: float
+    due: float
+
+    @classmethod
+    def first(cls, interval: float, now: float, share: float) -> "_Beat":
+        at = now + share * min(interval, FIRST_LOOK)
+        return cls(at, at)
+
+    @classmethod
+    def after(cls, interval: float, now: float, share: float) -> "_Beat":
+        return cls(now + interval * (1 - JITTER), now + interval * (1 + JITTER * share))
 
 
 class Deliver(Protocol):
@@ -82,9 +104,9 @@ class Scheduler:
         self._known = known
         self._stuck = stuck
         self._looks: set[asyncio.Task[None]] = set()
-        #: One task for all checks of one interval; under 0 the wait for other checks.
-        self._beats: dict[float, asyncio.Task[object]] = {}
-        self._changed = asyncio.Event()
+        self._beats: dict[float, _Beat] = {}  # by the interval of the checks that run in it
+        self._new: list[Scheduled] = []  # that have not looked
+        self._wake = asyncio.Event()
 
     def infos(self) -> list[CheckInfo]:
         """Each check as Hello tells of it."""
@@ -99,20 +121,19 @@ class Scheduler:
         }
 
     async def run(self) -> None:
-        """Run checks until cancelled. Looks under way are then left to the loop's end.
-
-        No TaskGroup: Python 3.11's loses a cancellation that comes just when a task of it fails.
-        """
-        try:
-            while True:
-                self._start_beats()
-                await asyncio.wait(self._beats.values(), return_when=asyncio.FIRST_COMPLETED)
-                self._end_beats()
-        finally:
-            for task in self._beats.values():
-                task.cancel()
-            await asyncio.gather(*self._beats.values(), return_exceptions=True)
-            self._beats.clear()
+        """Run checks until cancelled. Looks under way are then left to the loop's end."""
+        loop = asyncio.get_running_loop()
+        self._beats.clear()
+        self._new = []  # these have their first beat
+        while True:
+            self._wake.clear()
+            following = self._run_what_is_due(loop.time())
+            alarm = None if following is None else loop.call_at(following, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
 
     def use(self, checks: Sequence[Scheduled]) -> None:
         """Run these from now on. Those that ran before go on undisturbed; new ones look at once.
@@ -121,10 +142,9 @@ class Scheduler:
         """
         before = self.checks
         self.checks = {check.name: check for check in checks}
-        for check in checks:
-            if before.get(check.name) is not check:
-                self._keep(asyncio.create_task(self._look_once(check)))
-        self._changed.set()
+        # Not here: what follows a change (a new Hello) comes before the first report.
+        self._new += [check for check in checks if before.get(check.name) is not check]
+        self._wake.set()
 
     async def run_now(self, names: Collection[str] = ()) -> list[str]:
         """Run these checks (all when empty) out of turn, and wait for them.
@@ -133,7 +153,7 @@ class Scheduler:
         that no running check has.
         """
         chosen = [self.checks[name] for name in names] if names else list(self.checks.values())
-        await asyncio.gather(*(self._look_once(check) for check in chosen))
+        await asyncio.gather(*(self._look_and_wait(check) for check in chosen))
         return [check.name for check in chosen if check.hung_since is not None]
 
     def cancel(self) -> None:
@@ -141,42 +161,59 @@ class Scheduler:
         for task in self._looks:
             task.cancel()
 
-    def _start_beats(self) -> None:
-        if 0.0 not in self._beats:
-            self._changed.clear()
-            self._beats[0.0] = asyncio.create_task(self._changed.wait())
-        for interval in {check.interval for check in self.checks.values()} - self._beats.keys():
-            self._beats[interval] = asyncio.create_task(self._beat(interval))
+    def _run_what_is_due(self, now: float) -> float | None:
+        """Start looks of new checks and of the beats that have come; when the next one comes."""
+        for check in self._new:
+            if self.checks.get(check.name) is check:
+                self._look(check)
+        self._new = []
+        intervals = {check.interval for check in self.checks.values()}
+        share = self._random()  # one for all: intervals that begin together stay together
+        self._beats = {
+            interval: self._beats.get(interval) or _Beat.first(interval, now, share)
+            for interval in intervals
+        }
+        if any(beat.due <= now for beat in self._beats.values()):
+            ready = {interval for interval, beat in self._beats.items() if beat.earliest <= now}
+            for interval in ready:
+                self._beats[interval] = _Beat.after(interval, now, self._random())
+            for check in self.checks.values():
+                if check.interval in ready:
+                    self._look(check)
+        return min((beat.due for beat in self._beats.values()), default=None)
 
-    def _end_beats(self) -> None:
-        """Forget those that have ended: no check has their interval any more, or it is a bug."""
-        for interval, task in list(self._beats.items()):
-            if task.done():
-                del self._beats[interval]
-                task.result()
+    def _look(self, check: Scheduled) -> "asyncio.Task[None]":
+        """The look that begins now, or the one under way."""
+        if check.running is not None:
+            return check.running
+        task = asyncio.create_task(self.run_one(check), name=f"check {check.name}")
+        late = asyncio.get_running_loop().call_later(check.deadline, self._is_late, check, task)
 
-    async def _beat(self, interval: float) -> None:
-        await asyncio.sleep(self._random() * min(interval, FIRST_LOOK))
-        while checks := [each for each in self.checks.values() if each.interval == interval]:
-            for check in checks:
-                if check.running is None:
-                    self._keep(asyncio.create_task(self._look_once(check)))
-            await asyncio.sleep(interval * (1 - JITTER + 2 * JITTER * self._random()))
+        def ended(task: "asyncio.Task[None]") -> None:
+            late.cancel()
+            self._looks.discard(task)
 
-    async def _look_once(self, check: Scheduled) -> None:
-        """One look, or the rest of the one under way; returns at its end or its deadline."""
-        if check.running is None:
-            check.running = asyncio.create_task(self.run_one(check), name=f"check {check.name}")
-            self._keep(check.running)
-        task = check.running
-        await asyncio.wait({task}, timeout=check.deadline)
-        if not task.done() and check.hung_since is None:
-            check.hung_since = self._clock.boottime()
-            check.hangs += 1
-            waits = "".join(f"; {each}" for each in self._stuck()[:3])
-            message = f"no result in {check.deadline:g} s{waits}"
-            log.warning("check %s: %s", check.name, message, extra={"event": "check.hung"})
-            self.log_state(check, self._unknown(check, HUNG, message), whole=False)
+        check.running = task
+        self._looks.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _look_and_wait(self, check: Scheduled) -> None:
+        """Returns at the look's end or its deadline; for one that is late, after that time again.
+
+        A look that was under way may be late before.
+        """
+        await asyncio.wait({self._look(check)}, timeout=check.deadline)
+
+    def _is_late(self, check: Scheduled, look: "asyncio.Task[None]") -> None:
+        if check.running is not look:
+            return  # it ended in the same moment
+        check.hung_since = self._clock.boottime()
+        check.hangs += 1
+        waits = "".join(f"; {each}" for each in self._stuck()[:3])
+        message = f"no result in {check.deadline:g} s{waits}"
+        log.warning("check %s: %s", check.name, message, extra={"event": "check.hung"})
+        self.log_state(check, self._unknown(check, HUNG, message), whole=False)
 
     async def run_one(self, check: Scheduled) -> None:
         started = self._clock.boottime()
@@ -211,7 +248,3 @@ class Scheduler:
             Observation(check.name, component, Status.UNKNOWN, reason, message)
             for component in components
         ]
-
-    def _keep(self, task: "asyncio.Task[None]") -> None:
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)

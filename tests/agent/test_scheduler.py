@@ -255,3 +255,54 @@ def test_without_checks_it_runs_on() -> None:
         task.cancel()
 
     run(story())
+
+
+def test_intervals_share_their_moments_so_that_an_idle_agent_sleeps() -> None:
+    """Each by itself would wake it up 13 times a minute."""
+
+    async def story() -> None:
+        probes = {interval: Probe() for interval in (10.0, 15.0, 30.0, 60.0)}
+        made, _ = scheduler(
+            [scheduled(str(each), probe, interval=each) for each, probe in probes.items()]
+        )
+        await run_for(made, 3600)
+        for interval, probe in probes.items():
+            gaps = [after - before for before, after in pairwise(probe.looks)]
+            least, most = interval * (1 - JITTER), interval * (1 + JITTER)
+            assert all(least - 1e-6 <= gap <= most + 1e-6 for gap in gaps)
+            assert 0.95 <= len(probe.looks) * interval / 3600 <= 1.05
+        moments = {at for probe in probes.values() for at in probe.looks}
+        assert len(moments) <= 9 * 60, "8 a minute without jitter"
+
+    run(story())
+
+
+def test_a_look_is_one_task() -> None:
+    async def story() -> None:
+        made, _ = scheduler([scheduled(str(n), Probe(never)) for n in range(20)])
+        task = asyncio.create_task(made.run())
+        await asyncio.sleep(FIRST_LOOK)
+        assert len(asyncio.all_tasks()) == 1 + 1 + 20, "this test, the scheduler and the looks"
+        task.cancel()
+
+    run(story())
+
+
+def test_a_look_that_ends_when_its_deadline_comes_is_not_hung() -> None:
+    """A busy loop finds both in one turn, the end first."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+
+        async def just_in_time() -> Report:
+            loop.pass_time(10)
+            await asyncio.sleep(0)
+            return []
+
+        made, delivered = scheduler([scheduled("a", Probe(just_in_time))])
+        assert await made.run_now() == []
+        assert (made.checks["a"].hangs, made.checks["a"].hung_since) == (0, None)
+        assert len(delivered) == 1
+
+    run(story())
