@@ -1,28 +1,31 @@
 """The requests that the drain of one node costs, and the changes that its few reads still show."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aggregator.cluster.port import Phase
+from aggregator.cluster.port import Phase, Quarantine, QuarantineStatus
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.reconcile.poller import DRAINING_EVERY
 from tests.support import virtual_time
 from tests.support.drains import begun, status, world_with
-from tests.support.memory_cluster import phase_of
-from tests.support.replica import SETTINGS
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.replica import SETTINGS, Replica
 from tests.support.waiting import until
 
+EMPTY_FOR = 5.0
 #: The poller sleeps so long between two rounds (seconds), and a little for each node.
 ROUND = 6.0
 
 
 @pytest.fixture(autouse=True)
 def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
+    monkeypatch.setattr(drainer, "EMPTY_FOR", EMPTY_FOR)
 
 
 def test_a_node_is_read_once_at_the_begin_of_its_drain_and_first_polled_later() -> None:
@@ -54,5 +57,103 @@ def test_an_exemption_is_seen_within_one_interval_at_any_time_of_a_drain(after: 
             lambda: "the job must end" in status(world).message, within=DRAINING_EVERY + ROUND
         )
         await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+# -- one read of the pods, or two -----------------------------------------------------------------
+
+
+@dataclass
+class Seen(World):
+    """Notes the pods that are on the node when it is written that it is drained."""
+
+    left_behind: list[str] = field(default_factory=list)
+
+    def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
+        if quarantine.status.phase is Phase.DRAINED:
+            self.left_behind += self.pods
+        return super().put_quarantine(quarantine)
+
+
+class Busy(MemoryCluster):
+    """The write of phase Cordoned takes so long (seconds), as in a burst: it trails."""
+
+    def __init__(self, world: World, trails: float) -> None:
+        super().__init__(world)
+        self.trails = trails
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        if status.phase is Phase.CORDONED:
+            await asyncio.sleep(self.trails)
+        return await super().write_quarantine_status(quarantine, status)
+
+
+def empty_world() -> Seen:
+    world = Seen()
+    world.add_node("n1")
+    return world
+
+
+async def drained_by(world: World, trails: float) -> Replica:
+    """It became ill, and is drained."""
+    replica = await begun(world, SETTINGS, cluster=Busy(world, trails))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    return replica
+
+
+@pytest.mark.parametrize(
+    ("trails", "reads"), [(0.0, 2), (EMPTY_FOR - 0.1, 2), (EMPTY_FOR + 0.1, 1)]
+)
+def test_the_pods_of_an_empty_node_are_read_once_where_that_is_late_enough(
+    trails: float, reads: int
+) -> None:
+    async def scenario() -> None:
+        replica = await drained_by(empty_world(), trails)
+        assert replica.cluster.asked["pods_on"] == reads
+        view = replica.fleet.node_summaries["n1"].quarantine_view
+        just_empty = view.was_just_empty(asyncio.get_running_loop().time(), 1.0)
+        assert just_empty == (reads == 2), "after one read a repair reads the pods again"
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+@given(trails=st.floats(0, 3 * EMPTY_FOR), late=st.floats(0, EMPTY_FOR, exclude_max=True))
+def test_a_pod_that_a_scheduler_places_before_it_sees_the_taint_is_never_left_behind(
+    trails: float, late: float
+) -> None:
+    """However late our own requests are, and whether one read or two find the node empty."""
+
+    async def scenario() -> None:
+        world = empty_world()
+        replica = await begun(world, SETTINGS, cluster=Busy(world, trails))
+        await until(lambda: world.nodes["n1"].taints)
+        asyncio.get_running_loop().call_later(late, world.add_pod, "n1", "late")
+
+        def settled() -> bool:
+            world.kubelets_finish()
+            return phase_of(world, "n1") is Phase.DRAINED
+
+        await until(settled)
+        assert world.evicted == ["uid-late"]
+        assert world.left_behind == []
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_replica_that_takes_a_drain_over_reads_the_pods_twice() -> None:
+    async def scenario() -> None:
+        world = empty_world()
+        first = await begun(world, SETTINGS, cluster=Busy(world, 2 * EMPTY_FOR))
+        await until(lambda: phase_of(world, "n1") is Phase.ADMITTED and world.nodes["n1"].taints)
+        await first.stop()
+        await asyncio.sleep(2 * EMPTY_FOR)
+        second = await drained_by(world, 2 * EMPTY_FOR)
+        assert second.cluster.asked["pods_on"] == 2
+        await second.stop()
 
     virtual_time.run(scenario())

@@ -257,6 +257,61 @@ def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
     on_drain(test)
 
 
+@pytest.mark.parametrize(
+    ("but", "reads"),
+    [
+        ("nothing", 1),
+        ("marked later", 2),
+        ("marked by another replica", 2),
+        ("marked for another quarantine", 2),
+        ("handed over meanwhile", 2),
+        ("seen without a mark", 2),
+        ("drained before", 2),
+        ("read before", 2),
+        ("a hook", 2),
+        ("a stuck pod", 2),
+    ],
+)
+def test_one_late_read_says_so_too_unless_a_pod_may_be_on_its_way(but: str, reads: int) -> None:
+    async def test(bench: Drain) -> None:
+        asked = HookStatus(HookState.DONE, 5900.0) if but == "a hook" else None
+        await bench.marked(Phase.DRAINING, pre_evict=asked)
+        view = bench.node_state.own_quarantine_view()
+        view.quarantine = bench.now()
+        if but != "marked by another replica":
+            uid = "other" if but == "marked for another quarantine" else "q"
+            view.note_begin(uid, bench.loop.time() - (4.9 if but == "marked later" else 5.0))
+        if but == "handed over meanwhile":
+            view.hand_over()
+        if but == "seen without a mark":
+            bare = replace(bench.world.nodes["n1"], labels={})
+            view.take_node(bare, elsewhere=False)
+            view.take_node(bench.world.nodes["n1"], elsewhere=False)
+        bench.memory.is_new = but != "drained before"
+        bench.memory.first_seen = frozenset() if but == "read before" else None
+        if but == "a stuck pod":
+            bench.world.add_pod("n1", "a", deleting=True, deletion_at=1.0)
+        read = await rounds(bench)
+        assert read.plan.remaining == 0
+        assert bench.cluster.asked["pods_on"] == reads
+
+    on_drain(test)
+
+
+def test_only_a_drain_that_never_began_before_is_new() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked()
+        await bench.made._begin(bench.node_state, bench.still)
+        assert bench.made._memory(bench.node_state).is_new
+        status = replace(bench.now().status, phase=Phase.CORDONED)  # a person ended the drain
+        await bench.acts.write_status(bench.node_state, bench.now(), status)
+        await bench.made._begin(bench.node_state, bench.still)
+        assert not bench.made._memory(bench.node_state).is_new
+        assert bench.now().status.phase is Phase.DRAINING
+
+    on_drain(test)
+
+
 def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)

@@ -338,6 +338,7 @@ class NodeActions:
             self._expected.note_difference(node, error)
             await self._begin_again(node_state, wanted, quarantine)
             return
+        node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
         await self._report_marks(node_state, quarantine, patched)
 
     async def cordon(self, node_state: NodeState) -> None:

@@ -48,7 +48,10 @@ STATUS_EVERY = 10.0
 UNCHANGED_EVERY = 300.0
 #: No eviction follows a read of the node that is older than this (seconds).
 NODE_EVERY = 10.0
-#: A node is empty once two reads say so that are so far apart (seconds): a pod may come back.
+#: A node is empty once two reads say so that are so far apart (seconds), because a pod may come
+#: back, and a scheduler that has not seen the taint may still place one. The last read has to begin
+#: so long after the taint in any case. So one read is enough where it begins that late and nothing
+#: can be on its way back; see `Drainer._is_proof`.
 EMPTY_FOR = 5.0
 _LOOK_FIRST = 0.1
 #: The pods of a drain that is blocked are read so often (seconds) ...
@@ -160,21 +163,21 @@ class Drainer:
     async def _until_empty(
         self, node_state: NodeState, evictions: Evictor, node_at: float
     ) -> _Read | None:
-        """The read that found the node empty for the second time, or None if the drain is over.
+        """The read that proves the node empty, or None if the drain is over.
 
         ``node_at``: when the node was read (monotonic seconds).
         """
         memory, still = evictions.memory, evictions.still
         look, before = _LOOK_FIRST, frozenset[tuple[str, bool]]()
         while still():
-            began = self._clocks.now()
-            pods = await self._cluster.pods_on(
-                node_state.node, background=memory.first_seen is not None
-            )
+            began, is_first = self._clocks.now(), memory.first_seen is None
+            pods = await self._cluster.pods_on(node_state.node, background=not is_first)
             read = self._read(node_state, pods, memory, began)
             if read is None or not still():
                 return None
-            if read.plan.remaining == 0 and memory.found_empty:
+            if read.plan.remaining == 0 and (
+                memory.found_empty or (is_first and self._is_proof(node_state, read, memory))
+            ):
                 return read
             memory.found_empty = read.plan.remaining == 0
             now = self._clocks.now()
@@ -195,6 +198,25 @@ class Drainer:
             before = pods_now
             await self._rest(node_state, read, evictions, look)
         return None
+
+    def _is_proof(self, node_state: NodeState, read: _Read, memory: DrainMemory) -> bool:
+        """Whether the first read of a drain, which found no pod that would go, needs no second one.
+
+        The second read of a drain finds two kinds of pods. Those that a scheduler placed before it
+        saw the taint are found by the first one as well, where that began `EMPTY_FOR` after the
+        taint. Those that their controller makes again were asked to leave before. No pod was asked
+        where this process began the quarantine and its drain, no hook was asked, and no pod is
+        stuck in Terminating. The time of the taint is by our own monotonic clock, because another
+        replica's wall clock may be ahead or behind, and so it is unknown after a take-over.
+        """
+        view, quarantine = node_state.quarantine_view, node_state.node_summary.quarantine
+        return (
+            quarantine is not None
+            and memory.is_new
+            and quarantine.status.pre_evict is None
+            and not read.plan.stuck
+            and read.began - view.begun_at(quarantine.uid) >= EMPTY_FOR
+        )
 
     async def _ask(self, node_state: NodeState, read: _Read, evictions: Evictor) -> bool:
         """Send the evictions that are due, and write the progress: also where sending failed."""
@@ -294,6 +316,8 @@ class Drainer:
             applied=read_applied(node) or quarantine.status.applied,
         )
         await self._enter_phase(node_state, quarantine, status, EventKind.DRAINING, "draining")
+        # Evictions come after this phase, so none was sent before its first compare-and-set.
+        self._memory(node_state).is_new = not quarantine.status.drain_started_at
         return True
 
     async def _finish(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
@@ -312,7 +336,8 @@ class Drainer:
             pods_read_at=read.at,
             blockers=evictions.blockers(plan),
         )
-        node_state.own_quarantine_view().note_empty(read.began)
+        if evictions.memory.found_empty:  # after one read alone, a repair reads the pods once more
+            node_state.own_quarantine_view().note_empty(read.began)
         text = "drained" if not plan.stuck else f"drained: {message}"
         await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
 

@@ -66,6 +66,7 @@ class DrainMemory:
     ``returns`` the backoff of returned pods, by slot (`decide.returned_pods`). ``found_empty``: the
     last read found no pod that would go. ``written_at`` is monotonic. ``unreported_phase``: the
     phase that was sent to the API server, and the event to emit once the Quarantine shows it.
+    ``is_new``: this process began the drain, which had never begun before.
     """
 
     uid: str
@@ -78,6 +79,7 @@ class DrainMemory:
     found_empty: bool = False
     written_at: float = float("-inf")
     unreported_phase: tuple[Phase, EventKind, str] | None = None
+    is_new: bool = False
 
     def keep_only(self, present: dict[str, str], now: float, rng: random.Random) -> None:
         """Forget the blocked pods that are gone; retry soon those that changed.

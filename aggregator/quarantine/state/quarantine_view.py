@@ -1,6 +1,7 @@
 """A node's quarantine as this replica knows it: the object, its marks on the node, its traces."""
 
 import asyncio
+import math
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -41,6 +42,8 @@ class QuarantineView:
     ``condition_seen``: the last read of the node since then has it.
     ``repair_look``: when to look at its repair again (monotonic).
     ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
+    ``begun``: the uid of the quarantine that this process created, and when it had marked the node
+    for it (monotonic). It is None where the node lacked a mark since or may have had another owner.
     """
 
     quarantine: Quarantine | None = None
@@ -65,6 +68,7 @@ class QuarantineView:
     condition_seen: bool = False
     repair_look: float = 0.0
     empty_at: float | None = None
+    begun: tuple[str, float] | None = None
 
     # -- the object -------------------------------------------------------------------------------
 
@@ -188,6 +192,7 @@ class QuarantineView:
         self.node_replaced, self.uncordoned, self.reborn = False, Uncordoned.NO, ""
         quarantine = self.quarantine
         if node is None or quarantine is None:
+            self.begun = None
             return
         # Until the node is marked, the spec alone tells which Node it was.
         known = quarantine.status.node_uid or quarantine.spec.node_uid
@@ -199,6 +204,8 @@ class QuarantineView:
             self.node_replaced = node.uid != quarantine.status.node_uid
             if not self.node_replaced:
                 self.uncordoned = whose_uncordon(node, quarantine)
+            if self.missing or self.node_replaced or self.uncordoned is not Uncordoned.NO:
+                self.begun = None
 
     def lacks(self, node: Node, quarantine: Quarantine, *, elsewhere: bool) -> tuple[str, ...]:
         """Which of our marks the node lacks. The condition trails: while it is being written, a
@@ -223,6 +230,14 @@ class QuarantineView:
     def note_marks(self) -> None:
         """Our marks were just written."""
         self.node_replaced, self.missing = False, ()
+
+    def note_begin(self, uid: str, at: float) -> None:
+        """Our process has just made the quarantine, and marked the node, which had no marks."""
+        self.begun = uid, at
+
+    def begun_at(self, uid: str) -> float:
+        """When this process marked the node for this quarantine of its own; infinite: unknown."""
+        return self.begun[1] if self.begun is not None and self.begun[0] == uid else math.inf
 
     def note_conditions(self, written: Quarantine) -> None:
         """The object after a write for its conditions alone. A definition of before the upgrade
@@ -283,6 +298,7 @@ class QuarantineView:
 
     def hand_over(self) -> None:
         """Another replica releases and adopts now."""
+        self.begun = None
         self.release_held = self.orphan = self.vanished = ""
         self.to_adopt = False
 
