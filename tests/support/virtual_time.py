@@ -2,46 +2,37 @@
 
 import asyncio
 import functools
-import selectors
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
+
+from tests.support.lean_loop import LeanLoop
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class _Jumping(selectors.DefaultSelector):
-    """Instead of sleeping until the next timer, moves the loop's clock to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if not ready:
-            if timeout is None:
-                raise AssertionError("everything waits for something that will never happen")
-            self.now += timeout
-        return ready
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
+class VirtualTimeLoop(LeanLoop):
     """``time`` is virtual; it is also a ``Clock`` (boottime seconds) for what is under test."""
 
     def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
+        self._now = 1000.0
+        super().__init__()
 
     def time(self) -> float:
-        return self._jumping.now
+        return self._now
 
     def boottime(self) -> float:
-        return self.time()
+        return self._now
+
+    def _wait(self, seconds: float | None) -> None:
+        """Instead of sleeping until the next timer, move the clock to it."""
+        if seconds is None:
+            raise AssertionError("everything waits for something that will never happen")
+        self._now += seconds
 
     def pass_time(self, seconds: float) -> None:
         """Time passes while a callback is busy."""
-        self._jumping.now += seconds
+        self._now += seconds
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
