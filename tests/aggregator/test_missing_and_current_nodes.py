@@ -97,6 +97,28 @@ def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> None:
     play(test)
 
 
+def test_while_no_name_is_followed_there_are_no_rounds() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Missing()
+        running = asyncio.create_task(bench.made.run())
+        for name in ("n1", "n2"):  # the first name, and one after a time without any
+            await asyncio.sleep(1)
+            assert asyncio.all_tasks(loop) == {running, asyncio.current_task()}
+            asleep = [one for one in loop._scheduled if not one.timer._cancelled]
+            assert asleep == [], "nothing is due"
+            node_state = bench.node_state(name)
+            bench.made.follow(node_state)
+            await asyncio.sleep(0.5)
+            assert bench.made._watches.keys() == {name}
+            node_state.cluster.node_gone = False
+            await asyncio.sleep(2)
+            assert bench.made._watches == {}, "its round has found it there"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    play(test)
+
+
 def test_names_beyond_those_with_a_watch_are_polled_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

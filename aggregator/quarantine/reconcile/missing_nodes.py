@@ -46,12 +46,15 @@ class MissingNodes:
         self._rng = rng
         self._watches: dict[str, tuple[NodeState, asyncio.Task[None]]] = {}
         self._polled: dict[str, NodeState] = {}
+        #: Set while any name is followed.
+        self._followed = asyncio.Event()
 
     def follow(self, node_state: NodeState) -> None:
         """Follow the node's name if its Node is gone; asked after each read of it."""
         name = node_state.node
         if name in self._watches or not self._is_missing(node_state):
             return
+        self._followed.set()
         if len(self._watches) >= FOLLOWED:
             self._polled[name] = node_state
             return
@@ -63,6 +66,9 @@ class MissingNodes:
         """For ever: poll, and stop following what is there again or another replica's."""
         try:
             while True:
+                if not (self._watches or self._polled):  # as nearly always: no round is needed
+                    self._followed.clear()
+                    await self._followed.wait()
                 self._drop()
                 node_state = next(iter(self._polled.values()), None)
                 if node_state is not None:
