@@ -327,6 +327,7 @@ def test_a_record_keeps_the_pools_of_its_entries_and_their_times() -> None:
     assert record.forget_nodes(entries).pool_admissions == {"a": (0.0, 1.0, 2.0)}
     assert record.pruned(100.0, window=99.5, cooldown=1.0).pool_admissions == {"a": (1.0, 2.0)}
     assert record.pruned(1_000.0, window=10.0, cooldown=1.0).pool_admissions == {}
+    assert record.pruned(100.0, window=1_000.0, cooldown=1.0) is record, "there is nothing to prune"
 
 
 def test_the_times_of_pools_stay_few_and_their_cooldowns_stay() -> None:

@@ -253,16 +253,22 @@ class Record:
         A clock that was set back must not hold the fleet until it has caught up: a time further
         ahead than the window or cooldown is dropped as well.
         """
+        admissions = tuple(at for at in self.admissions if abs(now - at) < window)
+        cooldowns = {k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown}
+        pool_admissions = _non_empty(
+            {
+                pool: tuple(at for at in times if abs(now - at) < window)
+                for pool, times in self.pool_admissions.items()
+            }
+        )
+        if (admissions, cooldowns, pool_admissions) == (
+            self.admissions,
+            self.cooldowns,
+            self.pool_admissions,
+        ):
+            return self  # as in nearly every round
         return replace(
-            self,
-            admissions=tuple(at for at in self.admissions if abs(now - at) < window),
-            cooldowns={k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown},
-            pool_admissions=_non_empty(
-                {
-                    pool: tuple(at for at in times if abs(now - at) < window)
-                    for pool, times in self.pool_admissions.items()
-                }
-            ),
+            self, admissions=admissions, cooldowns=cooldowns, pool_admissions=pool_admissions
         )
 
     def in_pool(self, pool: str) -> int:

@@ -145,13 +145,16 @@ class PoolBudget:
         A version that knows no pools keeps no times of theirs; then the entries that stand count.
         """
         if pool not in self._lately:
-            times = Counter(self._record.pool_admissions.get(pool, ()))
-            entries = Counter(
+            times = self._record.pool_admissions.get(pool, ())
+            entries = [
                 one.at
                 for one in self._record.entries.values()
                 if abs(self._now - one.at) < self._window and self._admitted_in(one) == pool
+            ]
+            both = times and entries
+            self._lately[pool] = (
+                (Counter(times) | Counter(entries)).total() if both else len(times) + len(entries)
             )
-            self._lately[pool] = (times | entries).total()
         return self._lately[pool]
 
     def _is_in(self, node: str, pool: str) -> bool:
