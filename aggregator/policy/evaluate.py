@@ -54,6 +54,7 @@ MOST_EVIDENCE = 1_000
 
 _ALL_WELL = Evaluation(EMPTY, (), None)
 _SILENT = silent_rule("observe")
+_STRENGTHS = {action: strength for strength, action in enumerate(ACTIONS)}
 
 
 def evaluate(
@@ -191,7 +192,7 @@ def _strongest(found: Iterable[Match]) -> dict[tuple[str, str], Match]:
 
 
 def _strength(action: str) -> int:
-    return ACTIONS.index(action)
+    return _STRENGTHS[action]
 
 
 def _open_of(kind: str, before: Mapping[str, Incident], *, acting: bool) -> Incident | None:
@@ -235,7 +236,9 @@ def _fold(
             over = _fault_over(item, health)
         else:
             over = _level_over(item, health, superseding, rules, now)
-        held[item.key] = replace(item, over=over, lost=_lost(item, health))
+        lost = _lost(item, health)
+        same = over == item.over and lost == item.lost
+        held[item.key] = item if same else replace(item, over=over, lost=lost)
     for key, match in due.items():
         if match.rule.kind != kind:
             continue

@@ -7,7 +7,7 @@ its bits.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: From this major version of the driver on, the first register has a new layout.
@@ -19,6 +19,7 @@ PEER_CLASS, _PEER = "nvlink5-peer", "INVESTIGATE_PEER_DEVICE"
 
 _REGISTER = re.compile(r"0x[0-9a-fA-F]{1,8}")
 _MASK = re.compile(r"[01.]{32}")
+_MOST_ROWS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Nvlink5:
     """The table, by Xid code ("xid:149")."""
 
     entries: Mapping[str, tuple[_Entry, ...]]
+    #: Rows by what was asked for: a node's faults are judged anew with each of its messages.
+    _rows: dict[tuple[str, str | None, str | None, str], Row | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def row(self, code: str, details: Mapping[str, str], driver: str) -> Row | None:
         """The row for the line's registers, or None where the table has no row, or rows that
@@ -59,14 +64,27 @@ class Nvlink5:
         ``details`` are the fault's (``intr_info``, ``error_status``), ``driver`` is the version
         ("580.82.07"). Where it is not known, both layouts must give the same.
         """
-        entries = self.entries.get(code)
-        if entries is None:  # nearly every fault, for each rule: must be cheap
+        if code not in self.entries:  # nearly every fault, for each rule: must be cheap
             return None
-        first, second = (_register(details.get(name)) for name in ("intr_info", "error_status"))
+        asked = code, details.get("intr_info"), details.get("error_status"), driver
+        if asked not in self._rows:
+            if len(self._rows) >= _MOST_ROWS:  # agents choose the registers
+                self._rows.clear()
+            self._rows[asked] = self._find_row(*asked)
+        return self._rows[asked]
+
+    def _find_row(
+        self, code: str, intr_info: str | None, error_status: str | None, driver: str
+    ) -> Row | None:
+        first, second = _register(intr_info), _register(error_status)
         if first is None:
             return None
         bits = f"{first:032b}"
-        fits = [entry for entry in entries if entry.statuses is None or second in entry.statuses]
+        fits = [
+            entry
+            for entry in self.entries[code]
+            if entry.statuses is None or second in entry.statuses
+        ]
         old = _only([entry.row for entry in fits if entry.before.fullmatch(bits)])
         new = _only([entry.row for entry in fits if entry.after.fullmatch(bits)])
         major = driver.partition(".")[0]
