@@ -1,5 +1,6 @@
 """The next step, over every combination of what it depends on."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,19 +96,34 @@ def situations(quarantine: Quarantine | None, every: int = 1) -> Iterator[Situat
         wanted(Action.DRAIN, Action.CORDON),
         wanted(Action.DRAIN, Action.OBSERVE),
     )
+    knowing = _knowing(quarantine)
     for wish, mode in itertools.product(requests, Action):
-        for values in itertools.product((False, True), repeat=len(FLAGS)):
-            if next(count) % every:
+        # The mode's cap comes before: a stronger wish does not reach the planner.
+        capped = wish is None or wish.spec.action.strength <= mode.strength
+        for flags in _combinations():
+            if next(count) % every or not capped or flags is None:
                 continue
-            flags: dict[str, Any] = dict(zip(FLAGS, values, strict=True))
-            if flags["recovered"] and (not flags["fresh"] or wish is not None):
-                continue  # node.py: recovered means that no incident asks and the agent says so
-            if wish is not None and wish.spec.action.strength > mode.strength:
-                continue  # the mode's cap comes before
-            if flags["reborn"] and not flags["node_replaced"]:
-                continue  # node.py: another boot of another Node
-            told = _knowing(quarantine) if flags["node_gone"] else quarantine
+            if flags["recovered"] and wish is not None:
+                continue  # node.py: recovered means that no incident asks
+            told = knowing if flags["node_gone"] else quarantine
             yield Situation(quarantine=told, wanted=wish, mode=mode, **flags)
+
+
+@functools.cache
+def _combinations() -> tuple[dict[str, Any] | None, ...]:
+    """All of the flags; None in the place of one that node.py never gives."""
+    return tuple(
+        _possible(dict(zip(FLAGS, values, strict=True)))
+        for values in itertools.product((False, True), repeat=len(FLAGS))
+    )
+
+
+def _possible(flags: dict[str, Any]) -> dict[str, Any] | None:
+    if flags["recovered"] and not flags["fresh"]:
+        return None  # recovered means that the agent says so
+    if flags["reborn"] and not flags["node_replaced"]:
+        return None  # another boot of another Node
+    return flags
 
 
 def _knowing(quarantine: Quarantine | None) -> Quarantine | None:
