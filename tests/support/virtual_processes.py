@@ -10,20 +10,14 @@ import asyncio
 import heapq
 import itertools
 import random
-import selectors
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-
-class _Never(selectors.DefaultSelector):
-    """Never waits: time is turned by `World.run`."""
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        return super().select(0)
+from tests.support.lean_loop import LeanLoop
 
 
-class Process(asyncio.SelectorEventLoop):
+class Process(LeanLoop):
     """One process. ``rate`` is how fast its clock runs; ``offset`` what it shows at the start."""
 
     def __init__(self, world: "Clockwork", *, rate: float = 1.0, offset: float = 1000.0) -> None:
@@ -32,13 +26,16 @@ class Process(asyncio.SelectorEventLoop):
         self._wakes: list[float] = []
         self._stirred = False
         self.paused = self.dead = False
-        super().__init__(_Never())
+        super().__init__()
         self._clock_resolution = 1e-6  # two clocks' rounding must not make a timer miss its turn
         world.processes.append(self)
 
     def time(self) -> float:
         """Its own monotonic clock: goes on while it is paused."""
         return self._offset + self._world.now * self._rate
+
+    def _wait(self, seconds: float | None) -> None:
+        """Time is turned by `Clockwork.run`."""
 
     def call_soon(  # type: ignore[override]  # mypy can't see that the same is passed on
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
