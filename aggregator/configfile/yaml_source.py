@@ -115,10 +115,13 @@ def read_text(path: Path) -> str:
         raise ConfigError(str(path), [ConfigProblem(0, "", what)]) from None
 
 
-def parse(text: str, name: str) -> Document:
-    """``text`` as YAML with lines. A key given twice is refused: YAML would take the last."""
+def parse(text: str, name: str, loader: Any = yaml.SafeLoader) -> Document:
+    """``text`` as YAML with lines. A key given twice is refused: YAML would take the last.
+
+    ``loader`` is a safe one. PyYAML's own suits any text, as it bounds the depth.
+    """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         line, what = where_and_what(error)
         raise ConfigError(name, [ConfigProblem(line, "", f"{what}; expected YAML")]) from None

@@ -35,7 +35,7 @@ from aggregator.policy.rules import (
     Policy,
     Rule,
 )
-from aggregator.policy.shipped_yaml import read_shipped
+from aggregator.policy.shipped_yaml import LOADER, read_shipped
 from aggregator.policy.windows import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 
 #: A rule's keys as a file has them, and its fields.
@@ -106,9 +106,10 @@ def load_policy(
     `ConfigError` with every problem of the site's file.
     """
     facts = parse_catalogue(read_shipped(catalogue))
-    rules = {rule.name: rule for rule in _parse(shipped, "rules.yaml", facts, {})}
+    own = parse(shipped, "rules.yaml", LOADER)
+    rules = {rule.name: rule for rule in _rules(own, facts, {})}
     if site is not None:
-        for rule in _parse(site, site_name or "policy", facts, rules):
+        for rule in _rules(parse(site, site_name or "policy"), facts, rules):
             rules[rule.name] = rule
     ordered = tuple(rules.values())
     text = json.dumps([_plain(rule) for rule in ordered], sort_keys=True)
@@ -129,8 +130,8 @@ def _plain(rule: Rule) -> dict[str, Any]:
     return plain | {"nodes": [asdict(one) for one in rule.nodes.requirements()]}
 
 
-def _parse(text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]) -> list[Rule]:
-    document = parse(text, name)
+def _rules(document: Document, catalogue: Catalogue, known: Mapping[str, Rule]) -> list[Rule]:
+    name = document.name
     problems = list(document.problems)
     entries = document.data.get("rules")
     if not isinstance(entries, list):

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: Safe, and for shipped texts alone.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_shipped(text: str) -> Any:
     """The data of a shipped file."""
-    return yaml.load(text, Loader=_LOADER)  # noqa: S506  a safe loader, by either name
+    return yaml.load(text, Loader=LOADER)  # noqa: S506  a safe loader, by either name

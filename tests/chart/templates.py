@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from aggregator.policy.shipped_yaml import read_shipped
 from tests.chart import monitoring
 from tests.chart.manifest_edits import ManifestText
 from tests.chart.rules import FILES, LEFT_OUT, OBJECTS
@@ -73,7 +74,7 @@ def template(source: Path) -> str:
 def _documents(source: Path) -> Iterator[str]:
     for text in re.split(r"^---\n", source.read_text("utf-8"), flags=re.MULTILINE):
         document = ManifestText(_without_usage(text))
-        content = yaml.safe_load(text)
+        content = read_shipped(text)
         key = content["kind"], content["metadata"]["name"]
         if key in LEFT_OUT:
             continue

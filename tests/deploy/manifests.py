@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from aggregator.policy.shipped_yaml import LOADER
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -15,7 +17,8 @@ NAMESPACE = "sickbay"
 
 def documents(path: Path) -> list[dict[str, Any]]:
     """Every document of a YAML file."""
-    return [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
+    found = yaml.load_all(path.read_text("utf-8"), Loader=LOADER)
+    return [each for each in found if each is not None]
 
 
 def installed() -> Iterator[dict[str, Any]]:
