@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,7 @@ class Source:
         self.loads = 0
         self.applied: list[float] = []
         self.compared: list[object] = []
+        self.threads: set[threading.Thread] = set()
         self.reloader = Reloader(
             self.path, self.load(), load=self.load, apply=self._apply, every=0.01
         )
@@ -99,6 +101,7 @@ class Source:
         identify = self.reloader._identify
 
         def counted() -> Any:
+            self.threads.add(threading.current_thread())
             self.compared.append(identity := identify())
             return identity
 
@@ -143,6 +146,29 @@ async def test_a_file_that_stands_as_it_was_is_read_once_more_and_changes_nothin
     await until(lambda: source.applied)
     task.cancel()
     assert source.applied == [300.0]
+
+
+async def test_a_file_that_stands_as_it_was_wakes_no_event_loop(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four looks a minute would cost an idle agent as much as its checks of the network."""
+    loop = asyncio.get_running_loop()
+    woken = list[object]()
+    call = loop.call_soon_threadsafe
+
+    def counted(callback: Callable[..., object], *arguments: Any) -> asyncio.Handle:
+        woken.append(callback)
+        return call(callback, *arguments)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    task = asyncio.create_task(source.reloader.run())
+    await until(lambda: woken)
+    before = len(source.compared)
+    await until(lambda: len(source.compared) >= before + 10)
+    assert len(woken) == 1, "for the first reading alone"
+    [thread] = source.threads
+    task.cancel()
+    await until(lambda: not thread.is_alive())
 
 
 async def test_a_file_that_is_written_anew_is_taken_over(source: Source) -> None:
