@@ -31,6 +31,9 @@ NAME = "reach"
 #: Looks for which a gateway that drops echoes is taken to be there once the kernel has found it on
 #: the link: to ask the kernel costs a process.
 _TRUSTED_LOOKS = 3
+#: Of a gateway that never answered the kernel is asked at the first three looks, and then at each
+#: tenth: it takes a process and ten echoes. Of one that is not shown it is asked once an hour.
+_FIRST_LOOKS, _LATER_LOOKS, _UNUSED_LOOKS = 3, 10, 120
 _MOST_ADDRESSES = 4
 _HTTP_SECONDS = 5.0  # for all of a target's addresses
 
@@ -138,15 +141,21 @@ class Reach:
             for component, gateway in self._answered.items()
             if component not in {_component(route) for route in routes}
         ]
-        asked = await asyncio.gather(*(self._gateway(c, route) for c, route in found.items()))
+        asked = await asyncio.gather(
+            *(
+                self._gateway(name, route, unused=_may_be_unused(name, found))
+                for name, route in found.items()
+            )
+        )
         return [*(each for each in asked if not _is_unused(each, found)), *lost]
 
-    async def _gateway(self, component: str, route: DefaultRoute) -> Observation:
+    async def _gateway(self, component: str, route: DefaultRoute, *, unused: bool) -> Observation:
         gateway = str(route.gateway)
         if self._single_run:
             answer = await self._probe.ask_briefly(route)
             return judge_gateway(component, route, answer, answered=False)
-        patience = PATIENCE if self._worth_patience(component, gateway) else 0.0
+        patient = self._worth_patience(component, gateway, unused=unused)
+        patience = PATIENCE if patient else 0.0
         answer = await self._probe.ask(route, patience=patience)
         if answer.silent:
             self._trusted[component] = _TRUSTED_LOOKS
@@ -160,13 +169,14 @@ class Reach:
         answered = self._answered.get(component) == gateway
         return judge_gateway(component, route, answer, answered=answered)
 
-    def _worth_patience(self, component: str, gateway: str) -> bool:
+    def _worth_patience(self, component: str, gateway: str, *, unused: bool) -> bool:
         """Whether to wait: rarely for a gateway that by design drops echoes or never answers."""
         if self._answered.get(component) == gateway:
             return not self._trusted.get(component)
         self._trusted.pop(component, None)  # it was said of another one
         looks = self._unanswered[component] = self._unanswered.get(component, 0) + 1
-        return looks <= 3 or looks % 10 == 0
+        every = _UNUSED_LOOKS if unused else _LATER_LOOKS
+        return looks <= _FIRST_LOOKS or looks % every == 0
 
     async def _target(self, target: Target) -> Observation:
         try:
@@ -204,11 +214,11 @@ def _is_unused(gateway: Observation, routes: Mapping[str, DefaultRoute]) -> bool
 
     Many networks have IPv6 addresses and routes that no router serves, and "unknown" would stay.
     """
-    return (
-        gateway.component == "gateway-ipv6"
-        and gateway.reason == "never-answered"
-        and "gateway" in routes
-    )
+    return gateway.reason == "never-answered" and _may_be_unused(gateway.component, routes)
+
+
+def _may_be_unused(component: str, routes: Mapping[str, DefaultRoute]) -> bool:
+    return component == "gateway-ipv6" and "gateway" in routes
 
 
 def _component(route: DefaultRoute) -> str:

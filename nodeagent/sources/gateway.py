@@ -14,7 +14,7 @@ import struct
 
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
-from nodeagent.sources.child_process import ChildProcess, python
+from nodeagent.sources.child_process import ChildProcess, python_compiled
 from nodeagent.sources.network import DefaultRoute
 from nodeagent.sources.process_state import where
 
@@ -82,7 +82,7 @@ class GatewayProbe:
         heard: list[str] = []
         try:
             index = socket.if_nametoindex(interface)
-            command = python("neighbour_child.py", gateway, str(index), str(patience))
+            command = python_compiled("neighbour_child.py", gateway, str(index), str(patience))
             child = ChildProcess(command, heard.append)
         except OSError as error:
             return GatewayReply(False, f"no echo; cannot ask the kernel: {error.strerror}")

@@ -647,6 +647,28 @@ async def test_an_ipv6_gateway_that_never_answered_is_not_shown_beside_one_of_ip
     assert verdicts(await check.run_check()) == lost, "it has answered, so it is in use"
 
 
+class OnlyIpv4(Gateways):
+    """The gateway of IPv4 answers; the patience with that of IPv6 is kept."""
+
+    async def ask(self, route: DefaultRoute, *, patience: float) -> GatewayReply:
+        if ":" not in str(route.gateway):
+            return YES
+        return await super().ask(route, patience=patience)
+
+
+async def test_an_ipv6_gateway_that_is_not_shown_gets_patience_three_times_then_once_an_hour(
+    tmp_path: Path,
+) -> None:
+    gateways = OnlyIpv4(NO)
+    check = reaching(tmp_path, gateways)
+    (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
+    for _ in range(240):
+        assert verdicts(await check.run_check()) == {"gateway": OK}
+    assert [look for look, patient in enumerate(gateways.patience, 1) if patient] == [
+        *(1, 2, 3, 120, 240)
+    ]
+
+
 async def test_the_only_gateway_of_a_node_is_shown_if_it_is_of_ipv6(tmp_path: Path) -> None:
     check = reaching(tmp_path, Gateways(NO), "")
     (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
