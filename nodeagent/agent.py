@@ -269,6 +269,7 @@ class Agent:
             hello=hello,
             clock=self._clock,
             random=self._random,
+            on_beat=self._scheduler.agent_is_awake,
         )
 
     def _make_reader(self, cursor: Cursor | None) -> KmsgReader:

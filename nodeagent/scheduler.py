@@ -106,6 +106,7 @@ class Scheduler:
         self._looks: set[asyncio.Task[None]] = set()
         self._beats: dict[float, _Beat] = {}  # by the interval of the checks that run in it
         self._new: list[Scheduled] = []  # that have not looked
+        self._early = False
         self._wake = asyncio.Event()
 
     def infos(self) -> list[CheckInfo]:
@@ -146,6 +147,13 @@ class Scheduler:
         self._new += [check for check in checks if before.get(check.name) is not check]
         self._wake.set()
 
+    def agent_is_awake(self) -> None:
+        """Another part has woken the agent up: beats that are nearly due may come now."""
+        now = asyncio.get_running_loop().time()
+        if any(beat.earliest <= now for beat in self._beats.values()):
+            self._early = True
+            self._wake.set()
+
     async def run_now(self, names: Collection[str] = ()) -> list[str]:
         """Run these checks (all when empty) out of turn, and wait for them.
 
@@ -173,7 +181,8 @@ class Scheduler:
             interval: self._beats.get(interval) or _Beat.first(interval, now, share)
             for interval in intervals
         }
-        if any(beat.due <= now for beat in self._beats.values()):
+        early, self._early = self._early, False
+        if early or any(beat.due <= now for beat in self._beats.values()):
             ready = {interval for interval, beat in self._beats.items() if beat.earliest <= now}
             for interval in ready:
                 self._beats[interval] = _Beat.after(interval, now, self._random())

@@ -87,6 +87,8 @@ class ConnectTimeouts:
 class Stream:
     """One call of the stream. ``on_welcome`` hears that the other side has accepted us.
 
+    ``on_beat`` hears of each heartbeat: the agent is awake for it, and other work may come along.
+
     ``patience``: how long that may take. ``connected`` tells whether our connection's handshake is
     done, ``lives`` tries whether a process takes another one at an address.
     """
@@ -103,6 +105,7 @@ class Stream:
         lives: Callable[[str], Awaitable[bool]],
         connected: Callable[[], bool],
         patience: ConnectTimeouts,
+        on_beat: Callable[[], None] = lambda: None,
         lazy: float = LAZY,
     ) -> None:
         self.sent = 0
@@ -114,6 +117,7 @@ class Stream:
         self._on_welcome = on_welcome
         self._connected = connected
         self._patience = patience
+        self._on_beat = on_beat
         self._lazy = lazy
         self._lazy_wait = lazy
         self._wake = asyncio.Event()
@@ -251,6 +255,7 @@ class Stream:
         self._lazy_at = self._now() + self._lazy_wait
 
     async def _beat(self) -> None:
+        self._on_beat()
         try:
             renewed = self._token.renewed()
         except DialError as error:

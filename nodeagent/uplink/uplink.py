@@ -37,7 +37,8 @@ class Uplink:
 
     ``hello`` builds the first message of each stream.
 
-    ``on_change`` is told when a stream has come or gone, or could not be had.
+    ``on_change`` is told when a stream has come or gone, or could not be had; ``on_beat`` of each
+    heartbeat.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Uplink:
         clock: Clock,
         random: Callable[[], float],
         on_change: Callable[[], None] = lambda: None,
+        on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = UplinkState(address, since=clock.boottime())
         self._route = ReconnectPolicy(address, random)
@@ -59,6 +61,7 @@ class Uplink:
         self._clock = clock
         self._random = random
         self._on_change = on_change
+        self._on_beat = on_beat
         self._stream: Stream | None = None
         self._stopping = asyncio.Event()
         self._renewing = False
@@ -129,6 +132,7 @@ class Uplink:
                 lives=self._lives,
                 connected=lambda: channel.get_state() is grpc.ChannelConnectivity.READY,
                 patience=self._route.patience,
+                on_beat=self._on_beat,
             )
             if self._stopping.is_set():
                 self._stream.stop()

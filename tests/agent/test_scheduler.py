@@ -306,3 +306,19 @@ def test_a_look_that_ends_when_its_deadline_comes_is_not_hung() -> None:
         assert len(delivered) == 1
 
     run(story())
+
+
+def test_a_beat_that_is_nearly_due_comes_while_the_agent_is_awake_anyway() -> None:
+    async def story() -> None:
+        probe = Probe()
+        made, _ = scheduler([scheduled("a", probe)])
+        task = asyncio.create_task(made.run())
+        await asyncio.sleep(FIRST_LOOK)
+        for after in (50, 55):
+            await asyncio.sleep(probe.looks[0] + after - made._clock.boottime())
+            made.agent_is_awake()
+        await asyncio.sleep(1)
+        assert [at - probe.looks[0] for at in probe.looks] == [0, 55]
+        task.cancel()
+
+    run(story())

@@ -8,10 +8,16 @@ import time
 import grpc
 import pytest
 
+from nodeagent.clock import SystemClock
+from nodeagent.config.settings import UplinkConfig
 from nodeagent.local.explain import table
+from nodeagent.simulate.node import SimulatedNode
+from nodeagent.uplink.dialer import Dialer
+from nodeagent.uplink.uplink import Uplink
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import Make
 from tests.agent.kernel_log import log_line
+from tests.agent.simulated import simulated_node
 from tests.support.fake_aggregator import Attended, FakeAggregator
 from tests.support.waiting import until
 
@@ -350,3 +356,24 @@ async def test_sigterm_sends_what_is_pending_and_half_closes(
     assert XID_79 in stream.faults
     assert not agent.socket.exists()
     assert '"level": "error"' not in agent.log()
+
+
+async def test_the_node_hears_of_each_heartbeat(aggregator: FakeAggregator) -> None:
+    """So that its checks look when the agent is awake anyway."""
+    node = simulated_node(aggregator.address, SimulatedNode)
+    beats = list[float]()
+    uplink = Uplink(
+        address=aggregator.address,
+        dialer=Dialer(UplinkConfig(address=aggregator.address)),
+        host=node,
+        hello=lambda: pb.AgentMessage(hello=pb.Hello(node="node-a", boot_id="b", spool_epoch="e")),
+        clock=SystemClock(),
+        random=lambda: 0.1,
+        on_beat=lambda: beats.append(time.monotonic()),
+    )
+    task = asyncio.create_task(uplink.run())
+    stream = await attended(aggregator)
+    await until(lambda: len(stream.digests) >= 2)
+    assert len(beats) >= len(stream.digests)
+    uplink.stop()
+    await task
