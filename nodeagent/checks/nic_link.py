@@ -20,7 +20,7 @@ from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.network import Link, physical_links, read_link
+from nodeagent.sources.network import Link, PhysicalLinks, read_link
 from nodeagent.sources.pci_kind import PciKinds
 
 NAME = "nic-link"
@@ -64,6 +64,7 @@ class NicLink:
     ) -> None:
         self._machine = machine
         self._sibling_status = sibling_status
+        self._links = PhysicalLinks(machine)
         self._kinds = PciKinds(machine)
         self._carriers = SiblingWatch()
         self._interfaces = interfaces
@@ -94,7 +95,7 @@ class NicLink:
         return self._verdict(link, named=True)
 
     def _physical(self) -> list[Observation]:
-        links = [link for link in physical_links(self._machine) if link.name not in self._exclude]
+        links = [link for link in self._links.read() if link.name not in self._exclude]
         verdicts = [self._verdict(link, named=False) for link in links]
         if self._sibling_status is Status.OK:
             return verdicts
@@ -110,10 +111,12 @@ class NicLink:
     def _never_up(self, links: Sequence[Link]) -> frozenset[str]:
         """The enabled ports without a carrier, where those of their kind have one."""
         folder = self._machine.sys / "class/net"
+        enabled = [link for link in links if link.enabled]
+        if all(link.carrier for link in enabled):
+            enabled = []  # none is worse than its siblings, whatever their kinds
         carriers = {
             link.name: (self._kinds.kind_of(folder / link.name), float(link.carrier))
-            for link in links
-            if link.enabled
+            for link in enabled
         }
         return frozenset(self._carriers.lasting(carriers, self._machine.clock.boottime()))
 

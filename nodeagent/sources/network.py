@@ -18,6 +18,7 @@ from nodeagent.sources.small_file import read_small
 __all__ = [
     "DefaultRoute",
     "Link",
+    "PhysicalLinks",
     "Traffic",
     "default_routes",
     "parse_ipv4",
@@ -71,20 +72,44 @@ class Link:
 def physical_links(machine: HostRoots) -> list[Link]:
     """The interfaces on a device of their own, by name. Raises OSError without ``/sys``.
 
-    Virtual functions are left out, because they move into pods and back. A node has hundreds of
-    virtual interfaces, so each costs only one look for its device.
+    Virtual functions are left out, because they move into pods and back.
     """
-    folder = str(machine.sys / "class/net")
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if os.path.lexists(f"{entry.path}/device")]
-    links = (read_link(machine, name) for name in sorted(names) if _is_port(f"{folder}/{name}"))
-    return [link for link in links if link is not None]
+    return PhysicalLinks(machine).read()
 
 
-def _is_port(folder: str) -> bool:
-    if os.path.lexists(f"{folder}/device/physfn"):
+class PhysicalLinks:
+    """The same again and again: remembers which interfaces are ports.
+
+    A node has hundreds of virtual interfaces. Sysfs gives each interface a number of its own, which
+    it has until it goes, so one look for its device is enough.
+    """
+
+    def __init__(self, machine: HostRoots) -> None:
+        self._machine = machine
+        self._folder = f"{machine.sys}/class/net"
+        self._is_port: dict[tuple[str, int], bool] = {}  # by name and inode
+
+    def read(self) -> list[Link]:
+        """Raises OSError without ``/sys``."""
+        before = self._is_port
+        with os.scandir(self._folder) as entries:
+            keys = [(entry.name, entry.inode()) for entry in entries]
+        self._is_port = {}
+        for key in keys:
+            is_port = before[key] if key in before else _is_port(f"{self._folder}/{key[0]}")
+            if is_port is not None:
+                self._is_port[key] = is_port
+        names = sorted(name for (name, _), is_port in self._is_port.items() if is_port)
+        links = (read_link(self._machine, name) for name in names)
+        return [link for link in links if link is not None]
+
+
+def _is_port(folder: str) -> bool | None:
+    """None where the kernel does not tell the type: the interface is gone, or was renamed."""
+    if not os.path.lexists(f"{folder}/device") or os.path.lexists(f"{folder}/device/physfn"):
         return False
-    return _number(f"{folder}/type") in (_ETHERNET, _INFINIBAND)
+    kind = _number(f"{folder}/type")
+    return None if kind is None else kind in (_ETHERNET, _INFINIBAND)
 
 
 def read_link(machine: HostRoots, name: str) -> Link | None:

@@ -76,15 +76,16 @@ class Processes:
         others = _from(pids, self._after, self.most)
         self._known_after, self._after = known[-1] if known else 0, others[-1]
         now = self.machine.clock.boottime()
+        proc = str(self.machine.proc)
         for pid in {*known, *others}:
-            self._look_at(pid, now)
+            self._look_at(proc, pid, now)
         zombies = [r.stat for r in self._known.values() if r.stat.state == "Z"]
         return Found(len(pids), self._by_parent(zombies), self._stuck())
 
-    def _look_at(self, pid: int, now: float) -> None:
-        stat = read_stat(f"{self.machine.proc}/{pid}/stat")
+    def _look_at(self, proc: str, pid: int, now: float) -> None:
+        stat = read_stat(f"{proc}/{pid}/stat", b"ZD")
         before = self._known.pop(pid, None)
-        if stat is None or stat.state not in ("Z", "D"):
+        if stat is None:
             return
         remark = _Remark(stat, now, now)
         if stat.state == "D":

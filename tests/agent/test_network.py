@@ -17,7 +17,14 @@ from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources import neighbour_child
 from nodeagent.sources.gateway import GatewayReply
-from nodeagent.sources.network import DefaultRoute, Link, default_routes, parse_ipv4, parse_ipv6
+from nodeagent.sources.network import (
+    DefaultRoute,
+    Link,
+    PhysicalLinks,
+    default_routes,
+    parse_ipv4,
+    parse_ipv6,
+)
 from nodeagent.sources.tcp_probe import ResolveError, Resolver
 from tests.agent.http_server import Request, response, serving
 from tests.agent.machines import gone, made_up, options, sources, this_machine, verdicts
@@ -206,6 +213,31 @@ async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Pat
     assert verdicts(await check.run_check())["eth0"] == (Status.FAILED, "link-down")
     eth0.rename(tmp_path / "moved-into-a-pod")
     assert gone(await check.run_check()) == ["eth0"]
+
+
+def test_an_interface_is_looked_at_once_for_its_device_and_another_of_its_name_again(
+    tmp_path: Path,
+) -> None:
+    machine = made_up(tmp_path)
+    eth0 = nic(machine.sys, "eth0")
+    nic(machine.sys, "veth1", device=False)
+    links = PhysicalLinks(machine)
+    assert [link.name for link in links.read()] == ["eth0"]
+    (eth0 / "device").rmdir()
+    assert [link.name for link in links.read()] == ["eth0"], "sysfs gives no device back"
+    eth0.rename(tmp_path / "moved-into-a-pod")
+    nic(machine.sys, "eth0", device=False)
+    assert links.read() == []
+
+
+def test_an_interface_whose_type_could_not_be_read_is_looked_at_again(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    kind = nic(machine.sys, "eth0") / "type"
+    kind.rename(kind.with_name("later"))
+    links = PhysicalLinks(machine)
+    assert links.read() == []
+    kind.with_name("later").rename(kind)
+    assert [link.name for link in links.read()] == ["eth0"]
 
 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from nodeagent.checks import processes
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.proc_stat import parse_stat
+from nodeagent.sources.proc_stat import parse_stat, read_stat
 from nodeagent.sources.processes import Processes
 from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
@@ -73,6 +74,24 @@ def machine(tmp_path: Path, clock: Stepped) -> HostRoots:
 
 def check_of(machine: HostRoots, **settings: object) -> processes.ProcessesCheck:
     return processes.build(sources(machine), options(processes.SPEC, **settings))
+
+
+@given(
+    name=st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")),
+    state=st.sampled_from("RSDZTI"),
+)
+def test_a_sweep_sees_the_states_that_it_asks_for_whatever_the_names(name: str, state: str) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_text(f"7 ({name[:40]}) {state} 1 {'0 ' * 17}9 0\n", "utf-8")
+        found = read_stat(file.name, b"ZD")
+        whole = read_stat(file.name)
+    assert whole is not None
+    assert whole.state == state
+    if state in "ZD":
+        assert found is not None
+        assert (found.name, found.state, found.started) == (whole.name, state, 9)
+    else:
+        assert found is None
 
 
 async def test_one_wait_is_stuck_and_many_short_ones_are_not(
