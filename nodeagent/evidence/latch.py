@@ -100,6 +100,7 @@ class Latch:
         #: The digest of the evidence sent, until that changes: each heartbeat tells it.
         self._digest: int | None = None
         self._components_bytes = 0
+        self._held: dict[str, int] = {}  # components, by check
         self._faults_bytes = 0
         #: The causes that were reported as left out or cut. They are reported again after there was
         #: room.
@@ -135,10 +136,17 @@ class Latch:
         which this batch is one whole look, so that the components that it left out are counted as
         absent.
         """
-        batch = self._within_bounds(batch)
         marks = dict(self.applied)
+        named = set()
         changed = False
-        for item in batch:
+        for given in batch:
+            # First, because nearly every observation says the same as the one before it.
+            if isinstance(given, Observation) and self._repeats(given):
+                named.add(given.component)
+                continue
+            item = self._within_bounds(given)
+            if isinstance(item, Observation):
+                named.add(item.component)
             match item:
                 case Observation():
                     changed |= self._observe(item, now)
@@ -152,7 +160,7 @@ class Latch:
                 case Gone():
                     changed |= self._go(self.components.get((item.check, item.component)))
         if look_of:
-            changed |= self._count_absent(look_of, batch)
+            changed |= self._count_absent(look_of, named)
         return changed
 
     def clear_by_operator(self, *, component: str, code: str) -> int:
@@ -258,17 +266,33 @@ class Latch:
         if entry is None:
             return self._admit(ComponentEntry.first(seen, now))
         entry.absent = 0
-        fresh = ComponentEntry.first(seen, now)
         if (entry.status, entry.reason) == (seen.status, seen.reason):
-            return self._reword(entry, fresh.message, now)
+            return self._reword(entry, seen.message, now)
         if entry.status is not seen.status:
             entry.since = now
             entry.recent.append((seen.status, now))
             entry.trim(now)
         # The reason alone is no transition either, but policy may match it.
         self.urgent |= entry.status is not seen.status or entry.reason != seen.reason
-        entry.status, entry.reason, entry.message = seen.status, seen.reason, fresh.message
+        entry.status, entry.reason, entry.message = seen.status, seen.reason, seen.message
         self._changed_components.add(entry.key)
+        return True
+
+    def _repeats(self, seen: Observation) -> bool:
+        """Whether it changes nothing in the latch: its component's entry says the same."""
+        texts = (seen.check, seen.component, seen.reason, seen.message)
+        if not all(isinstance(text, str) for text in texts):
+            return False  # third-party code gave a value that is no text
+        entry = self.components.get((seen.check, seen.component))
+        if (
+            entry is None
+            or entry.status is not seen.status
+            or entry.message != seen.message
+            or entry.reason != seen.reason
+            or entry.key in self._reworded  # it may have waited long enough
+        ):
+            return False
+        entry.absent = 0
         return True
 
     def _reword(self, entry: ComponentEntry, message: str, now: float) -> bool:
@@ -283,16 +307,12 @@ class Latch:
         self._changed_components.add(entry.key)
         return True
 
-    def _within_bounds(self, batch: Batch) -> list[Evidence | Gone]:
-        """The batch as the contract's bounds allow; a cut is reported once."""
-        kept: list[Evidence | Gone] = []
-        for item in batch:
-            fits, trouble = bounded(item)
-            if trouble:
-                self._report_once(trouble)
-            if fits is not None:
-                kept.append(fits)
-        return kept
+    def _within_bounds(self, item: Evidence | Gone) -> Evidence | Gone | None:
+        """The item as the contract's bounds allow, if at all; a cut is reported once."""
+        fits, trouble = bounded(item)
+        if trouble:
+            self._report_once(trouble)
+        return fits
 
     def _report_once(self, trouble: str) -> None:
         if trouble not in self._reported and len(self._reported) < _MOST_REPORTED:
@@ -322,6 +342,7 @@ class Latch:
     def _put_component(self, entry: ComponentEntry) -> None:
         self.components[entry.key] = entry
         self._components_bytes += entry.weight
+        self._held[entry.check] = self._held.get(entry.check, 0) + 1
         if len(self.components) * 10 < self._limits.components * 9:
             self._reported.discard(self._full)
 
@@ -419,24 +440,28 @@ class Latch:
         self._drop_component(entry)
         return True
 
-    def _count_absent(self, check: str, batch: Batch) -> bool:
+    def _count_absent(self, check: str, named: Collection[str]) -> bool:
         """Components of ``check`` that this whole look left out are missed, then dropped."""
+        if sum((check, each) in self.components for each in named) == self._held.get(check, 0):
+            return False  # without a look at the components of all other checks
         dropped = False
-        for entry in self._absentees(check, batch):
+        for entry in self._absentees(check, named):
             entry.absent += 1
             # Unknown is no evidence, so no evidence is lost with it: it may be "hung" of yesterday.
             if entry.absent >= ABSENT_LOOKS or entry.status is Status.UNKNOWN:
                 dropped |= self._go(entry)
         return dropped
 
-    def _absentees(self, check: str, batch: Batch) -> list[ComponentEntry]:
-        named = {item.component for item in batch if isinstance(item, Observation)}
+    def _absentees(self, check: str, named: Collection[str]) -> list[ComponentEntry]:
         entries = self.components.values()
         return [e for e in entries if e.check == check and e.component not in named]
 
     def _drop_component(self, entry: ComponentEntry) -> None:
         del self.components[entry.key]
         self._components_bytes -= entry.weight
+        self._held[entry.check] -= 1
+        if not self._held[entry.check]:
+            del self._held[entry.check]
         self._changed_components.discard(entry.key)
         self._reworded.pop(entry.key, None)
         matters = any(status is not Status.OK for status, _ in entry.recent)

@@ -1,6 +1,6 @@
 """The latch: evidence in force, unacknowledged events, and the report of an overflow."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.evidence.entries import BURST, OCCURRENCES, TRANSITIONS, WINDOW
+from nodeagent.evidence.entries import BURST, OCCURRENCES, TRANSITIONS, WINDOW, ComponentEntry
 from nodeagent.evidence.latch import Latch, LatchLimits, Outgoing
 from nodeagent.model import (
     Batch,
@@ -359,6 +359,87 @@ def test_checks_that_no_longer_run_take_their_components_along() -> None:
     held.apply([disk(Status.OK), disk(Status.FAILED, component="/data")], NOW)
     assert held.keep_checks({"reach"}) is True
     assert set(held.components) == {("disk-space", "/data")}
+
+
+def test_words_that_changed_and_are_repeated_are_sent_after_a_quarter_of_an_hour() -> None:
+    made = latch()
+    made.apply([disk(Status.OK, "10 % used")], NOW)
+    made.delta(NOW)
+    for minute in range(1, 16):
+        made.apply([disk(Status.OK, "11 % used")], NOW + 60 * minute)
+        assert not made.pending
+    made.apply([disk(Status.OK, "11 % used")], NOW + 60 * 16)
+    assert made.pending
+
+
+def test_a_repeated_observation_ends_an_absence() -> None:
+    made = latch()
+    made.apply([disk(Status.OK)], NOW, look_of="disk-space")
+    for _ in range(3):
+        made.apply([], NOW, look_of="disk-space")
+        made.apply([disk(Status.OK)], NOW, look_of="disk-space")
+    assert made.known("disk-space") == ["/"]
+
+
+def test_a_component_that_is_no_text_gets_a_name() -> None:
+    made = latch()
+    for _ in range(2):
+        made.apply([Observation("own", ["x"], Status.OK)], NOW)  # type: ignore[arg-type]
+    assert made.known("own") == ["['x']"]
+
+
+class Plodding(Latch):
+    """Takes each observation as if it were new, and looks at every component after each look."""
+
+    def _repeats(self, seen: Observation) -> bool:
+        return False
+
+    def _count_absent(self, check: str, named: Collection[str]) -> bool:
+        self._held[check] = -1
+        return super()._count_absent(check, named)
+
+    def _drop_component(self, entry: ComponentEntry) -> None:
+        self._held[entry.check] = 1
+        super()._drop_component(entry)
+
+
+observations = st.builds(
+    Observation,
+    check=st.sampled_from(["a", "b"]),
+    component=st.sampled_from(["x", "y", "z", "w" * 3000]),
+    status=st.sampled_from([Status.OK, Status.OK, Status.FAILED, Status.UNKNOWN]),
+    reason=st.sampled_from(["", "r"]),
+    message=st.sampled_from(["m", "n"]),
+)
+
+
+@given(
+    looks=st.lists(
+        st.tuples(
+            st.lists(observations, max_size=4),
+            st.sampled_from(["a", "b", ""]),
+            st.sampled_from([1.0, 60.0, 1000.0]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_a_repeated_observation_has_the_effect_of_a_new_one(
+    looks: list[tuple[list[Observation], str, float, bool]],
+) -> None:
+    """Nearly all repeat the one before, and are not looked at further."""
+    limits = LatchLimits(components=3)
+    quick = latch(limits)
+    plodding = Plodding(boot_id="boot-a", epoch="e", limits=limits)
+    now = NOW
+    for batch, look_of, passed, sent in looks:
+        now += passed
+        told = [each.apply(batch, now, look_of=look_of) for each in (quick, plodding)]
+        assert told[0] == told[1]
+        assert quick.components == plodding.components
+        assert (quick.urgent, quick.pending) == (plodding.urgent, plodding.pending)
+        if sent:
+            assert quick.delta(now) == plodding.delta(now)
 
 
 def test_text_that_no_wire_can_carry_is_escaped() -> None:
