@@ -45,11 +45,20 @@ class Watch:
         self._named: tuple[str, ...] = options["mounts"]
         self._table = MountTable(machine, self._named)
         self._exclude: tuple[str, ...] = options["exclude"]
+        self._read: tuple[Mount, ...] | None = None
+        self._watched: tuple[Mount, ...] = ()
         self._spoken_of = ReportedComponents()
 
     def mounts(self) -> tuple[Mount, ...]:
-        """Raises OSError when the mount table cannot be read."""
-        return watched(self._table.read(), named=self._named, exclude=self._exclude)
+        """The same object while the table stays the same.
+
+        Raises OSError when the mount table cannot be read.
+        """
+        table = self._table.read()
+        if table is not self._read:
+            self._watched = watched(table, named=self._named, exclude=self._exclude)
+            self._read = table
+        return self._watched
 
     def missing(self, check: str, mounts: Iterable[Mount]) -> list[Observation]:
         """The mounts that the configuration names and that are not there."""

@@ -7,9 +7,9 @@ The component is the mount point. A filesystem may go on writing with such an er
 to tell.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
@@ -57,16 +57,16 @@ def _when(at: int) -> str:
 def read_errors(machine: HostRoots, mount: Mount) -> Errors | None:
     """The errors, or None where ext4 counts none (before Linux 3.7) or the mount is going."""
     try:
-        device = (machine.sys / "dev/block" / mount.device).resolve().name
-        folder = machine.sys / "fs/ext4" / device
-        count = int((folder / "errors_count").read_text())
+        link = os.readlink(f"{machine.sys}/dev/block/{mount.device}")  # noqa: PTH115
+        folder = f"{machine.sys}/fs/ext4/{link.rpartition('/')[2]}"
+        count = int(small_text(f"{folder}/errors_count"))
     except (OSError, ValueError):
         return None
-    last = _number(folder / "last_error_time")
-    return Errors(count, last, small_text(folder / "last_error_func"))
+    last = _number(f"{folder}/last_error_time")
+    return Errors(count, last, small_text(f"{folder}/last_error_func"))
 
 
-def _number(path: Path) -> int:
+def _number(path: str) -> int:
     try:
         return int(small_text(path))
     except ValueError:

@@ -4,12 +4,12 @@ From sysfs, not from NVML: a GPU that has fallen off the bus is one that NVML ca
 which is when its name is needed most. So the map from address to UUID is remembered.
 """
 
+import os
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import small_text
+from nodeagent.sources.small_file import read_small
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # PCI base class: VGA and 3D controllers
@@ -54,6 +54,7 @@ class GpuMap:
         self._seen: frozenset[str] = frozenset()
         self._switches: frozenset[str] = frozenset()
         self._scanned_at: float | None = None
+        self._classes: dict[tuple[str, int], str] = {}  # by name and inode
 
     def addresses(self) -> frozenset[str]:
         """Addresses of the node's GPUs: on the bus now, seen before, or remembered."""
@@ -119,11 +120,10 @@ class GpuMap:
             return
         self._scanned_at = now
         gpus, switches = set(), set()
-        for device in _devices(self._machine.sys / "bus/pci/devices"):
-            address = normalise(device.name)
-            if address is None or _attribute(device, "vendor") != _NVIDIA:
+        for name, kind in self._kinds():
+            address = normalise(name)
+            if address is None:
                 continue
-            kind = _attribute(device, "class")
             if kind.startswith(_DISPLAY):
                 gpus.add(address)
             elif kind.startswith(_BRIDGE_OTHER):
@@ -132,13 +132,32 @@ class GpuMap:
         self._seen |= self._present
         self._switches |= frozenset(switches)
 
+    def _kinds(self) -> Iterator[tuple[str, str]]:
+        """The name and the PCI class of each device of NVIDIA that is on the bus.
 
-def _devices(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []  # no PCI bus, as in many virtual machines: no GPU either
+        A node has hundreds of devices, and sysfs numbers each: their files are read once.
+        """
+        folder = f"{self._machine.sys}/bus/pci/devices"
+        try:
+            with os.scandir(folder) as entries:
+                keys = [(entry.name, entry.inode()) for entry in entries]
+        except OSError:
+            keys = []  # no PCI bus, as in many virtual machines: no GPU either
+        before, self._classes = self._classes, {}
+        for key in keys:
+            kind = before[key] if key in before else _nvidia_class(f"{folder}/{key[0]}")
+            if kind is not None:
+                self._classes[key] = kind
+                if kind:
+                    yield key[0], kind
 
 
-def _attribute(device: Path, name: str) -> str:
-    return small_text(device / name).lower()  # empty: unplugged while we looked
+def _nvidia_class(device: str) -> str | None:
+    """The PCI class of NVIDIA's device, empty for another's; None: unplugged while we looked."""
+    vendor = read_small(f"{device}/vendor")
+    if not vendor:
+        return None
+    if vendor.lower() != _NVIDIA:
+        return ""
+    kind = read_small(f"{device}/class")
+    return kind.lower() if kind else None

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_whole
 
 __all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
 
@@ -246,7 +247,7 @@ class MountTable:
     """
 
     def __init__(self, machine: HostRoots, named: Iterable[str] = ()) -> None:
-        self._path = machine.proc / "self/mountinfo"
+        self._path = f"{machine.proc}/self/mountinfo"
         self._root = str(machine.root)
         below = "" if self._root == "/" else self._root
         self._named = frozenset(_escaped(below + point.rstrip("/") or "/") for point in named)
@@ -254,7 +255,7 @@ class MountTable:
         self._mounts: tuple[Mount, ...] = ()
 
     def read(self) -> tuple[Mount, ...]:
-        raw = self._path.read_bytes()
+        raw = read_whole(self._path)
         if raw != self._raw:
             self._mounts = under(worth_parsing(raw, self._named), self._root)
             self._raw = raw

@@ -4,10 +4,9 @@ All figures are read from ``/proc``; no table is walked. Columns of ``/proc/net/
 net/core/neighbour.c and net/netfilter/nf_conntrack_standalone.c; hexadecimal, a line per CPU.
 """
 
-from pathlib import Path
-
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_whole, small_text
 
 __all__ = ["NetTable", "conntrack", "neighbours", "parse_stat"]
 
@@ -29,8 +28,8 @@ def neighbours(machine: HostRoots, family: str) -> NetTable | None:
     All namespaces share the one table; only the first may see its limit.
     """
     file = {"ipv4": "arp_cache", "ipv6": "ndisc_cache"}[family]
-    stat = parse_stat(_text(machine.proc / "net/stat" / file))
-    limit = _number(machine.proc / f"sys/net/{family}/neigh/default/gc_thresh3")
+    stat = parse_stat(_text(f"{machine.proc}/net/stat/{file}"))
+    limit = _number(f"{machine.proc}/sys/net/{family}/neigh/default/gc_thresh3")
     if limit is None or "entries" not in stat:
         return None
     # Each line has the whole table's entries, and its own CPU's events.
@@ -39,11 +38,11 @@ def neighbours(machine: HostRoots, family: str) -> NetTable | None:
 
 def conntrack(machine: HostRoots) -> NetTable | None:
     """The table, or None where the kernel tracks no connections."""
-    folder = machine.proc / "sys/net/netfilter"
-    entries, limit = _number(folder / "nf_conntrack_count"), _number(folder / "nf_conntrack_max")
+    folder = f"{machine.proc}/sys/net/netfilter"
+    entries, limit = _number(f"{folder}/nf_conntrack_count"), _number(f"{folder}/nf_conntrack_max")
     if entries is None or not limit:
         return None
-    stat = parse_stat(_text(machine.proc / "net/stat/nf_conntrack"))
+    stat = parse_stat(_text(f"{machine.proc}/net/stat/nf_conntrack"))
     return NetTable(entries, limit, sum(stat.get("drop", [])))
 
 
@@ -61,13 +60,14 @@ def parse_stat(text: str) -> dict[str, list[int]]:
     }
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
+    """Whole: the kernel has a line for each CPU, possible ones too."""
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        return read_whole(path).decode("ascii", "replace")
     except OSError:
         return ""
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+def _number(path: str) -> int | None:
+    text = small_text(path)
     return int(text) if text.isascii() and text.isdigit() else None

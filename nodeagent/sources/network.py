@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import read_small, read_whole
 
 __all__ = [
     "DefaultRoute",
@@ -192,11 +192,11 @@ def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     Raises OSError when ``/proc/net`` is not there; a kernel without IPv6 just has no such route.
     """
     # The kernel lists by address, so the default routes come first; a node may have 10,000 more.
-    with (machine.proc / "net/route").open(encoding="ascii", errors="replace") as table:
-        found = [_best(parse_ipv4(table.read(_ENOUGH)))]
+    table = read_whole(f"{machine.proc}/net/route", _ENOUGH)
+    found = [_best(parse_ipv4(table.decode("ascii", "replace")))]
     with contextlib.suppress(OSError):
-        table6 = (machine.proc / "net/ipv6_route").read_text(encoding="ascii", errors="replace")
-        found.append(_best(parse_ipv6(table6)))
+        table6 = read_whole(f"{machine.proc}/net/ipv6_route")
+        found.append(_best(parse_ipv6(table6.decode("ascii", "replace"))))
     return [route for route in found if route is not None]
 
 

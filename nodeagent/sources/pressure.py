@@ -12,6 +12,7 @@ import psutil
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_whole
 
 __all__ = ["Memory", "NoPressure", "Stall", "parse_stall", "read_memory", "stall"]
 
@@ -57,7 +58,7 @@ def stall(machine: HostRoots, resource: str) -> Stall:
     Raises NoPressure, OSError, and ValueError if garbled.
     """
     try:
-        text = (machine.proc / "pressure" / resource).read_text(errors="replace")
+        text = read_whole(f"{machine.proc}/pressure/{resource}").decode("utf-8", "replace")
     except FileNotFoundError:
         raise NoPressure("this kernel has no /proc/pressure") from None
     except OSError as error:

@@ -3,6 +3,7 @@
 import os
 
 _MOST = 4096
+_CHUNK = 65_536
 
 
 def read_small(path: str | os.PathLike[str]) -> str | None:
@@ -20,6 +21,18 @@ def read_small(path: str | os.PathLike[str]) -> str | None:
         return None  # asleep (EINVAL), or it ended between the two
     finally:
         os.close(descriptor)
+
+
+def read_whole(path: str | os.PathLike[str], most: int = 0) -> bytes:
+    """All of a file of ``/proc``, or its first ``most`` bytes. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = chunk = os.read(descriptor, _CHUNK)
+        while chunk and not 0 < most <= len(content):
+            content += (chunk := os.read(descriptor, _CHUNK))
+    finally:
+        os.close(descriptor)
+    return content[:most] if most else content
 
 
 def small_text(path: str | os.PathLike[str]) -> str:

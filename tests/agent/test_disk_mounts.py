@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.checks import disk_mounts, disk_space
 from nodeagent.checks.base import Off
+from nodeagent.checks.disk_common import Watch
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space
@@ -64,6 +65,18 @@ async def test_expected_mounts_and_those_of_an_automounter(tmp_path: Path) -> No
     assert verdicts(await check.run_check()) == {"/scratch": OK, "/data": MISSING, "/auto": OK}
     table.write_text(auto)
     assert verdicts(await check.run_check())["/scratch"] == MISSING
+
+
+def test_the_mounts_to_watch_are_found_anew_only_for_another_table(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    table = machine.proc / "self/mountinfo"
+    watch = Watch(machine, options(disk_space.SPEC))
+    table.write_text(f"9 1 8:1 / {tmp_path}/a rw - xfs /dev/sda1 rw\n")
+    found = watch.mounts()
+    assert [mount.point for mount in found] == ["/a"]
+    assert watch.mounts() is found
+    table.write_text(f"9 1 8:1 / {tmp_path}/b rw - xfs /dev/sda1 rw\n")
+    assert [mount.point for mount in watch.mounts()] == ["/b"]
 
 
 async def test_nothing_expected_and_nothing_remote_is_off(tmp_path: Path) -> None:

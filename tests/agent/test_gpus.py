@@ -46,6 +46,33 @@ def test_a_device_that_goes_while_we_look_is_none(tmp_path: Path) -> None:
     assert GpuMap(gpu_machine(tmp_path)).present() == {GPU, OTHER_GPU}
 
 
+def test_a_device_is_read_once_and_another_at_its_address_again(tmp_path: Path) -> None:
+    """A node has hundreds of devices on its bus, and sysfs numbers each."""
+    clock = HandClock()
+    machine = gpu_machine(tmp_path, clock)
+    gpus = GpuMap(machine)
+    assert gpus.present() == {GPU, OTHER_GPU}
+    device = machine.sys / f"bus/pci/devices/{GPU}.0"
+    (device / "class").write_text("0x020000\n")
+    clock.now += 61.0
+    assert gpus.present() == {GPU, OTHER_GPU}
+    device.rename(tmp_path / "unplugged")
+    pci_device(tmp_path, f"{GPU}.0", "0x020000")
+    clock.now += 61.0
+    assert gpus.present() == {OTHER_GPU}
+
+
+def test_a_device_whose_class_could_not_be_read_is_read_again(tmp_path: Path) -> None:
+    clock = HandClock()
+    kind = pci_device(tmp_path, "0000:01:00.0", "0x030200") / "class"
+    gpus = GpuMap(gpu_machine(tmp_path, clock))
+    kind.rename(tmp_path / "later")
+    assert gpus.present() == {GPU, OTHER_GPU}
+    (tmp_path / "later").rename(kind)
+    clock.now += 61.0
+    assert gpus.present() == {GPU, OTHER_GPU, "0000:01:00"}
+
+
 def test_a_new_gpu_is_found_when_it_is_asked_for_but_not_at_every_question(
     tmp_path: Path,
 ) -> None:

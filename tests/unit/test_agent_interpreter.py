@@ -12,7 +12,7 @@ from py_compile import PycInvalidationMode
 import pytest
 
 from nodeagent.interpreter import bytecode_of, light_python
-from nodeagent.sources.small_file import read_small
+from nodeagent.sources.small_file import read_small, read_whole
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,19 @@ def test_a_small_file_is_read_as_text_without_the_space_around_it(tmp_path: Path
     file.write_bytes(b"  live\xff \n")
     assert read_small(file) == "live\ufffd"
     assert read_small(str(file)) == "live\ufffd"
+
+
+@pytest.mark.parametrize("size", [0, 10, 65_536, 200_000])
+@pytest.mark.parametrize("most", [0, 5, 65_536, 100_000])
+def test_a_file_is_read_whole_or_to_a_bound(tmp_path: Path, size: int, most: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "table").write_bytes(content)
+    assert read_whole(tmp_path / "table", most) == (content[:most] if most else content)
+
+
+def test_a_file_that_cannot_be_read_whole_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_whole(tmp_path / "table")
 
 
 def test_at_most_4096_bytes_of_a_small_file_are_read(tmp_path: Path) -> None:
