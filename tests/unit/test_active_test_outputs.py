@@ -219,6 +219,7 @@ steps = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(steps, max_size=5))
 def test_a_test_passes_only_if_a_step_did_and_none_is_in_doubt(found: list[Step]) -> None:
     outcomes = {step.outcome for step in found}

@@ -34,6 +34,7 @@ VALUES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(VALUES, VALUES)
 def test_equality_hash_and_text_are_those_of_the_library(
     one: tuple[Any, ...], other: tuple[Any, ...]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def test_the_usual_lines_are_taken() -> None:
         assert parse_run(line) is not None, line
 
 
+@pytest.mark.slow
 def test_a_running_agent_has_not_imported_argparse() -> None:
     script = (
         "import sys; from nodeagent import python_tls; python_tls.leave_out(); "

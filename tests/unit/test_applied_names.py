@@ -155,6 +155,7 @@ ACTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(acts=ACTS)
 def test_both_versions_read_the_same_after_any_sequence_of_their_acts(
     acts: list[tuple[str, bool]],

@@ -176,6 +176,7 @@ def test_those_that_began_outside_the_window_do_not_open_a_cause_and_keep_one_op
     assert fleet.causes("check:a", names(5)) == []
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 3_000), min_size=1, max_size=40))
 def test_a_window_lies_where_it_holds_most(times: list[float]) -> None:
     since = dict(zip(names(len(times)), times, strict=True))

@@ -200,6 +200,7 @@ def test_a_connection_that_is_lost_for_a_time_does_not_end_the_wait(
     assert capsys.readouterr().err.count("trying again") == 1
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(GOALS),
     st.lists(

@@ -84,6 +84,7 @@ def test_what_a_terminal_would_obey_is_replaced(text: str, shown: str) -> None:
     assert clean(text) == shown
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=4))
 def test_a_table_of_any_text_has_a_line_for_each_row_and_columns_that_line_up(
     rows: list[tuple[str, str, str]],

@@ -180,6 +180,7 @@ def test_a_pod_that_a_restored_etcd_has_again_is_let_in() -> None:
     assert replica.attach("uid-1")
 
 
+@pytest.mark.slow
 def test_memory_is_bounded() -> None:
     replica = Replica()
     for number in range(2 * MOST_KEPT):

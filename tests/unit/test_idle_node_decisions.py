@@ -80,6 +80,7 @@ def test_the_annotation_of_an_idle_test_reads_as_it_was_written(test: NodeTest) 
     assert read_test({NODE_TEST: write_test(test)}, "uid") == test
 
 
+@pytest.mark.slow
 @given(st.lists(st.none() | tests, max_size=20), st.integers(0, 5), st.floats(0, 40 * DAY))
 def test_the_longest_untested_nodes_that_are_due_are_chosen(
     found: list[NodeTest | None], most: int, now: float
@@ -122,6 +123,7 @@ def test_when_the_next_test_is_due(last: NodeTest | None, now: float, expected: 
     assert waits_for(last, RULES, pause=PAUSE, now=now) == expected
 
 
+@pytest.mark.slow
 @given(
     st.none() | tests,
     st.booleans(),
@@ -152,6 +154,7 @@ def test_a_test_begins_only_where_it_is_due_and_nothing_speaks_against_it(
     assert standing_failure(what.test) == carried_failure(last)
 
 
+@pytest.mark.slow
 @given(tests, st.sampled_from([S.INCONCLUSIVE, S.CANCELLED, S.UNKNOWN]))
 def test_an_end_without_a_verdict_changes_nothing_of_what_is_known(
     last: NodeTest, end: RepairState
@@ -244,6 +247,7 @@ def wanted(node: str, kind: str, number: int, until: float) -> RunningRepair:
     return RunningRepair(node, f"{node}-{number}-{kind}", kind, 1.0, until, domains=rack)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -76,6 +76,7 @@ async def test_after_one_that_failed_nothing_more_is_acked() -> None:
     assert [str(error) for error in heard.failed] == ["disk"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 4_000_000), st.floats(0, 5)),

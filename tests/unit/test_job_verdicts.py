@@ -101,6 +101,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(status=JSON, record=st.sampled_from([PASSED, FAILED]))
 def test_no_garbage_in_a_pods_status_is_a_verdict_or_an_error(
     status: Any, record: dict[str, Any]

@@ -102,6 +102,7 @@ def _played(loop: asyncio.AbstractEventLoop, tasks: list[Steps]) -> list[Any]:
         loop.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(_TASK, max_size=5))
 def test_callbacks_and_timers_come_in_asyncios_order(

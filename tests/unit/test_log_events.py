@@ -18,6 +18,7 @@ def documented(program: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_an_event_stands_for_one_line_of_one_program() -> None:
     lines = log_events("aggregator") + log_events("nodeagent")
     assert [event for event, count in lines.items() if count > 1] == []

@@ -79,17 +79,20 @@ any_facts = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(tests)
 def test_the_annotation_reads_as_it_was_written(test: NodeTest) -> None:
     assert read_test({NODE_TEST: write_test(test)}, "uid") == test
 
 
+@pytest.mark.slow
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_any_other_text_is_unreadable_and_never_a_verdict(text: str) -> None:
     with pytest.raises(NodeTestUnreadable):
         read_test({NODE_TEST: text}, "uid")
 
 
+@pytest.mark.slow
 @given(tests, st.sampled_from(["number", "state", "operation", "boot_id", "began_at", "message"]))
 def test_an_edited_annotation_is_unreadable_or_means_the_same_operation(
     test: NodeTest, key: str
@@ -100,12 +103,14 @@ def test_an_edited_annotation_is_unreadable_or_means_the_same_operation(
         read_test({NODE_TEST: json.dumps(data)}, "uid")
 
 
+@pytest.mark.slow
 @given(tests)
 def test_the_test_of_another_node_of_the_name_does_not_count(test: NodeTest) -> None:
     with pytest.raises(NodeTestUnreadable, match="none of this Node"):
         read_test({NODE_TEST: write_test(test)}, "another uid")
 
 
+@pytest.mark.slow
 @given(st.none() | tests, any_facts, st.floats(0, 2000))
 def test_a_test_begins_only_on_a_tainted_node_that_nothing_speaks_against(
     last: NodeTest | None, found: NodeTestFacts, now: float
@@ -124,6 +129,7 @@ def test_a_test_begins_only_on_a_tainted_node_that_nothing_speaks_against(
         assert last.without_verdict < RULES.attempts
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([S.INCONCLUSIVE, S.UNKNOWN, S.FAILED]), min_size=20))
 def test_without_a_person_the_tests_of_a_boot_end(ends: list[RepairState]) -> None:
     last: NodeTest | None = None
@@ -233,6 +239,7 @@ def wanted(node: str, number: int = 1, until: float = 400.0) -> RunningRepair:
     return RunningRepair(node, f"{node}-{number}", "test", 1.0, until)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3)), max_size=40))
 def test_no_order_of_reservations_passes_the_limit(asked: list[tuple[str, int]]) -> None:
     record = Record()

@@ -67,6 +67,7 @@ def shape(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @given(templates, orders)
 def test_no_placeholder_escapes_its_text(template: Any, order: RepairOrder) -> None:
     filled = fill(template, values_of(order))
@@ -102,6 +103,7 @@ def test_every_placeholder_has_its_value() -> None:
 # -- names ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(
         ["{node}", "x-{node}", "{node}.{node_uid}", "{operation}", "{quarantine}{node}"]
@@ -135,6 +137,7 @@ def test_a_part_of_a_path_is_no_step_upwards(name: str) -> None:
         paths.quoted(name)
 
 
+@pytest.mark.slow
 @given(orders)
 def test_without_a_name_it_follows_from_the_operation_alone(order: RepairOrder) -> None:
     name = object_name({}, order)

@@ -135,6 +135,7 @@ def test_a_duration_is_written_in_the_largest_whole_unit(seconds: float, text: s
     assert duration(seconds) == text
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["config", "schema"])

@@ -756,6 +756,7 @@ def test_a_mistake_about_idle_nodes_is_refused_with_its_place(
     assert any(expected in one and "repair.idle_nodes" in one for one in told), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "observe"])
 def test_idle_nodes_without_repairs_are_a_warning(tmp_path: Path, mode: str) -> None:
     text = f"repair:\n  mode: {mode}\n{IDLE_NODES}  repairers:\n{JOB_TESTS}"
