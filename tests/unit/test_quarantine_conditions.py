@@ -141,6 +141,18 @@ def test_old_conditions_are_written_once_where_the_definition_drops_them() -> No
     assert view.are_conditions_old(), "the definition may have been upgraded since"
 
 
+def test_conditions_are_compared_anew_for_each_object() -> None:
+    marked = written(NEW, status(Phase.CORDONED), 7.0)
+    view = QuarantineView(quarantine=marked)
+    for _ in range(2):
+        assert not view.are_conditions_old()
+    view.write(replace(marked, generation=2))  # another client's edit, and the version is not read
+    for _ in range(2):
+        assert view.are_conditions_old()
+    view.write(marked)
+    assert not view.are_conditions_old()
+
+
 @pytest.mark.parametrize("phase", [Phase.ADMITTED, Phase.DRAINING, Phase.RELEASING])
 def test_no_write_is_made_for_conditions_where_another_is_to_come(phase: Phase) -> None:
     assert not QuarantineView(quarantine=replace(NEW, status=status(phase))).are_conditions_old()

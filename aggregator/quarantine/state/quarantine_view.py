@@ -37,7 +37,9 @@ class QuarantineView:
     ``release_held``: its cause is over, and this holds its release; ``release_look``: when to check
     that again (monotonic).
     ``most_pods``: the most pods that were left in its drain since this replica knows of it.
-    ``conditions_of``: the version whose conditions were written last for their own sake.
+    ``conditions_of``: the version whose conditions were written last for their own sake;
+    ``conditions_current``: whether the conditions of the object that was last looked at are its
+    own.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
     ``repair_look``: when to look at its repair again (monotonic).
@@ -63,6 +65,7 @@ class QuarantineView:
     release_look: float = 0.0
     most_pods: int = 0
     conditions_of: str = ""
+    conditions_current: tuple[Quarantine, bool] | None = None
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
     condition_seen: bool = False
@@ -250,7 +253,14 @@ class QuarantineView:
         found = self.quarantine
         if found is None or not found.generation or found.version == self.conditions_of:
             return False
-        return found.status.phase in _AT_REST and not are_conditions_current(found)
+        return found.status.phase in _AT_REST and not self._has_current_conditions(found)
+
+    def _has_current_conditions(self, quarantine: Quarantine) -> bool:
+        """Each step asks, and the object nearly always is the one that was asked about before."""
+        known = self.conditions_current
+        if known is None or known[0] is not quarantine:
+            known = self.conditions_current = quarantine, are_conditions_current(quarantine)
+        return known[1]
 
     def start_trail(self, trail: asyncio.Task[None]) -> None:
         self.trail, self.condition_seen = trail, False
