@@ -85,10 +85,14 @@ class Catalogue:
         return self.nvlink5.row(fault.code, fault.details, traits.get("driver", ""))
 
     def clears(self, fault: Fault, traits: Mapping[str, str]) -> ClearedBy:
-        """The sign that ends the fault: the catalogue's, or the agent's for a code unknown
-        to us.
+        """The sign that ends the fault."""
+        return self.clears_class(self.class_of(fault, traits), fault)
+
+    def clears_class(self, its_class: str, fault: Fault) -> ClearedBy:
+        """The sign that ends a fault of this class: the catalogue's, or the agent's for a code
+        unknown to us.
         """
-        found = self.classes.get(self.class_of(fault, traits))
+        found = self.classes.get(its_class)
         return found.clears if found is not None else fault.cleared_by
 
     def describe(self, code: str) -> str:

@@ -216,6 +216,13 @@ class _Found:
                 self._of_code.setdefault(one[0].code, []).append(one)
         return self._of_code.get(next(iter(codes)), ())
 
+    def with_class(self, classes: tuple[str, ...]) -> Sequence[tuple[Fault, str]]:
+        """The faults that are of one of these classes."""
+        present = [one for one in classes if one in self.of_class]
+        if len(present) > 1:
+            return [one for one in self.faults if one[1] in present]
+        return self.of_class[present[0]] if present else ()
+
     def meeting(self, rule: Rule) -> Sequence[Component]:
         """The components of the rule's check whose status it is about."""
         failed = self.failed.get(rule.check, ())
@@ -279,7 +286,7 @@ def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
             yield from _failing(rule, found, health.boot_id)
         else:
             for fault, its_class in _candidates(rule, found):
-                match = _latched(rule, fault, its_class, health, policy.catalogue, found)
+                match = _latched(rule, fault, its_class, policy.catalogue, found)
                 if match is not None:
                     yield match
 
@@ -288,9 +295,7 @@ def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:
     if rule.faults:
         codes = _codes_of(rule.faults)
         return found.faults if codes is None else found.with_code(codes)
-    if len(rule.classes) == 1:
-        return found.of_class.get(next(iter(rule.classes)), ())
-    return found.faults
+    return found.with_class(rule.classes)
 
 
 @lru_cache(maxsize=1024)
@@ -353,7 +358,6 @@ def _latched(
     rule: Rule,
     fault: Fault,
     its_class: str,
-    health: NodeHealth,
     catalogue: Catalogue,
     found: _Found,
 ) -> Match | None:
@@ -384,7 +388,7 @@ def _latched(
         component=fault.component,
         boot_id=fault.boot_id,
         message=fault.message,
-        cleared_by=catalogue.clears(fault, health.traits),
+        cleared_by=catalogue.clears_class(its_class, fault),
         since=fault.first_at,
         due=due,
         lost=fault.missing,
