@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import itertools
 import random
+import sys
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
@@ -27,6 +28,8 @@ class Process(LeanLoop):
         self._stirred = False
         self.paused = self.dead = False
         super().__init__()
+        own: Any = self  # asyncio's stubs leave these out
+        self._asyncgen_hooks = own._asyncgen_firstiter_hook, own._asyncgen_finalizer_hook
         self._clock_resolution = 1e-6  # two clocks' rounding must not make a timer miss its turn
         world.processes.append(self)
 
@@ -57,10 +60,7 @@ class Process(LeanLoop):
         """Whether it has something to do now."""
         if self.paused or self.dead:
             return False
-        while self._wakes and self._wakes[0] <= self._world.now:
-            heapq.heappop(self._wakes)
-            self._stirred = True
-        return self._stirred
+        return self._stirred or (bool(self._wakes) and self._wakes[0] <= self._world.now)
 
     def wakes(self) -> float:
         """When it has something to do by itself (the world's time)."""
@@ -69,10 +69,21 @@ class Process(LeanLoop):
         return self._wakes[0]
 
     def step(self) -> None:
-        """Do the work that is due now, and leave the work that it causes for later."""
-        super().call_soon(self.stop)
+        """Do the work that is due now, and leave the work that it causes for later.
+
+        That is one turn of the loop; `run_forever` with a stop costs more than most turns.
+        """
+        while self._wakes and self._wakes[0] <= self._world.now:
+            heapq.heappop(self._wakes)
         self._stirred = False
-        self.run_forever()
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(*self._asyncgen_hooks)
+        asyncio._set_running_loop(self)
+        try:
+            self._run_once()
+        finally:
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*before)
 
     def begin(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         """A task of this process, begun from outside of it."""
@@ -123,7 +134,7 @@ class Clockwork:
                     if process.is_due():
                         process.step()
                 continue
-            wakes = min((process.wakes() for process in self.processes), default=float("inf"))
+            wakes = min([process.wakes() for process in self.processes], default=float("inf"))
             events = self._events[0][0] if self._events else float("inf")
             if min(wakes, events) > until:
                 self.now = until
