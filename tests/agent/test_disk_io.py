@@ -20,6 +20,7 @@ from nodeagent.sources.kmsg import KmsgReader, Record
 from tests.agent import real_disks
 from tests.agent.kernel_log import HandClock, fixture_records, record
 from tests.agent.machines import made_up, options, sources, this_machine
+from tests.support.folders import fresh_folder
 
 MOUNTS = """\
 1 0 8:1 / / rw - ext4 /dev/sda1 rw
@@ -195,7 +196,7 @@ def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: DiskIo) -
 def test_no_text_raises_and_no_message_is_endless(
     tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
 ) -> None:
-    check = a_check(tmp_path_factory.mktemp("machine"))
+    check = a_check(fresh_folder(tmp_path_factory, "machine"))
     for fault in check.read(record(start + rest * repeat)):
         assert len(fault.message) <= 512
         assert all(len(value) <= 128 for value in fault.details.values())

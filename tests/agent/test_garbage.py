@@ -17,6 +17,7 @@ from nodeagent.sources.host import HostRoots
 from tests.agent.damage import REFUSED, fill
 from tests.agent.kernel_log import FIXTURES, GPU, HandClock, record
 from tests.agent.machines import options, sources
+from tests.support.folders import fresh_folder
 
 LOG_CHECKS = [spec for spec in registry.SPECS if not spec.interval]
 
@@ -91,7 +92,7 @@ def test_a_refused_file_is_one() -> None:
 def test_no_file_breaks_a_check(
     tmp_path_factory: pytest.TempPathFactory, spec: CheckSpec, files: dict[str, bytes | str | None]
 ) -> None:
-    machine = a_machine(tmp_path_factory.mktemp("machine"), files)
+    machine = a_machine(fresh_folder(tmp_path_factory, "machine"), files)
     check = spec.build(sources(machine), options(spec))
 
     async def looks() -> None:

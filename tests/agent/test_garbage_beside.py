@@ -39,6 +39,7 @@ from tests.agent.machines import made_up, options, sources, verdicts
 from tests.agent.test_garbage import STARTS
 from tests.nvml import gpu, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
+from tests.support.folders import fresh_folder
 
 garbage = st.one_of(
     st.tuples(st.sampled_from(STARTS), st.binary(max_size=60)).map(b"".join),
@@ -98,7 +99,7 @@ def test_the_well_one_of_two_is_well_whatever_the_other_says(
     pair: Callable[[HostRoots], tuple[str, Iterable[Path]]],
     data: st.DataObject,
 ) -> None:
-    machine = made_up(tmp_path_factory.mktemp("machine"))
+    machine = made_up(fresh_folder(tmp_path_factory, "machine"))
     well, files = pair(machine)
     for path in sorted(files):
         if data.draw(st.booleans()):
@@ -163,7 +164,7 @@ async def test_files_that_come_and_go_while_they_are_read_cost_themselves_alone(
 def test_no_file_breaks_a_look_at_a_pcie_link(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes | str]
 ) -> None:
-    sys = tmp_path_factory.mktemp("sys")
+    sys = fresh_folder(tmp_path_factory, "sys")
     device = sys / "bus/pci/devices/0000:3b:00.0"
     device.mkdir(parents=True)
     for name, what in files.items():

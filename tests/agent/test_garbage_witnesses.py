@@ -16,6 +16,7 @@ from tests.agent.damage import fill
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import options, sources
 from tests.agent.test_garbage import content
+from tests.support.folders import fresh_folder
 
 ADDRESS = "0000:61:00.0"
 PROCESSES = (
@@ -39,7 +40,7 @@ some_process = st.one_of(content, st.sampled_from([KTHREADD, WAITING, b"os_acqui
 def test_no_file_of_a_process_breaks_the_readers_of_witnesses(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes | str | None]
 ) -> None:
-    proc = tmp_path_factory.mktemp("proc")
+    proc = fresh_folder(tmp_path_factory, "proc")
     fill(proc, files)
     machine = HostRoots(clock=HandClock(), proc=proc)
     waiters, manager = DriverWaiters(machine), FabricManager(machine)
@@ -59,7 +60,7 @@ def test_no_file_of_a_process_breaks_the_readers_of_witnesses(
 def test_no_file_of_a_device_breaks_the_comparison_of_links(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes | str | None]
 ) -> None:
-    root = tmp_path_factory.mktemp("machine")
+    root = fresh_folder(tmp_path_factory, "machine")
     fill(root / "sys/bus/pci/devices" / ADDRESS, files)
     (root / "sys/class/nvme/nvme0").mkdir(parents=True)
     (root / "sys/class/nvme/nvme0/device").symlink_to(root / "sys/bus/pci/devices" / ADDRESS)

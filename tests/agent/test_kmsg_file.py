@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nodeagent.terminal.kmsg_file import decode_file, table
 from tests.agent.damage import decodes_damaged
 from tests.agent.kernel_log import FIXTURES
+from tests.support.folders import fresh_folder
 
 
 def decoded(tmp_path: Path, text: str) -> list[tuple[int, str, str]]:
@@ -165,7 +166,7 @@ def test_no_damage_to_a_log_breaks_it(
 ) -> None:
     """Bytes overwritten, cut out and doubled, anywhere."""
     raw = (FIXTURES / fixture).read_bytes()
-    decodes_damaged(raw, tmp_path_factory.mktemp("log") / "log", data, most=20)
+    decodes_damaged(raw, fresh_folder(tmp_path_factory, "log") / "log", data, most=20)
 
 
 @pytest.mark.parametrize("filler", [b"x", b"\xff", b"\0", b"\\x0a", b" IN= OUT= ", b"0x0 "])

@@ -15,6 +15,7 @@ from nodeagent.terminal.kmsg_file import decode_file, table
 from nodeagent.terminal.log_file.entries import read_entries
 from nodeagent.terminal.log_file.prefix import Form, Writer, parse_line
 from tests.agent.damage import decodes_damaged
+from tests.support.folders import fresh_folder
 
 FORMS = Path(__file__).parents[1] / "fixtures/log_forms"
 KERNEL = ["sxid:24007:fatal", "xid:62", "gpu-off-bus", "disk-io:lost"]
@@ -374,7 +375,7 @@ def test_no_damage_to_a_log_of_any_form_breaks_it(
 ) -> None:
     """Bytes overwritten, cut out and doubled, anywhere: the lengths of an export too."""
     raw = (FORMS / f"{data.draw(st.sampled_from(NAMES))}.log").read_bytes()
-    decodes_damaged(raw, tmp_path_factory.mktemp("log") / "log", data, most=10)
+    decodes_damaged(raw, fresh_folder(tmp_path_factory, "log") / "log", data, most=10)
 
 
 @given(raw=st.binary(max_size=2000), head=st.sampled_from([b"", b"__CURSOR=s\nMESSAGE\n", b"{\n"]))

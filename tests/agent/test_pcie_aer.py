@@ -12,6 +12,7 @@ from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pci_bus import PciBus
 from tests.agent.kernel_log import GPU, UUID, HandClock, fixture_records, record
+from tests.support.folders import fresh_folder
 
 PORT = "0000:3a:00.0"
 NIC = "0000:5e:00.0"
@@ -118,7 +119,7 @@ def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: PcieAer) 
 def test_no_text_raises_and_no_message_is_endless(
     tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
 ) -> None:
-    check = a_check(a_bus(tmp_path_factory.mktemp("bus")))
+    check = a_check(a_bus(fresh_folder(tmp_path_factory, "bus")))
     for fault in check.read(record(start + rest * repeat)):
         assert len(fault.message) <= 512
         assert all(len(value) <= 128 for value in fault.details.values())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.checks.sxid import SPEC, SxidCheck
 from nodeagent.model import FaultSighting
 from tests.agent.kernel_log import fixture_records, gpu_map, record
+from tests.support.folders import fresh_folder
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_no_forged_line_is_believed(check: SxidCheck) -> None:
 def test_no_text_raises_and_no_message_is_endless(
     tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
 ) -> None:
-    check = SxidCheck(gpu_map(tmp_path_factory.mktemp("bus")))
+    check = SxidCheck(gpu_map(fresh_folder(tmp_path_factory, "bus")))
     for fault in check.read(record(start + rest * repeat)):
         assert len(fault.message) <= 512
 

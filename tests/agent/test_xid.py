@@ -22,6 +22,7 @@ from tests.agent.kernel_log import (
     open_log,
     record,
 )
+from tests.support.folders import fresh_folder
 
 Sightings = list[FaultSighting]
 
@@ -262,7 +263,7 @@ def test_what_needs_a_person_waits_for_one(code: int) -> None:
 def test_no_text_raises_and_no_message_is_endless(
     tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
 ) -> None:
-    check = XidCheck(gpu_map(tmp_path_factory.mktemp("bus")))
+    check = XidCheck(gpu_map(fresh_folder(tmp_path_factory, "bus")))
     for fault in check.read(record(start + rest * repeat)):
         assert len(fault.message) <= 512
         assert all(len(value) <= 512 for value in fault.details.values())
