@@ -3,7 +3,8 @@
 Clouds' gateways drop echoes and still answer ARP. An unanswered echo has made the kernel resolve
 the neighbour anew, so its neighbour table tells which it is; that question may block behind a
 hung network driver, so a child asks it. (Asking the table first would save one packet in half a
-minute and cost a process each time.)
+minute and cost a process each time. /proc/net/arp needs no child and has no proof: its flag is the
+same for a stale entry, and an entry stays stale where a packet filter drops the echo.)
 """
 
 import asyncio
