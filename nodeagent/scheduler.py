@@ -143,7 +143,7 @@ class Scheduler:
         """
         before = self.checks
         self.checks = {check.name: check for check in checks}
-        # Not here: what follows a change (a new Hello) comes before the first report.
+        # In `run` and not here, because a new Hello must come before the first report.
         self._new += [check for check in checks if before.get(check.name) is not check]
         self._wake.set()
 

@@ -153,7 +153,7 @@ class GpuMap:
 
 
 def _nvidia_class(device: str) -> str | None:
-    """The PCI class of NVIDIA's device, empty for another's; None: unplugged while we looked."""
+    """The PCI class of NVIDIA's device, empty for another's, or None while it is unplugged."""
     vendor = read_small(f"{device}/vendor")
     if not vendor:
         return None

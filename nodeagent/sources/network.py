@@ -105,7 +105,7 @@ class PhysicalLinks:
 
 
 def _is_port(folder: str) -> bool | None:
-    """None where the kernel does not tell the type: the interface is gone, or was renamed."""
+    """Whether it is one, or None for an interface that is going or is being renamed."""
     if not os.path.lexists(f"{folder}/device") or os.path.lexists(f"{folder}/device/physfn"):
         return False
     kind = _number(f"{folder}/type")

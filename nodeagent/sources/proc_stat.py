@@ -26,8 +26,8 @@ class Stat:
 def read_stat(path: str, states: bytes = b"") -> Stat | None:
     """The stat of a process or thread, or None when it is gone.
 
-    ``states``: None too for one whose state is none of these letters; a third of the time of a
-    sweep, where nearly all sleep.
+    With ``states`` a process in another state counts as gone: a sweep reads thousands that sleep,
+    and parses none of them.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
