@@ -32,7 +32,8 @@ NAME = "reach"
 #: the link: to ask the kernel costs a process.
 _TRUSTED_LOOKS = 3
 #: Of a gateway that never answered the kernel is asked at the first three looks, and then at each
-#: tenth: it takes a process and ten echoes. Of one that is not shown it is asked once an hour.
+#: tenth: it takes a process and ten echoes. Of one that is not shown it is asked once an hour, and
+#: an echo is sent to that one at each tenth look.
 _FIRST_LOOKS, _LATER_LOOKS, _UNUSED_LOOKS = 3, 10, 120
 _MOST_ADDRESSES = 4
 _HTTP_SECONDS = 5.0  # for all of a target's addresses
@@ -145,6 +146,7 @@ class Reach:
             *(
                 self._gateway(name, route, unused=_may_be_unused(name, found))
                 for name, route in found.items()
+                if not self._rests(name, found)
             )
         )
         return [*(each for each in asked if not _is_unused(each, found)), *lost]
@@ -168,6 +170,18 @@ class Reach:
             self._answered[component] = gateway
         answered = self._answered.get(component) == gateway
         return judge_gateway(component, route, answer, answered=answered)
+
+    def _rests(self, component: str, routes: Mapping[str, DefaultRoute]) -> bool:
+        """Whether a gateway that is not shown is left alone at this look."""
+        if not _may_be_unused(component, routes) or self._single_run:
+            return False
+        if self._answered.get(component) == routes[component].gateway:
+            return False
+        looks = self._unanswered.get(component, 0) + 1
+        rests = looks > _FIRST_LOOKS and looks % _LATER_LOOKS != 0
+        if rests:
+            self._unanswered[component] = looks
+        return rests
 
     def _worth_patience(self, component: str, gateway: str, *, unused: bool) -> bool:
         """Whether to wait: rarely for a gateway that by design drops echoes or never answers."""

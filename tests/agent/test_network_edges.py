@@ -648,15 +648,22 @@ async def test_an_ipv6_gateway_that_never_answered_is_not_shown_beside_one_of_ip
 
 
 class OnlyIpv4(Gateways):
-    """The gateway of IPv4 answers; the patience with that of IPv6 is kept."""
+    """The gateway of IPv4 answers; the looks at that of IPv6 are kept, and the patience with it."""
+
+    def __init__(self, *answers: GatewayReply) -> None:
+        super().__init__(*answers)
+        self.looks = 0
+        self.asked: dict[int, bool] = {}  # with patience or without
 
     async def ask(self, route: DefaultRoute, *, patience: float) -> GatewayReply:
         if ":" not in str(route.gateway):
+            self.looks += 1
             return YES
+        self.asked[self.looks] = patience > 0
         return await super().ask(route, patience=patience)
 
 
-async def test_an_ipv6_gateway_that_is_not_shown_gets_patience_three_times_then_once_an_hour(
+async def test_an_ipv6_gateway_that_is_not_shown_is_asked_at_each_tenth_look(
     tmp_path: Path,
 ) -> None:
     gateways = OnlyIpv4(NO)
@@ -664,9 +671,36 @@ async def test_an_ipv6_gateway_that_is_not_shown_gets_patience_three_times_then_
     (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
     for _ in range(240):
         assert verdicts(await check.run_check()) == {"gateway": OK}
-    assert [look for look, patient in enumerate(gateways.patience, 1) if patient] == [
-        *(1, 2, 3, 120, 240)
-    ]
+    assert list(gateways.asked) == [1, 2, 3, *range(10, 250, 10)]
+    assert [look for look, patient in gateways.asked.items() if patient] == [1, 2, 3, 120, 240]
+
+
+async def test_an_ipv6_gateway_that_begins_to_answer_is_watched_at_each_look(
+    tmp_path: Path,
+) -> None:
+    gateways = OnlyIpv4(NO, NO, NO, YES, NO)
+    check = reaching(tmp_path, gateways)
+    (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
+    found = [verdicts(await check.run_check()) for _ in range(12)]
+    both = {"gateway": OK, "gateway-ipv6": OK}
+    lost = both | {"gateway-ipv6": (FAILED, "unreachable")}
+    assert found == [{"gateway": OK}] * 9 + [both, lost, lost]
+
+
+async def test_an_ipv6_gateway_is_asked_at_each_look_once_that_of_ipv4_is_gone(
+    tmp_path: Path,
+) -> None:
+    gateways = OnlyIpv4(NO)
+    check = reaching(tmp_path, gateways)
+    (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
+    for _ in range(5):
+        await check.run_check()
+    set_route(tmp_path)
+    (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
+    asked = len(gateways.patience)
+    for _ in range(2):
+        assert verdicts(await check.run_check())["gateway-ipv6"] == (UNKNOWN, "never-answered")
+    assert len(gateways.patience) == asked + 2
 
 
 async def test_the_only_gateway_of_a_node_is_shown_if_it_is_of_ipv6(tmp_path: Path) -> None:
