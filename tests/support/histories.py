@@ -7,17 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
-from aggregator.history.database import Database
-from aggregator.history.engine import DatabaseCredentials
-from aggregator.history.history import History
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import CLOCKS
+
+if TYPE_CHECKING:  # SQLAlchemy costs each run of pytest half a second, and few tests need it
+    from aggregator.history.database import Database
+    from aggregator.history.engine import DatabaseCredentials
+    from aggregator.history.history import History
 
 T = TypeVar("T")
 
@@ -30,13 +32,17 @@ class Place:
     server: PostgresServer | None = None
 
     @property
-    def credentials(self) -> DatabaseCredentials | None:
+    def credentials(self) -> "DatabaseCredentials | None":
+        from aggregator.history.engine import DatabaseCredentials
+
         return DatabaseCredentials(self.server.password_file) if self.server is not None else None
 
-    def database(self) -> Database:
+    def database(self) -> "Database":
+        from aggregator.history.database import Database
+
         return Database(self.url, self.credentials)
 
-    def ask(self, question: Callable[[Database], T]) -> T:
+    def ask(self, question: "Callable[[Database], T]") -> T:
         """The answer of a `Database` of its own. Blocks, in a thread without a loop."""
         database = self.database()
         with ThreadPoolExecutor(1) as pool:
@@ -60,8 +66,10 @@ class Place:
     @asynccontextmanager
     async def history(
         self, *, keep: float = 1e10, clocks: Clocks = CLOCKS, **more: Any
-    ) -> AsyncIterator[History]:
+    ) -> "AsyncIterator[History]":
         """One that runs, until the end of the block."""
+        from aggregator.history.history import History
+
         history = History(
             self.url,
             keep=keep,

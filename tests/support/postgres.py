@@ -18,7 +18,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import psutil
 import pytest
 
@@ -150,6 +149,8 @@ class PostgresServer:
         self._with(database, lambda connection: connection.execute(statements))
 
     def _with(self, database: str, ask: Callable[[Any], Any]) -> Any:
+        import asyncpg  # each run of pytest imports this module, and few tests need a server
+
         async def work() -> Any:
             connection = await asyncpg.connect(
                 host=str(self.folder), port=self.port, user=USER, database=database, timeout=30
