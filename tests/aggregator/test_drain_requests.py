@@ -1,13 +1,14 @@
 """The requests that the drain of one node costs, and the changes that its few reads still show."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import Phase, Quarantine, QuarantineStatus
+from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineStatus
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
@@ -66,9 +67,19 @@ def test_an_exemption_is_seen_within_one_interval_at_any_time_of_a_drain(after: 
 
 @dataclass
 class Seen(World):
-    """Notes the pods that are on the node when it is written that it is drained."""
+    """Notes the pods that are on the node when it is written that it is drained.
+
+    ``on_taint`` is called at the moment of the node's first taint.
+    """
 
     left_behind: list[str] = field(default_factory=list)
+    on_taint: Callable[[], object] | None = None
+
+    def set_node(self, node: Node) -> None:
+        super().set_node(node)
+        if node.taints and self.on_taint is not None:
+            self.on_taint()
+            self.on_taint = None
 
     def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
         if quarantine.status.phase is Phase.DRAINED:
@@ -129,9 +140,9 @@ def test_a_pod_that_a_scheduler_places_before_it_sees_the_taint_is_never_left_be
 
     async def scenario() -> None:
         world = empty_world()
+        loop = asyncio.get_running_loop()
+        world.on_taint = lambda: loop.call_later(late, world.add_pod, "n1", "late")
         replica = await begun(world, SETTINGS, cluster=Busy(world, trails))
-        await until(lambda: world.nodes["n1"].taints)
-        asyncio.get_running_loop().call_later(late, world.add_pod, "n1", "late")
 
         def settled() -> bool:
             world.kubelets_finish()
