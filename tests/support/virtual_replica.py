@@ -19,6 +19,10 @@ class LoopClock(Turned):
         return self._loop.time()
 
 
+#: Between two looks, in a long wait: a round of a replica.
+_LONGEST_PAUSE = 5.0
+
+
 @dataclass
 class Running(Turned):
     """The loop's own (virtual) time, on both clocks; ``time`` is how far it is set ahead."""
@@ -40,6 +44,8 @@ async def soon(what: Callable[[], object], *, within: float = 1500.0) -> None:
         if what():
             return
         await asyncio.sleep(0.01)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     async with asyncio.timeout(within):
-        while not what():  # noqa: ASYNC110 - in virtual time to poll costs nothing
-            await asyncio.sleep(1)
+        while not what():  # noqa: ASYNC110 - in virtual time to poll costs little
+            await asyncio.sleep(min(max(1.0, (loop.time() - began) / 50), _LONGEST_PAUSE))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aggregator.clock import Clocks
+from tests.support.virtual_time import VirtualTimeLoop
 
-#: Seconds between two looks.
-_SHORT = 0.005
+#: Seconds between two looks, at least and at most.
+_SHORT, _LONG = 0.005, 0.1
 CLOCKS = Clocks(time.monotonic, time.time)
 
 
@@ -25,22 +26,23 @@ async def until(
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
+    longest = 1.0 if isinstance(loop, VirtualTimeLoop) else _LONG  # hours are waited for there
     while not happened():
         waited = loop.time() - began
         if waited > within:
             told = what() if callable(what) else what
             raise AssertionError(f"not within {within:g} s: {told or happened}")
-        await asyncio.sleep(pause_after(waited))
+        await asyncio.sleep(pause_after(waited, most=longest))
 
 
-def pause_after(waited: float) -> float:
+def pause_after(waited: float, *, most: float = _LONG) -> float:
     """Seconds until the next look, after so many seconds of waiting.
 
     A look at an API server costs it, etcd and the test 4 ms of a processor: one each 5 ms took
     half of a processor for as long as the test waited. In virtual time, looks took more than
     what was waited for.
     """
-    return min(max(_SHORT, waited / 50), 0.1)
+    return min(max(_SHORT, waited / 50), most)
 
 
 @contextmanager
