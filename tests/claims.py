@@ -36,6 +36,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--claims", metavar="FOLDER", type=Path, help="share the files of tests")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that another process has claimed is not collected.
+
+    The collection of all files takes 10 s of a processor, and later runs need few of them.
+    """
+    folder: Path | None = config.getoption("claims")
+    if folder is None or not collection_path.is_relative_to(config.rootpath):
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return _claim_of(folder, path).exists() or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """As pytest's own loop, over the files that this process claims."""
@@ -69,9 +81,13 @@ def _rank(path: str) -> int:
     return LONG_FILES.index(path) if path in LONG_FILES else len(LONG_FILES)
 
 
+def _claim_of(folder: Path, path: str) -> Path:
+    return folder / f"{path.replace('/', ':')}.claim"
+
+
 def _claim(folder: Path, path: str) -> bool:
     try:
-        os.close(os.open(folder / f"{path.replace('/', ':')}.claim", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(_claim_of(folder, path), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True

@@ -71,7 +71,7 @@ GROUPS: Mapping[str, Group] = {
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
     "cluster": Group(3, CLUSTER, then="rest"),
 }
-#: A further run begins only where more files are left than this: it collects tests for 20 s.
+#: A further run begins only where more files are left than this: its start takes 4 s of CPU.
 FEW_LEFT = 20
 #: Commands beside the tests. The control plane is built while tests without one run. A build that
 #: fails is a failure, though the tests that need it skip.

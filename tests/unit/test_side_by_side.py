@@ -1,5 +1,7 @@
 """Several runs of pytest beside each other are one: each test runs once, a failure counts."""
 
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
@@ -109,6 +111,22 @@ async def test_a_run_whose_group_has_ended_helps_with_another_groups_files(
     monkeypatch.setattr(side_by_side, "FEW_LEFT", 3)
     assert await side_by_side.main(OPTIONS, groups) == 0
     assert "a-2" not in capfd.readouterr().out.partition("===== all =====\n")[2]
+
+
+@pytest.mark.slow
+def test_a_file_that_another_run_has_claimed_is_not_even_imported(tmp_path: Path) -> None:
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    (tmp_path / "test_a.py").write_text("import no_such_module\n")
+    (tmp_path / "test_b.py").write_text("def test_well(): pass\n")
+    (claims / "test_a.py.claim").touch()
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--rootdir={tmp_path}", str(tmp_path)]
+    shared = ["-p", "tests.claims", f"--claims={claims}"]
+    done = subprocess.run(
+        [*command, *shared], cwd=side_by_side.ROOT, capture_output=True, text=True, check=False
+    )
+    assert "1 passed" in done.stdout, done.stdout
+    assert done.returncode == 0
 
 
 def test_the_files_of_a_group_are_counted_as_pytest_finds_them() -> None:
