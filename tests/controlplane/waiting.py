@@ -6,8 +6,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Seconds between two calls of a wait that is long.
-_LONGEST_PAUSE = 0.25
+#: Seconds between the first calls of a wait, and between those of a long one.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 
 
 def wait_until(
@@ -15,13 +15,13 @@ def wait_until(
     *,
     what: str | Callable[[], object],
     timeout_s: float = 30.0,
-    every_s: float = 0.05,
+    every_s: float | None = None,
 ) -> T:
     """Call `probe` until what it returns is true, and return that.
 
-    ``every_s``: seconds between the first calls; they grow with the wait, because a call is mostly
-    a request to the API server, which costs some milliseconds of a processor. Raises TimeoutError
-    that says what was waited for, and what the probe last returned.
+    ``every_s``: seconds between two calls. Unless it is given, they grow with the wait: a call is
+    mostly a request to the API server, which costs some milliseconds of a processor. Raises
+    TimeoutError that says what was waited for, and what the probe last returned.
     """
     begun = time.monotonic()
     while True:
@@ -32,4 +32,5 @@ def wait_until(
         if waited >= timeout_s:
             told = what() if callable(what) else what
             raise TimeoutError(f"waited {timeout_s:g} s for {told}; last seen: {last!r}")
-        time.sleep(max(every_s, min(waited / 25, _LONGEST_PAUSE)))
+        growing = max(_FIRST_PAUSE, min(waited / 10, _LONGEST_PAUSE))
+        time.sleep(growing if every_s is None else every_s)
