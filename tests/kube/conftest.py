@@ -7,12 +7,32 @@ from pathlib import Path
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.quarantine import controller
+from aggregator.quarantine.drain import drainer
+from aggregator.quarantine.reconcile import node_conditions
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
+from tests.support import waiting
 from tests.support.active_test_jobs import Jobs
 from tests.support.admission_policies import ACCOUNT, OWN, POLICIES, kubelet_of, patch, remove
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller in this process goes on at once where time has to pass: tests/aggregator has the
+    tests of these times, in virtual time.
+    """
+    monkeypatch.setattr(drainer, "EMPTY_FOR", 0.5)
+    monkeypatch.setattr(controller, "ROUNDS", 1.0)
+    monkeypatch.setattr(node_conditions, "EVERY_WITHOUT", 2.0)
+
+
+@pytest.fixture(autouse=True)
+def _few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look is a request here: 40 in the first second of a wait, not 120."""
+    monkeypatch.setattr(waiting, "PART", 0.1)
 
 
 @pytest.fixture(scope="session")

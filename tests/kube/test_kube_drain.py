@@ -50,7 +50,6 @@ T = TypeVar("T")
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is written each half second: tests wait for it."""
     monkeypatch.setattr(drain_module, "STATUS_EVERY", 0.5)
-    monkeypatch.setattr(drain_module, "EMPTY_FOR", 0.5)
 
 
 async def until(ask: Callable[[], Coroutine[Any, Any, T]], holds: Callable[[T], object]) -> T:

@@ -14,6 +14,7 @@ from aggregator.cluster.condition_record import CONDITIONS
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action, GuardRefused, NodeCondition, Refused
 from aggregator.health.model import Status
+from aggregator.quarantine import controller
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.settings import Settings
@@ -114,8 +115,12 @@ async def test_in_mode_observe_only_an_entry_by_evidence_is_written(
 
 
 async def test_an_exemption_that_no_list_has_shown_yet_keeps_the_condition_away(
-    kube: KubeCluster, cluster_space: Space, caplog: pytest.LogCaptureFixture
+    kube: KubeCluster,
+    cluster_space: Space,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(controller, "ROUNDS", 60.0)  # a round reads the annotation, too
     observes = replace(CORDONS, mode=Action.OBSERVE)
     [node] = cluster_space.create_nodes(1)
     caplog.set_level("INFO", "sickbay.quarantine")
