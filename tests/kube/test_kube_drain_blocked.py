@@ -205,7 +205,7 @@ async def test_an_eviction_that_admission_rejects_is_a_blocker_and_its_deadline_
     space, plane, [node] = cluster_space, cluster_space.plane, cluster_space.create_nodes(1)
     labels = {"scheduling.x-k8s.io/pod-group": "train"} if gang else {}
     await pod(space, node, "a", labels=labels)
-    settings = replace(SETTINGS, drain=DrainRules(evict_unmanaged=True, deadline=12))
+    settings = replace(SETTINGS, drain=DrainRules(evict_unmanaged=True, deadline=5))
     if gang:
         await pod(space, node, "b", labels=labels)
     if rejected_by == "webhook":
@@ -233,7 +233,7 @@ async def test_an_eviction_that_admission_rejects_is_a_blocker_and_its_deadline_
 
 # -- a server that is busy ------------------------------------------------------------------
 
-RETRY_AFTER = 20
+RETRY_AFTER = 12
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 
 

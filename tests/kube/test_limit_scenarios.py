@@ -262,10 +262,13 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
 async def test_one_target_down_for_all_7500_accuses_nobody_and_one_sick_node_is_still_found(
     start_control_plane: StartControlPlane,
 ) -> None:
-    plane = start_control_plane(kwok=False, scheduler=False)
+    plane = start_control_plane(controller_manager=False, kwok=False, scheduler=False)
     install(plane)
-    whole = Space(plane, namespace=NAMESPACE, node_prefix="n")
-    nodes, clock = whole.create_nodes(7_500), Turned()
+    whole, clock = Space(plane, namespace=NAMESPACE, node_prefix="n"), Turned()
+    [first] = whole.create_nodes(1)
+    nodes = [first, *(f"n-{number:05d}" for number in range(1, 7_500))]
+    plane.copy_node(first, nodes[1:])
+    plane.wait_for_node_cache()
     mark = plane.audit_mark()
     settings = replace(SHIPPED, limits=Limits())
     async with life(whole, settings, clock, dict.fromkeys(nodes, snapshot())) as bench:
