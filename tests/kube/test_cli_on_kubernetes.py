@@ -1,4 +1,4 @@
-"""`sickbay stop`, `resume`, `release` and `quarantine` on a real API server, as processes."""
+"""`sickbay stop`, `resume`, `release` and `quarantine` on a real API server."""
 
 import asyncio
 import json
@@ -57,17 +57,17 @@ async def test_a_stop_outlasts_the_record_and_a_resume_is_always_a_change(
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:
     await kube.read_record()
-    await sickbay("stop", "--reason", "fabric work", *person)
+    await in_process("stop", "--reason", "fabric work", *person)
     where = f"/api/v1/namespaces/{cluster_space.namespace}/configmaps/sickbay-record"
     cluster_space.plane.call("DELETE", where)
     assert (await kube.read_record()).stop == ""
     assert (await kube.read_stop()).reason == "fabric work"
     assert (await kube.read_stop_in_record()).stop == ""
-    done = await sickbay("resume", *person)
+    done = await in_process("resume", *person)
     assert 'it was stopped: "fabric work"' in done.out
     first = await kube.read_stop()
     await asyncio.sleep(1.1)  # the time of a resume is written in seconds
-    await sickbay("resume", *person)
+    await in_process("resume", *person)
     second = await kube.read_stop()
     assert (first.reason, second.reason) == ("", "")
     assert first.version != second.version
@@ -76,10 +76,10 @@ async def test_a_stop_outlasts_the_record_and_a_resume_is_always_a_change(
 async def test_a_stop_where_no_sickbay_is_says_that_it_may_stop_nothing(
     cluster_space: Space, person: list[str]
 ) -> None:
-    done = await sickbay("stop", "--reason", "fabric work", *person)
+    done = await in_process("stop", "--reason", "fabric work", *person)
     assert done.code == 0, done.err
     assert f"BUT: there was no record in namespace {cluster_space.namespace}" in done.out
-    again = await sickbay("stop", "--reason", "fabric work", *person)
+    again = await in_process("stop", "--reason", "fabric work", *person)
     assert 'stopped already: "fabric work"' in again.out
     assert "BUT" not in again.out
 
@@ -98,8 +98,8 @@ async def test_a_quarantine_by_hand_is_made_and_released(
         "hall-2",
         *person,
     ]
-    await sickbay("stop", "--reason", "fabric work", *person)
-    done = await sickbay("quarantine", node, *ask)
+    await in_process("stop", "--reason", "fabric work", *person)
+    done = await in_process("quarantine", node, *ask)
     assert done.code == 0, done.err
     assert f"sickbay release {node} {shlex.join(person)}\n" in done.out
     assert (
@@ -111,10 +111,10 @@ async def test_a_quarantine_by_hand_is_made_and_released(
     assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")
     assert (made.spec.reason, made.spec.requester) == ("fan 3 is dead", "hall-2")
     assert not made.has_finalizer, "the aggregator adds its own"
-    again = await sickbay("quarantine", node, *ask)
+    again = await in_process("quarantine", node, *ask)
     assert again.code == 1
     assert "in quarantine already (drain, by hall-2: fan 3 is dead)" in again.err
-    done = await sickbay("release", node, *person, "-o", "json")
+    done = await in_process("release", node, *person, "-o", "json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["done"]
     assert await kube.read_quarantine(node) is None
@@ -125,11 +125,11 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
 ) -> None:
     (node,) = cluster_space.create_nodes(1)
     ask = ["--action", "cordon", "--reason", "to be looked at", *person]
-    assert (await sickbay("quarantine", node, *ask)).code == 0
+    assert (await in_process("quarantine", node, *ask)).code == 0
     made = await kube.read_quarantine(node)
     assert made is not None
     await kube.add_finalizer(made)
-    assert (await sickbay("release", node, *person)).code == 0
+    assert (await in_process("release", node, *person)).code == 0
     held = await kube.read_quarantine(node)
     assert held is not None
     assert held.deleting
@@ -141,14 +141,14 @@ async def test_a_node_is_exempted_and_pinned_and_let_go(
 ) -> None:
     (node,) = cluster_space.create_nodes(1)
     ask = ["exempt", node, "--for", "30m", "--reason", "firmware test", *person]
-    done = await sickbay(*ask)
+    done = await in_process(*ask)
     assert done.code == 0, done.err
-    assert (await sickbay("pin", node, "--reason", "RMA 12345", *person)).code == 0
+    assert (await in_process("pin", node, "--reason", "RMA 12345", *person)).code == 0
     read = await kube.read_node(node)
     assert read is not None
     found = read_operator_requests(read.annotations)
     assert (found.exempt_reason, found.pin_reason) == ("firmware test", "RMA 12345")
-    undone = [await sickbay(word, node, *person) for word in ("unexempt", "unpin")]
+    undone = [await in_process(word, node, *person) for word in ("unexempt", "unpin")]
     assert [one.code for one in undone] == [0, 0]
     read = await kube.read_node(node)
     assert read is not None
@@ -227,7 +227,7 @@ async def test_kubectl_runs_it_as_a_plugin(
 
 
 async def refused(*arguments: str) -> Done:
-    done = await sickbay(*arguments)
+    done = await in_process(*arguments)
     assert done.code == 1, done
     assert "Traceback" not in done.err
     return done
@@ -235,11 +235,10 @@ async def refused(*arguments: str) -> Done:
 
 async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -> None:
     ask = ["--yes", "--action", "drain", "--reason", "x", *person]
-    typo, nothing, nowhere = await asyncio.gather(
-        refused("quarantine", "no-such-node", *ask),
-        refused("release", "no-such-node", *person),
-        refused("stop", "--reason", "x", *person[:2], "--namespace", "no-such-namespace"),
-    )
+    typo = await refused("quarantine", "no-such-node", *ask)
+    nothing = await refused("release", "no-such-node", *person)
+    elsewhere = [*person[:2], "--namespace", "no-such-namespace"]
+    nowhere = await refused("stop", "--reason", "x", *elsewhere)
     assert 'there is no node "no-such-node"' in typo.err
     assert "no quarantine to release" in nothing.err
     assert "no-such-namespace" in nowhere.err

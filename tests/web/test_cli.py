@@ -126,28 +126,28 @@ async def test_status_counts_held_nodes_and_held_drains_apart(served: Served) ->
         one for one in served.fleet.node_summaries.values() if one.quarantine is not None
     )
     quarantined.decision.hold = NodeHold("stop", "set", "work on the fabric", 0.0)
-    done = await sickbay("status", "--url", served.url)
+    done = await in_process("status", "--url", served.url)
     assert re.search(r"^held back +1 ", done.out, re.MULTILINE), done.out
     assert re.search(r"^drains held +1 ", done.out, re.MULTILINE), done.out
-    listed = await sickbay("nodes", "--standing", "held", "--url", served.url)
+    listed = await in_process("nodes", "--standing", "held", "--url", served.url)
     assert len(listed.out.splitlines()) == 2, listed.out  # the heading, and the node that is held
 
 
 async def test_status_says_that_the_clock_is_doubted(served: Served) -> None:
     served.fleet.clock_doubt = "it has moved ahead by 3d"
-    done = await sickbay("status", "--url", served.url)
+    done = await in_process("status", "--url", served.url)
     assert "ITS CLOCK IS DOUBTED, actions that can't be undone wait: it has moved" in done.out
 
 
 async def test_status_says_that_the_past_is_not_kept(served: Served) -> None:
     served.history.problem = "history is not written since 03:00: postgresql://...: refused"
-    done = await sickbay("status", "--url", served.url)
+    done = await in_process("status", "--url", served.url)
     assert f"THE PAST IS NOT KEPT, all else goes on: {served.history.problem}" in done.out
 
 
 async def test_status_says_that_alerts_do_not_get_out(served: Served) -> None:
     served.untold.append("webhook alerts.test: can't be reached: refused")
-    done = await sickbay("status", "--url", served.url)
+    done = await in_process("status", "--url", served.url)
     assert f"ALERTS DO NOT GET OUT, all else goes on: {served.untold[0]}" in done.out
 
 
@@ -170,8 +170,8 @@ async def test_a_page_that_tls_does_not_believe_is_told_with_what_to_set(tmp_pat
         context.load_cert_chain(pair.certificate, pair.key)
         async with serving(small_fleet(hands), hands.clocks(), ssl=context) as served:
             port = served.url.rpartition(":")[2]
-            done = await sickbay("status", "--url", f"https://{host}:{port}", *options)
-            plain = await sickbay("status", "--url", f"http://{host}:{port}")
+            done = await in_process("status", "--url", f"https://{host}:{port}", *options)
+            plain = await in_process("status", "--url", f"http://{host}:{port}")
         assert (done.code, what in done.err) == (1 if what else 0, True), done.err
         if what:
             said = f"sickbay: the aggregator at https://{host}:{port} is not believed: "
@@ -192,7 +192,7 @@ async def test_a_proxy_of_the_environment_does_not_stand_before_loopback(served:
 
 
 async def test_nodes_by_standing(served: Served) -> None:
-    done = await sickbay("nodes", "--standing", "held", "--url", served.url)
+    done = await in_process("nodes", "--standing", "held", "--url", served.url)
     lines = done.out.splitlines()
     assert lines[0].split() == ["NODE", "STANDING", "AGENT", "HEARD", "WHY"]
     assert len(lines) == 2
@@ -202,14 +202,14 @@ async def test_nodes_by_standing(served: Served) -> None:
 async def test_all_pages_of_nodes_come() -> None:
     hands = Hands()
     async with serving(big_fleet(hands, 2345), hands.clocks()) as served:
-        done = await sickbay("nodes", "--url", served.url)
+        done = await in_process("nodes", "--url", served.url)
         assert len(done.out.splitlines()) == 2346
-        done = await sickbay("incidents", "--limit", "2", "--url", served.url)
+        done = await in_process("incidents", "--limit", "2", "--url", served.url)
         assert "more (--limit)" in done.out
 
 
 async def test_one_nodes_story(served: Served) -> None:
-    done = await sickbay("node", "node-2", "--url", served.url)
+    done = await in_process("node", "node-2", "--url", served.url)
     assert done.code == 0, done.err
     for said in (
         "QUARANTINE (drain, Draining): xid:79",
@@ -237,27 +237,27 @@ def test_a_node_of_an_older_aggregator_is_shown_with_its_requests() -> None:
 
 
 async def test_quarantines_incidents_and_history(served: Served) -> None:
-    listed = await sickbay("quarantines", "--url", served.url)
+    listed = await in_process("quarantines", "--url", served.url)
     assert "blocked by training/llm-worker-17" in listed.out
     assert "hall-2" in listed.out
-    wrong = await sickbay("incidents", "--url", served.url)
+    wrong = await in_process("incidents", "--url", served.url)
     assert "held by limits.concurrent" in wrong.out
-    past = await sickbay("history", "--node", "node-2", "--limit", "3", "--url", served.url)
+    past = await in_process("history", "--node", "node-2", "--limit", "3", "--url", served.url)
     lines = past.out.splitlines()
     assert len(lines) == 3
     assert "pod.blocked" in lines[-1], "the latest comes last"
 
 
 async def test_lemons_are_listed_with_what_they_did(served: Served) -> None:
-    done = await sickbay("lemons", "--url", served.url)
+    done = await in_process("lemons", "--url", served.url)
     line = done.out.splitlines()[1].split()
     assert (line[:5], line[-2:]) == (["node-2", "5", "2", "4", "1"], ["xid:48", "xid:79"])
-    told = json.loads((await sickbay("lemons", "-o", "json", "--url", served.url)).out)
+    told = json.loads((await in_process("lemons", "-o", "json", "--url", served.url)).out)
     assert told["items"][0]["strikes"] == ["5 quarantines", "4 days with an incident"]
 
 
 async def test_a_node_is_explained_and_bundled(served: Served, tmp_path: Path) -> None:
-    explained = await sickbay("explain", "node-2", "--url", served.url)
+    explained = await in_process("explain", "node-2", "--url", served.url)
     assert explained.code == 0, explained.err
     assert explained.out.startswith("node-2 is quarantined.\n\nWHY\n")
     file = tmp_path / "rma.tar.gz"
@@ -278,7 +278,7 @@ async def test_a_node_is_explained_and_bundled(served: Served, tmp_path: Path) -
 
 
 async def test_an_unknown_node_is_said_with_what_to_do(served: Served) -> None:
-    done = await sickbay("node", "node-99", "--url", served.url)
+    done = await in_process("node", "node-99", "--url", served.url)
     assert (done.code, done.out) == (1, "")
     assert 'there is no node "node-99"' in done.err
     assert "kubectl get nodes" in done.err
@@ -316,7 +316,7 @@ async def test_an_aggregator_out_of_reach_is_exit_1_and_says_what_to_do() -> Non
     ],
 )
 async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> None:
-    done = await sickbay(*arguments)
+    done = await in_process(*arguments)
     assert done.code == 2
     assert says in done.err
     assert "Traceback" not in done.err
@@ -330,7 +330,7 @@ async def test_another_servers_answer_is_said_to_be_none() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
+        done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
     assert "can't be read" in done.err
 
@@ -344,7 +344,7 @@ async def test_what_speaks_no_http_is_said_in_words() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
+        done = await in_process("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
     assert "can't be reached: the server there does not speak HTTP; is it https?\n" in done.err
 
@@ -469,30 +469,30 @@ async def test_a_misspelt_name_is_forgotten_once_nothing_stands_on_it(database: 
     where = ["--local", str(database)]
 
     async def refused() -> str:
-        done = await sickbay("forget", "nod-1", *where)
+        done = await in_process("forget", "nod-1", *where)
         assert (done.code, done.out) == (1, "")
         return done.err
 
     assert "this file has no node nod-1" in await refused()
-    await sickbay("quarantine", "nod-1", "--action", "cordon", "--reason", "fan", *where)
+    await in_process("quarantine", "nod-1", "--action", "cordon", "--reason", "fan", *where)
     first = f"it is not forgotten\n  First: sickbay release nod-1 --local {database}"
     assert first in await refused()
-    await sickbay("exempt", "nod-1", "--for", "1h", "--reason", "test", *where)
-    await sickbay("release", "nod-1", *where)
+    await in_process("exempt", "nod-1", "--for", "1h", "--reason", "test", *where)
+    await in_process("release", "nod-1", *where)
     assert "nod-1 is exempt: it is not forgotten\n  First: sickbay unexempt" in await refused()
-    await sickbay("unexempt", "nod-1", *where)
-    await sickbay("pin", "nod-1", "--reason", "test", *where)
+    await in_process("unexempt", "nod-1", *where)
+    await in_process("pin", "nod-1", "--reason", "test", *where)
     assert "nod-1 is pinned: it is not forgotten\n  First: sickbay unpin" in await refused()
-    await sickbay("unpin", "nod-1", *where)
+    await in_process("unpin", "nod-1", *where)
     with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
         taint = Taint("sickbay.dev/quarantine", "manual", "NoSchedule")
         store.write_node(replace(store.node("nod-1"), taints=(taint,)))
         assert "marked as quarantined" in await refused()
         store.write_node(replace(store.node("nod-1"), taints=()))
-        done = await sickbay("forget", "nod-1", *where)
+        done = await in_process("forget", "nod-1", *where)
         assert (done.code, done.out.splitlines()[0][:17]) == (0, "nod-1: forgotten.")
         assert store.nodes() == []
-    done = await sickbay("forget", "nod-1")
+    done = await in_process("forget", "nod-1")
     assert (done.code, "expected --local DATABASE" in done.err) == (2, True)
 
 
@@ -519,13 +519,13 @@ async def test_what_others_wrote_is_one_line_of_printable_text(database: Path) -
     store.close()
     ask = ["quarantine", "node-1", "--action", "drain", "--reason", "fan", "--yes", *where]
     said = [
-        (await sickbay(*ask)).err,
-        (await sickbay("stop", "--reason", "fabric work", *where)).out,
+        (await in_process(*ask)).err,
+        (await in_process("stop", "--reason", "fabric work", *where)).out,
     ]
     store = LocalStore(database, wall=lambda: NIGHT)
     store.set_stop("no\n\x1b[2Jwork")
     store.close()
-    said.append((await sickbay("resume", *where)).out)
+    said.append((await in_process("resume", *where)).out)
     assert "(cordon, by me?[31m: a b)" in said[0]
     assert 'stopped already: "no ?[2Jwork"' in said[1]
     assert 'it was stopped: "no ?[2Jwork"' in said[2]
@@ -545,7 +545,7 @@ async def test_what_a_person_pastes_as_a_reason_is_taken_and_said_as_one_short_l
     database: Path, words: list[str]
 ) -> None:
     reason = "see\x1b[2J\r\nDone: all\udcff is well" + "x" * 100_000
-    done = await sickbay(*words, "--reason", reason, "--local", str(database))
+    done = await in_process(*words, "--reason", reason, "--local", str(database))
     assert done.code == 0, done.err
     assert "see?[2J Done: all? is wellxxx" in done.out
     assert "xxx… (100,026 characters)\n" in done.out
@@ -560,7 +560,7 @@ async def test_a_terminal_that_has_not_every_letter_shows_the_rest(database: Pat
 
 async def test_a_refusal_that_quotes_the_command_line_moves_no_cursor(database: Path) -> None:
     where = ["--local", f"{database}\x1b[2J\udcff"]
-    done = await sickbay("resume", *where)
+    done = await in_process("resume", *where)
     assert (done.code, "there is no database at" in done.err) == (2, True)
     assert done.err.replace("\n", "").isprintable()
 
@@ -568,32 +568,32 @@ async def test_a_refusal_that_quotes_the_command_line_moves_no_cursor(database: 
 async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Path) -> None:
     where = ["--local", str(database)]
     ask = ["--yes", "--action", "drain", "--reason", "fan 3 is dead", *where]
-    await sickbay("stop", "--reason", "fabric work", *where)
-    done = await sickbay("quarantine", "node-1", *ask)
+    await in_process("stop", "--reason", "fabric work", *where)
+    done = await in_process("quarantine", "node-1", *ask)
     assert done.code == 0, done.err
     assert "BUT: sickbay is stopped: fabric work\nNo quarantine begins until the stop" in done.out
     assert f"sickbay resume --local {database}\n" in done.out
-    await sickbay("resume", *where)
-    assert "No quarantine begins" not in (await sickbay("quarantine", "node-2", *ask)).out
+    await in_process("resume", *where)
+    assert "No quarantine begins" not in (await in_process("quarantine", "node-2", *ask)).out
 
 
 async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None:
     ask = ["--yes", "--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
-    done = await sickbay("quarantine", "node-1", *ask, "--requester", "sickbay")
+    done = await in_process("quarantine", "node-1", *ask, "--requester", "sickbay")
     assert done.code == 0, done.err
     store = LocalStore(database, wall=lambda: NIGHT)
     found = store.quarantine("node-1")
     assert found is not None
     assert f"sickbay release node-1 --local {database}" in done.out
     assert found.spec == QuarantineSpec(Action.DRAIN, "manual", "fan 3 is dead", "a person")
-    again = await sickbay("quarantine", "node-1", *ask)
+    again = await in_process("quarantine", "node-1", *ask)
     assert again.code == 1
     assert "in quarantine already (drain, by a person: fan 3 is dead)" in again.err
-    done = await sickbay("release", "node-1", "--local", str(database), "-o", "json")
+    done = await in_process("release", "node-1", "--local", str(database), "-o", "json")
     assert json.loads(done.out)["done"]
     assert "evidence" not in done.out, "it was made by hand, and rests on none"
     assert store.quarantine("node-1") is None
-    done = await sickbay("release", "node-1", "--local", str(database))
+    done = await in_process("release", "node-1", "--local", str(database))
     assert done.code == 1
     assert "no quarantine to release" in done.err
     store.close()
@@ -601,10 +601,10 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
 
 async def test_a_drain_is_confirmed_on_a_terminal_and_refused_without_one(database: Path) -> None:
     ask = ["--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
-    refused = await sickbay("quarantine", "node-1", *ask)
+    refused = await in_process("quarantine", "node-1", *ask)
     assert (refused.code, refused.out) == (2, "")
     assert "stdin is no terminal; add --yes, or --dry-run" in refused.err
-    dry = await sickbay("quarantine", "node-1", "--dry-run", *ask)
+    dry = await in_process("quarantine", "node-1", "--dry-run", *ask)
     assert dry.code == 0, dry.err
     assert dry.out.startswith("DRY RUN, nothing is written.")
     ours, theirs = pty.openpty()
@@ -625,33 +625,33 @@ async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -
     where = ["--local", str(database)]
     ask = ["exempt", "nod-1", "--for", "8h", "--reason", "firmware test", *where]
     unknown = "this file has no node nod-1: no action and no request"
-    done = await sickbay("unexempt", "nod-1", *where)
+    done = await in_process("unexempt", "nod-1", *where)
     assert (done.code, done.out) == (1, "")
     assert unknown in done.err
-    done = await sickbay(*ask)
+    done = await in_process(*ask)
     assert done.code == 0, done.err
     assert f"BUT: {unknown}" in done.out
-    again = await sickbay(*ask)
+    again = await in_process(*ask)
     assert "BUT" not in again.out, "it is known by now"
     ask = ["--yes", "--action", "drain", "--reason", "x", *where]
-    done = await sickbay("quarantine", "nod-2", *ask)
+    done = await in_process("quarantine", "nod-2", *ask)
     assert (done.code, "BUT: this file has no node nod-2" in done.out) == (0, True)
 
 
 async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(database: Path) -> None:
     where = ["--local", str(database)]
-    done = await sickbay("exempt", "node-1", "--for", "8h", "--reason", "firmware test", *where)
+    done = await in_process("exempt", "node-1", "--for", "8h", "--reason", "firmware test", *where)
     assert done.code == 0, done.err
     assert f"Sooner: sickbay unexempt node-1 --local {database}\n" in done.out
-    assert (await sickbay("pin", "node-1", "--reason", "RMA 12345", *where)).code == 0
+    assert (await in_process("pin", "node-1", "--reason", "RMA 12345", *where)).code == 0
     store = LocalStore(database, wall=lambda: NIGHT)
     found = read_operator_requests(store.node("node-1").annotations)
     assert found.exempt_reason == "firmware test"
     assert found.exempt_until == pytest.approx(time.time() + 8 * 3600, abs=120)
     assert (found.pinned, found.pin_reason) == (True, "RMA 12345")
-    assert "no longer exempt" in (await sickbay("unexempt", "node-1", *where)).out
-    assert "was not exempt" in (await sickbay("unexempt", "node-1", *where)).out
-    assert "no longer pinned" in (await sickbay("unpin", "node-1", *where)).out
+    assert "no longer exempt" in (await in_process("unexempt", "node-1", *where)).out
+    assert "was not exempt" in (await in_process("unexempt", "node-1", *where)).out
+    assert "no longer pinned" in (await in_process("unpin", "node-1", *where)).out
     assert read_operator_requests(store.node("node-1").annotations) == OperatorRequests()
     store.close()
 
@@ -667,7 +667,7 @@ async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(datab
 async def test_nothing_is_asked_of_what_can_be_no_node(
     database: Path, ask: list[str], name: str
 ) -> None:
-    done = await sickbay(*ask, "--reason", "x", "--local", str(database), "--", name)
+    done = await in_process(*ask, "--reason", "x", "--local", str(database), "--", name)
     assert done.code == 2
     assert "expected a node's name" in done.err
     store = LocalStore(database, wall=lambda: NIGHT)
@@ -680,7 +680,7 @@ async def test_an_exemption_without_a_sensible_end_is_refused(
     database: Path, how_long: str
 ) -> None:
     ask = ["exempt", "node-1", f"--for={how_long}", "--reason", "x", "--local", str(database)]
-    done = await sickbay(*ask)
+    done = await in_process(*ask)
     assert done.code == 2
     assert "--for" in done.err
     assert "expected" in done.err
@@ -719,7 +719,7 @@ async def test_a_kubeconfig_that_is_none_is_the_command_lines_mistake(
 ) -> None:
     file = tmp_path / "config"
     file.write_text("root:x:0:0:root:/root:/bin/bash\n")
-    done = await sickbay("resume", "--kubeconfig", str(file), *more)
+    done = await in_process("resume", "--kubeconfig", str(file), *more)
     assert done.code == 2
     assert f"sickbay: the kubeconfig {file} can't be used: it has no keys; expected cl" in done.err
     assert "Another one: --kubeconfig FILE, --context NAME" in done.err
@@ -744,14 +744,14 @@ async def test_another_database_is_not_taken_for_the_local_cluster(tmp_path: Pat
     noise.write_bytes(b"no database" * 100)
     for path in (other, noise):
         before = path.read_bytes()
-        done = await sickbay("stop", "--reason", "x", "--local", str(path))
+        done = await in_process("stop", "--reason", "x", "--local", str(path))
         assert done.code == 2
         assert f"{path} is no local cluster's database" in done.err
         assert path.read_bytes() == before
 
 
 async def test_a_query_that_makes_no_sense_is_exit_2(served: Served) -> None:
-    done = await sickbay("history", "--since", "yesterday", "--url", served.url)
+    done = await in_process("history", "--since", "yesterday", "--url", served.url)
     assert done.code == 2
     assert "expected seconds since the epoch, or RFC 3339" in done.err
 
@@ -774,7 +774,7 @@ async def test_hostile_text_is_cleaned_on_every_screen() -> None:
     async with serving(fleet, hands.clocks()) as served:
         served.history.items = past
         for command in (["status"], ["nodes"], ["node", "node-2"], ["quarantines"], ["history"]):
-            done = await sickbay(*command, "--url", served.url)
+            done = await in_process(*command, "--url", served.url)
             assert done.code == 0
             assert "\x1b" not in done.out
             assert "\x07" not in done.out
@@ -790,7 +790,7 @@ async def test_what_is_known_of_quarantines_is_said_to_be_old_while_the_cluster_
 ) -> None:
     served.fleet.view_lost = "no answer in 10 s"
     async with serving(served.fleet, Hands().clocks()) as other:
-        said = (await sickbay("quarantines", "--url", other.url)).out.splitlines()
+        said = (await in_process("quarantines", "--url", other.url)).out.splitlines()
     assert said[0] == (
         "THE CLUSTER CAN'T BE SEEN, the state shown here may be old: no answer in 10 s"
     )
@@ -802,8 +802,8 @@ async def test_a_replica_that_waits_for_others_says_so_and_no_more_than_once() -
     fleet = FleetState(view_lost=why, in_company=True)
     async with serving(fleet, Hands().clocks()) as served:
         served.troubles += [why, "the record can't be read"]
-        status = (await sickbay("status", "--url", served.url)).out
-        listed = (await sickbay("quarantines", "--url", served.url)).out.splitlines()
+        status = (await in_process("status", "--url", served.url)).out
+        listed = (await in_process("quarantines", "--url", served.url)).out.splitlines()
     assert f"THIS REPLICA WAITS FOR OTHERS, and does nothing: {why}\n" in status
     assert status.count(why) == 1
     assert "NOT READY: the record can't be read" in status
@@ -816,8 +816,8 @@ async def test_a_replica_that_waits_for_others_says_so_and_no_more_than_once() -
 async def test_an_aggregator_that_never_saw_the_cluster_denies_no_quarantine() -> None:
     fleet = FleetState(view_lost="the API server is out of reach")
     async with serving(fleet, Hands().clocks()) as served:
-        said = (await sickbay("quarantines", "--url", served.url)).out.splitlines()
-        told = json.loads((await sickbay("quarantines", "-o", "json", "--url", served.url)).out)
+        said = (await in_process("quarantines", "--url", served.url)).out.splitlines()
+        told = json.loads((await in_process("quarantines", "-o", "json", "--url", served.url)).out)
     assert said[0].endswith("the API server is out of reach")
     assert said[1:] == ["No node is known to be in quarantine."]
     assert told["view_lost"] == "the API server is out of reach"
@@ -827,7 +827,7 @@ async def test_a_time_that_ends_before_it_begins_is_refused_and_not_taken_for_a_
     served: Served,
 ) -> None:
     window = ("--since", "2026-01-31T05:00:00Z", "--until", "2026-01-31T03:00:00Z")
-    done = await sickbay("history", *window, "--url", served.url)
+    done = await in_process("history", *window, "--url", served.url)
     assert (done.code, done.out) == (2, "")
     assert "until is before since" in done.err
 
@@ -845,7 +845,7 @@ async def test_an_empty_fleet_is_no_error() -> None:
             ("history", "No transition is recorded."),
             ("status", "No node is known yet."),
         ):
-            done = await sickbay(*command.split(), "--url", served.url)
+            done = await in_process(*command.split(), "--url", served.url)
             assert (done.code, done.out.splitlines()[0]) == (0, says)
 
 
@@ -855,8 +855,8 @@ async def test_marked_nodes_without_a_known_quarantine_are_no_empty_list() -> No
     fleet.node_summaries["node-4"].cluster.marked = True
     async with serving(fleet, Hands().clocks()) as served:
         served.feed.prime(())
-        done = await sickbay("quarantines", "--url", served.url)
+        done = await in_process("quarantines", "--url", served.url)
         assert "1 marked by sickbay, without a Quarantine that is known: node-4." in done.out
         assert "No node is" not in done.out
-        page = await sickbay("quarantines", "--url", served.url, "-o", "json")
+        page = await in_process("quarantines", "--url", served.url, "-o", "json")
         assert json.loads(page.out)["marked_only"] == ["node-4"]

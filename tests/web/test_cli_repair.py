@@ -71,13 +71,13 @@ async def test_a_node_alone_shows_its_ladder_its_attempts_and_what_holds_the_nex
     assert lines[1] == "ladder: reboot, replace (no repairer), ticket; repair.mode repair"
     assert re.fullmatch(r"reboot +Failed .* ladder +no proof came", lines[3])
     assert lines[4] == "next: the <rack> is full"
-    told = json.loads((await sickbay("repair", "node-2", "-o", "json", "--url", served.url)).out)
+    told = json.loads((await in_process("repair", "node-2", "-o", "json", "--url", served.url)).out)
     assert told["repair"]["attempts"][0]["operation"] == "q-node-2-1-reboot"
-    well = await sickbay("repair", "node-1", "--url", served.url)
+    well = await in_process("repair", "node-1", "--url", served.url)
     assert (well.code, well.out) == (
         (0, "node-1 is not in quarantine: only a node in quarantine is repaired.\n")
     )
-    typo = await sickbay("repair", "nod-1", "--url", served.url)
+    typo = await in_process("repair", "nod-1", "--url", served.url)
     assert (typo.code, 'there is no node "nod-1"' in typo.err) == (1, True)
 
 
@@ -129,7 +129,7 @@ async def test_a_request_is_confirmed_on_a_terminal_and_refused_without_one(
     served: Served, database: Path
 ) -> None:
     ask = ["repair", "node-2", "reboot", "--url", served.url, "--local", str(database)]
-    refused = await sickbay(*ask)
+    refused = await in_process(*ask)
     assert (refused.code, refused.out) == (2, "")
     assert "a repair asks for confirmation, and stdin is no terminal; add --yes" in refused.err
     dry = await in_process(*ask, "--dry-run")

@@ -8,7 +8,7 @@ from aggregator.policy.label_selector import LabelRequirement, LabelSelector
 from aggregator.quarantine.decide.pools import Pool, PoolLimits, Pools
 from aggregator.quarantine.state.fleet import FleetState, PoolUse, QuarantineSummary
 from tests.web.support import Hands, serving, small_fleet
-from tests.web.test_cli import sickbay
+from tests.web.test_cli import in_process
 from tests.web.test_metrics import labels, scrape
 
 #: Longer than a line, and hostile: names of labels are the site's own, values may be anything.
@@ -108,10 +108,10 @@ async def test_metrics_have_a_label_for_each_pool_and_for_the_rest() -> None:
 async def test_the_command_line_names_the_pool_and_the_mode() -> None:
     hands = Hands()
     async with serving(pooled_fleet(hands), hands.clocks()) as served:
-        explained = await sickbay("explain", "node-2", "--url", served.url)
+        explained = await in_process("explain", "node-2", "--url", served.url)
         assert explained.code == 0, explained.err
         assert "Mode drain of pool canary is the most that is done" in explained.out
-        asked = await sickbay("status", "--url", served.url)
+        asked = await in_process("status", "--url", served.url)
         assert "mode drain in pool canary, 2 nodes\n" in asked.out
-        shown = await sickbay("node", "node-1", "--url", served.url)
+        shown = await in_process("node", "node-1", "--url", served.url)
         assert "default" in shown.out

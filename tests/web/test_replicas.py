@@ -29,7 +29,7 @@ from tests.web.support import (
     small_fleet,
     well,
 )
-from tests.web.test_cli import sickbay
+from tests.web.test_cli import in_process, sickbay
 from tests.web.test_server import read_node
 
 
@@ -170,7 +170,7 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         commands = (sickbay(*one.split(), "--url", asked.url) for one in spoken)
         for said, done in zip(spoken.values(), await asyncio.gather(*commands), strict=True):
             assert re.search(said, done.out), (said, done)
-        done = await sickbay("replicas", "-o", "json", "--url", asked.url)
+        done = await in_process("replicas", "-o", "json", "--url", asked.url)
         assert [one["name"] for one in json.loads(done.out)["items"]] == ["a", "b"]
         rows = {one["node"]: one for one in (await asked.json("/api/v1/nodes?limit=1000"))["items"]}
         assert len(rows) == 30
@@ -390,7 +390,7 @@ async def test_of_a_replica_that_has_left_its_last_word_counts_until_its_agents_
 
 async def test_alone_nobody_is_asked_and_no_replica_is_shown() -> None:
     async with serving(plain_fleet(), running_clocks()) as served:
-        done = await sickbay("replicas", "--url", served.url)
+        done = await in_process("replicas", "--url", served.url)
         assert done.out == "The replica you ask knows of no other.\n"
         told = await served.json("/api/v1/fleet")
         assert (told["replicas"], told["last_known"], told["frozen"]) == ([], 0, "")
