@@ -255,6 +255,10 @@ class AggregatorProcess:
 
         wait_until(said, what=f"{text} in its log", timeout_s=timeout_s)
 
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -266,9 +270,8 @@ class AggregatorProcess:
         return self.process.wait(20)
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        if self.running:
+            self.kill()
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
@@ -355,9 +358,13 @@ class Stack:
             sys.stderr.write(self.aggregator.log()[-6000:])
             for agent in self.agents:
                 sys.stderr.write(agent.log()[-2000:])
-        for agent in self.agents:
-            agent.close()
+        self.end_agents()
         self.aggregator.close()
+
+    def end_agents(self) -> None:
+        """Kill and forget all agents."""
+        while self.agents:
+            self.agents.pop().close()
 
     def token(self, node: str) -> str:
         """A token as the kubelet of the node would project it into the agent's pod."""
