@@ -88,7 +88,8 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
         attempts = person.repair(node)["attempts"]
         return [one["state"] for one in attempts] == ["Succeeded"]
 
-    stack.until(is_done, "the end of the repair", timeout_s=90)
+    stack.until(lambda: "Succeeded" in recorded(stack, node), "its end", timeout_s=90)
+    stack.until(is_done, "the page to show the end of the repair", timeout_s=90)
     [attempt] = person.repair(node)["attempts"]
     assert orders.read_text().split() == [attempt["operation"]]
     status = (stack.quarantine(node) or {})["status"]
@@ -99,7 +100,7 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
     stack.until(lambda: "RepairEnded" in reasons(cluster_space, node), "the Event", timeout_s=60)
     assert "RepairOrdered" in reasons(cluster_space, node)
     stack.aggregator.kill()
-    stack.aggregator.start()
+    stack.aggregator.start().ready()
     stack.until(
         lambda: person.run("repair", node).returncode == 0, "the page's answer", timeout_s=90
     )
@@ -108,6 +109,12 @@ def test_a_person_has_a_drained_node_repaired_once_and_sees_it_everywhere(
     stack.until_phase(node, None, timeout_s=90)
     assert "sickbay_node_return_duration_seconds_count 1.0" in metrics(stack)
     assert len(orders.read_text().split()) == 1, "a request is followed once"
+
+
+def recorded(stack: Stack, node: str) -> list[str]:
+    """The states of the attempts in the Quarantine: each look of a person is a process."""
+    status = (stack.quarantine(node) or {}).get("status", {})
+    return [one["state"] for one in status.get("repair", {}).get("attempts", [])]
 
 
 def reasons(space: Space, node: str) -> set[str]:
