@@ -228,7 +228,7 @@ def test_a_node_is_released_after_the_agent_has_tested_it(tested_node: RepairedN
     assert len(node.resets()) == 1
     assert node.tests() == 1
     assert node.tools.count("reboot-now") == 0
-    assert "test own succeeded: passed: site" in node.stack.aggregator.log()
+    node.stack.aggregator.wait_for_log("test own succeeded: passed: site")
 
 
 def test_a_node_that_fails_its_test_is_rebooted_and_tested_again(
@@ -438,7 +438,7 @@ def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
     assert len(node.resets()) == 1
     [operation] = node.operations().values()
     assert operation["state"] == "succeeded"
-    assert "gpu-reset succeeded" in node.stack.aggregator.log()
+    node.stack.aggregator.wait_for_log("gpu-reset succeeded")
 
 
 @pytest.mark.parametrize(
