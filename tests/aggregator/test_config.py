@@ -1,11 +1,13 @@
 """A configuration file is taken as it is meant, or refused whole with every line that is wrong."""
 
+import io
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -19,6 +21,7 @@ from aggregator.app import _settings
 from aggregator.cluster.port import Action, Pod
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
+from aggregator.daemon_cli.main import main
 from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.policy.defaults import read_policy
 from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
@@ -1006,6 +1009,15 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def checked(file: str) -> "subprocess.CompletedProcess[str]":
+    """`config check` without a process of its own, whose imports take a second."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(["config", "check", file])
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess([], ended.value.code, out.getvalue(), err.getvalue())
+
+
 def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:
     file = written(tmp_path, "mode: obsrve\nlimits: {concurrent: -1}\n" + LOCAL)
     done = command("config", "check", str(file))
@@ -1017,7 +1029,7 @@ def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:
 
 
 def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
-    done = command("config", "check", str(written(tmp_path, LOCAL)))
+    done = checked(str(written(tmp_path, LOCAL)))
     assert (done.returncode, done.stderr) == (0, "")
     assert "sound (mode observe, kubernetes cluster)" in done.stdout
 
@@ -1025,14 +1037,14 @@ def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
 def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: nonsense\n")
     file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
-    done = command("config", "check", str(file))
+    done = checked(str(file))
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
 
 
 def test_config_check_names_a_condition_whose_rule_does_not_exist(tmp_path: Path) -> None:
     entry = "conditions: [{type: A, rules: [gpu-fatel, 'disk-*'], unhealthy: 'True'}]\n"
-    done = command("config", "check", str(written(tmp_path, LOCAL + entry)))
+    done = checked(str(written(tmp_path, LOCAL + entry)))
     assert done.returncode == 2
     text = 'conditions[0].rules: no rule is named "gpu-fatel" (did you mean "gpu-fatal"?)'
     assert text in done.stderr
@@ -1042,7 +1054,7 @@ def test_config_check_refuses_a_rule_about_a_condition_that_sickbay_writes(tmp_p
     rule = "{name: a, kind: node, condition: A, action: cordon}"
     (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
     entry = "policy: {file: policy.yaml}\nconditions: [{type: A, rules: [a], unhealthy: 'True'}]\n"
-    done = command("config", "check", str(written(tmp_path, LOCAL + entry)))
+    done = checked(str(written(tmp_path, LOCAL + entry)))
     assert done.returncode == 2
     assert "policy.file: rule 'a' is about the node condition A, which `conditions`" in done.stderr
 
@@ -1066,7 +1078,7 @@ history:
     assert (done.returncode, done.stderr) == (0, "")
 
     file = written(tmp_path, text % (pair.certificate, other.key, pair.key))
-    done = command("config", "check", str(file))
+    done = checked(str(file))
     assert (done.returncode, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
     said = f"{file}:2: listen.tls: {other.key} is not the key of {pair.certificate}; expected a c"
@@ -1095,12 +1107,12 @@ alerts:
     url.write_text("https://hooks.test/s3cr3t\n")
     ca = authority.certificate
     sound = written(tmp_path, text % (url, ca, pair.certificate, pair.key, ca))
-    done = command("config", "check", str(sound))
+    done = checked(str(sound))
     assert (done.returncode, done.stderr) == (0, "")
 
     url.write_text("s3cr3t")
     file = written(tmp_path, text % (url, ca, pair.certificate, other.key, pair.key))
-    done = command("config", "check", str(file))
+    done = checked(str(file))
     assert (done.returncode, done.stdout) == (2, "")
     first, second, third = done.stderr.splitlines()
     assert first.startswith(
@@ -1124,10 +1136,10 @@ def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(
         f"listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}\n"
         f"shards: {{address: '%s:1', token_file: token, ca_file: {authority.certificate}}}\n"
     )
-    sound = command("config", "check", str(written(tmp_path, text % "one.test")))
+    sound = checked(str(written(tmp_path, text % "one.test")))
     assert sound.returncode == 0, sound.stderr
     file = written(tmp_path, text % "two.test")
-    done = command("config", "check", str(file))
+    done = checked(str(file))
     assert done.returncode == 2
     assert f"{file}:2: shards.address: listen.tls.cert_file {pair.certificate}" in done.stderr
     assert "is for one.test, and others are sent to this replica as two.test" in done.stderr
@@ -1157,7 +1169,7 @@ drain:
     command: [no-such-program-of-slurm, "{node}"]
 """
     file = written(tmp_path, LOCAL + text)
-    done = command("config", "check", str(file))
+    done = checked(str(file))
     assert done.returncode == 0
     cordon, hook = done.stderr.splitlines()
     said = "warning: cluster.local.commands.cordon: no program can be run here as"
@@ -1174,7 +1186,7 @@ def test_a_policy_that_is_no_text_or_has_no_end_is_refused(
 ) -> None:
     (tmp_path / "policy.yaml").write_bytes(policy)
     file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
-    done = command("config", "check", str(file))
+    done = checked(str(file))
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml: {says}; expected ")
 
