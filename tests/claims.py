@@ -17,18 +17,20 @@ import pytest
 #: Claimed first, in this order: a long file that is begun last keeps one process busy alone.
 LONG_FILES: Sequence[str] = (
     "tests/e2e/test_agent_repairs.py",
-    "tests/e2e/test_fault_to_release.py",
     "tests/e2e/test_shards.py",
     "tests/e2e/test_bursts.py",
-    "tests/kube/test_lost_marks.py",
     "tests/kube/test_kube_drain_blocked.py",
+    "tests/e2e/test_restarts_and_modes.py",
+    "tests/e2e/test_demo.py",
     "tests/kube/test_kube_drain_load.py",
-    "tests/kube/test_reinstall.py",
-    "tests/kube/test_limit_scenarios.py",
+    "tests/e2e/test_faulty_api_server.py",
+    "tests/e2e/test_held_actions.py",
+    "tests/e2e/test_etcd_stopped.py",
     "tests/aggregator/test_hostile_process.py",
-    "tests/web/test_cli.py",
+    "tests/web/test_browser.py",
     "tests/aggregator/test_controller_state_machine.py",
     "tests/aggregator/test_hostile_agent.py",
+    "tests/aggregator/test_fleet_bench.py",
 )
 
 
