@@ -78,7 +78,10 @@ def test_the_owner_of_an_evicted_pod_hears_of_it_and_the_fault_and_no_other_owne
             "alerts": {
                 "outbox": str(tmp_path / "outbox.db"),
                 "receivers": [receiver(name) for name in names],
-                "routes": [{"name": name, "receiver": name, "owners": [name]} for name in names],
+                "routes": [
+                    {"name": name, "receiver": name, "owners": [name], "group_wait": "1s"}
+                    for name in names
+                ],
             }
         }
     )
