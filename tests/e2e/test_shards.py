@@ -24,6 +24,7 @@ from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quar
 
 pytestmark = pytest.mark.cluster
 
+NODES = "/api/v1/nodes"
 #: A dead replica's Lease has expired within this (docs/shards.md), on a busy machine.
 TAKEN_OVER = 60.0
 #: A stopped replica's agents are with others within 30 s (docs/shards.md) on a machine that is not
@@ -104,11 +105,11 @@ class Trio:
         return set(parse_record(self.plane.call("GET", path)["data"].get("record", "")).entries)
 
     def tainted(self) -> set[str]:
-        return {node for node in self.nodes if self.has_taint(node)}
+        found = {node["metadata"]["name"]: node for node in self.plane.call("GET", NODES)["items"]}
+        return {node for node in self.nodes if _has_taint(found[node])}
 
     def has_taint(self, node: str) -> bool:
-        taints = self.plane.node(node)["spec"].get("taints", [])
-        return any(taint["key"] == TAINT for taint in taints)
+        return _has_taint(self.plane.node(node))
 
     def joined_again(self, name: str) -> Callable[[], bool]:
         """Whether the replica's Lease is renewed again, from when this is called."""
@@ -119,6 +120,10 @@ class Trio:
             return bool(lease["metadata"]["annotations"]["sickbay.dev/since"] != before)
 
         return joined
+
+
+def _has_taint(node: dict[str, Any]) -> bool:
+    return any(taint["key"] == TAINT for taint in node["spec"].get("taints", []))
 
 
 @pytest.fixture
