@@ -161,7 +161,7 @@ class Scheduler:
         that no running check has.
         """
         chosen = [self.checks[name] for name in names] if names else list(self.checks.values())
-        await asyncio.gather(*(self._look_and_wait(check) for check in chosen))
+        await asyncio.gather(*(self._run_and_wait(check) for check in chosen))
         return [check.name for check in chosen if check.hung_since is not None]
 
     def cancel(self) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
         """Start looks of new checks and of the beats that have come; when the next one comes."""
         for check in self._new:
             if self.checks.get(check.name) is check:
-                self._look(check)
+                self._start_check(check)
         self._new = []
         intervals = {check.interval for check in self.checks.values()}
         share = self._random()  # one for all: intervals that begin together stay together
@@ -188,10 +188,10 @@ class Scheduler:
                 self._beats[interval] = _Beat.after(interval, now, self._random())
             for check in self.checks.values():
                 if check.interval in ready:
-                    self._look(check)
+                    self._start_check(check)
         return min((beat.due for beat in self._beats.values()), default=None)
 
-    def _look(self, check: Scheduled) -> "asyncio.Task[None]":
+    def _start_check(self, check: Scheduled) -> "asyncio.Task[None]":
         """The look that begins now, or the one under way."""
         if check.running is not None:
             return check.running
@@ -207,12 +207,12 @@ class Scheduler:
         task.add_done_callback(ended)
         return task
 
-    async def _look_and_wait(self, check: Scheduled) -> None:
+    async def _run_and_wait(self, check: Scheduled) -> None:
         """Returns at the look's end or its deadline; for one that is late, after that time again.
 
         A look that was under way may be late before.
         """
-        await asyncio.wait({self._look(check)}, timeout=check.deadline)
+        await asyncio.wait({self._start_check(check)}, timeout=check.deadline)
 
     def _is_late(self, check: Scheduled, look: "asyncio.Task[None]") -> None:
         if check.running is not look:
