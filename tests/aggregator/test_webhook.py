@@ -11,9 +11,10 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.alerts.http_channel import Exchange
+from aggregator.alerts.message import Message
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import BatchWait
-from aggregator.alerts.routes import targets_of
+from aggregator.alerts.routes import RouteTarget, targets_of
 from aggregator.alerts.settings import AlertSettings, WebhookConfig
 from aggregator.alerts.store import FileStore
-from aggregator.alerts.webhook import MOST_RETRY_AFTER, Delivery, Retry, classify_response
+from aggregator.alerts.webhook import (
+    MOST_RETRY_AFTER,
+    Delivery,
+    Retry,
+    WebhookResponse,
+    classify_response,
+)
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
@@ -57,6 +66,7 @@ async def telling(
     retry: Retry = QUICK,
     patience: BatchWait = SOON,
     clocks: Clocks = CLOCKS,
+    by: Callable[[RouteTarget], RouteTarget] = lambda target: target,
 ) -> AsyncIterator[Notifier]:
     settings = AlertSettings(webhooks=addresses)
     alerts = Notifier(
@@ -65,7 +75,7 @@ async def telling(
         clocks=clocks,
         rng=random.Random(1),
         retry=retry,
-        targets=[replace(target, wait=patience) for target in targets_of(settings)],
+        targets=[by(replace(target, wait=patience)) for target in targets_of(settings)],
     )
     alerts.start()
     try:
@@ -276,6 +286,27 @@ async def test_what_is_not_taken_in_time_is_given_up(tmp_path: Path, secret_file
         assert len(receiver.requests) > 2
         receiver.answer = taken
         alerts.record_event(happened("n2"))
+        await until(lambda: delivered(alerts) == 1)
+
+
+async def test_an_alert_is_not_given_up_where_the_clock_jumps_between_its_check_and_its_signature(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    ahead, answers = [0.0], [Delivery.DROP, Delivery.DELIVERED]
+
+    class Refusing:
+        """Refuses the first request, for which the clock has just jumped."""
+
+        async def deliver(self, message: Message, exchange: Exchange) -> WebhookResponse:
+            verdict = answers.pop(0)
+            ahead[0] = 86400.0 if verdict is Delivery.DROP else 0.0
+            return WebhookResponse(verdict, "HTTP 401")
+
+    clocks = Clocks(time.monotonic, lambda: time.time() + ahead[0])
+    where = WebhookConfig("http://localhost:1/", secret_file)
+    by = partial(replace, receiver=Refusing())
+    async with telling(tmp_path, where, clocks=clocks, by=by) as alerts:
+        alerts.record_event(happened("n1"))
         await until(lambda: delivered(alerts) == 1)
 
 
