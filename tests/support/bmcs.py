@@ -71,7 +71,8 @@ class Stoppable:
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        if not self.ended:
+            os.killpg(self._process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         if not self.ended:
@@ -228,12 +229,8 @@ class IpmiBmc:
 
         def listens() -> bool:
             assert not self.process.ended, self.process.log.read_text()
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.bind(("127.0.0.1", self.port))
-                except OSError:
-                    return True
-            return False
+            # A socket that tries the port would keep it from the simulator at that moment.
+            return f" 0100007F:{self.port:04X} " in Path("/proc/net/udp").read_text()
 
         await until(listens)
 
