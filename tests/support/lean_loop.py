@@ -20,49 +20,37 @@ _DAY = 24 * 3600.0
 _OWN_FILES = 1
 
 
+def _init_handle(
+    self: Any,
+    callback: Callable[..., object],
+    args: tuple[Any, ...],
+    loop: asyncio.AbstractEventLoop,
+    context: Context | None,
+) -> None:
+    self._context = copy_context() if context is None else context
+    self._loop = loop
+    self._callback = callback
+    self._args = args
+    self._cancelled = False
+    self._repr = None
+    self._source_traceback = None
+
+
 class _Callback(asyncio.Handle):
     """A handle without a trace of its source."""
 
     __slots__ = ()
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: Context | None,
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+    __init__ = _init_handle
 
 
 class _Timer(asyncio.TimerHandle):
-    """The same, of a timer."""
+    """The same, of a timer; `LeanLoop.call_at` gives it its time."""
+
+    _when: float  # asyncio's own, which its stubs leave out
+    _scheduled: bool
 
     __slots__ = ()
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: Context | None,
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
-        self._when = when
-        self._scheduled = True
+    __init__ = _init_handle
 
 
 class _When(float):
@@ -117,7 +105,7 @@ class LeanLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if self._closed:
             self._check_closed()  # type: ignore[attr-defined]
-        handle = _Callback(callback, args, self, context)
+        handle: asyncio.Handle = _Callback(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -131,7 +119,9 @@ class LeanLoop(asyncio.SelectorEventLoop):
         if self._closed:
             self._check_closed()  # type: ignore[attr-defined]
         place = _When(when)
-        place.timer = timer = _Timer(when, callback, args, self, context)
+        timer: _Timer = _Timer(callback, args, self, context)
+        timer._when, timer._scheduled = when, True
+        place.timer = timer
         heapq.heappush(self._scheduled, place)
         return timer
 
