@@ -100,9 +100,13 @@ async def test_work_preempts_the_test_of_an_idle_node_which_has_no_verdict_then(
         tolerated = {one["key"] for one in pod["spec"]["tolerations"]}
         assert all(key.startswith("node.kubernetes.io/") for key in tolerated)
         assert "node.kubernetes.io/unschedulable" not in tolerated
-        gpu_work(cluster_space, "work")
+        # The selector keeps the work from a node of an earlier test, on which it would not preempt.
+        gpu_work(cluster_space, "work", node=node)
         name = pod["metadata"]["name"]
-        await until(lambda: "deletionTimestamp" in named(jobs, name)["metadata"])
+        await until(
+            lambda: "deletionTimestamp" in named(jobs, name)["metadata"],
+            lambda: f"the scheduler did not preempt the test for {named(jobs, 'work')}",
+        )
         [why] = [
             one["reason"]
             for one in named(jobs, name)["status"]["conditions"]
