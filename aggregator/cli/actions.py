@@ -112,7 +112,7 @@ def repair_requested(
 
     The annotation stays on the node, so it names the quarantine: a later one does not follow it.
     ``quarantine_uid`` is empty where the aggregator is of a version that does not send it, and
-    `NO_QUARANTINE` for the test of a new node.
+    `NO_QUARANTINE` for the test of a new node, or of one in service.
     """
     bound = f" {QUARANTINE_IS}{quarantine_uid}" if quarantine_uid else ""
     is_new = quarantine_uid == NO_QUARANTINE

@@ -1,4 +1,4 @@
-"""`sickbay test`: have a node in quarantine, or a new one, tested; what its tests have measured.
+"""`sickbay test`: have a node tested, in quarantine, new, or in service; what its tests measured.
 
 Exit codes: 0 passed, 1 failed, 2 the command line makes no sense, 3 no verdict.
 """
@@ -35,6 +35,10 @@ _KIND = "quarantine.sickbay.dev"
 _EVERY = 1.0
 #: Seconds until a test's end is not waited for any more.
 _WAITS = 7200.0
+#: The startup taint is not shown for so long (seconds): longer than a replica that takes the node
+#: over needs for its list of nodes.
+_TAINT_GONE = 200.0
+_UNSEEN = "the aggregator has not seen the request yet; it does within three minutes"
 #: Transitions of one page, and pages of other nodes that are looked through for tests.
 _PAGE, _MOST_PAGES = 1000, 10
 #: Other nodes whose pool is looked up.
@@ -84,14 +88,16 @@ def _ask(options: argparse.Namespace) -> None:
     what = f"{TEST}:{options.profile}" if options.profile else TEST
     with open_source(options) as source:
         known = node_answer(source, options.name)
-        is_new = _is_new(known)
-        if is_new:
+        in_quarantine = known["quarantine"] is not None
+        if in_quarantine:
+            told = effect(options, known, TEST)
+            _require_drained(options, known)
+        elif _is_new(known):
             told = _effect_on_new(options, known)
         else:
-            _require_quarantine(options, known)
-            told = effect(options, known, TEST)
-            _require_test(options, known)
-        uid = NO_QUARANTINE if is_new else known["quarantine"].get("uid", "")
+            _require_service(options, known)
+            told = _effect_in_service(options, known)
+        uid = known["quarantine"].get("uid", "") if in_quarantine else NO_QUARANTINE
         change_of, ident = change(options, what, uid)
         with open_actions(options) as actions:
             if asks:
@@ -103,7 +109,7 @@ def _ask(options: argparse.Namespace) -> None:
             report(options, said)
             return
         print(printable(said), file=sys.stderr)
-        wait = _wait_for_new if is_new else _wait
+        wait = _wait if in_quarantine else _wait_without_quarantine
         attempt = wait(source, options.name, ident, options.timeout or _WAITS)
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
@@ -130,19 +136,47 @@ def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
     )
 
 
-def _require_quarantine(options: argparse.Namespace, known: Answer) -> None:
-    """Raise UsageError for a node that is in none, and is not known as a new one."""
-    node, how = options.name, flags_of(options)
-    if known["quarantine"] is None:
+def _require_service(options: argparse.Namespace, known: Answer) -> None:
+    """Raise UsageError for a node that is neither in quarantine nor known as a new one, where such
+    a node is not tested.
+    """
+    tests = known.get("tests")
+    why = _why_not_in_service(known, tests)
+    if why:
+        node, how = options.name, flags_of(options)
         raise UsageError(
             f"{node} is not in quarantine, and is not known to have the startup taint of new nodes "
             f"(repair.new_nodes; the aggregator sees it within three minutes): sickbay node {node}"
-            f"{how}. To test a node with work, first: sickbay quarantine {node} --action drain "
-            f'--reason "..."{how}'
+            f"{how}. Of a node in service no test begins: {why}. To test a node with work, first: "
+            f'sickbay quarantine {node} --action drain --reason "..."{how}'
         )
 
 
-def _require_test(options: argparse.Namespace, known: Answer) -> None:
+def _why_not_in_service(known: Answer, tests: Answer | None) -> str:
+    """Why no test of a node in service begins; empty: one may."""
+    if tests is None:
+        return "the aggregator does not answer, or is of an older version"
+    if tests["mode"] != "repair":
+        return f"repair.mode of the aggregator is {tests['mode']}"
+    if not tests["repairer"]:
+        return "repair.repairers of the aggregator has no test"
+    if not tests["in_service"]:
+        return "it needs a test that work preempts, by a repairer with job and gpus: all"
+    if known["mode"] == "observe":
+        return "its mode is observe"
+    return ""
+
+
+def _effect_in_service(options: argparse.Namespace, known: Answer) -> str:
+    profile = options.profile or known["tests"]["profile"]
+    return (
+        f"{options.name} is in service: test {profile} is ordered as a Job of the lowest priority "
+        "once repair.idle_nodes.concurrent and its failure domain have room. The test is refused "
+        "if the node has work, and work that comes later ends it: no pod is evicted for it."
+    )
+
+
+def _require_drained(options: argparse.Namespace, known: Answer) -> None:
     """Raise UsageError where the node is not emptied, or no profile is known."""
     node, quarantine, how = options.name, known["quarantine"], flags_of(options)
     cordoned = quarantine["action"] == "cordon" and quarantine["phase"] == "Cordoned"
@@ -221,24 +255,60 @@ def _wait(
     return _poll(read_state, node, timeout, "repair", clock)
 
 
-def _wait_for_new(
+def _wait_without_quarantine(
     source: Source,
     node: str,
     ident: str,
     timeout: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
-    """The same for a new node."""
+    """The same for a new node, and for one in service."""
+    tainted_at: float | None = None
+    is_known = False
 
     def read_state() -> tuple[bool, Answer | None, str]:
-        found = source.get("nodes", node).get("new_node") or {}
+        nonlocal tainted_at, is_known
+        told = source.get("nodes", node)
+        found = told.get("new_node") or {}
         test = found.get("test")
         mine = test if test is not None and test["request"] == ident else None
         if mine is not None and mine["state"] not in _BUSY:
             return True, dict(mine), ""
+        requested = found.get("requested", "")
+        is_known = is_known or ident in (requested, mine["request"] if mine is not None else "")
+        now, tainted = clock(), found.get("tainted", False)
+        tainted_at = now if tainted else tainted_at
+        lost = ""
+        if mine is None:
+            gone = tainted_at is not None and not tainted and now - tainted_at >= _TAINT_GONE
+            lost = _why_lost(told, taint_gone=gone)
+            if is_known and requested not in ("", ident):
+                lost = f"another request has taken its place: {requested}"
+        if lost:
+            print(printable(f"{node}: {lost}"), file=sys.stderr)
+            return True, None, ""
+        if mine is None and not is_known and not found.get("waits"):
+            return False, None, _UNSEEN
         return False, None, _state_of(mine, found.get("waits", ""))
 
     return _poll(read_state, node, timeout, "node", clock)
+
+
+def _why_lost(told: Answer, *, taint_gone: bool) -> str:
+    """Why a request in no quarantine is followed by no test any more; empty: one may follow."""
+    if told["quarantine"] is not None:
+        return (
+            "it came into quarantine before the test began, and the request ends with that: once "
+            "it is drained, ask again"
+        )
+    tests = told.get("tests")
+    in_service = tests is not None and tests["in_service"]
+    if taint_gone and not in_service:
+        return (
+            "its startup taint is gone, so that it is no new node any more, and no test of it "
+            "begins"
+        )
+    return ""
 
 
 def _state_of(mine: Answer | None, waits: str) -> str:
@@ -249,7 +319,7 @@ def _state_of(mine: Answer | None, waits: str) -> str:
 
 def _progress(found: Answer | None, mine: Answer | None, *, is_known: bool) -> str:
     if mine is None and not is_known:
-        return "the aggregator has not seen the request yet; it does within three minutes"
+        return _UNSEEN
     return _state_of(mine, found["waits"] if found is not None else "")
 
 

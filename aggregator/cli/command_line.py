@@ -368,7 +368,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     made = commands.add(
         _ACT,
         "test",
-        "test a node in quarantine or a new one, or show what its tests have measured",
+        "test a node in quarantine, a new one or one without work, or show its past tests",
         parents=[read],
         more="The exit code is 0 where it passed, 1 where it failed, 3 without a verdict.",
         examples=["test gpu-0042", "test gpu-0042 --profile long", "test gpu-0042 --history"],
@@ -379,7 +379,7 @@ def _add_test(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         type=test_profile,
         metavar="NAME",
         help="the test profile (default: repair.verify of the aggregator, of a new node "
-        "repair.new_nodes.profile)",
+        "repair.new_nodes.profile, of one in service repair.idle_nodes.profile)",
     )
     made.add_argument(
         "--history", action="store_true", help="the tests of before, beside those of its pool"

@@ -181,6 +181,8 @@ def new_node(name: str, found: Answer) -> Iterator[str]:
         yield f"\nNEW NODE: it keeps its taint {taint} until it has passed its test"
     if found.get("reason") == "idle":
         yield "\nIDLE NODE: its last periodic test"
+    if found.get("reason") == "by-hand":
+        yield "\nTEST BY HAND: of a node in service"
     if test is not None:
         told = f": {test['message']}" if test["message"] else ""
         yield clean(f"  test {test['profile']} {test['state']}{told} ({test['operation']})")

@@ -393,6 +393,8 @@ class Controller:
             frozenset(settings.repair.repairers),
             policy,
             agents_awaited_until=clocks.now() + settings.limits.silent_drain_after,
+            test_profiles=settings.repair.test_profiles,
+            tests_in_service=settings.repair.tests_in_service,
         )
         fleet.view_lost = NO_NEWS_YET
 

@@ -118,5 +118,7 @@ def _object_repairer(
             job.clean_up,
             job.missing_rights,
             pod_namespace=section.job.namespace,
+            profiles=frozenset(section.job.profiles),
+            gives_way=section.job.gpus == "all",
         )
     return None

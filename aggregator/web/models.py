@@ -123,10 +123,11 @@ class Repair(Shape, frozen=True, kw_only=True):
 
 
 class NewNode(Shape, frozen=True, kw_only=True):
-    """A node with the startup taint ``taint`` (``tainted``), or that had it and was tested.
+    """A node with the startup taint ``taint`` (``tainted``), or that was tested in no quarantine.
     ``test``: its last test, null before the first. ``reason``: idle, if that was a periodic one of
-    an idle node. ``waits``: why no test begins now, empty if one is due or under way.
-    ``needs_person``: no test begins by itself any more, and the taint stays.
+    an idle node; by-hand, if a person asked for it on a node in service. ``waits``: why no test
+    begins now, empty if one is due or under way. ``needs_person``: no test begins by itself any
+    more, and the taint stays. ``requested``: the id of a person's request that no test answers yet.
     """
 
     taint: str
@@ -135,6 +136,21 @@ class NewNode(Shape, frozen=True, kw_only=True):
     waits: str = ""
     needs_person: bool = False
     reason: str = ""
+    requested: str = ""
+
+
+class ActiveTests(Shape, frozen=True, kw_only=True):
+    """How nodes are tested by this configuration. ``mode`` is repair.mode. ``repairer``: there is
+    one of kind test. ``profiles``: those that a test can have, null where they are not known.
+    ``in_service``: a node that is neither in quarantine nor new can be tested by hand, with
+    ``profile`` where the request names none.
+    """
+
+    mode: str
+    repairer: bool
+    profiles: list[str] | None
+    in_service: bool
+    profile: str
 
 
 class OngoingRepair(Shape, frozen=True, kw_only=True):
@@ -390,7 +406,7 @@ class Node(Shape, frozen=True, kw_only=True):
 
     ``mode`` caps what is done to the node, and is that of its ``pool``; the pool is empty where
     there are none, or the node's labels are not known. ``new_node``: the test that it needs, or
-    had, as a new node; null where it was never tested as one.
+    had, in no quarantine; null where there was none. ``tests``: how nodes are tested here.
     """
 
     node: str
@@ -423,6 +439,7 @@ class Node(Shape, frozen=True, kw_only=True):
     replica: str = ""
     last_known: Time | None = None
     new_node: NewNode | None = None
+    tests: ActiveTests | None = None
     read_at: Time | None = None
     outliers: list[Outlier] = []
     mode: str = ""

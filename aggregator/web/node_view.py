@@ -560,6 +560,7 @@ def node(
             for lost in reversed(health.lost if health else [])
         ],
         new_node=repair_view.new_node(test, meta, repairs),
+        tests=repair_view.tests(repairs),
         timeline=[event(transition) for transition in timeline],
         timeline_trouble=timeline_trouble,
         outliers=list(outliers),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.node_tests import BY_HAND, NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import (
     BUSY,
     CANCEL,
@@ -100,7 +100,27 @@ def new_node(
         else None,
         waits=view.held,
         needs_person=view.needs_person,
-        reason=test.reason if test is not None and not view.tainted else "",
+        reason="" if view.tainted else _reason(view),
+        requested=view.requested,
+    )
+
+
+def _reason(view: NodeTestView) -> str:
+    """Why a node without the startup taint is tested."""
+    test = view.test
+    by_hand = view.requested or (test is not None and test.request and test.reason)
+    return BY_HAND if by_hand else test.reason if test is not None else ""
+
+
+def tests(plan: RepairPlan) -> models.ActiveTests:
+    """How nodes are tested."""
+    known = plan.test_profiles
+    return models.ActiveTests(
+        mode=plan.rules.mode.value,
+        repairer=TEST in plan.kinds,
+        profiles=sorted(known) if known is not None else None,
+        in_service=plan.tests_in_service,
+        profile=plan.rules.in_service.profile,
     )
 
 

@@ -86,6 +86,7 @@ class IdleNodes(NewNodes):
         self.rules = {}
         self.timeout = TIMEOUT
         self.pause = 60.0
+        self.profiles, self.gives_way = frozenset({"quick", "standard"}), True
 
     def repair(self, cluster: MemoryCluster) -> RepairSettings:
         one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
@@ -95,5 +96,11 @@ class IdleNodes(NewNodes):
             new_nodes=NewNodeRules(**self.rules),
             idle_nodes=IdleNodeRules(**self.idle) if self.idle is not None else None,
         )
-        entry = ConfiguredRepairer(one, self.timeout, note_end=one.note_end)
+        entry = ConfiguredRepairer(
+            one,
+            self.timeout,
+            note_end=one.note_end,
+            profiles=self.profiles,
+            gives_way=self.gives_way,
+        )
         return RepairSettings(rules, {"test": entry}, (RACK,))

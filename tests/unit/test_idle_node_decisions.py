@@ -21,7 +21,9 @@ from aggregator.quarantine.decide.idle_nodes import (
     choose,
     in_use,
     next_idle_test,
+    refused,
     waits_for,
+    why_refused,
 )
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
@@ -72,6 +74,7 @@ tests = st.builds(
     failed=st.sampled_from(["", "test quick failed"]),
     failed_boot=st.sampled_from(["b1", "b2"]),
     reason=st.sampled_from(["", IDLE]),
+    request=st.sampled_from(["", "r1"]),
 )
 
 
@@ -129,26 +132,28 @@ def test_when_the_next_test_is_due(last: NodeTest | None, now: float, expected: 
     st.booleans(),
     st.sampled_from(["", "cordoned"]),
     st.booleans(),
+    st.sampled_from(["", "r1", "r2"]),
     st.floats(0, 40 * DAY),
 )
-def test_a_test_begins_only_where_it_is_due_and_nothing_speaks_against_it(
+def test_a_test_begins_only_where_it_is_due_or_asked_for_and_nothing_speaks_against_it(
     last: NodeTest | None,
     tainted: bool,  # noqa: FBT001 - drawn
     against: str,
     configured: bool,  # noqa: FBT001 - drawn
+    request: str,
     now: float,
 ) -> None:
-    facts = replace(FACTS, tainted=tainted, against=against)
+    facts = replace(FACTS, tainted=tainted, against=against, request=request)
     rules = RULES if configured else None
     what = next_idle_test(last, facts, rules, pause=PAUSE, now=now)
+    asked = request if last is None or last.request != request else ""
+    free = not (tainted or against or (last is not None and last.is_busy))
+    due = configured and not waits_for(last, RULES, pause=PAUSE, now=now)
+    assert (what.do is NodeTestStep.ORDER) == (free and bool(asked or due))
     if what.do is not NodeTestStep.ORDER:
         return
-    assert configured
-    assert not tainted
-    assert not against
-    assert last is None or not last.is_busy
-    assert not waits_for(last, RULES, pause=PAUSE, now=now)
     assert what.test is not None
+    assert what.test.request == asked
     assert what.test.reason == IDLE
     assert verdict_at(what.test) == verdict_at(last)
     assert standing_failure(what.test) == carried_failure(last)
@@ -237,6 +242,34 @@ def pod(**more: Any) -> Pod:
 )
 def test_which_pods_make_a_node_one_in_use(pods: list[Pod], expected: str) -> None:
     assert in_use(pods) == expected
+
+
+def test_a_refused_request_names_some_pods_after_the_command_that_drains() -> None:
+    pods = [pod(name=f"p{number}") for number in range(5)] + [pod(mirror=True)]
+    text = why_refused("n1", pods, "quick", None, how=" --context x")
+    assert text == (
+        "the node has work, and a test evicts none. First: sickbay quarantine n1 --action drain "
+        '--reason "..." --context x. Pods on the node: jobs/p0, jobs/p1, jobs/p2 and 2 others'
+    )
+    assert why_refused("n1", [pod(mirror=True)], "quick", {"quick"}, how="") == ""
+    assert "no profile long; expected one of a, b" in why_refused("n1", [], "long", "ba", how="")
+
+
+@pytest.mark.slow
+@given(st.none() | tests, st.floats(1, 40 * DAY))
+def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
+    last: NodeTest | None, now: float
+) -> None:
+    facts = replace(FACTS, request="r2")
+    step = next_idle_test(last, facts, None, pause=PAUSE, now=now)
+    if step.test is None or step.do is not NodeTestStep.ORDER:
+        return
+    end = refused(step.test, "the node has work", at=now)
+    assert (end.is_busy, end.request, end.deadline_at) == (False, "r2", 0.0)
+    assert verdict_at(end) == verdict_at(last)
+    assert standing_failure(end) == carried_failure(last)
+    assert end.without_verdict == step.test.inconclusive
+    assert next_idle_test(end, facts, None, pause=PAUSE, now=now).do is NodeTestStep.NOTHING
 
 
 # -- the limits -------------------------------------------------------------------------------

@@ -617,6 +617,28 @@ def test_a_job_runs_the_tests_of_its_profiles(tmp_path: Path) -> None:
     [section] = found.repairers
     assert section.job is not None
     assert (section.job.gpus, section.job.gpu_resource) == ("all", "nvidia.com/gpu")
+    assert made.test_profiles == frozenset({"quick"})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mode", "expected"),
+    [('"all"', "repair", True), ("4", "repair", False), ('"all"', "off", False)],
+)
+def test_only_a_job_with_all_gpus_tests_a_node_in_service(
+    tmp_path: Path,
+    gpus: str,
+    mode: str,
+    expected: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """A pod with fewer GPUs could begin beside work."""
+    text = job(gpus=gpus).replace("repair:\n", f"repair:\n  mode: {mode}\n")
+    made = repair_settings(
+        loaded(tmp_path, text, KUBERNETES),
+        domain_labels=(),
+        wall=lambda: 0.0,
+        objects=lambda _: KubeCluster().objects(),
+    )
+    assert made.tests_in_service is expected
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from aggregator.quarantine.decide.repair import (
     read_request,
     request_for,
 )
+from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.fleet import NodeTestView
 from tests.web.support import (
     NIGHT,
@@ -302,3 +303,137 @@ async def test_a_new_node_is_tested_by_hand_without_a_quarantine(
     assert process.returncode == code, err
     assert f"node-3: test quick {state.value}: done" in out.decode()
     assert "1840" in out.decode()
+
+
+def by_a_job(*profiles: str, in_service: bool = True) -> RepairPlan:
+    known = frozenset(profiles) if profiles else None
+    return replace(TESTING, test_profiles=known, tests_in_service=in_service)
+
+
+@pytest.mark.parametrize(
+    ("plan", "mode", "text"),
+    [
+        (replace(TESTING, rules=RepairRules(RepairMode.OBSERVE)), "drain", "repair.mode of the"),
+        (REPAIRS, "drain", "repair.repairers of the aggregator has no test"),
+        (
+            TESTING,
+            "drain",
+            "it needs a test that work preempts, by a repairer with job and gpus: all",
+        ),
+        (by_a_job("quick"), "observe", "its mode is observe"),
+    ],
+)
+async def test_why_no_test_of_a_node_in_service_begins(
+    served: Served, database: Path, plan: RepairPlan, mode: str, text: str
+) -> None:
+    served.fleet.repairs, served.fleet.mode = plan, mode
+    HANDS.advance(5)
+    where = ["--yes", "--url", served.url, "--local", str(database)]
+    done = await in_process("test", "node-1", *where)
+    assert done.code == 2
+    assert f"Of a node in service no test begins: {text}" in done.err
+    assert "sickbay quarantine node-1 --action drain" in done.err
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        assert store.node_now("node-1") is None
+
+
+async def test_a_node_in_service_is_tested_by_hand_and_a_refusal_is_no_verdict(
+    served: Served, database: Path
+) -> None:
+    served.fleet.repairs, served.fleet.mode = by_a_job("quick", "long"), "drain"
+    HANDS.advance(5)
+    where = ["--url", served.url, "--local", str(database)]
+    process = await start_on(DEVNULL, "test", "node-1", "--yes", *where)
+    assert process.stderr is not None
+    told = ""
+    while "has not seen the request" not in told:
+        line = (await process.stderr.readline()).decode()
+        assert line, told
+        told += line
+    assert "node-1 is in service: test quick is ordered as a Job of the lowest priority" in told
+    assert "no pod is evicted for it" in told
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        asked = read_request(store.node_now("node-1").annotations)  # type: ignore[union-attr]
+    assert asked is not None
+    assert (asked.what, asked.quarantine) == ("test", "none")
+    served.fleet.node_tests = {
+        "node-1": NodeTestView(None, tainted=False, held="no room", requested=asked.ident)
+    }
+    HANDS.advance(5)
+    while "the test has not begun: no room" not in told:
+        line = (await process.stderr.readline()).decode()
+        assert line, told
+        told += line
+    test = NodeTest(
+        1,
+        "u-b-1-test",
+        "quick",
+        RepairState.CANCELLED,
+        "b",
+        request=asked.ident,
+        reason="idle",
+        message="refused: the node has work",
+    )
+    served.fleet.node_tests = {"node-1": NodeTestView(test, tainted=False)}
+    HANDS.advance(5)
+    out, err = await process.communicate()
+    assert process.returncode == 3, err
+    assert out.decode() == "node-1: test quick Cancelled: refused: the node has work\n"
+    shown = await in_process("node", "node-1", "--url", served.url)
+    assert "TEST BY HAND: of a node in service" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        ({"new_node": None}, "node-1: its startup taint is gone, so that it is no new node"),
+        ({"quarantine": {"phase": "Admitted"}}, "node-1: it came into quarantine before"),
+        (
+            {"new_node": {"tainted": True, "test": None, "requested": "theirs"}},
+            "node-1: another request has taken its place: theirs",
+        ),
+    ],
+)
+def test_the_wait_ends_when_no_test_can_follow_the_request(
+    last: dict[str, Any],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    monkeypatch.setattr(active_test, "_TAINT_GONE", 0.0)
+    mine = {"tainted": True, "test": None, "requested": "mine", "waits": "2 others are tested"}
+    rest = {"quarantine": None, "tests": {"in_service": False}}
+    looks = iter([rest | {"new_node": mine}, rest | {"new_node": mine} | last])
+
+    class Changes:
+        def get(self, *path: str) -> dict[str, Any]:
+            return next(looks)
+
+    source = cast("Source", Changes())
+    assert active_test._wait_without_quarantine(source, "node-1", "mine", timeout=30) is None
+    waits, ends = capsys.readouterr().err.splitlines()
+    assert waits == "node-1: the test has not begun: 2 others are tested"
+    assert ends.startswith(text)
+
+
+def test_a_taint_that_is_not_shown_for_a_moment_does_not_end_the_wait(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that takes the node over has not listed it yet."""
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    rest = {"quarantine": None, "tests": {"in_service": False}}
+    test = {"request": "mine", "state": "Succeeded", "operation": "o"}
+    found: list[dict[str, Any] | None] = [
+        {"tainted": True, "test": None, "requested": "mine"},
+        None,
+        {"tainted": False, "test": test},
+    ]
+    looks = iter(rest | {"new_node": one} for one in found)
+
+    class Changes:
+        def get(self, *path: str) -> dict[str, Any]:
+            return next(looks)
+
+    source = cast("Source", Changes())
+    assert active_test._wait_without_quarantine(source, "node-1", "mine", timeout=30) == test

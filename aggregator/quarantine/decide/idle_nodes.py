@@ -1,4 +1,4 @@
-"""The periodic test of a node without work. Pure.
+"""The test of a node in service that has no work: periodic, or asked for by hand. Pure.
 
 Invariants:
 - A node is tested only where nothing speaks against it and no pod is on it that a drain would move.
@@ -11,7 +11,7 @@ Invariants:
 import heapq
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -30,15 +30,19 @@ from aggregator.quarantine.decide.node_tests import (
     NodeTestFacts,
     NodeTestStep,
     carried_failure,
+    ended,
     operation_of,
     under_way,
     verdict_at,
 )
 from aggregator.quarantine.decide.profiles import Profile
+from aggregator.runtime.text import some_of
 
 #: After many tests without a verdict the next one waits no longer than this (seconds).
 _LONGEST_PAUSE = 86400.0
 _MOST_DOUBLED = 10
+#: So many pods of a node with work are named.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +121,18 @@ def next_idle_test(
     pause: float,
     now: float,
 ) -> NextTest:
-    """What to do about a node without the startup taint, or with an idle test under way."""
+    """What to do about a node without the startup taint, or with an idle test under way.
+
+    A person's request is due at once, and needs no ``rules``.
+    """
     if last is not None and last.is_busy:
         lost = "the node has the startup taint: it is tested as a new node" if facts.tainted else ""
-        if rules is None:
+        if rules is None and not last.request:
             lost = "repair.idle_nodes was removed from the configuration"
         return under_way(last, facts, now, lost)
-    if rules is None or facts.tainted or waits_for(last, rules, pause=pause, now=now):
+    asked = facts.request if last is None or last.request != facts.request else ""
+    due = rules is not None and not waits_for(last, rules, pause=pause, now=now)
+    if facts.tainted or not (asked or due):
         return NextTest(NodeTestStep.NOTHING)
     if facts.against:
         return NextTest(NodeTestStep.NOTHING, facts.against)
@@ -132,14 +141,15 @@ def next_idle_test(
     goes_on = last is not None and last.reason == IDLE
     return NextTest(
         NodeTestStep.ORDER,
-        "an idle node",
+        "asked for by hand" if asked else "an idle node",
         NodeTest(
             number=number,
             operation=operation_of(facts.node_uid, facts.boot_id, number),
-            profile=rules.profile,
+            profile=(facts.request_profile if asked else "") or (rules or IdleNodeRules()).profile,
             state=RepairState.ORDERING,
             boot_id=facts.boot_id,
             inconclusive=last.without_verdict if last is not None and goes_on else 0,
+            request=asked,
             reason=IDLE,
             verdict_at=verdict_at(last),
             failed=failed,
@@ -156,6 +166,32 @@ def in_use(pods: Sequence[Pod]) -> str:
     """
     found = [pod.key for pod in work_of(pods)]
     return f"the node is in use: pod {min(found)}" if found else ""
+
+
+def why_refused(
+    node: str, pods: Sequence[Pod], profile: str, profiles: Collection[str] | None, *, how: str
+) -> str:
+    """Why a person's request for a test of a node in service is refused; empty: it is not.
+
+    ``profiles``: those that there are; None: they are not known. ``how``: flags for a command of
+    `sickbay`. The command comes before the names of the pods, which may be cut off.
+    """
+    if profiles is not None and profile not in profiles:
+        return f"there is no profile {profile}; expected one of {', '.join(sorted(profiles))}"
+    found = sorted(pod.key for pod in work_of(pods))
+    if not found:
+        return ""
+    first = f'sickbay quarantine {node} --action drain --reason "..."{how}'
+    return (
+        f"the node has work, and a test evicts none. First: {first}. "
+        f"Pods on the node: {some_of(found, _MOST_NAMED)}"
+    )
+
+
+def refused(test: NodeTest, why: str, *, at: float) -> NodeTest:
+    """The end of a requested test that did not begin. ``at``: wall clock seconds."""
+    begun = replace(test, began_at=at)
+    return ended(begun, RepairState.CANCELLED, f"refused: {why}", at=at)
 
 
 def no_room_for_idle(

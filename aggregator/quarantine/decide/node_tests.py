@@ -24,6 +24,8 @@ NEW_NODE = "new-node"
 #: own there.
 IDLE = "idle"
 IDLE_TEST = "idle-test"
+#: The reason of a test that a person has asked for, in metrics and for people.
+BY_HAND = "by-hand"
 _BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: A test that ended so has said nothing about the node.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
@@ -52,9 +54,10 @@ class NodeTest:
     ``quarantined``: the node was in quarantine after its last test. Times are wall clock
     seconds.
 
-    ``reason`` is `IDLE` for the periodic test of an idle node; such a test without a verdict leaves
-    what was known: ``verdict_at`` is the end of the last test with a verdict before this one, and
-    ``failed`` tells an earlier failure that still stands, of the boot ``failed_boot``.
+    ``reason`` is `IDLE` for the test of a node in service, periodic or by a person's request. Such
+    a test without a verdict leaves what was known: ``verdict_at`` is the end of the last test with
+    a verdict before this one, and ``failed`` tells an earlier failure that still stands, of the
+    boot ``failed_boot``.
     """
 
     number: int

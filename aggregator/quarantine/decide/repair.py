@@ -33,7 +33,12 @@ from aggregator.quarantine.decide.admission_record import (
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
-from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR, QUARANTINE_IS, REPAIR
+from aggregator.quarantine.decide.operator_requests import (
+    CANCEL_REPAIR,
+    NO_QUARANTINE,
+    QUARANTINE_IS,
+    REPAIR,
+)
 from aggregator.quarantine.decide.profiles import PROFILE, MaybeProfile
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
@@ -105,6 +110,13 @@ class RepairRules(SectionDataclass):
     test_pause: Annotated[Duration, Field(ge=1)] = 900.0
     new_nodes: NewNodeRules = field(default_factory=NewNodeRules)
     idle_nodes: IdleNodeRules | None = None
+
+    @property
+    def in_service(self) -> IdleNodeRules:
+        """The limits of tests on nodes in service. They hold for those by hand also where there
+        are no periodic ones.
+        """
+        return self.idle_nodes or IdleNodeRules()
 
 
 class Do(enum.Enum):
@@ -387,6 +399,13 @@ def read_request(annotations: Mapping[str, str]) -> RepairRequest | None:
     if asked is None or followed is None or asked.ident in followed:
         return None
     return asked
+
+
+def test_request(annotations: Mapping[str, str]) -> RepairRequest | None:
+    """A person's request for a test of a node in no quarantine, unless it was followed."""
+    asked = read_request(annotations)
+    unbound = asked is not None and asked.quarantine in ("", NO_QUARANTINE)
+    return asked if asked is not None and asked.what == TEST and unbound else None
 
 
 def followed_change(

@@ -20,13 +20,16 @@ class RepairPlan:
     """The limits of repairs, the kinds that have a repairer, and the policy with the ladders.
 
     ``agents_awaited_until``: until then (monotonic seconds) this process repairs no node whose
-    agent has not reported to it.
+    agent has not reported to it. ``test_profiles``: the profiles that a test can have; None: they
+    are not known. ``tests_in_service``: a person may have a node in service tested.
     """
 
     rules: RepairRules = field(default_factory=RepairRules)
     kinds: frozenset[str] = frozenset()
     policy: Policy | None = None
     agents_awaited_until: float = float("-inf")
+    test_profiles: frozenset[str] | None = None
+    tests_in_service: bool = False
 
     @property
     def is_off(self) -> bool:

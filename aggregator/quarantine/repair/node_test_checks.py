@@ -5,7 +5,6 @@ from collections.abc import Callable
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
-from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.maintenance import at_work_on
@@ -16,8 +15,8 @@ from aggregator.quarantine.decide.node_tests import (
     is_own_evidence,
     not_ready,
 )
-from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, read_operator_requests
-from aggregator.quarantine.decide.repair import other_party, read_request
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.repair import other_party, test_request
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
@@ -50,9 +49,7 @@ class NodeTestChecks:
 
     def facts(self, node: Node, node_state: NodeState | None, rules: NewNodeRules) -> NodeTestFacts:
         """All that the node's next step depends on, beside its last test."""
-        asked = read_request(node.annotations)
-        unbound = asked is not None and asked.quarantine in ("", NO_QUARANTINE)
-        by_hand = asked if asked is not None and asked.what == TEST and unbound else None
+        by_hand = test_request(node.annotations)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),

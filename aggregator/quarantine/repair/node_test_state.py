@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aggregator.cluster.port import Node, NodeTestCondition
 from aggregator.quarantine.decide.new_nodes import is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
-from aggregator.quarantine.decide.repair import domains_of
+from aggregator.quarantine.decide.repair import domains_of, test_request
 
 #: A node that waits is looked at so often (seconds), one under test so often.
 LOOK_EVERY, LOOK_BUSY = 15.0, 5.0
@@ -21,7 +21,8 @@ class WatchedNode:
     end. ``problem``: why its annotation can't be read. ``held``: why no test begins now.
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
-    ``domains``: its failure domains.
+    ``requested``: the id of a person's request that no test answers yet. ``domains``: its failure
+    domains.
     """
 
     uid: str
@@ -33,6 +34,7 @@ class WatchedNode:
     failure: str = ""
     said: NodeTestCondition | None = None
     chosen: bool = False
+    requested: str = ""
     domains: tuple[str, ...] = ()
     look_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
@@ -42,6 +44,9 @@ class WatchedNode:
         self.boot_id = node.boot_id
         self.test, self.problem = parse_test(node.annotations, node.uid)
         self.domains = domains_of(node.labels, domain_labels)[:_MOST_DOMAINS]
+        asked = test_request(node.annotations)
+        is_open = asked is not None and (self.test is None or self.test.request != asked.ident)
+        self.requested = asked.ident if asked is not None and is_open else ""
 
 
 def parse_test(annotations: Mapping[str, str], uid: str) -> tuple[NodeTest | None, str]:

@@ -17,7 +17,7 @@ from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import RunningRepair
-from aggregator.quarantine.decide.idle_nodes import in_use
+from aggregator.quarantine.decide.idle_nodes import in_use, refused, why_refused
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
     needs_a_person,
@@ -25,6 +25,7 @@ from aggregator.quarantine.decide.new_nodes import (
     without_taint,
 )
 from aggregator.quarantine.decide.node_tests import (
+    BY_HAND,
     IDLE,
     NEW_NODE,
     NextTest,
@@ -115,7 +116,8 @@ class NodeTestSteps:
             await self._record_writer.restore_test(self._running_of(name, watched, test))
         match step.do:
             case NodeTestStep.ORDER if step.test is not None and step.test.reason == IDLE:
-                await self._begin_idle(name, watched, node, step, rules)
+                begin = self._begin_by_hand if step.test.request else self._begin_idle
+                await begin(name, watched, node, step, rules)
             case NodeTestStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
                 watched.held = "repair.mode is observe: no test begins"
                 self._observe(name, node, rules)
@@ -138,8 +140,8 @@ class NodeTestSteps:
 
     def _concurrent(self, test: NodeTest, rules: NewNodeRules) -> int:
         """How many tests of its kind may run at once."""
-        idle = self._settings.rules.idle_nodes
-        return idle.concurrent if test.reason == IDLE and idle is not None else rules.concurrent
+        in_service = self._settings.rules.in_service
+        return in_service.concurrent if test.reason == IDLE else rules.concurrent
 
     async def forget_leftover(self, name: str, watched: WatchedNode) -> None:
         """Take out a reservation whose test has ended, or was never begun."""
@@ -179,6 +181,32 @@ class NodeTestSteps:
             "be removed when it passes (repair.mode is observe)"
         )
         self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
+
+    async def _begin_by_hand(
+        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
+    ) -> None:
+        """The same for a person's request, which is refused where the node has work: a test that
+        begins hours later, when the work has ended, is none that the person waits for.
+        """
+        if step.test is None or self._settings.rules.mode is RepairMode.OBSERVE:
+            watched.held = "repair.mode is observe: no test begins"
+            return
+        pods = await self._cluster.pods_on(name, background=True)
+        profiles, how = self._settings.test_profiles, self._fleet.how
+        why = why_refused(name, pods, step.test.profile, profiles, how=how)
+        if not why:
+            await self._begin(name, watched, node, step, rules)
+            return
+        self._checks.require_place(name)
+        test = refused(step.test, why, at=round(self._clocks.wall(), 3))
+        change: dict[str, str | None] = {NODE_TEST: write_test(test)}
+        change |= followed_change(node.annotations, (test.request,))
+        await self._cluster.patch_node(node, NodeChange(annotations=change))
+        watched.test, watched.requested = test, ""
+        self._fleet.stages.note_test(BY_HAND, test.state.value)
+        details = {**as_details(test), "outcome": test.state.value}
+        text = f"test {test.profile} of the {_kind(test)} is {test.message}"
+        self._emit(name, EventKind.REPAIR_ENDED, text, details)
 
     async def _begin_idle(
         self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
@@ -223,7 +251,7 @@ class NodeTestSteps:
         await self._cluster.patch_node(
             node, NodeChange(annotations=change), guard=self._checks.beginning_guard(node)
         )
-        watched.test = test
+        watched.test, watched.requested = test, ""
         text = f"test {test.profile} of the {_kind(test)} is ordered: {step.because}"
         self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
         if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
@@ -268,7 +296,8 @@ class NodeTestSteps:
             watched.held = answer.text
 
     def _order(self, name: str, uid: str, test: NodeTest, rules: NewNodeRules) -> RepairOrder:
-        idle = self._settings.rules.idle_nodes if test.reason == IDLE else None
+        in_service = self._settings.rules.in_service if test.reason == IDLE else None
+        new = f"a new node (taint {rules.taint})"
         return RepairOrder(
             operation=test.operation,
             repair=TEST,
@@ -276,11 +305,11 @@ class NodeTestSteps:
             node_uid=uid,
             boot_id=test.boot_id,
             quarantine="",
-            reason="an idle node" if test.reason else f"a new node (taint {rules.taint})",
+            reason=f"the {_kind(test)}" if test.reason else new,
             lasts=max(1.0, test.deadline_at - self._clocks.latest()),
             profile=test.profile,
             tolerates="" if test.reason else rules.taint,
-            idle_class=idle.priority_class if idle is not None else "",
+            idle_class=in_service.priority_class if in_service is not None else "",
         )
 
     # -- and ends ---------------------------------------------------------------------------
@@ -431,7 +460,7 @@ class NodeTestSteps:
         rules: NewNodeRules,
     ) -> None:
         passed = test.state is RepairState.SUCCEEDED
-        reason = "by-hand" if test.request else test.reason or NEW_NODE
+        reason = BY_HAND if test.request else test.reason or NEW_NODE
         self._fleet.stages.note_test(reason, test.state.value)
         told = f": {test.message}" if test.message else ""
         words = _IN_WORDS.get(test.state, "gave no verdict about it")
@@ -463,7 +492,9 @@ class NodeTestSteps:
 
 
 def _kind(test: NodeTest) -> str:
-    return "idle node" if test.reason == IDLE else "new node"
+    if test.reason != IDLE:
+        return "new node"
+    return "node in service" if test.request else "idle node"
 
 
 def _require_same(node: Node, test: NodeTest) -> None:

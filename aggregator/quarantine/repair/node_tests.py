@@ -1,5 +1,5 @@
 """Tests the nodes that carry a startup taint, and removes that from those that pass; and tests
-idle nodes now and then.
+idle nodes now and then, and nodes in service where a person asks for that.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
+from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import (
     Cluster,
     ClusterError,
@@ -38,7 +39,7 @@ from aggregator.quarantine.decide.node_tests import (
     passed_in_quarantine,
     standing_failure,
 )
-from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode, test_request
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
@@ -71,8 +72,8 @@ _READS = 20
 
 
 class NodeTests:
-    """One task. Where ``settings`` name no startup taint and no test of idle nodes, it reads and
-    writes nothing.
+    """One task. Where ``settings`` name no startup taint, no test of idle nodes and none by hand,
+    it reads and writes nothing.
     """
 
     def __init__(
@@ -139,12 +140,15 @@ class NodeTests:
         self._trouble = ""
         #: The last test of each node that has one, as of the last list or of its end since.
         self._tests: dict[str, NodeTest] = {}
+        #: Requests that the nodes' list still has, and that a read has shown to be over, by node.
+        self._followed: dict[str, str] = {}
 
     async def run(self) -> None:
         """For ever."""
         rules = self._settings.rules.new_nodes
         idle = self._settings.rules.idle_nodes
-        if self._settings.off or not (rules.taint or idle):
+        by_hand = self._settings.tests_in_service
+        if self._settings.off or not (rules.taint or idle or by_hand):
             await asyncio.Event().wait()
             return
         try:
@@ -163,7 +167,7 @@ class NodeTests:
         try:
             if self._clocks.now() >= self._list_at:
                 await self._list(rules)
-            else:
+            elif rules.taint:
                 await self._read_new(rules)
         except ClusterError as error:
             if str(error) != self._trouble:
@@ -173,6 +177,7 @@ class NodeTests:
             self._list_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
         else:
             self._trouble = ""
+        self._take_requests()
         self._start_steps(rules)
         for name, watched in self._watched.items():
             self._evidence.give(name, watched)
@@ -182,7 +187,12 @@ class NodeTests:
 
     async def _list(self, rules: NewNodeRules) -> None:
         known = {meta.uid for meta in self._registry.metas.values()}
-        found = await self._cluster.list_node_tests(rules.taint)
+        looks = rules.taint or self._settings.rules.idle_nodes is not None
+        found = (
+            await self._cluster.list_node_tests(rules.taint)
+            if looks or self._registry.annotated(NODE_TEST)
+            else []
+        )
         self._list_at = self._clocks.now() + LIST_EVERY
         self._seen = known | {one.uid for one in found}
         for one in found:
@@ -242,9 +252,37 @@ class NodeTests:
                     node.uid, tainted=True, test=test, problem=problem
                 )
 
+    def _take_requests(self) -> None:
+        """Watch the nodes in service of which a person wants a test, by the last list of nodes."""
+        if not self._settings.tests_in_service:
+            return
+        named = self._registry.annotated(REQUEST)
+        self._followed = {name: one for name, one in self._followed.items() if name in named}
+        for name in named:
+            asked, meta = self._listed_request(name), self._registry.meta(name)
+            if not asked or meta is None or self._followed.get(name) == asked:
+                continue
+            if self._is_quarantined(name) or not self._may_act(name):
+                continue
+            watched = self._watched.setdefault(name, WatchedNode(meta.uid, tainted=False))
+            if not (watched.tainted or watched.requested or watched.step is not None):
+                watched.requested, watched.look_at = asked, float("-inf")
+
+    def _listed_request(self, name: str) -> str:
+        """The id of the request for a test that the last list of nodes has; empty: none."""
+        meta = self._registry.meta(name)
+        asked = test_request(meta.annotations) if meta is not None else None
+        return asked.ident if asked is not None else ""
+
+    def _note_followed(self, name: str) -> None:
+        """A read has shown that no request is open: the list is older, and asks for no more."""
+        asked = self._listed_request(name)
+        if asked:
+            self._followed[name] = asked
+
     def _drop(self, name: str) -> None:
         known = self._watched.get(name)
-        if known is not None and known.step is None and not known.chosen:
+        if known is not None and known.step is None and not known.chosen and not known.requested:
             del self._watched[name]
 
     async def _choose_idle(self, idle: IdleNodeRules) -> None:
@@ -279,7 +317,8 @@ class NodeTests:
         read could change that.
         """
         test = watched.test
-        if watched.tainted or watched.chosen or test is None or test.is_busy:
+        acts = watched.tainted or watched.chosen or watched.requested
+        if acts or test is None or test.is_busy:
             return False
         if not standing_failure(test)[0] or self._passed_since(name, test):
             return False
@@ -343,6 +382,7 @@ class NodeTests:
         if node is None:
             watched.test = None
             await self._steps.forget_leftover(name, watched)
+            self._note_followed(name)
             self._watched.pop(name, None)
             self._tests.pop(name, None)
             return
@@ -358,7 +398,9 @@ class NodeTests:
         await self._tell(name, watched, rules)
         if watched.test is not None:
             self._tests[name] = watched.test
-        stays = watched.tainted or bool(standing_failure(watched.test)[0])
+        stays = watched.tainted or watched.requested or standing_failure(watched.test)[0]
+        if not watched.requested:
+            self._note_followed(name)
         if not stays and not (watched.test is not None and watched.test.is_busy):
             self._watched.pop(name, None)
             self._evidence.give(name, None)
@@ -399,7 +441,9 @@ class NodeTests:
     ) -> NextTest:
         test, facts = watched.test, self._checks.facts(node, node_state, rules)
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
-        if watched.chosen or (test is not None and test.is_busy and test.reason == IDLE):
+        asked = watched.requested and not watched.tainted and self._settings.tests_in_service
+        busy = test is not None and test.is_busy
+        if (test.reason == IDLE) if test is not None and busy else (asked or watched.chosen):
             idle = self._settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)
         return next_test(test, facts, rules, pause=pause, now=now)
@@ -416,11 +460,13 @@ class NodeTests:
                 or watched.failure
                 or watched.held
                 or self._why_over(watched, rules),
+                requested=watched.requested,
                 needs_person=watched.tainted
                 and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
             )
             for name, watched in self._watched.items()
-            if self._may_act(name) and (watched.tainted or watched.test is not None)
+            if self._may_act(name)
+            and (watched.tainted or watched.requested or watched.test is not None)
         }
 
     @staticmethod

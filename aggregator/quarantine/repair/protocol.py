@@ -101,7 +101,8 @@ class ConfiguredRepairer:
     attempt has ended.
     ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
     asked about it. ``pod_namespace``: that of the pods that its orders have on the node; empty:
-    none.
+    none. ``profiles``: those that a test can have; None: they are not known here. ``gives_way``:
+    work preempts its tests, so that a node in service can be tested.
     """
 
     repairer: Repairer
@@ -113,6 +114,8 @@ class ConfiguredRepairer:
     note_end: Callable[[str, str], None] | None = None
     pod_namespace: str = ""
     pauses_operands: bool = False
+    profiles: frozenset[str] | None = None
+    gives_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,18 @@ class RepairSettings:
         """That of the pods of active tests; empty: they have none."""
         entry = self.repairers.get(TEST)
         return entry.pod_namespace if entry is not None else ""
+
+    @property
+    def tests_in_service(self) -> bool:
+        """Whether a person may have a node in service tested."""
+        entry = self.repairers.get(TEST)
+        return entry is not None and entry.gives_way and not self.off
+
+    @property
+    def test_profiles(self) -> frozenset[str] | None:
+        """The profiles that a test can have; None: they are not known here."""
+        entry = self.repairers.get(TEST)
+        return entry.profiles if entry is not None else None
 
     @property
     def off(self) -> bool:

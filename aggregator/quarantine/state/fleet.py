@@ -94,12 +94,15 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeTestView:
-    """A new node. ``held``: why no test begins now; ``needs_person``: none begins by itself."""
+    """A node with a test, or that needs one. ``held``: why no test begins now; ``needs_person``:
+    none begins by itself. ``requested``: the id of a person's request that no test answers yet.
+    """
 
     test: NodeTest | None
     tainted: bool
     held: str = ""
     needs_person: bool = False
+    requested: str = ""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,468 @@
+"""Tests by hand of nodes in service by the whole controller, in virtual time, and every
+interruption.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Action, Phase, Unreachable
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from tests.support.idle_node_tests import HOUR, IdleNodes
+from tests.support.memory_cluster import MemoryCluster, phase_of
+from tests.support.new_node_tests import (
+    FAILED,
+    GOING,
+    KEY,
+    NOTHING,
+    PASSED,
+    POOL,
+    TIMEOUT,
+    UNTESTED,
+)
+from tests.support.replica import fault, shipped_policy
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+
+CORDONS = shipped_policy("rules:\n  - {name: active-test-failed, action: cordon}\n")
+
+
+def in_service(*names: str, **more: object) -> IdleNodes:
+    """Nodes in service, of which none is tested by itself."""
+    site = IdleNodes(*names, **more)  # type: ignore[arg-type]
+    site.idle = None
+    return site
+
+
+def ask(site: IdleNodes, name: str = "n1", what: str = "test", ident: str = "r1") -> None:
+    site.world.person_annotates(name, REQUEST, f"{what} {ident} quarantine=none")
+
+
+def evidence(site: IdleNodes, name: str = "n1") -> list[str]:
+    incidents = site.replica.fleet.node_summaries[name].decision.incidents.values()
+    return [item.code for one in incidents for item in one.in_force]
+
+
+@in_virtual_time
+async def test_a_person_has_a_node_in_service_tested_without_a_quarantine() -> None:
+    site = in_service()
+    ask(site)
+    site.start()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    site.check()
+    [order] = site.program.orders
+    assert (order.idle_class, order.tolerates, order.quarantine) == ("sickbay-idle-test", "", "")
+    assert (order.profile, order.reason) == ("quick", "the node in service")
+    last = site.last_test()
+    assert (last["state"], last["request"], last["reason"]) == ("Succeeded", "r1", "idle")
+    assert json.loads(site.world.nodes["n1"].annotations[FOLLOWED]) == ["r1"]
+    assert site.kinds() == ["repair.ordered", "repair.ended"]
+    [begun, ended] = site.replica.notes.transitions
+    assert begun.summary.endswith("test quick of the node in service is ordered: asked for by hand")
+    assert ended.details["outcome"] == "Succeeded"
+    assert site.replica.fleet.stages.tests == {("by-hand", "Succeeded"): 1}
+    assert parse_record(site.world.record.text).node_tests == {}
+    assert (site.taints(), site.world.quarantines) == ((POOL,), {})
+    await later(10 * HOUR)
+    assert len(site.program.orders) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_comes_later_is_seen_with_the_next_list_of_nodes() -> None:
+    site = in_service()
+    site.start()
+    await later(HOUR)
+    assert site.world.writes == []
+    ask(site, what="test:standard")
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    site.check()
+    assert [one.profile for one in site.program.orders] == ["standard"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_with_work_is_refused_once_and_for_good_and_keeps_its_pods() -> None:
+    site = in_service()
+    for number in range(5):
+        site.world.add_pod("n1", f"work-{number}")
+    site.world.add_pod("n1", "driver", owner_kind="DaemonSet")
+    ask(site)
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled")
+    last = site.last_test()
+    assert last["request"] == "r1"
+    assert last["message"] == (
+        "refused: the node has work, and a test evicts none. First: sickbay quarantine n1 "
+        '--action drain --reason "...". '
+        "Pods on the node: jobs/work-0, jobs/work-1, jobs/work-2 and 2 others"
+    )
+    assert len(site.world.pods) == 6
+    site.world.pods.clear()
+    await later(10 * HOUR)
+    assert site.program.orders == []
+    assert site.kinds() == ["repair.ended"]
+    assert site.condition() == ("", "")
+    assert parse_record(site.world.record.text).node_tests == {}
+    assert len(site.world.writes) == 1
+    ask(site, ident="r2")
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_profile_that_there_is_not_is_refused() -> None:
+    site = in_service()
+    ask(site, what="test:thorough")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled")
+    text = "refused: there is no profile thorough; expected one of quick, standard"
+    assert site.last_test()["message"] == text
+    assert site.program.orders == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_refused_test_changes_nothing_of_what_is_known_of_the_node() -> None:
+    site = in_service(verdicts=(FAILED, PASSED))
+    ask(site)
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    site.world.add_pod("n1", "work")
+    ask(site, ident="r2")
+    await site.settles(lambda: site.last_test().get("request") == "r2")
+    await later(HOUR)
+    assert evidence(site) == ["active-test:failed"]
+    assert site.condition() == ("False", "TestFailed")
+    site.world.pods.clear()
+    ask(site, ident="r3")
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    await site.settles(lambda: evidence(site) == [])
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_failure_is_evidence_over_a_restart_until_another_boot() -> None:
+    site = in_service(verdicts=(FAILED,))
+    ask(site)
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    assert site.world.quarantines == {}
+    await site.replica.stop()
+    site.start()
+    await site.settles(lambda: evidence(site) == ["active-test:failed"])
+    site.reboot()
+    await site.settles(lambda: evidence(site) == [])
+    assert len(site.program.orders) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_site_may_quarantine_a_node_that_fails_by_hand() -> None:
+    site = in_service(verdicts=(FAILED,))
+    site.policy = CORDONS
+    ask(site)
+    site.start()
+    await site.settles(lambda: phase_of(site.world, "n1") is Phase.CORDONED)
+    await later(HOUR)
+    assert len(site.program.orders) == 1
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_nodes_of_one_rack_are_tested_one_after_the_other() -> None:
+    site = in_service("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})
+    for name in site.names:
+        ask(site, name)
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(site.program.operations) == 1
+    held = [one.held for one in site.replica.fleet.node_tests.values() if one.held]
+    assert len(held) == 1
+    assert "is being tested, which has example.com/rack=r1 too" in held[0]
+    site.program.verdicts = [PASSED]
+    await site.settles(
+        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
+    )
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_tests_by_hand_and_periodic_ones_have_one_limit() -> None:
+    site = IdleNodes(*(f"n{number}" for number in range(6)), verdicts=(GOING,))
+    site.start()
+    await later(TIMEOUT / 2)
+    tested = {one.node for one in site.program.orders}
+    assert len(tested) == 2
+    [name, *_] = sorted(set(site.names) - tested)
+    ask(site, name)
+    await later(TIMEOUT / 3)
+    assert site.replica.fleet.node_tests[name].held == (
+        "held by repair.idle_nodes.concurrent = 2: 2 idle nodes are being tested"
+    )
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: site.last_test(name).get("state") == "Succeeded", within=HOUR)
+    assert site.last_test(name)["request"] == "r1"
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
+    names = tuple(f"n{number}" for number in range(6))
+    site = in_service(*names, racks={name: f"r{number % 3}" for number, name in enumerate(names)})
+    site.program.verdicts = [GOING]
+    for name in names:
+        ask(site, name)
+    first = site.start()
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(parse_record(site.world.record.text).node_tests) == 2
+    site.program.verdicts = [PASSED]
+    await site.settles(
+        lambda: all(site.condition(name)[0] == "True" for name in names), within=2 * HOUR
+    )
+    site.check()
+    assert len(site.program.operations) == len(names)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await first.stop()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_work_that_comes_before_the_pod_begins_ends_the_test_without_a_verdict() -> None:
+    waits = RepairAnswer(AnswerState.TAKEN, "Unschedulable: Insufficient nvidia.com/gpu")
+    site = in_service(verdicts=(waits,))
+    site.timeout = 4 * HOUR
+    ask(site)
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Inconclusive", within=HOUR)
+    assert site.program.cancelled == site.program.operations
+    assert parse_record(site.world.record.text).node_tests == {}
+    await later(10 * HOUR)
+    assert len(site.program.operations) == 1
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_startup_taint_ends_the_test_and_a_quarantine_does() -> None:
+    for ends in ("taint", "quarantine"):
+        site = in_service(verdicts=(GOING,))
+        site.rules = {"taint": KEY, "profile": "standard"}
+        ask(site)
+        site.start()
+        await site.settles(lambda: site.last_test().get("state") == "Ordered")  # noqa: B023
+        if ends == "taint":
+            site.set_taints(POOL, UNTESTED)
+        else:
+            site.report("n1", fault("xid:79"))
+        await site.settles(lambda: bool(site.program.cancelled))  # noqa: B023
+        assert site.program.cancelled == ["uid-n1-boot-1-1-test"]
+        await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_on_a_new_node_whose_taint_goes_is_followed_as_of_one_in_service() -> None:
+    site = in_service()
+    site.rules = {"taint": KEY, "profile": "standard"}
+    site.set_taints(POOL, UNTESTED)
+    site.world.person_cordons("n1")
+    ask(site)
+    site.start()
+    await later(HOUR)
+    assert site.program.orders == []
+    site.set_taints(POOL)
+    site.world.set_node(replace(site.world.nodes["n1"], unschedulable=False))
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    [order] = site.program.orders
+    assert (order.profile, order.tolerates) == ("quick", "")
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_is_taken_back_while_it_waits_begins_no_test() -> None:
+    site = in_service()
+    site.world.person_stops("maintenance")
+    ask(site)
+    site.start()
+    await site.settles(lambda: bool(site.replica.fleet.node_tests.get("n1")))
+    shown = site.replica.fleet.node_tests["n1"]
+    assert (shown.test, shown.tainted, shown.requested) == (None, False, "r1")
+    await site.settles(lambda: "maintenance" in site.replica.fleet.node_tests["n1"].held)
+    annotations = {k: v for k, v in site.world.nodes["n1"].annotations.items() if k != REQUEST}
+    site.world.set_node(replace(site.world.nodes["n1"], annotations=annotations))
+    await site.settles(lambda: not site.replica.fleet.node_tests)
+    site.world.person_stops("")
+    await later(HOUR)
+    assert site.program.orders == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_names_a_quarantine_is_not_about_a_node_in_service() -> None:
+    site = in_service()
+    site.world.person_annotates("n1", REQUEST, "test:quick r1 quarantine=q-of-before")
+    site.start()
+    await later(HOUR)
+    assert (site.program.orders, site.world.writes) == ([], [])
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("why", ["no job", "off", "observe"])
+@in_virtual_time
+async def test_nothing_is_written_where_no_test_of_a_node_in_service_may_begin(why: str) -> None:
+    site = in_service()
+    site.gives_way = why != "no job"
+    site.mode = {"off": RepairMode.OFF, "observe": RepairMode.OBSERVE}.get(why, site.mode)
+    ask(site)
+    site.start()
+    await later(HOUR)
+    assert (site.program.orders, site.world.writes) == ([], [])
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("against", ["stop", "exempt", "observe", "evidence", "cordon", "silent"])
+@in_virtual_time
+async def test_what_speaks_against_the_test_of_an_idle_node_holds_one_by_hand(against: str) -> None:
+    site = in_service()
+    match against:
+        case "stop":
+            site.world.person_stops("maintenance")
+        case "exempt":
+            site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z ours")
+        case "observe":
+            site.settings = replace(site.settings, mode=Action.OBSERVE)
+        case "cordon":
+            site.world.person_cordons("n1")
+        case "silent":
+            site.names = ()
+        case _:
+            site.settings = replace(
+                site.settings, limits=replace(site.settings.limits, quorum_percent=100)
+            )
+            site.world.add_node("silent")
+    ask(site)
+    site.start()
+    if against == "evidence":
+        site.report("n1", fault("xid:79"))
+    await later(HOUR)
+    assert site.program.orders == []
+    assert NODE_TEST not in site.world.nodes["n1"].annotations
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> None:
+    site = in_service()
+    cluster = MemoryCluster(site.world)
+    site.start(cluster)
+    await later(HOUR)
+    assert cluster.asked["list_node_tests"] == 0
+    assert cluster.asked["read_node"] <= 1
+    ask(site)
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    reads = cluster.asked["read_node"]
+    await later(HOUR)
+    assert cluster.asked["read_node"] <= reads + 2  # the list with the request is three minutes old
+    await site.replica.stop()
+
+
+# -- interruptions ---------------------------------------------------------------------------
+
+#: More calls than a test takes from its beginning to its end.
+STEPS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("end", ["passed", "failed", "none", "refused"])
+def test_a_process_that_dies_anywhere_leaves_no_second_test_and_the_same_end(
+    end: str,
+    after: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Killed at each of its calls; the next process goes on."""
+    verdict = {"failed": FAILED, "none": NOTHING}.get(end, PASSED)
+    ends = {
+        "passed": ("Succeeded", ("True", "TestPassed")),
+        "failed": ("Failed", ("False", "TestFailed")),
+        "none": ("Inconclusive", ("", "")),
+        "refused": ("Cancelled", ("", "")),
+    }
+
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = in_service(verdicts=(verdict,))
+        if end == "refused":
+            site.world.add_pod("n1", "work")
+        ask(site)
+        cluster = MemoryCluster(site.world)
+        first = site.start(cluster)
+        cluster.crash_in(number, after=after)
+        await later(120)
+        first.task.cancel()
+        site.start()
+        await site.settles(
+            lambda: (site.last_test().get("state"), site.condition()) == ends[end], within=2 * HOUR
+        )
+        await later(TIMEOUT)
+        site.check()
+        assert len(site.program.operations) == (end != "refused")
+        assert site.last_test()["number"] == 1
+        assert parse_record(site.world.record.text).node_tests == {}
+        assert evidence(site) == (["active-test:failed"] if end == "failed" else [])
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)
+
+
+@pytest.mark.slow
+def test_a_request_to_the_cluster_that_fails_anywhere_changes_nothing_of_the_end() -> None:
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = in_service()
+        ask(site)
+        calls = iter(range(1, 10_000))
+
+        def fails(_name: str) -> Unreachable | None:
+            return Unreachable("503") if next(calls) == number else None
+
+        site.start(MemoryCluster(site.world, loses=fails))
+        await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+        await later(TIMEOUT)
+        site.check()
+        assert len(site.program.operations) == 1
+        assert parse_record(site.world.record.text).node_tests == {}
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)
+
+
+@in_virtual_time
+async def test_work_that_comes_between_two_looks_is_seen_before_the_order() -> None:
+    """A request that the limit holds reads the pods anew at each look."""
+    site = in_service("n1", "n2", verdicts=(GOING,), racks={"n1": "r1", "n2": "r1"})
+    for name in site.names:
+        ask(site, name)
+    site.start()
+    await site.settles(lambda: len(site.program.orders) == 1)
+    [first] = [one.node for one in site.program.orders]
+    other = "n2" if first == "n1" else "n1"
+    await site.settles(partial(lambda: site.replica.fleet.node_tests[other].held))
+    site.world.add_pod(other, "work")
+    site.program.verdicts = [PASSED]
+    await site.settles(lambda: site.last_test(other).get("state") == "Cancelled", within=HOUR)
+    assert len(site.program.operations) == 1
+    site.check()
+    await site.replica.stop()

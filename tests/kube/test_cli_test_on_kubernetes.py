@@ -1,0 +1,141 @@
+"""`sickbay test` of a node in service on a real API server: the person's own rights write the
+request, the scheduler places the test's Job, and kwok plays the kubelet.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.events import EventSink
+from aggregator.health.model import Hello
+from aggregator.quarantine import controller as quarantine_controller
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.repairers.job import JobRepairer
+from aggregator.web.event_broker import EventBroker
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_idle_nodes_on_kubernetes import CLASS, gpu_work, named
+from tests.kube.test_new_nodes_on_kubernetes import condition, last_test, look_often, status, taints
+from tests.support.active_test_jobs import Jobs, job_section
+from tests.support.kube_cluster import kube_cluster
+from tests.support.replica import POLICY, SETTINGS, FakeLine, snapshot
+from tests.support.waiting import until
+from tests.web.support import Served, serving
+from tests.web.test_cli import Done, in_process
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch)
+    monkeypatch.setattr(quarantine_controller, "REFRESH", 0.5)
+
+
+@asynccontextmanager
+async def running(
+    cluster: KubeCluster, space: Space, *nodes: str, profiles: tuple[str, ...] = ("quick",)
+) -> AsyncIterator[Served]:
+    """One replica without periodic tests, and its page."""
+    section = job_section(
+        space.namespace, profiles={name: {"command": ["/tests", name]} for name in profiles}
+    )
+    repairer = JobRepairer(cluster.objects(), section)
+    entry = ConfiguredRepairer(
+        repairer,
+        600.0,
+        repairer.clean_up,
+        repairer.missing_rights,
+        profiles=frozenset(profiles),
+        gives_way=True,
+    )
+    fleet, clocks = FleetState(), Clocks(time.monotonic, time.time)
+    feed: EventSink = EventBroker(epoch=1)
+    controller = Controller(
+        cluster=cluster,
+        policy=POLICY,
+        settings=replace(
+            SETTINGS, repair=RepairSettings(RepairRules(RepairMode.REPAIR), {"test": entry})
+        ),
+        fleet=fleet,
+        event_sink=feed,
+        clocks=clocks,
+        rng=random.Random(7),
+    )
+    task = asyncio.create_task(controller.run())
+    try:
+        for node in nodes:
+            boot = space.plane.node(node)["status"]["nodeInfo"]["bootID"]
+            controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), FakeLine())
+            controller.on_evidence(node, snapshot(), time.monotonic())
+        async with serving(fleet, clocks, feed=feed) as page:  # type: ignore[arg-type]
+            await until(lambda: set(nodes) <= fleet.node_summaries.keys())
+            yield page
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def sickbay(page: Served, space: Space, *arguments: str) -> Done:
+    where = ["--url", page.url, "--kubeconfig", str(space.plane.kubeconfig)]
+    return await in_process(*arguments, *where)
+
+
+async def test_a_node_in_service_is_tested_by_hand_and_its_failure_is_shown(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1, gpus=8)
+    async with (
+        kube_cluster(rights) as account,
+        running(account, cluster_space, node, profiles=("quick", "long")) as page,
+    ):
+        asked = asyncio.create_task(
+            sickbay(page, cluster_space, "test", node, "--profile", "long", "--yes")
+        )
+        pod = await jobs.pod_on(node)
+        assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == (CLASS, -1000000)
+        assert pod["spec"]["containers"][0]["command"] == ["/tests", "long"]
+        assert last_test(cluster_space, node)["state"] in ("Ordering", "Ordered")
+        jobs.end(pod, 1, "gemm: GPU 3 differs")
+        done = await asked
+        assert done.code == 1, done.err
+        assert f"{node}: test long Failed: " in done.out
+        assert "gemm: GPU 3 differs" in done.out
+        assert "no pod is evicted for it" in done.err
+        shown = await sickbay(page, cluster_space, "node", node)
+        assert "TEST BY HAND: of a node in service" in shown.out
+        assert "gemm: GPU 3 differs" in shown.out
+        await until(lambda: status(cluster_space, node) == "False")
+        assert "test long failed" in condition(cluster_space, node)["message"]
+        await until(lambda: jobs.all() == [])
+        assert taints(cluster_space, node) == []
+        past = await sickbay(page, cluster_space, "history", "--node", node)
+        assert "test long of the node in service failed" in past.out
+
+
+async def test_a_node_with_work_is_refused_with_its_pods_and_the_next_step(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1, gpus=8)
+    gpu_work(cluster_space, "work", node=node)
+    await until(lambda: named(jobs, "work")["spec"].get("nodeName") == node)
+    async with kube_cluster(rights) as account, running(account, cluster_space, node) as page:
+        done = await sickbay(page, cluster_space, "test", node, "--yes")
+        assert done.code == 3, done.err
+        assert "refused: the node has work" in done.out
+        assert f'sickbay quarantine {node} --action drain --reason "..."' in done.out
+        assert f"Pods on the node: {cluster_space.namespace}/work" in done.out
+        assert jobs.all() == []
+        assert "deletionTimestamp" not in named(jobs, "work")["metadata"]
+        assert condition(cluster_space, node) == {}
+        assert last_test(cluster_space, node)["state"] == "Cancelled"
