@@ -97,6 +97,7 @@ def _ask(options: argparse.Namespace) -> None:
         else:
             _require_service(options, known)
             told = _effect_in_service(options, known)
+        _require_profile(options, known)
         uid = known["quarantine"].get("uid", "") if in_quarantine else NO_QUARANTINE
         change_of, ident = change(options, what, uid)
         with open_actions(options) as actions:
@@ -176,6 +177,22 @@ def _effect_in_service(options: argparse.Namespace, known: Answer) -> str:
     )
 
 
+def _require_profile(options: argparse.Namespace, known: Answer) -> None:
+    """Raise UsageError for a profile that the configuration is known not to have."""
+    tests = known.get("tests")
+    profiles = tests["profiles"] if tests is not None else None
+    if tests is None or profiles is None:  # agents have profiles of their own
+        return
+    found = repair_of(known["quarantine"])
+    default = found.get("verify", "") if found is not None else tests["profile"]
+    profile = options.profile or ("" if _is_new(known) else default)
+    if profile and profile not in profiles:
+        raise UsageError(
+            f"{options.name}: the Job of the aggregator's repairer of tests has no profile "
+            f"{profile}; expected --profile, one of: {', '.join(profiles)}"
+        )
+
+
 def _require_drained(options: argparse.Namespace, known: Answer) -> None:
     """Raise UsageError where the node is not emptied, or no profile is known."""
     node, quarantine, how = options.name, known["quarantine"], flags_of(options)
@@ -189,8 +206,14 @@ def _require_drained(options: argparse.Namespace, known: Answer) -> None:
     if not options.profile and found is not None and not found.get("verify"):
         raise UsageError(
             f"{node}: repair.verify of the aggregator names no profile; expected --profile, one "
-            "of: sickbay-agent test --list on the node"
+            f"of: {_profiles(known)}"
         )
+
+
+def _profiles(known: Answer) -> str:
+    tests = known.get("tests")
+    listed = tests["profiles"] if tests is not None else None
+    return ", ".join(listed) if listed else "sickbay-agent test --list on the node"
 
 
 # -- the wait for its verdict ------------------------------------------------------------

@@ -139,3 +139,15 @@ async def test_a_node_with_work_is_refused_with_its_pods_and_the_next_step(
         assert "deletionTimestamp" not in named(jobs, "work")["metadata"]
         assert condition(cluster_space, node) == {}
         assert last_test(cluster_space, node)["state"] == "Cancelled"
+
+
+async def test_a_profile_that_the_job_does_not_have_is_refused_before_anything_is_written(
+    rights: Path, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1, gpus=8)
+    async with kube_cluster(rights) as account, running(account, cluster_space, node) as page:
+        done = await sickbay(page, cluster_space, "test", node, "--profile", "long", "--yes")
+        assert done.code == 2
+        assert "has no profile long; expected --profile, one of: quick" in done.err
+        notes = cluster_space.plane.node(node)["metadata"].get("annotations", {})
+        assert not [key for key in notes if key.startswith("sickbay.dev/")]

@@ -383,6 +383,34 @@ async def test_a_node_in_service_is_tested_by_hand_and_a_refusal_is_no_verdict(
     assert "TEST BY HAND: of a node in service" in shown.out
 
 
+@pytest.mark.parametrize("node", ["node-1", "node-2", "node-3"])
+async def test_a_profile_that_the_job_does_not_have_is_refused_at_once(
+    served: Served, database: Path, node: str
+) -> None:
+    """Of a node in service, in quarantine, and of a new one."""
+    served.fleet.repairs, served.fleet.mode = by_a_job("quick", "short"), "drain"
+    served.fleet.node_tests = {"node-3": NodeTestView(None, tainted=True)}
+    HANDS.advance(5)
+    where = ["--yes", "--no-wait", "--url", served.url, "--local", str(database)]
+    done = await in_process("test", node, "--profile", "long", *where)
+    assert done.code == 2
+    assert "has no profile long; expected --profile, one of: quick, short" in done.err
+    with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+        assert store.node_now(node) is None
+    known = await in_process("test", node, "--profile", "short", *where)
+    assert known.code == 0, known.err
+
+
+async def test_the_default_profile_is_checked_too(served: Served, database: Path) -> None:
+    served.fleet.repairs, served.fleet.mode = by_a_job("thorough"), "drain"
+    HANDS.advance(5)
+    where = ["--yes", "--no-wait", "--url", served.url, "--local", str(database)]
+    for node, profile in (("node-1", "quick"), ("node-2", "standard")):
+        done = await in_process("test", node, *where)
+        assert done.code == 2
+        assert f"has no profile {profile}; expected --profile, one of: thorough" in done.err
+
+
 @pytest.mark.parametrize(
     ("last", "text"),
     [
