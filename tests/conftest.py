@@ -8,6 +8,7 @@ import signal
 from hypothesis import HealthCheck, settings
 
 from aggregator.ingest import grpc_env
+from tests.support.constants import draw_constants_of_the_product
 
 # What tests serve in their own process is listened for as the aggregator does: gRPC reads this when
 # it is loaded, which the first module of tests may do. To its silence each program sees itself.
@@ -44,6 +45,7 @@ def pytest_configure() -> None:
     )
     settings.register_profile("search", deadline=None, suppress_health_check=slow, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+    draw_constants_of_the_product()
     logging.getLogger("asyncio").addFilter(_of_this_test)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
