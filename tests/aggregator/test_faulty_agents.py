@@ -36,6 +36,29 @@ DAY = 86_400
 Make = Callable[..., AgentProcess]
 
 
+@pytest.fixture(scope="module")
+def half_open(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[str]"]:
+    """The program of that name in a network of its own: it waits for the kernel's timeouts."""
+    folder = str(tmp_path_factory.mktemp("half-open"))
+    process = subprocess.Popen(
+        ["unshare", "--mount", "--net", sys.executable, "-m", "tests.aggregator.half_open", folder],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _begun_early(request: pytest.FixtureRequest) -> None:
+    """Begin with the first test of this file what its last one looks at."""
+    if any("half_open" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("half_open")
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes agents of node-a, each in a folder of its own; all end with the test."""
