@@ -3,9 +3,10 @@
     pytest -p tests.claims --claims FOLDER tests/kube tests/e2e
 
 A process claims a file when it has finished its last one, so the processes end at nearly the same
-time whatever each file takes. A claim is a file in FOLDER, which must be empty at the start. Tests
-of one file run in one process and in their order, as fixtures of a module expect. Each process has
-its own session fixtures, such as the control plane.
+time whatever each file takes. It imports only the files that it claims. A claim is a file in
+FOLDER, which must be empty at the start. Tests of one file run in one process and in their order,
+as fixtures of a module expect. Each process has its own session fixtures, such as the control
+plane.
 """
 
 import os
@@ -38,58 +39,87 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--claims", metavar="FOLDER", type=Path, help="share the files of tests")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file that another process has claimed is not collected.
-
-    The collection of all files takes 10 s of a processor, and later runs need few of them.
-    """
+def pytest_configure(config: pytest.Config) -> None:
     folder: Path | None = config.getoption("claims")
-    if folder is None or not collection_path.is_relative_to(config.rootpath):
-        return None
-    path = collection_path.relative_to(config.rootpath).as_posix()
-    return _claim_of(folder, path).exists() or None
+    if folder is not None and not config.option.collectonly:
+        config.pluginmanager.register(_Claims(folder))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """As pytest's own loop, over the files that this process claims."""
-    folder: Path | None = session.config.getoption("claims")
-    if folder is None or session.config.option.collectonly or session.testsfailed:
-        return None  # pytest's own loop reports errors of the collection
-    claimed = _claimed(session.items, folder)
-    item = next(claimed, None)
-    while item is not None:
-        following = next(claimed, None)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if session.shouldfail:
-            raise session.Failed(session.shouldfail)
-        if session.shouldstop:
-            raise session.Interrupted(session.shouldstop)
-        item = following
-    return True
+class _Claims:
+    """The files that pytest finds are listed first. A file is collected when it is claimed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: list[pytest.File] = []
+        self._listed = False
+        self._file: pytest.File | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> object | None:
+        """A file is not imported for the list, because each process would import them all.
+
+        That would take 4 s of a processor in each of them.
+        """
+        if self._listed or not isinstance(collector, pytest.File):
+            return None
+        self._files.append(collector)
+        return pytest.CollectReport(collector.nodeid, "passed", None, [])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """For a claimed file what pytest's own hook does for all files: collect, choose, tell.
+
+        A file that cannot be imported has no tests. Its report is an error, which fails the run.
+        """
+        if self._file is None:
+            return None
+        config, plugins = session.config, session.config.pluginmanager
+        session.items = list(session.genitems(self._file))
+        config.hook.pytest_collection_modifyitems(
+            session=session, config=config, items=session.items
+        )
+        session.testscollected += len(session.items)
+        # The terminal would print the number of tests for each file.
+        terminal = plugins.get_plugin("terminalreporter")
+        plugins.subset_hook_caller("pytest_collection_finish", [terminal])(session=session)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """As pytest's own loop, over the files that this process claims."""
+        self._listed = True
+        if session.testsfailed:
+            return None  # pytest's own loop reports folders and arguments that are wrong
+        claimed = self._claimed(session)
+        item = next(claimed, None)
+        while item is not None:
+            following = next(claimed, None)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+            item = following
+        return True
+
+    def _claimed(self, session: pytest.Session) -> Iterator[pytest.Item]:
+        """The tests of each file that no other process has claimed."""
+        for file in sorted(self._files, key=_rank):
+            if _claim(self._folder, file.nodeid):
+                self._file = file
+                session.config.hook.pytest_collection(session=session)
+                yield from session.items
 
 
-def _claimed(items: Sequence[pytest.Item], folder: Path) -> Iterator[pytest.Item]:
-    """The tests of each file that no other process has claimed."""
-    files: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    for path in sorted(files, key=_rank):
-        if _claim(folder, path):
-            yield from files[path]
-
-
-def _rank(path: str) -> int:
+def _rank(file: pytest.File) -> int:
+    path = file.nodeid
     return LONG_FILES.index(path) if path in LONG_FILES else len(LONG_FILES)
 
 
-def _claim_of(folder: Path, path: str) -> Path:
-    return folder / f"{path.replace('/', ':')}.claim"
-
-
 def _claim(folder: Path, path: str) -> bool:
+    claim = folder / f"{path.replace('/', ':')}.claim"
     try:
-        os.close(os.open(_claim_of(folder, path), os.O_CREAT | os.O_EXCL))
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True

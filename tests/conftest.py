@@ -34,7 +34,7 @@ def pytest_configure() -> None:
 
     pytest parses each test while it collects them. CPython 3.11 counts how deep it is in that for
     all of the process, and what a garbage collection in the middle of it runs may parse, too: now
-    and then "AST constructor recursion depth mismatch". So there is none until all are collected.
+    and then "AST constructor recursion depth mismatch". So there is none while tests are collected.
     """
     gc.disable()
     # A machine that is busy with something else is slow, and that is no failure of an example.
@@ -49,6 +49,16 @@ def pytest_configure() -> None:
     logging.getLogger("asyncio").addFilter(_of_this_test)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collectstart() -> None:
+    """A run that shares its files with others (tests/claims.py) collects each when it claims it.
+
+    What earlier tests have left is collected before: `pytest_collection_finish` would keep it.
+    """
+    if gc.isenabled():
+        gc.collect()
+        gc.disable()
 
 
 def pytest_collection_finish() -> None:

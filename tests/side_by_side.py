@@ -71,7 +71,8 @@ GROUPS: Mapping[str, Group] = {
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
     "cluster": Group(3, CLUSTER, then="rest"),
 }
-#: A further run begins only where more files are left than this: its start takes 4 s of CPU.
+#: A further run begins only where more files are left than this: its start takes a second of CPU,
+#: and what its files import some more.
 FEW_LEFT = 20
 #: Commands beside the tests. The control plane is built while tests without one run. A build that
 #: fails is a failure, though the tests that need it skip.
@@ -79,6 +80,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "lint": ("make", "--no-print-directory", "lint"),
     "controlplane": (sys.executable, "-m", "tests.controlplane", "build"),
 }
+#: A run does not know how many tests it will have claimed at its end.
+NO_PERCENTAGE = ("-o", "console_output_style=classic")
 #: pytest's exit codes: https://docs.pytest.org/en/stable/reference/exit-codes.html
 OK, NOTHING_CHOSEN = 0, 5
 #: The beginnings of the summary's lines that name what failed.
@@ -174,7 +177,7 @@ def runs_of_tests(
     def run_of(name: str, *, alone: bool = False, left: Callable[[], int] | None = None) -> Run:
         numbers[name] += 1
         own = name if alone else f"{name}-{numbers[name]}"
-        shared = ("-p", "tests.claims", f"--claims={claims / name}")
+        shared = ("-p", "tests.claims", f"--claims={claims / name}", *NO_PERCENTAGE)
         pytest = (sys.executable, "-m", "pytest", *groups[name].arguments, *shared)
         return Run(own, (*pytest, f"--junitxml={RESULTS / own}.xml", *options), left)
 

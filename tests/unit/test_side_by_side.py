@@ -4,6 +4,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from tests import side_by_side
 from tests.side_by_side import Group
 
 pytestmark = pytest.mark.slow
+
+#: Runs pytest with these options.
+Claiming = Callable[..., "subprocess.CompletedProcess[str]"]
 
 OPTIONS = ("-p", "no:cacheprovider")
 
@@ -114,19 +118,79 @@ async def test_a_run_whose_group_has_ended_helps_with_another_groups_files(
 
 
 @pytest.mark.slow
-def test_a_file_that_another_run_has_claimed_is_not_even_imported(tmp_path: Path) -> None:
-    claims = tmp_path / "claims"
-    claims.mkdir()
+async def test_a_file_is_imported_by_the_one_process_that_runs_it(
+    tmp_path: Path, results: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "import os, pathlib\n{log}.open('a').write({line})\ndef test_it(): pass\n"
+    log, line = f"pathlib.Path({str(tmp_path / 'imports')!r})", "f'{__name__} {os.getpid()}\\n'"
+    for number in range(8):
+        (tmp_path / f"test_{number}.py").write_text(text.format(log=log, line=line))
+    assert await side_by_side.main(OPTIONS, {"a": Group(3, [str(tmp_path)])}) == 0
+    imported = (tmp_path / "imports").read_text().splitlines()
+    assert sorted(one.split()[0] for one in imported) == [f"test_{number}" for number in range(8)]
+
+
+@pytest.fixture
+def claiming(tmp_path: Path) -> Claiming:
+    """Run pytest over the files of a folder with claims in another one."""
+    (tmp_path / "claims").mkdir()
+
+    def run(*options: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "pytest", *OPTIONS, f"--rootdir={tmp_path}", str(tmp_path)]
+        shared = ["-p", "tests.claims", f"--claims={tmp_path / 'claims'}", *options]
+        return subprocess.run(
+            [*command, *shared], cwd=side_by_side.ROOT, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_file_that_another_run_has_claimed_is_not_even_imported(
+    tmp_path: Path, claiming: Claiming
+) -> None:
     (tmp_path / "test_a.py").write_text("import no_such_module\n")
     (tmp_path / "test_b.py").write_text("def test_well(): pass\n")
-    (claims / "test_a.py.claim").touch()
-    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--rootdir={tmp_path}", str(tmp_path)]
-    shared = ["-p", "tests.claims", f"--claims={claims}"]
-    done = subprocess.run(
-        [*command, *shared], cwd=side_by_side.ROOT, capture_output=True, text=True, check=False
-    )
+    (tmp_path / "claims" / "test_a.py.claim").touch()
+    done = claiming()
     assert "1 passed" in done.stdout, done.stdout
     assert done.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_warning_at_the_import_of_a_claimed_file_is_an_error_as_without_claims(
+    tmp_path: Path, claiming: Claiming
+) -> None:
+    old = "import warnings\nwarnings.warn('of old', RuntimeWarning)\n"
+    (tmp_path / "test_a.py").write_text(old)
+    (tmp_path / "test_b.py").write_text("def test_well(): pass\n")
+    done = claiming("-W", "error::RuntimeWarning")
+    assert "RuntimeWarning: of old" in done.stdout, done.stdout
+    assert "1 passed, 1 error" in done.stdout, "the other file is tested"
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_options_choose_tests_of_claimed_files(tmp_path: Path, claiming: Claiming) -> None:
+    (tmp_path / "test_a.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    (tmp_path / "test_b.py").write_text("def test_two(): pass\ndef test_three(): assert False\n")
+    done = claiming("-k", "two")
+    assert "2 passed, 2 deselected" in done.stdout, done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_fixture_of_a_folder_is_made_once_for_all_files_that_a_process_claims(
+    tmp_path: Path, claiming: Claiming
+) -> None:
+    (tmp_path / "folder").mkdir()
+    fixture = "@pytest.fixture(scope='session')\ndef made(): print('made', end=' '); yield\n"
+    (tmp_path / "folder" / "conftest.py").write_text(f"import pytest\n{fixture}")
+    for name in ("a", "b"):
+        (tmp_path / "folder" / f"test_{name}.py").write_text("def test_it(made): pass\n")
+    done = claiming("-s")
+    assert "2 passed" in done.stdout, done.stdout
+    assert done.stdout.count("made") == 1, done.stdout
 
 
 def test_the_files_of_a_group_are_counted_as_pytest_finds_them() -> None:
