@@ -1,13 +1,11 @@
 """A configuration file is taken as it is meant, or refused whole with every line that is wrong."""
 
-import io
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -21,13 +19,13 @@ from aggregator.app import _settings
 from aggregator.cluster.port import Action, Pod
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
-from aggregator.daemon_cli.main import main
 from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.policy.defaults import read_policy
 from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.web.tls import Certificate
+from tests.support.config_check import config_check
 from tests.support.pipes import pipe_with
 from tests.support.pki import Authority, encrypted
 
@@ -1009,15 +1007,6 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def checked(file: str) -> "subprocess.CompletedProcess[str]":
-    """`config check` without a process of its own, whose imports take a second."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        main(["config", "check", file])
-    assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess([], ended.value.code, out.getvalue(), err.getvalue())
-
-
 def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:
     file = written(tmp_path, "mode: obsrve\nlimits: {concurrent: -1}\n" + LOCAL)
     done = command("config", "check", str(file))
@@ -1029,7 +1018,7 @@ def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:
 
 
 def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
-    done = checked(str(written(tmp_path, LOCAL)))
+    done = config_check(written(tmp_path, LOCAL))
     assert (done.returncode, done.stderr) == (0, "")
     assert "sound (mode observe, kubernetes cluster)" in done.stdout
 
@@ -1037,14 +1026,14 @@ def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
 def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: nonsense\n")
     file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
-    done = checked(str(file))
+    done = config_check(file)
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
 
 
 def test_config_check_names_a_condition_whose_rule_does_not_exist(tmp_path: Path) -> None:
     entry = "conditions: [{type: A, rules: [gpu-fatel, 'disk-*'], unhealthy: 'True'}]\n"
-    done = checked(str(written(tmp_path, LOCAL + entry)))
+    done = config_check(written(tmp_path, LOCAL + entry))
     assert done.returncode == 2
     text = 'conditions[0].rules: no rule is named "gpu-fatel" (did you mean "gpu-fatal"?)'
     assert text in done.stderr
@@ -1054,7 +1043,7 @@ def test_config_check_refuses_a_rule_about_a_condition_that_sickbay_writes(tmp_p
     rule = "{name: a, kind: node, condition: A, action: cordon}"
     (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
     entry = "policy: {file: policy.yaml}\nconditions: [{type: A, rules: [a], unhealthy: 'True'}]\n"
-    done = checked(str(written(tmp_path, LOCAL + entry)))
+    done = config_check(written(tmp_path, LOCAL + entry))
     assert done.returncode == 2
     assert "policy.file: rule 'a' is about the node condition A, which `conditions`" in done.stderr
 
@@ -1078,7 +1067,7 @@ history:
     assert (done.returncode, done.stderr) == (0, "")
 
     file = written(tmp_path, text % (pair.certificate, other.key, pair.key))
-    done = checked(str(file))
+    done = config_check(file)
     assert (done.returncode, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
     said = f"{file}:2: listen.tls: {other.key} is not the key of {pair.certificate}; expected a c"
@@ -1107,12 +1096,12 @@ alerts:
     url.write_text("https://hooks.test/s3cr3t\n")
     ca = authority.certificate
     sound = written(tmp_path, text % (url, ca, pair.certificate, pair.key, ca))
-    done = checked(str(sound))
+    done = config_check(sound)
     assert (done.returncode, done.stderr) == (0, "")
 
     url.write_text("s3cr3t")
     file = written(tmp_path, text % (url, ca, pair.certificate, other.key, pair.key))
-    done = checked(str(file))
+    done = config_check(file)
     assert (done.returncode, done.stdout) == (2, "")
     first, second, third = done.stderr.splitlines()
     assert first.startswith(
@@ -1136,10 +1125,10 @@ def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(
         f"listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}\n"
         f"shards: {{address: '%s:1', token_file: token, ca_file: {authority.certificate}}}\n"
     )
-    sound = checked(str(written(tmp_path, text % "one.test")))
+    sound = config_check(written(tmp_path, text % "one.test"))
     assert sound.returncode == 0, sound.stderr
     file = written(tmp_path, text % "two.test")
-    done = checked(str(file))
+    done = config_check(file)
     assert done.returncode == 2
     assert f"{file}:2: shards.address: listen.tls.cert_file {pair.certificate}" in done.stderr
     assert "is for one.test, and others are sent to this replica as two.test" in done.stderr
@@ -1169,7 +1158,7 @@ drain:
     command: [no-such-program-of-slurm, "{node}"]
 """
     file = written(tmp_path, LOCAL + text)
-    done = checked(str(file))
+    done = config_check(file)
     assert done.returncode == 0
     cordon, hook = done.stderr.splitlines()
     said = "warning: cluster.local.commands.cordon: no program can be run here as"
@@ -1186,7 +1175,7 @@ def test_a_policy_that_is_no_text_or_has_no_end_is_refused(
 ) -> None:
     (tmp_path / "policy.yaml").write_bytes(policy)
     file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
-    done = checked(str(file))
+    done = config_check(file)
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml: {says}; expected ")
 

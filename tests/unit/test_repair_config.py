@@ -1,7 +1,5 @@
 """The section ``repair``: off by default, and each mistake with its line and what to write."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.factory import repair_settings
 from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
+from tests.support.config_check import config_check
 
 KUBERNETES = """\
 listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}
@@ -344,9 +343,7 @@ def checked(tmp_path: Path, repair: str, cluster: str) -> tuple[int, list[str]]:
     path = tmp_path / "aggregator.yaml"
     (tmp_path / "secret").write_text("hush")
     path.write_text(cluster + repair)
-    code = "from aggregator.daemon_cli.main import main; main()"
-    argv = [sys.executable, "-c", code, "config", "check", str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = config_check(path)
     told = [one.partition(": warning: ")[2] for one in done.stderr.splitlines()]
     return done.returncode, told
 
