@@ -150,6 +150,9 @@ def _add_nodes(
     )
     nodes.add_argument("--standing", choices=_STANDINGS, default="")
     nodes.add_argument("--exempt", action="store_true", help="only those that are left alone")
+    nodes.add_argument(
+        "--untested", action="store_true", help="only new ones that still have their startup taint"
+    )
     _command(nodes, read_commands.nodes)
     node = commands.add(_NODES, "node", "one node's details and its past", parents=[read])
     node.add_argument("name", type=node_name, metavar="NAME")

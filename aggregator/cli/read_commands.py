@@ -38,15 +38,17 @@ def nodes(options: argparse.Namespace) -> None:
             answer = _all_nodes(source, options.standing)
         except Unreached as error:
             answer = source.cluster(error).nodes()
-            if options.standing not in {"", "quarantined"} or options.exempt:
+            others = options.standing not in {"", "quarantined"}
+            if others or options.exempt or options.untested:
                 raise UsageError(
                     "without the aggregator the nodes in quarantine alone are known; expected no "
-                    "--standing and no --exempt"
+                    "--standing, no --exempt and no --untested"
                 ) from error
-    if options.exempt:
-        kept = [one for one in answer["items"] if one["exempt"]]
-        answer = {**answer, "items": kept, "total": len(kept)}
-    asked = bool(options.standing or options.exempt or options.selector)
+    for name in ("exempt", "untested"):
+        if getattr(options, name):  # an aggregator of the version before sends no "untested"
+            kept = [one for one in answer["items"] if one.get(name)]
+            answer = {**answer, "items": kept, "total": len(kept)}
+    asked = bool(options.standing or options.exempt or options.untested or options.selector)
 
     def show(page: Answer, screen: Screen) -> Any:
         return render_nodes.nodes(page, screen, asked=asked)

@@ -67,6 +67,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             ("drains held", fleet["held"] - held, "sickbay quarantines"),
             ("release held", fleet["release_held"], "sickbay quarantines"),
             *_repairs(fleet),
+            *_untested(fleet),
             ("exempt", fleet["exempt"], "sickbay nodes --exempt"),
             ("silent agents", fleet["silent"], "sickbay nodes --standing silent"),
             ("never heard", fleet["never_heard"], "sickbay nodes --standing unknown"),
@@ -95,6 +96,12 @@ def _repairs(fleet: Answer) -> Iterator[tuple[str, int, str]]:
     running = fleet.get("repairs")
     if running:
         yield "repairs under way", len(running), f"sickbay repair {clean(running[0]['node'])}"
+
+
+def _untested(fleet: Answer) -> Iterator[tuple[str, int, str]]:
+    """A row while there are new nodes; an aggregator of the version before sends no number."""
+    if fleet.get("untested"):
+        yield "new, not tested", fleet["untested"], "sickbay nodes --untested"
 
 
 def _said(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:

@@ -91,6 +91,7 @@ class FleetViewFindings:
     requested: tuple[models.NodeRow, ...] = ()
     exempt: int = 0
     never_heard: int = 0
+    untested: int = 0
     attached: int = 0
     conflicts: int = 0
     mode: str = ""
@@ -152,7 +153,7 @@ class FleetViewBuilder:
         self._pool_label = _setting(fleet.limits, "pool_label")
         self._requested: list[models.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
-        self._nodes = self._last_known = 0
+        self._nodes = self._last_known = self._untested = 0
         self._remote_nodes: dict[str, ReplicaReport] = {}
         self._gpus: Counter[tuple[bool, GpuCounts]] = Counter()
 
@@ -167,6 +168,7 @@ class FleetViewBuilder:
         self._attached += node_summary.agent.speaks
         self._conflicts += bool(node_summary.agent.conflict)
         self._exempt += node_summary.decision.exempt
+        self._untested += bool(node_summary.cluster.untested)
         if node_summary.decision.requests:
             self._requested.append(node_view.node_row(node_summary, moment, standing))
         if not node_summary.agent.speaks:
@@ -206,6 +208,7 @@ class FleetViewBuilder:
         self._attached += told.agent == "attached"
         self._conflicts += told.conflict
         self._exempt += told.exempt
+        self._untested += told.untested
         self._never += told.agent == "never"
         requests = told.requests or told.wishes
         if requests or told.agent == "silent":
@@ -274,6 +277,7 @@ class FleetViewBuilder:
             requested=tuple(sorted(self._requested, key=lambda one: natural(one.node))),
             exempt=self._exempt,
             never_heard=self._never,
+            untested=self._untested,
             attached=self._attached,
             conflicts=self._conflicts,
             mode=fleet.mode,
@@ -375,6 +379,7 @@ def row_told(
         requests=told.requests or told.wishes,
         replica=telling.replica,
         last_known=telling.at if telling.trouble else None,
+        untested=told.untested,
     )
 
 

@@ -254,7 +254,7 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     ``replica`` is the reporting one, empty where there is only one. That replica does not answer
     now if ``last_known`` is not null: all of this was so then, and ``agent`` may be unknown.
     ``labels``: those by which nodes are grouped (`limits.pool_label`, `limits.domain_labels`,
-    `limits.clique_label`).
+    `limits.clique_label`). ``untested``: a new node that still has its startup taint.
     """
 
     node: str
@@ -267,6 +267,7 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     replica: str = ""
     last_known: Time | None = None
     labels: dict[str, str] = {}
+    untested: bool = False
 
 
 class Component(Shape, frozen=True, kw_only=True):
@@ -504,6 +505,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     trust its wall clock, so that actions that can't be undone wait. ``with_drain``: the effect of
     mode drain now; null unless the mode is observe, or keeps a node from its quarantine.
     ``repairs``: those under way, the oldest first; their limits are among ``limits``.
+    ``untested`` counts the new nodes that still have their startup taint.
     """
 
     at: Time
@@ -542,6 +544,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     in_company: bool = False
     with_drain: ModeEffect | None = None
     repairs: list[OngoingRepair] = []
+    untested: int = 0
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):

@@ -103,6 +103,8 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
         return (
             "no state known yet" if node_summary.agent.attached else "no agent has reported from it"
         )
+    if node_summary.cluster.untested and standing is QuarantineSummary.OK:
+        return node_summary.cluster.untested
     if node_summary.decision.requests and standing is QuarantineSummary.OK:
         return node_summary.decision.requests[0]
     return _others_at_work(node_summary) or _worst(node_summary)
@@ -173,6 +175,7 @@ def node_row(
         why=why(node_summary, standing),
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
+        untested=bool(node_summary.cluster.untested),
     )
 
 

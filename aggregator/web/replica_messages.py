@@ -59,6 +59,7 @@ class NodeReports(msgspec.Struct, frozen=True, omit_defaults=True):
     hold: models.Hold | None = None
     last_error: str = ""
     release_held: str = ""
+    untested: bool = False
 
 
 class NodesPart(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,6 +175,7 @@ def to_node_reports(
         hold=node_view.hold(node_summary, mode, how),
         last_error=node_summary.work.last_error,
         release_held=node_summary.quarantine_view.release_held,
+        untested=bool(node_summary.cluster.untested),
     )
 
 
@@ -186,6 +188,7 @@ def _notable(node_summary: NodeSummary) -> bool:
         or node_summary.work.last_error
         or node_summary.quarantine_view.release_held
         or node_summary.cluster.foreign
+        or node_summary.cluster.untested
         or node_summary.quarantine_view.unclaimed
         or node_summary.cluster.marked
         or node_summary.cluster.maintained

@@ -55,6 +55,7 @@ def summarize(
         alert_trouble=alert_trouble,
         alerts_given_up=alerts_given_up,
         repairs=repair_view.under_way(found.quarantines),
+        untested=found.untested,
     )
 
 
@@ -76,9 +77,19 @@ def headline(found: FleetViewFindings) -> str:
         parts.append(f"{counts[QuarantineSummary.UNKNOWN]} unknown")
     well, unsure = counts[QuarantineSummary.OK], _unsure(found)
     if not parts:
-        return f"All {total:,} nodes are well." if total > 1 else "The only node is well."
+        all_well = f"All {total:,} nodes are well." if total > 1 else "The only node is well."
+        return f"{all_well}{_untested(found)}"
     listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-    return f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well.{unsure}"
+    notes = f"{_untested(found)}{unsure}"
+    return f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well.{notes}"
+
+
+def _untested(found: FleetViewFindings) -> str:
+    """A note that some of them are kept from work."""
+    if not found.untested:
+        return ""
+    one = found.untested == 1
+    return f" {found.untested:,} {'node is' if one else 'nodes are'} new, and not tested yet."
 
 
 def _unsure(found: FleetViewFindings) -> str:

@@ -120,6 +120,26 @@ async def test_as_soon_as_a_person_is_needed_the_page_tells_why() -> None:
 
 
 @in_virtual_time
+async def test_a_new_node_says_why_it_is_not_tested_until_its_taint_is_gone() -> None:
+    site = NewNodes(verdicts=(GOING, PASSED))
+    site.world.person_stops("maintenance")
+    site.start()
+    cluster = site.replica.fleet.node_summaries["n1"].cluster
+    await site.settles(lambda: "new node, awaits its test: " in cluster.untested)
+    assert "maintenance" in cluster.untested
+    site.world.person_stops("")
+    await site.settles(lambda: cluster.untested == "new node, test quick is under way")
+    site.program.verdicts = [FAILED]
+    await site.settles(lambda: "no test begins by itself any more" in cluster.untested)
+    assert "fio: too slow" in cluster.untested
+    site.program.verdicts = [FAILED, PASSED]
+    site.reboot()
+    await site.settles(site.is_open)
+    await site.settles(lambda: cluster.untested == "")
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_failed_node_is_tested_again_in_another_boot() -> None:
     site = NewNodes(verdicts=(FAILED, PASSED))
     site.start()

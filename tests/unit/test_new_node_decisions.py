@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     needs_a_person,
     next_test,
+    why_untested,
     without_taint,
 )
 from aggregator.quarantine.decide.node_test_limits import reserve_test
@@ -230,6 +231,26 @@ def test_a_node_that_was_never_tested_and_is_not_new_has_no_condition() -> None:
     found = condition_of(None, tainted=True, rules=RULES)
     assert found is not None
     assert (found.status, found.reason) == ("Unknown", "NotTested")
+
+
+@pytest.mark.parametrize(
+    ("state", "held", "needs_person", "expected"),
+    [
+        (None, "", False, "new node, awaits its test"),
+        (None, "the node is cordoned", False, "new node, awaits its test: the node is cordoned"),
+        (S.ORDERED, "", False, "new node, test quick is under way"),
+        (S.INCONCLUSIVE, "900 s", False, "new node, awaits its test: 900 s"),
+        (S.FAILED, "x", True, "new node, no test begins by itself any more: x"),
+    ],
+)
+def test_why_a_new_node_still_has_its_taint(
+    state: RepairState | None,
+    held: str,
+    needs_person: bool,  # noqa: FBT001 - a parameter of the test
+    expected: str,
+) -> None:
+    test = NodeTest(1, "o", "quick", state, "b1") if state is not None else None
+    assert why_untested(test, held, needs_person=needs_person) == expected
 
 
 # -- the limit ------------------------------------------------------------------------------

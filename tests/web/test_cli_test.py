@@ -465,3 +465,20 @@ def test_a_taint_that_is_not_shown_for_a_moment_does_not_end_the_wait(
 
     source = cast("Source", Changes())
     assert active_test._wait_without_quarantine(source, "node-1", "mine", timeout=30) == test
+
+
+async def test_the_new_nodes_that_are_not_tested_are_counted_and_listed(served: Served) -> None:
+    where = ["--url", served.url]
+    none = await in_process("status", *where)
+    assert "new, not tested" not in none.out
+    text = "new node, awaits its test: 4 new nodes are being tested"
+    served.fleet.node_summaries["node-8"].cluster.set_untested(text)
+    HANDS.advance(5)
+    told = await in_process("status", *where)
+    [line] = [one for one in told.out.splitlines() if one.startswith("new, not tested")]
+    assert line.split() == ["new,", "not", "tested", "1", "sickbay", "nodes", "--untested"]
+    assert "1 node is new, and not tested yet" in told.out
+    listed = await in_process("nodes", "--untested", *where)
+    assert "node-8" in listed.out
+    assert text in listed.out
+    assert "node-1" not in listed.out

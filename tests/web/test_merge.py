@@ -235,7 +235,10 @@ def test_what_all_tell_together_is_what_one_alone_would_show(others: set[str]) -
     town, fleet = Town(), small_fleet(HANDS)
     for name in ("a", *others):
         town.joins(name)
+    for name in ("node-1", "node-7"):
+        fleet.node_summaries[name].cluster.set_untested("new node, awaits its test")
     alone = view_fleet(fleet, NOW)
+    assert alone.untested == 2
     tellings = {
         name: telling_of(name, told_by(owned(fleet, Seat(name, town)), Seat(name, town)))
         for name in others
@@ -247,7 +250,8 @@ def test_what_all_tell_together_is_what_one_alone_would_show(others: set[str]) -
     assert found.holds == alone.holds
     assert found.limits == alone.limits
     assert [one.node for one in found.silent] == [one.node for one in alone.silent]
-    for same in ("names", "attached", "never_heard", "conflicts", "exempt", "record_entries"):
+    named = ("names", "attached", "never_heard", "conflicts", "exempt", "untested")
+    for same in (*named, "record_entries"):
         assert getattr(found, same) == getattr(alone, same), same
 
 

@@ -95,6 +95,19 @@ def test_the_headline_says_the_worst_first() -> None:
     assert headline(view_of(quiet)) == "1 with a warning. 1 of 2 nodes are well."
 
 
+def test_a_new_node_that_is_not_tested_says_why_in_its_line_and_in_the_headline() -> None:
+    fleet = FleetState()
+    for name in ("a", "b"):
+        well(fleet, name, HANDS.now)
+    text = "new node, awaits its test: its agent has not reported"
+    fleet.node_summaries["a"].cluster.set_untested(text)
+    row = node_view.node_row(fleet.node_summaries["a"], NOW)
+    assert (row.standing, row.why, row.untested) == (QuarantineSummary.OK, text, True)
+    assert headline(view_of(fleet)) == "All 2 nodes are well. 1 node is new, and not tested yet."
+    fleet.node_summaries["b"].cluster.set_untested(text)
+    assert headline(view_of(fleet)).endswith("2 nodes are new, and not tested yet.")
+
+
 def test_a_limit_says_how_full_it_is() -> None:
     limits = {one.name: one for one in view_of(small_fleet(HANDS)).limits}
     assert (limits["limits.concurrent"].used, limits["limits.concurrent"].most) == (2, 20)

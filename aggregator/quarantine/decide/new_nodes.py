@@ -126,6 +126,17 @@ def needs_a_person(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> 
     return not passed and bool(why_over(last, boot_id, rules))
 
 
+def why_untested(test: NodeTest | None, held: str, *, needs_person: bool) -> str:
+    """In a line for people, why a new node still has its startup taint. ``held``: why no test
+    begins now.
+    """
+    if test is not None and test.is_busy:
+        return f"new node, test {test.profile} is under way"
+    if needs_person:
+        return f"new node, no test begins by itself any more: {held}"
+    return f"new node, awaits its test: {held}" if held else "new node, awaits its test"
+
+
 # -- the Node ----------------------------------------------------------------------------------
 
 

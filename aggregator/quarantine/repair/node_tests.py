@@ -5,6 +5,7 @@ idle nodes now and then, and nodes in service where a person asks for that.
 import asyncio
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -29,6 +30,7 @@ from aggregator.quarantine.decide.new_nodes import (
     needs_a_person,
     next_test,
     why_over,
+    why_untested,
 )
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
@@ -142,6 +144,8 @@ class NodeTests:
         self._tests: dict[str, NodeTest] = {}
         #: Requests that the nodes' list still has, and that a read has shown to be over, by node.
         self._followed: dict[str, str] = {}
+        #: The nodes that are shown as new ones.
+        self._untested: AbstractSet[str] = frozenset()
 
     async def run(self) -> None:
         """For ever."""
@@ -468,6 +472,20 @@ class NodeTests:
             if self._may_act(name)
             and (watched.tainted or watched.requested or watched.test is not None)
         }
+        self._show_untested()
+
+    def _show_untested(self) -> None:
+        """The line about each node of ours that has the startup taint."""
+        lines = {
+            name: why_untested(view.test, view.held, needs_person=view.needs_person)
+            for name, view in self._fleet.node_tests.items()
+            if view.tainted
+        }
+        for name in self._untested | lines.keys():
+            node_state = self._registry.known(name)
+            if node_state is not None:
+                node_state.cluster.set_untested(lines.get(name, ""))
+        self._untested = lines.keys()
 
     @staticmethod
     def _why_over(watched: WatchedNode, rules: NewNodeRules) -> str:

@@ -35,6 +35,7 @@ class ClusterView:
     ``overruled``: evidence that a person has overruled.
     ``ended_overrides``: overrides that have ended, and that the node still remembers.
     ``signs``: signs that came before the overrides in the node's annotation were read.
+    ``untested``: why it still has the startup taint of new nodes; empty: it has none.
     """
 
     meta: NodeMeta | None = None
@@ -52,6 +53,7 @@ class ClusterView:
     overruled: frozenset[Override] = frozenset()
     ended_overrides: frozenset[Override] = frozenset()
     signs: tuple[Cleared, ...] = ()
+    untested: str = ""
 
     def take_listed(
         self, meta: NodeMeta, now: float, *, marked: bool, keeps_labels: bool = False
@@ -91,6 +93,10 @@ class ClusterView:
     def note_marks(self) -> None:
         """Our marks were just written."""
         self.marked = True
+
+    def set_untested(self, why: str) -> None:
+        """``why``: the reason for the startup taint of a new node, in words; empty: it has none."""
+        self.untested = why
 
     def set_unread(self, *, unread: bool) -> None:
         self.unread = unread
@@ -138,7 +144,7 @@ class ClusterView:
         same overrides may have been made anew.
         """
         self.overruled, self.ended_overrides = self.overruled | self.ended_overrides, frozenset()
-        self.signs = ()
+        self.signs, self.untested = (), ""
 
     def _end_by(self, signs: tuple[Cleared, ...]) -> None:
         self.end_overrides({word for word in self.overruled if ended_by(word, signs)})
