@@ -43,6 +43,7 @@ HOLDS = frozenset(
         "repair.concurrent_percent",
         "repair.domain",
         "repair.idle_nodes.concurrent",
+        "repair.idle_nodes.concurrent_percent",
         "repair.new_nodes.concurrent",
         "repair.pool_concurrent",
         "repair.window",

@@ -107,6 +107,23 @@ async def test_the_fleet_has_so_many_idle_tests_at_once_and_each_node_its_turn()
 
 
 @in_virtual_time
+async def test_a_share_of_the_fleet_bounds_the_idle_tests_beside_the_count() -> None:
+    site = IdleNodes(*(f"n{number}" for number in range(6)), verdicts=(GOING,))
+    assert site.idle is not None
+    site.idle |= {"concurrent": 6, "concurrent_percent": 50.0}
+    site.program.concurrent = 3
+    site.start()
+    await later(TIMEOUT / 2)
+    assert len(parse_record(site.world.record.text).node_tests) == 3
+    site.program.verdicts = [PASSED]
+    await site.settles(
+        lambda: all(site.condition(name)[0] == "True" for name in site.names), within=HOUR
+    )
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_two_replicas_that_both_take_all_nodes_for_theirs_keep_the_limits() -> None:
     """Each has the agents of one half, and so has nodes of its own to choose from."""
     names = tuple(f"n{number}" for number in range(6))

@@ -82,7 +82,12 @@ class IdleNodes(NewNodes):
             self.world.add_node(name, taints=(POOL,), labels=labels)
         self.program = IdleProgram(self.world, 2, list(verdicts))
         self.world.check = self.program.check_removal
-        self.idle: dict[str, Any] | None = {"every": 6 * HOUR, "profile": "quick", "concurrent": 2}
+        self.idle: dict[str, Any] | None = {
+            "every": 6 * HOUR,
+            "profile": "quick",
+            "concurrent": 2,
+            "concurrent_percent": 100.0,
+        }
         self.rules = {}
         self.timeout = TIMEOUT
         self.pause = 60.0

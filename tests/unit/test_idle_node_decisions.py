@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Pod, RepairState
+from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import (
     Record,
     RunningRepair,
@@ -280,6 +281,15 @@ def wanted(node: str, kind: str, number: int, until: float) -> RunningRepair:
     return RunningRepair(node, f"{node}-{number}-{kind}", kind, 1.0, until, domains=rack)
 
 
+def reserve(
+    record: Record, one: RunningRepair, most: int, *, now: float, stop: str = ""
+) -> tuple[Record, Held | None]:
+    """By limits that let so many of each kind run at once, whatever the fleet's size."""
+    idle = IdleNodeRules(concurrent=most, concurrent_percent=100.0)
+    rules = idle if one.repair == IDLE_TEST else NewNodeRules(concurrent=most)
+    return reserve_test(record, one, rules, 100, now=now, stop=stop)
+
+
 @pytest.mark.slow
 @given(
     st.lists(
@@ -298,7 +308,7 @@ def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
     record = Record()
     for count, (node, kind, number, until) in enumerate(asked):
         one, now = wanted(node, kind, number, until), 10.0 + count / 10
-        record, held = reserve_test(record, one, 2, now=now)
+        record, held = reserve(record, one, 2, now=now)
         runs = [each for each in record.node_tests.values() if now < each.until]
         idle = [each for each in runs if each.repair == IDLE_TEST]
         racks = [domain for each in idle for domain in each.domains]
@@ -313,15 +323,50 @@ def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
 
 
 def test_idle_tests_and_tests_of_new_nodes_do_not_hold_each_other() -> None:
-    record, _ = reserve_test(Record(), wanted("a", IDLE_TEST, 1, 400.0), 1, now=10.0)
-    record, held = reserve_test(record, wanted("b", "test", 1, 400.0), 1, now=10.0)
+    record, _ = reserve(Record(), wanted("a", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    record, held = reserve(record, wanted("b", "test", 1, 400.0), 1, now=10.0)
     assert held is None
-    _, held = reserve_test(record, wanted("c", "test", 1, 400.0), 1, now=10.0)
+    _, held = reserve(record, wanted("c", "test", 1, 400.0), 1, now=10.0)
     assert held is not None
     assert held.limit == "repair.new_nodes.concurrent"
-    _, held = reserve_test(record, wanted("c", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    _, held = reserve(record, wanted("c", IDLE_TEST, 1, 400.0), 1, now=10.0)
     assert held is not None
     assert held.limit == "repair.idle_nodes.concurrent"
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "percent", "nodes", "most", "limit"),
+    [
+        (2, 5.0, 1000, 2, "repair.idle_nodes.concurrent"),
+        (50, 5.0, 100, 5, "repair.idle_nodes.concurrent_percent"),
+        (2, 5.0, 3, 1, "repair.idle_nodes.concurrent_percent"),
+        (2, 0.0, 1000, 0, "repair.idle_nodes.concurrent_percent"),
+        (2, 5.0, 0, 0, "repair.idle_nodes.concurrent_percent"),
+    ],
+)
+def test_the_count_or_the_share_of_the_fleet_whichever_is_less_bounds_idle_tests(
+    concurrent: int, percent: float, nodes: int, most: int, limit: str
+) -> None:
+    rules = IdleNodeRules(concurrent=concurrent, concurrent_percent=percent)
+    record, begun = Record(), 0
+    for number in range(concurrent + 1):
+        one = RunningRepair(f"n{number}", f"o{number}", IDLE_TEST, 1.0, 400.0)
+        record, held = reserve_test(record, one, rules, nodes, now=10.0)
+        begun += held is None
+    assert begun == most
+    assert held is not None
+    assert held.limit == limit
+    assert held.reason == f"{most} idle {'node is' if most == 1 else 'nodes are'} being tested"
+
+
+@given(st.integers(1, 50), st.floats(0, 100), st.integers(0, 20_000))
+def test_no_share_is_passed_and_a_share_above_none_is_at_least_one_node(
+    concurrent: int, percent: float, nodes: int
+) -> None:
+    most, _, _ = IdleNodeRules(concurrent=concurrent, concurrent_percent=percent).most(nodes)
+    assert most <= concurrent
+    assert most <= max(1, nodes * percent / 100 + 1e-6)
+    assert (most == 0) == (nodes == 0 or percent == 0)
 
 
 def test_no_idle_test_begins_beside_a_repair_of_its_domain() -> None:
@@ -329,16 +374,16 @@ def test_no_idle_test_begins_beside_a_repair_of_its_domain() -> None:
     record = Record(repairs={"z": repair})
     near, far = wanted("a", IDLE_TEST, 1, 400.0), wanted("b", IDLE_TEST, 1, 400.0)
     assert (near.domains, far.domains) == (("rack=1",), ("rack=2",))
-    _, held = reserve_test(record, near, 2, now=10.0)
+    _, held = reserve(record, near, 2, now=10.0)
     assert held is not None
     assert held.limit == "repair.domain"
-    assert reserve_test(record, far, 2, now=10.0)[1] is None
-    assert reserve_test(record, near, 2, now=500.0)[1] is None
+    assert reserve(record, far, 2, now=10.0)[1] is None
+    assert reserve(record, near, 2, now=500.0)[1] is None
 
 
 def test_the_stop_switch_holds_the_beginning_of_an_idle_test() -> None:
     one = wanted("a", IDLE_TEST, 1, 400.0)
-    assert reserve_test(Record(), one, 2, now=10.0, stop="maintenance")[1] is not None
+    assert reserve(Record(), one, 2, now=10.0, stop="maintenance")[1] is not None
 
 
 def test_the_reservation_names_the_kind_and_the_domains() -> None:

@@ -265,19 +265,29 @@ def wanted(node: str, number: int = 1, until: float = 400.0) -> RunningRepair:
 def test_no_order_of_reservations_passes_the_limit(asked: list[tuple[str, int]]) -> None:
     record = Record()
     for number, (node, operation) in enumerate(asked):
-        record, held = reserve_test(record, wanted(node, operation), 2, now=10.0 + number)
+        record, held = reserve_test(
+            record, wanted(node, operation), NewNodeRules(concurrent=2), 100, now=10.0 + number
+        )
         assert len(record.node_tests) <= 2
         assert (held is None) is (node in record.node_tests)
         assert parse_record(dump_record(record)) == record
 
 
 def test_a_reservation_is_idempotent_ends_with_its_time_and_holds_to_the_stop() -> None:
-    record, held = reserve_test(Record(), wanted("a"), 1, now=10.0)
+    record, held = reserve_test(Record(), wanted("a"), NewNodeRules(concurrent=1), 100, now=10.0)
     assert held is None
-    assert reserve_test(record, wanted("a"), 1, now=11.0) == (record, None)
-    assert reserve_test(record, wanted("b"), 1, now=11.0)[1] is not None
-    assert reserve_test(record, wanted("b"), 1, now=401.0)[1] is None
-    assert reserve_test(record, wanted("b"), 5, now=11.0, stop="x")[1] is not None
+    assert reserve_test(record, wanted("a"), NewNodeRules(concurrent=1), 100, now=11.0) == (
+        record,
+        None,
+    )
+    assert (
+        reserve_test(record, wanted("b"), NewNodeRules(concurrent=1), 100, now=11.0)[1] is not None
+    )
+    assert reserve_test(record, wanted("b"), NewNodeRules(concurrent=1), 100, now=401.0)[1] is None
+    assert (
+        reserve_test(record, wanted("b"), NewNodeRules(concurrent=5), 100, now=11.0, stop="x")[1]
+        is not None
+    )
     assert record.end_node_test("a", "another").node_tests == record.node_tests
     assert record.end_node_test("a", "a-1").node_tests == {}
 

@@ -41,6 +41,8 @@ from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
     parse_record,
 )
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
+from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.node_test_limits import reserve_test
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
@@ -80,7 +82,7 @@ class _Request:
     reserve: tuple[RepairProposal, RepairRules] | None = None
     unreserve: tuple[str, str] | None = None
     restore: RunningRepair | None = None
-    reserve_test: tuple[RunningRepair, int] | None = None
+    reserve_test: tuple[RunningRepair, NewNodeRules | IdleNodeRules] | None = None
     unreserve_test: tuple[str, str] | None = None
     restore_test: RunningRepair | None = None
 
@@ -370,11 +372,13 @@ class AdmissionRecordWriter:
         if repair.node not in self._record.repairs and self._wall() < repair.until:
             await self._ask(restore=repair)
 
-    async def reserve_test(self, wanted: RunningRepair, concurrent: int) -> Held | None:
-        """Returns None when the record has the test under way now, else the hold. ``concurrent``
-        bounds those of its kind, of new or of idle nodes.
+    async def reserve_test(
+        self, wanted: RunningRepair, rules: NewNodeRules | IdleNodeRules
+    ) -> Held | None:
+        """Returns None when the record has the test under way now, else the hold. ``rules`` bound
+        those of its kind, of new or of idle nodes.
         """
-        return await self._ask(reserve_test=(wanted, concurrent))
+        return await self._ask(reserve_test=(wanted, rules))
 
     async def end_test(self, node: str, operation: str) -> None:
         """The test has ended: it counts for no limit of tests at once any more."""
@@ -425,7 +429,7 @@ class AdmissionRecordWriter:
         reserve: tuple[RepairProposal, RepairRules] | None = None,
         unreserve: tuple[str, str] | None = None,
         restore: RunningRepair | None = None,
-        reserve_test: tuple[RunningRepair, int] | None = None,
+        reserve_test: tuple[RunningRepair, NewNodeRules | IdleNodeRules] | None = None,
         unreserve_test: tuple[str, str] | None = None,
         restore_test: RunningRepair | None = None,
     ) -> Held | None:
@@ -554,9 +558,10 @@ class AdmissionRecordWriter:
         record, held = outcome.record, dict(outcome.held)
         for request in batch:
             if request.reserve_test is not None:
-                wanted, most = request.reserve_test
+                wanted, limits = request.reserve_test
+                nodes, stop = self._size().nodes, self.switch.reason
                 record, hold = reserve_test(
-                    record, wanted, most, now=self._wall(), stop=self.switch.reason
+                    record, wanted, limits, nodes, now=self._wall(), stop=stop
                 )
                 if hold is not None:
                     held[_repair_key(wanted.operation)] = hold

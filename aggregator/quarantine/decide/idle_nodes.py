@@ -2,8 +2,9 @@
 
 Invariants:
 - A node is tested only where nothing speaks against it and no pod is on it that a drain would move.
-- `no_room_for_idle` lets no test begin past `IdleNodeRules.concurrent`, and never two in one
-  failure domain. The record is changed by compare-and-set, so this holds for any interleaving.
+- `no_room_for_idle` lets no test begin past `IdleNodeRules.concurrent` and its share of the nodes,
+  and never two in one failure domain. The record is changed by compare-and-set, so this holds for
+  any interleaving.
 - A test without a verdict changes nothing of what is known of the node: an earlier failure stands,
   and the node is as long untested as before.
 """
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from aggregator.cluster.port import Pod, RepairState
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import Duration
+from aggregator.configfile.values import Duration, Share
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.drain_plan import work_of
@@ -36,6 +37,7 @@ from aggregator.quarantine.decide.node_tests import (
     verdict_at,
 )
 from aggregator.quarantine.decide.profiles import Profile
+from aggregator.quarantine.decide.shares import allowance
 from aggregator.runtime.text import some_of
 
 #: After many tests without a verdict the next one waits no longer than this (seconds).
@@ -49,18 +51,28 @@ _MOST_NAMED = 3
 class IdleNodeRules(SectionDataclass):
     """The periodic test of idle nodes: the section ``repair.idle_nodes``; without it there is none.
 
-    A node is tested again when its last verdict is older than ``every``. ``concurrent`` bounds such
-    tests in the whole fleet at once; in one failure domain (``limits.domain_labels``,
-    ``limits.clique_label``) there is never more than one. ``priority_class``: that of the test's
-    pod, which must be lower than that of all work, as work then preempts the test.
+    A node is tested again when its last verdict is older than ``every``. ``concurrent`` and
+    ``concurrent_percent`` bound such tests in the whole fleet at once; in one failure domain
+    (``limits.domain_labels``, ``limits.clique_label``) there is never more than one.
+    ``priority_class``: that of the test's pod, which must be lower than that of all work, as work
+    then preempts the test.
     """
 
     every: Annotated[Duration, Field(ge=3600)] = 7 * 86400.0
     profile: Profile = "quick"
     concurrent: Positive = 2
+    concurrent_percent: Share = 5.0
     priority_class: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] = (
         "sickbay-idle-test"
     )
+
+    def most(self, nodes: int) -> tuple[int, str, str]:
+        """How many may run at once in a fleet of so many nodes, the limit's name, its value."""
+        share = allowance(nodes, self.concurrent_percent)
+        return min(
+            (self.concurrent, "repair.idle_nodes.concurrent", str(self.concurrent)),
+            (share, "repair.idle_nodes.concurrent_percent", f"{self.concurrent_percent:g}%"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +210,20 @@ def no_room_for_idle(
     others: Iterable[RunningRepair],
     repairs: Iterable[RunningRepair],
     domains: Collection[str],
-    concurrent: int,
+    rules: IdleNodeRules,
+    nodes: int,
 ) -> Held | None:
     """Why no further idle node may be tested beside the ``others`` and the ``repairs`` under way;
-    None: one may.
+    None: one may. ``nodes``: those of the fleet.
 
     Repairs and tests of new nodes count for no limit of idle tests, except that none begins in the
     domain of a repair; and idle tests hold neither of those.
     """
     idle = [one for one in others if one.repair == IDLE_TEST]
-    if len(idle) >= concurrent:
-        text = f"{len(idle)} idle nodes are being tested"
-        return Held("repair.idle_nodes.concurrent", str(concurrent), text)
+    most, name, value = rules.most(nodes)
+    if len(idle) >= most:
+        nodes_are = "node is" if len(idle) == 1 else "nodes are"
+        return Held(name, value, f"{len(idle)} idle {nodes_are} being tested")
     running = (*idle, *repairs)
     for domain in domains:
         near = next((one for one in running if domain in one.domains), None)

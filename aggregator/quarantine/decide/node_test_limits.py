@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from aggregator.quarantine.decide.admission import Held, settling, stopped
 from aggregator.quarantine.decide.admission_record import Record, RunningRepair
-from aggregator.quarantine.decide.idle_nodes import no_room_for_idle
-from aggregator.quarantine.decide.new_nodes import no_room
-from aggregator.quarantine.decide.node_tests import IDLE_TEST
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, no_room_for_idle
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, no_room
 
 
 def other_tests(record: Record, node: str, now: float) -> dict[str, RunningRepair]:
@@ -20,11 +19,17 @@ def other_tests(record: Record, node: str, now: float) -> dict[str, RunningRepai
 
 
 def reserve_test(
-    record: Record, wanted: RunningRepair, concurrent: int, *, now: float, stop: str = ""
+    record: Record,
+    wanted: RunningRepair,
+    rules: NewNodeRules | IdleNodeRules,
+    nodes: int,
+    *,
+    now: float,
+    stop: str = "",
 ) -> tuple[Record, Held | None]:
     """The record with the test under way, or why it may not begin now. Idempotent.
 
-    ``wanted.repair`` tells whose limit holds: that of new or that of idle nodes.
+    ``rules`` are those of its kind, of new or of idle nodes. ``nodes``: those of the fleet.
     """
     if stop:
         return record, stopped(stop)
@@ -35,11 +40,11 @@ def reserve_test(
     if settles is not None:
         return record, settles
     others = other_tests(record, wanted.node, now)
-    if wanted.repair == IDLE_TEST:
+    if isinstance(rules, IdleNodeRules):
         repairs = [one for one in record.repairs.values() if now < one.until]
-        held = no_room_for_idle(others.values(), repairs, wanted.domains, concurrent)
+        held = no_room_for_idle(others.values(), repairs, wanted.domains, rules, nodes)
     else:
-        held = no_room(others.values(), concurrent)
+        held = no_room(others.values(), rules.concurrent)
     if held is not None:
         return record, held
     return replace(record, node_tests={**others, wanted.node: wanted}), None

@@ -68,7 +68,8 @@ class IdleNodeChoice:
             for one in self._record_writer.record.node_tests.values()
             if one.repair == IDLE_TEST and wall < one.until
         ]
-        room = idle.concurrent - len(runs) - sum(one.chosen for one in watched.values())
+        most, _, _ = idle.most(self._registry.size().nodes)
+        room = most - len(runs) - sum(one.chosen for one in watched.values())
         if room <= 0:
             return []
         candidates = []

@@ -17,7 +17,7 @@ from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import RunningRepair
-from aggregator.quarantine.decide.idle_nodes import in_use, refused, why_refused
+from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, in_use, refused, why_refused
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
     needs_a_person,
@@ -138,10 +138,9 @@ class NodeTestSteps:
         at = self._clocks.trusted_wall()
         return running_of(name, test, at=at, domains=watched.domains)
 
-    def _concurrent(self, test: NodeTest, rules: NewNodeRules) -> int:
-        """How many tests of its kind may run at once."""
-        in_service = self._settings.rules.in_service
-        return in_service.concurrent if test.reason == IDLE else rules.concurrent
+    def _limits(self, test: NodeTest, rules: NewNodeRules) -> NewNodeRules | IdleNodeRules:
+        """The rules that bound tests of its kind."""
+        return self._settings.rules.in_service if test.reason == IDLE else rules
 
     async def forget_leftover(self, name: str, watched: WatchedNode) -> None:
         """Take out a reservation whose test has ended, or was never begun."""
@@ -241,7 +240,7 @@ class NodeTestSteps:
             return
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
         wanted = self._running_of(name, watched, test)
-        held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
+        held = await self._record_writer.reserve_test(wanted, self._limits(test, rules))
         if held is not None:
             watched.held = held.text
             return
@@ -275,7 +274,7 @@ class NodeTestSteps:
             return
         if not self._record_writer.has_test(name, test.operation):
             wanted = self._running_of(name, watched, test)
-            held = await self._record_writer.reserve_test(wanted, self._concurrent(test, rules))
+            held = await self._record_writer.reserve_test(wanted, self._limits(test, rules))
             if held is not None:
                 watched.held = held.text
                 return
