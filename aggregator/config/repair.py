@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.config.drain import HookWebhook
@@ -18,7 +18,14 @@ from aggregator.config.external import (
 )
 from aggregator.config.job import JobSection, job_errors
 from aggregator.configfile.section import Section, Strings
-from aggregator.configfile.values import Duration, HttpUrl, MaybePath, OrdinaryPath, filled_with
+from aggregator.configfile.values import (
+    Duration,
+    HttpUrl,
+    MaybePath,
+    OrdinaryPath,
+    filled_with,
+    refuse,
+)
 from aggregator.configfile.yaml_source import Key
 from aggregator.policy.repairs import GPU_RESET, REBOOT, REPLACE, TEST, TICKET
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
@@ -39,8 +46,16 @@ _FILLED = (
 #: Those that act by objects of the cluster's API.
 _BY_OBJECTS = ("karpenter", "cluster_api", "external", "job")
 _PROVIDERS = ("agent", "command", "webhook", "redfish", "ipmi", *_BY_OBJECTS)
+_PROVIDER_NAMES = ", ".join(_PROVIDERS)
 #: Those that replace the machine, and can't do anything else.
 _REPLACES = ("karpenter", "cluster_api")
+#: The value to write where a provider's key has none.
+_TO_WRITE = {
+    "agent": "agent: {}",
+    "command": 'a program, such as command: [repair-node, "{node}"]',
+    "karpenter": "karpenter: true",
+    "cluster_api": "cluster_api: true",
+}
 #: Kinds that the nodes' agents know.
 _BY_AGENT = ("gpu-reset", "reboot", "test")
 #: Providers that can tell a verdict about the node.
@@ -118,6 +133,19 @@ class RepairerSection(Section):
     """With ``cluster_api``: of the management cluster, where the Machines are in another one."""
     external: ExternalSection | None = None
     job: JobSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_provider(cls, data: Any) -> Any:
+        """Name the provider's key that has no value: YAML reads "agent:" as null, which is left
+        out like an absent key, and the entry would name no provider at all.
+        """
+        found = data if isinstance(data, dict) else {}
+        named = {name: found[name] for name in _PROVIDERS if name in found}
+        if named and all(value is None for value in named.values()):
+            name = next(iter(named))
+            raise refuse(f"{name} is empty", _TO_WRITE.get(name, f"the keys of {name}"))
+        return data
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -210,8 +238,9 @@ def cross_field_errors(
             yield (*key, "kind"), f'"{kind}" has an entry already; expected one entry for each'
         seen.add(kind)
         if len(one.providers) != 1:
-            given = " and ".join(one.providers) or "nobody who carries it out"
-            yield key, f"has {given}; expected one of {', '.join(_PROVIDERS)}"
+            given = f"has {' and '.join(one.providers)}"
+            none = f"names nothing that carries {one.kind} out"
+            yield key, f"{given if one.providers else none}; expected one of {_PROVIDER_NAMES}"
         if kind == TEST:
             for name in set(one.providers) - set(_TESTS):
                 known = f"{', '.join(_TESTS[:-1])} or {_TESTS[-1]}"

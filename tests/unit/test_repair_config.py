@@ -142,7 +142,19 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
         ),
         (
             "repair: {repairers: [{kind: reboot}]}\n",
-            "repairers[0]: has nobody who carries it out; expected",
+            "repairers[0]: names nothing that carries reboot out; expected one of agent, command",
+        ),
+        (
+            "repair:\n  repairers:\n    - kind: test\n      agent:\n",
+            "repairers[0]: agent is empty; expected agent: {}",
+        ),
+        (
+            "repair: {repairers: [{kind: replace, command: }]}\n",
+            "repairers[0]: command is empty; expected a program, such as command: [",
+        ),
+        (
+            "repair: {repairers: [{kind: reboot, redfish: }]}\n",
+            "repairers[0]: redfish is empty; expected the keys of redfish",
         ),
         (
             "repair: {repairers: [{kind: replace, agent: {}}]}\n",
@@ -484,7 +496,7 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
         ),
         (
             "repair: {repairers: [{kind: replace, karpenter: false}]}",
-            "repairers[0]: has nobody who carries it out; expected one of agent, command",
+            "repairers[0]: names nothing that carries replace out; expected one of agent, command",
         ),
         (
             (
