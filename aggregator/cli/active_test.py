@@ -23,6 +23,7 @@ from aggregator.cli.source import Source, open_source
 from aggregator.cli.text_table import clean, printable, table
 from aggregator.cli.wait import state
 from aggregator.cli.write_commands import open_actions, report
+from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE
 
@@ -131,10 +132,14 @@ def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
     after = ""
     if found["test"] is not None and found["test"]["state"] in _BUSY:
         after = "; a test of it is under way, and this one follows the end of that"
-    return (
-        f"{options.name}: a test is ordered once repair.new_nodes.concurrent has room{after}. Its "
-        f"pass removes the taint {found['taint']}."
-    )
+    opens = f"Its pass removes the taint {found['taint']}."
+    if not found.get("removes_taint", True):
+        opens = (
+            f"Its pass sets the condition {TEST_CONDITION}, by which another controller removes "
+            f"the taint {found['taint']}."
+        )
+    room = "once repair.new_nodes.concurrent has room"
+    return f"{options.name}: a test is ordered {room}{after}. {opens}"
 
 
 def _require_service(options: argparse.Namespace, known: Answer) -> None:

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from aggregator.cli.render_nodes import startup_taint
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import ago, clean, clock, with_devices
 
 Answer = dict[str, Any]
+
+_MAY_COME_BACK = "the controller that removes it by the condition may set it again"
 
 #: How evidence ends, by its sign.
 _ENDS: Mapping[str, str] = {
@@ -91,7 +94,7 @@ def _why(answer: Answer, now: dt.datetime) -> Iterator[str]:
         yield from map(_evidence, quarantine["evidence"])
     new = _new_node(answer)
     if new is not None:
-        yield f"A new node: it keeps its taint {new['taint']} until it has passed a test."
+        yield f"A new node: {startup_taint(new)}."
     if not quarantine and not answer["incidents"]:
         yield _STANDINGS.get(answer["standing"], "")
         yield answer["why"]
@@ -158,6 +161,8 @@ def _of_new_node(found: Answer) -> str:
     if found["needs_person"]:
         return f"No test of it begins by itself any more: {found['waits']}"
     test = found["test"]
+    if found.get("passed"):
+        return "Another controller removes its startup taint."
     if test is not None and test["state"] in ("Ordering", "Ordered"):
         return f"Test {test['profile']} of it is under way."
     return f"Its test waits: {found['waits']}" if found["waits"] else "Its test begins next."
@@ -243,7 +248,8 @@ def _to_do(answer: Answer) -> Iterator[str]:
     new, node = _new_node(answer), answer["node"]
     if new is not None and new["needs_person"]:
         yield f"Repair the node and reboot it, or test it again: sickbay test {node}"
-        yield f"To take it as it is: kubectl taint nodes {node} {new['taint']}-"
+        again = "" if new.get("removes_taint", True) else f" ({_MAY_COME_BACK})"
+        yield f"To take it as it is: kubectl taint nodes {node} {new['taint']}-{again}"
     if quarantine is not None and "sickbay release" not in quarantine["advice"]:
         yield f"To end the quarantine now: sickbay release {answer['node']}"
     yield f"All that is known: sickbay node {answer['node']}"

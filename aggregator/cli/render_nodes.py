@@ -6,6 +6,7 @@ from aggregator.cli import render
 from aggregator.cli.render import IN_COMPANY, UNSEEN, Answer
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table, with_devices
+from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
 #: So many names fit in one line.
@@ -176,9 +177,9 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
 
 def new_node(name: str, found: Answer) -> Iterator[str]:
     """The test of a new or an idle node, and what keeps the next one from beginning."""
-    taint, test = clean(found["taint"]), found["test"]
+    test = found["test"]
     if found["tainted"]:
-        yield f"\nNEW NODE: it keeps its taint {taint} until it has passed its test"
+        yield f"\nNEW NODE: {clean(startup_taint(found))}"
     if found.get("reason") == "idle":
         yield "\nIDLE NODE: its last periodic test"
     if found.get("reason") == "by-hand":
@@ -191,6 +192,20 @@ def new_node(name: str, found: Answer) -> Iterator[str]:
         yield f"  to do: repair and reboot it, or: sickbay test {clean(name)}"
     elif found["waits"]:
         yield f"  the test waits: {clean(found['waits'])}"
+
+
+def startup_taint(found: Answer) -> str:
+    """What becomes of the startup taint; an aggregator of the version before removes it itself."""
+    taint = found["taint"]
+    if found.get("passed"):
+        return (
+            f"it has passed its test, and its taint {taint} is left to another controller, which "
+            f"removes it by the condition {TEST_CONDITION}"
+        )
+    keeps = f"it keeps its taint {taint} until it has passed its test"
+    if found.get("removes_taint", True):
+        return keeps
+    return f"{keeps}, and another controller removes it then, by the condition {TEST_CONDITION}"
 
 
 def repairs(found: Answer, screen: Screen) -> Iterator[str]:

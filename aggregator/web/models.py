@@ -128,6 +128,8 @@ class NewNode(Shape, frozen=True, kw_only=True):
     an idle node; by-hand, if a person asked for it on a node in service. ``waits``: why no test
     begins now, empty if one is due or under way. ``needs_person``: no test begins by itself any
     more, and the taint stays. ``requested``: the id of a person's request that no test answers yet.
+    ``removes_taint``: a pass removes the taint; else another controller does, by the condition
+    SickbayTestPassed, and ``passed`` tells that it has not done so yet.
     """
 
     taint: str
@@ -137,6 +139,8 @@ class NewNode(Shape, frozen=True, kw_only=True):
     needs_person: bool = False
     reason: str = ""
     requested: str = ""
+    removes_taint: bool = True
+    passed: bool = False
 
 
 class ActiveTests(Shape, frozen=True, kw_only=True):

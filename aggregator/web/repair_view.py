@@ -98,10 +98,12 @@ def new_node(
         )
         if test is not None
         else None,
-        waits=view.held,
+        waits="" if view.passed else view.held,
         needs_person=view.needs_person,
         reason="" if view.tainted else _reason(view),
         requested=view.requested,
+        removes_taint=plan.rules.new_nodes.remove_taint,
+        passed=view.passed,
     )
 
 

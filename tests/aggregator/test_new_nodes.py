@@ -484,7 +484,17 @@ async def test_a_site_may_leave_the_removal_to_another_controller() -> None:
     site.check()
     assert site.taints() == (POOL, UNTESTED)
     assert len(site.program.orders) == 1
-    assert not site.replica.fleet.node_tests["n1"].needs_person
+    shown = site.replica.fleet.node_tests["n1"]
+    assert (shown.passed, shown.needs_person) == (True, False)
+    assert site.replica.fleet.node_summaries["n1"].cluster.untested == ""
+    site.program.verdicts = [PASSED, FAILED]
+    site.reboot()
+    await site.settles(lambda: site.condition() == ("False", "TestFailed"))
+    await site.settles(lambda: not site.replica.fleet.node_tests["n1"].passed)
+    [text] = [
+        one.summary for one in site.replica.notes.transitions if one.kind == "node.test_exhausted"
+    ]
+    assert text.endswith("(the controller that removes it by the condition may set it again)")
     await site.replica.stop()
 
 

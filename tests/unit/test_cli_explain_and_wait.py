@@ -92,10 +92,34 @@ def test_a_new_node_is_explained_by_its_test(
     new = {"taint": "k", "tainted": True, "test": test, "waits": waits}
     one = answer("node-1") | {"new_node": new | {"needs_person": needs_person}}
     text = rendered(one)
-    assert "keeps its taint k until it has passed a test" in text
+    assert "keeps its taint k until it has passed its test." in text
     assert follows in text
     assert "No step of sickbay follows" not in text
     assert ("kubectl taint nodes node-1 k-" in text) == needs_person
+
+
+@pytest.mark.parametrize(
+    ("passed", "why", "follows"),
+    [
+        (False, "until it has passed its test, and another controller removes it then, by", ""),
+        (True, "it has passed its test, and its taint k is left to another", "Another controller"),
+    ],
+)
+def test_a_new_node_whose_taint_another_controller_removes_says_so(
+    why: str, follows: str, *, passed: bool
+) -> None:
+    test = {"state": "Succeeded" if passed else "Failed", "profile": "quick", "message": ""}
+    new = {"taint": "k", "tainted": True, "test": test | {"operation": "o"}, "waits": ""}
+    new |= {"removes_taint": False, "passed": passed, "needs_person": not passed}
+    text = rendered(answer("node-1") | {"new_node": new})
+    assert why in text
+    assert "by the condition SickbayTestPassed" in text
+    assert follows in text
+    assert ("kubectl taint nodes node-1 k- (the controller that removes it by the" in text) == (
+        not passed
+    )
+    [head, *_] = list(render_nodes.new_node("node-1", new))
+    assert why in head
 
 
 @pytest.mark.parametrize("node", sorted(small_fleet(HANDS).node_summaries))

@@ -482,3 +482,17 @@ async def test_the_new_nodes_that_are_not_tested_are_counted_and_listed(served: 
     assert "node-8" in listed.out
     assert text in listed.out
     assert "node-1" not in listed.out
+
+
+async def test_a_pass_is_not_promised_to_remove_a_taint_that_another_controller_removes(
+    served: Served, database: Path
+) -> None:
+    rules = NewNodeRules("k", "quick", remove_taint=False)
+    served.fleet.repairs = replace(TESTING, rules=RepairRules(RepairMode.REPAIR, new_nodes=rules))
+    served.fleet.node_tests = {"node-3": NodeTestView(None, tainted=True)}
+    HANDS.advance(5)
+    where = ["--yes", "--dry-run", "--url", served.url, "--local", str(database)]
+    done = await in_process("test", "node-3", *where)
+    assert done.code == 0, done.err
+    text = "Its pass sets the condition SickbayTestPassed, by which another controller removes"
+    assert f"{text} the taint k." in done.err

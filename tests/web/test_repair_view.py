@@ -236,6 +236,25 @@ async def test_the_page_and_the_api_tell_of_the_test_of_a_new_node() -> None:
     assert "fio: too slow" in page
 
 
+async def test_a_taint_that_another_controller_removes_is_not_promised_to_go_by_the_pass() -> None:
+    fleet = fleet_with_new_nodes()
+    rules = replace(NEW.rules.new_nodes, remove_taint=False)
+    fleet.repairs = replace(NEW, rules=replace(NEW.rules, new_nodes=rules))
+    passed = replace(TESTED, state=RepairState.SUCCEEDED)
+    fleet.node_tests = dict(fleet.node_tests) | {
+        "node-5": NodeTestView(passed, tainted=True, held="it has passed its test", passed=True)
+    }
+    async with serving(fleet, HANDS.clocks()) as served:
+        found = (await served.json("/api/v1/nodes/node-5"))["new_node"]
+        done = await served.text("/nodes/node-5")
+        failed = await served.text("/nodes/node-1")
+    assert (found["passed"], found["removes_taint"], found["waits"]) == (True, False, "")
+    assert "It has passed its test. Its startup taint" in done
+    assert "until it has passed" not in done
+    assert "another controller removes it then, by the condition" in failed
+    assert "the controller that removes it by the condition may set it again" in failed
+
+
 async def test_the_page_the_api_and_the_command_tell_of_the_periodic_test_of_an_idle_node() -> None:
     fleet = fleet_with_new_nodes()
     told = replace(TESTED, operation="uid-6-b-2-test", reason="idle")

@@ -108,7 +108,7 @@ def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
     """Why no test begins by itself in this boot any more; empty: one may."""
     if last is None or last.reason or last.quarantined or not last.is_of_boot(boot_id):
         return ""
-    if last.state is RepairState.SUCCEEDED and not rules.remove_taint:
+    if has_passed(last, boot_id, rules):
         return "it has passed its test"
     if last.state is RepairState.FAILED:
         return f"it failed test {last.profile}: {last.message}"
@@ -118,6 +118,21 @@ def why_over(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> str:
             f"(repair.new_nodes.attempts = {rules.attempts}): {last.message}"
         )
     return ""
+
+
+def has_passed(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> bool:
+    """Whether the node has passed as a new one, and another controller is to remove its taint."""
+    if rules.remove_taint or last is None or last.reason or last.quarantined:
+        return False
+    return last.state is RepairState.SUCCEEDED and last.is_of_boot(boot_id)
+
+
+def how_to_take(node: str, rules: NewNodeRules) -> str:
+    """The command by which a person takes a new node as it is, without a pass."""
+    command = f"kubectl taint nodes {node} {rules.taint}-"
+    if rules.remove_taint:
+        return command
+    return f"{command} (the controller that removes it by the condition may set it again)"
 
 
 def needs_a_person(last: NodeTest | None, boot_id: str, rules: NewNodeRules) -> bool:

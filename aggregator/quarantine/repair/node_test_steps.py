@@ -20,6 +20,7 @@ from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, in_use, refused, why_refused
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
+    how_to_take,
     needs_a_person,
     why_over,
     without_taint,
@@ -476,7 +477,7 @@ class NodeTestSteps:
             text = (
                 f"the new node keeps its taint {rules.taint}: {why}. Repair it and reboot it, or "
                 f"test it again: sickbay test {name}. To take it as it is: "
-                f"kubectl taint nodes {name} {rules.taint}-"
+                f"{how_to_take(name, rules)}"
             )
             self._emit(name, EventKind.NEW_NODE_HELD, text, as_details(test))
 

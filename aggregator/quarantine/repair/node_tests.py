@@ -26,6 +26,7 @@ from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, next_idle_tes
 from aggregator.quarantine.decide.new_nodes import (
     NewNodeRules,
     condition_of,
+    has_passed,
     is_tainted,
     needs_a_person,
     next_test,
@@ -465,6 +466,7 @@ class NodeTests:
                 or watched.held
                 or self._why_over(watched, rules),
                 requested=watched.requested,
+                passed=watched.tainted and has_passed(watched.test, watched.boot_id, rules),
                 needs_person=watched.tainted
                 and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
             )
@@ -479,7 +481,7 @@ class NodeTests:
         lines = {
             name: why_untested(view.test, view.held, needs_person=view.needs_person)
             for name, view in self._fleet.node_tests.items()
-            if view.tainted
+            if view.tainted and not view.passed
         }
         for name in self._untested | lines.keys():
             node_state = self._registry.known(name)

@@ -96,6 +96,7 @@ class PoolUse:
 class NodeTestView:
     """A node with a test, or that needs one. ``held``: why no test begins now; ``needs_person``:
     none begins by itself. ``requested``: the id of a person's request that no test answers yet.
+    ``passed``: it has passed as a new node, and another controller is to remove its taint.
     """
 
     test: NodeTest | None
@@ -103,6 +104,7 @@ class NodeTestView:
     held: str = ""
     needs_person: bool = False
     requested: str = ""
+    passed: bool = False
 
 
 @dataclass(slots=True)
