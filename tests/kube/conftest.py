@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.cluster.kubernetes import node_condition
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine import controller
 from aggregator.quarantine.drain import drainer
@@ -27,6 +28,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drainer, "EMPTY_FOR", 0.5)
     monkeypatch.setattr(controller, "ROUNDS", 1.0)
     monkeypatch.setattr(node_conditions, "EVERY_WITHOUT", 2.0)
+    monkeypatch.setattr(node_condition, "WATCH_S", 0.2)
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,7 @@ from aggregator.cluster.kubernetes.evictions import (
 from aggregator.cluster.kubernetes.informer import ClusterInformer
 from aggregator.cluster.kubernetes.leases import KubeLeases
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.namespace_informer import NamespaceInformer
 from aggregator.cluster.kubernetes.node_patch import checked_patch, merge_patch
 from aggregator.cluster.kubernetes.object_client import KubeObjects
@@ -157,6 +158,7 @@ class KubeCluster:
         self._stop = StopStore(self._transport, namespace)
         self.record_place = record_place(namespace)
         self._quarantines = QuarantineStore(self._transport, namespace, wall)
+        self._marked_nodes = MarkedNodes()
 
     @property
     def counters(self) -> RequestCounters:
@@ -247,6 +249,7 @@ class KubeCluster:
             clock=self._clock,
             rng=self._rng,
             silence=self._silence,
+            marked_nodes=self._marked_nodes,
         )
         following = asyncio.create_task(room.follow(told.put_nowait), name="kube-news")
         following.add_done_callback(lambda _: told.put_nowait(None))
@@ -458,6 +461,7 @@ class KubeCluster:
             reason=reason,
             message=message,
             wall=self._wall,
+            marked_nodes=self._marked_nodes,
         )
 
     async def write_event(self, event: NodeEvent) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.config_map_informer import ConfigMapInformer
 from aggregator.cluster.kubernetes.crd import DefinitionState, read_definition
+from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.objects import (
     RECORD_NAME,
     STOP_NAME,
@@ -76,6 +77,7 @@ class ClusterInformer:
     """One listener's view of the cluster. `follow` runs for ever and gives everything to ``tell``.
 
     ``clock`` is monotonic seconds; ``rng`` spreads watches and backoff; ``silence`` see Watch.
+    ``marked_nodes`` is kept up to date with the nodes in quarantine.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class ClusterInformer:
         clock: Callable[[], float],
         rng: random.Random,
         silence: float,
+        marked_nodes: MarkedNodes,
     ) -> None:
         self._transport = transport
+        self._marked_nodes = marked_nodes
         self._namespace = namespace
         self._clock = clock
         self._rng = rng
@@ -152,7 +156,9 @@ class ClusterInformer:
     async def _list_nodes(self, tell: Tell) -> set[str]:
         """The names of all unschedulable nodes. Those with a quarantine are reported in full."""
         names: set[str] = set()
-        for raw in await self._nodes.read_all():
+        listed = await self._nodes.read_all()
+        self._marked_nodes.clear()
+        for raw in listed:
             names.add(self._tell_node(raw, tell))
             if len(names) % _SLICE == 0:
                 await asyncio.sleep(0)
@@ -162,7 +168,9 @@ class ClusterInformer:
         """Report an unschedulable node if it has a quarantine; returns its name."""
         name = decode(raw, PartialObjectMetadata).metadata.name
         if name in self._known:
-            tell(NodeSeen(to_node(decode(raw, NodeObject))))
+            node = decode(raw, NodeObject)
+            self._marked_nodes.take(node)
+            tell(NodeSeen(to_node(node)))
         return name
 
     async def _tell_missing(self, now: dict[str, str], before: DefinitionState, tell: Tell) -> None:
@@ -233,6 +241,7 @@ class ClusterInformer:
                         self._unschedulable.add(self._tell_node(change.object, tell))
                         continue
                     node = decode(change.object, PartialObjectMetadata).metadata.name
+                    self._marked_nodes.drop(node)
                     if node in self._unschedulable:
                         self._unschedulable.discard(node)
                         tell(NodeUncordoned(node))

@@ -6,6 +6,7 @@ from typing import TypedDict
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.event_writer import event_body, post_event
 from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
 from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
@@ -14,6 +15,8 @@ from aggregator.cluster.port import Conflict, NotFound
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
+#: The watch shows a mark within milliseconds; after so long (seconds) the node is read instead.
+WATCH_S = 1.0
 
 
 class _Said(TypedDict):
@@ -32,14 +35,16 @@ async def publish(
     reason: str,
     message: str,
     wall: Callable[[], float],
+    marked_nodes: MarkedNodes,
 ) -> None:
     """Set the condition and send an Event about it, unless the node shows just that already.
 
-    Only a state that the node confirms is published: where our marks do not agree, a later actor
-    has changed them and publishes itself. The condition is written against the version of that
-    read, so that a process that was paused since can't publish a state that is over. The Event
-    comes first: after a failure between the two it is published twice rather than never. Raises
-    Conflict where another node has the name, or where the node changes too often.
+    Only a state that the node confirms is published, as the watch of marked nodes or a read shows
+    it: where our marks do not agree, a later actor has changed them and publishes itself. The
+    condition is written against that version, so that a process that was paused since can't publish
+    a state that is over. The Event comes first: after a failure between the two it is published
+    twice rather than never. Raises Conflict where another node has the name, or where the node
+    changes too often.
     """
     told = False
     for attempt in range(1, _TRIES + 1):
@@ -49,9 +54,14 @@ async def publish(
             "message": message,
             "now": timestamp(wall()),
         }
-        # The cache may only lead to a write against its version: that there is nothing to write, or
-        # that another wrote in between, needs a read from etcd.
-        due = await _due(transport, node, node_uid, said, cached=True) if attempt == 1 else None
+        # The watch and the cache may only lead to a write against their version: that there is
+        # nothing to write, or that another wrote in between, needs a read from etcd.
+        due = None
+        if attempt == 1:
+            if quarantined:
+                watched = await marked_nodes.wait_for(node, node_uid, within=WATCH_S)
+                due = None if watched is None else _change(watched, said)
+            due = due or await _due(transport, node, node_uid, said, cached=True)
         due = due or await _due(transport, node, node_uid, said, cached=False)
         if due is None:
             return
@@ -67,6 +77,8 @@ async def publish(
             )
             await post_event(transport, event)
             told = True
+            watched = marked_nodes.find(node, node_uid) if quarantined else None
+            due = (watched and _change(watched, said)) or due  # the Event has waited for its turn
         try:
             await write_condition(transport, *due)
         except Conflict:
@@ -96,6 +108,11 @@ async def _due(
         raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
     if is_marked(to_node(found)) is not said["quarantined"]:
         return None
+    return _change(found, said)
+
+
+def _change(found: NodeObject, said: _Said) -> tuple[NodeObject, dict[str, object]] | None:
+    """The node and the condition to write to it, or None where the node shows it already."""
     status = "True" if said["quarantined"] else "False"
     told = (status, said["reason"], said["message"])
     condition = changed_condition(found, CONDITION, *told, now=said["now"])
