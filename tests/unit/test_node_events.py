@@ -215,6 +215,7 @@ async def test_the_begin_of_a_drain_that_is_over_before_it_was_written_is_left_o
     bench.record(EventKind.DRAINED)
     await asyncio.sleep(2 * DRAINING_AFTER)
     assert bench.reasons == ["Held", "Drained"]
+    assert bench.written[1].quarantine_uid == "", "it is about the node alone"
     running.cancel()
 
 
@@ -251,6 +252,8 @@ def test_a_drain_with_pods_to_evict_has_the_event_of_its_begin_at_once(
         bench.record(EventKind.DRAINED)
         await asyncio.sleep(2 * DRAINING_AFTER)
         assert bench.reasons == [*reasons, "Drained"]
+        assert all(one.quarantine_uid for one in bench.written[: len(reasons)])
+        assert bool(bench.written[-1].quarantine_uid) == bool(reasons)
         running.cancel()
 
     test()

@@ -4,7 +4,7 @@ An Event is a report for people. It may be lost: where too many wait, where the 
 where the API server refuses it. The transition itself is in the history and the alerts.
 
 The begin of a drain is told a little later than it was, so that a node without pods to evict costs
-the API server one pair of Events and not two.
+the API server one Event, about the node, and not two pairs.
 """
 
 import asyncio
@@ -86,8 +86,10 @@ class NodeEventPublisher:
         if event.reason == HELD:
             event = self._with_section(event, transition.details.get("limit", ""))
         if event.reason == DRAINED:  # the drain is over before its begin is written
-            self._begins.pop(event.quarantine_uid, None)
+            found_empty = self._begins.pop(event.quarantine_uid, None) is not None
             self._waiting.pop((event.quarantine_uid, DRAINING), None)
+            if found_empty:  # the Quarantine's own conditions tell all that its Event would
+                event = replace(event, quarantine_uid="")
         if len(self._begins if event.reason == DRAINING else self._waiting) >= MOST_WAITING:
             if not self.dropped:
                 log.warning("Kubernetes Events dropped: too many wait", extra={"node": event.node})
