@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineStatus
+from aggregator.cluster.port import Action, Node, Phase, Quarantine, QuarantineStatus
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
@@ -29,7 +29,7 @@ def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
     monkeypatch.setattr(drainer, "EMPTY_FOR", EMPTY_FOR)
 
 
-def test_a_node_is_read_once_at_the_begin_of_its_drain_and_first_polled_later() -> None:
+def test_a_draining_node_is_first_polled_one_interval_after_its_taint() -> None:
     async def scenario() -> None:
         world = world_with("a")
         waits = NamespaceRule("jobs", Leave.WAIT, wait=3600.0)
@@ -40,6 +40,55 @@ def test_a_node_is_read_once_at_the_begin_of_its_drain_and_first_polled_later() 
         assert replica.cluster.asked["read_node"] == before
         await asyncio.sleep(ROUND + 1)
         assert replica.cluster.asked["read_node"] == before + 1
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_drain_that_begins_with_the_marks_costs_two_writes_and_no_read_of_an_empty_node() -> None:
+    async def scenario() -> None:
+        replica = await drained_by(world := empty_world(), 0.0)
+        assert world.phases == [Phase.DRAINING, Phase.DRAINED]
+        assert replica.cluster.asked["write_quarantine_status"] == 2
+        assert replica.cluster.asked["read_node"] == 0
+        assert replica.cluster.asked["read_quarantine"] == 0
+        found = status(world)
+        assert all((found.cordoned_at, found.drain_started_at, found.deadline_at, found.applied))
+        assert found.node_uid == world.nodes["n1"].uid
+        kinds = replica.notes.kinds("n1")
+        told = [one for one in kinds if one.startswith("quarantine.")]
+        assert told[-3:] == ["quarantine.cordoned", "quarantine.draining", "quarantine.drained"]
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_node_that_was_only_marked_is_read_before_its_first_eviction() -> None:
+    """No watch tells of the exemption: the read alone does."""
+
+    class Unwatched(MemoryCluster):
+        async def read_node(self, name: str, **how: bool) -> Node | None:
+            self.world.person_annotates(name, EXEMPT, "until 2100-01-01T00:00:00Z the job must end")
+            return await super().read_node(name, **how)
+
+    async def scenario() -> None:
+        world = world_with("a", "b")
+        replica = await begun(world, SETTINGS, cluster=Unwatched(world))
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        await until(lambda: "the job must end" in status(world).message)
+        assert world.evicted == []
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_cordon_is_written_as_such_and_costs_no_write_of_a_drain() -> None:
+    async def scenario() -> None:
+        world = empty_world()
+        replica = await begun(world, replace(SETTINGS, mode=Action.CORDON))
+        await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        await asyncio.sleep(60)
+        assert world.phases == [Phase.CORDONED]
         await replica.stop()
 
     virtual_time.run(scenario())
@@ -73,6 +122,7 @@ class Seen(World):
     """
 
     left_behind: list[str] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
     on_taint: Callable[[], object] | None = None
 
     def set_node(self, node: Node) -> None:
@@ -82,13 +132,15 @@ class Seen(World):
             self.on_taint = None
 
     def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
+        if quarantine.status.phase is not Phase.ADMITTED:
+            self.phases.append(quarantine.status.phase)
         if quarantine.status.phase is Phase.DRAINED:
             self.left_behind += self.pods
         return super().put_quarantine(quarantine)
 
 
 class Busy(MemoryCluster):
-    """The write of phase Cordoned takes so long (seconds), as in a burst: it trails."""
+    """The first write after the marks takes so long (seconds), as in a burst: it trails."""
 
     def __init__(self, world: World, trails: float) -> None:
         super().__init__(world)
@@ -97,7 +149,7 @@ class Busy(MemoryCluster):
     async def write_quarantine_status(
         self, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:
-        if status.phase is Phase.CORDONED:
+        if quarantine.status.phase is Phase.ADMITTED:
             await asyncio.sleep(self.trails)
         return await super().write_quarantine_status(quarantine, status)
 

@@ -108,7 +108,7 @@ def on_drain(test: Callable[[Drain], Any], **changes: Any) -> None:
 def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked()
-        assert await bench.made._begin(bench.node_state, bench.still) is True
+        assert await bench.made._begin(bench.node_state, bench.still) is not None
         status = bench.now().status
         assert (status.phase, status.message) == (Phase.DRAINING, "evicting pods")
         assert status.drain_started_at == pytest.approx(6000.0, abs=10)
@@ -118,7 +118,7 @@ def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
         assert bench.node_state.cluster.node_found
         assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
         version = bench.now().version
-        assert await bench.made._begin(bench.node_state, bench.still) is True
+        assert await bench.made._begin(bench.node_state, bench.still) is not None
         assert bench.now().version == version, "it has begun"
         assert len(bench.kinds()) == 1
 
@@ -128,7 +128,7 @@ def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
 def test_a_drain_that_is_taken_up_again_keeps_its_times() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(drain_started_at=4500.0, deadline_at=4900.0)
-        assert await bench.made._begin(bench.node_state, bench.still) is True
+        assert await bench.made._begin(bench.node_state, bench.still) is not None
         status = bench.now().status
         assert (status.drain_started_at, status.deadline_at) == (4500.0, 4900.0)
 
@@ -161,7 +161,7 @@ def test_a_begin_whose_answer_was_lost_is_reported_once() -> None:
             await bench.made._begin(bench.node_state, bench.still)
         await bench.made._acts.reread(bench.node_state)
         for _ in range(2):
-            assert await bench.made._begin(bench.node_state, bench.still) is True
+            assert await bench.made._begin(bench.node_state, bench.still) is not None
             assert bench.kinds() == ["quarantine.draining"]
 
     on_drain(test)
@@ -175,7 +175,7 @@ def test_an_end_whose_answer_was_lost_is_reported_once_and_the_drain_does_not_be
         with pytest.raises(Unreachable):
             await bench.made._finish(bench.node_state, read, bench.evictions)
         for _ in range(2):
-            assert await bench.made._begin(bench.node_state, bench.still) is False
+            assert await bench.made._begin(bench.node_state, bench.still) is None
             assert bench.now().status.phase is Phase.DRAINED
             assert bench.kinds() == ["quarantine.drained"]
         assert not bench.made._memories
@@ -206,7 +206,7 @@ def test_nothing_is_drained_that_is_gone_over_or_not_marked(happens: str) -> Non
             del bench.world.quarantines["n1"]
         bench.standing = happens != "over"
         before = len(bench.world.writes)
-        assert await bench.made._begin(bench.node_state, bench.still) is False
+        assert await bench.made._begin(bench.node_state, bench.still) is None
         assert bench.world.writes[before:] == []
         assert bench.kinds() == []
         assert bench.node_state.cluster.node_gone == (happens == "no node")

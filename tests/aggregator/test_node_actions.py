@@ -119,6 +119,13 @@ class Bench:
             stages=StageTimes(),
         )
 
+    def new_marks(self) -> QuarantineStatus:
+        """The status that the reconciler writes for the marks that were just set."""
+        marks = self.node_state.quarantine_view.new_marks
+        assert marks.node.taints
+        status: QuarantineStatus = marks.status
+        return status
+
     async def _check(self) -> None:
         if self.stopped:
             raise GuardRefused("stopped")
@@ -326,7 +333,7 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
         bench.held = None
         assert await bench.acts.propose(node_state, wanted()) is True
         assert node_state.decision.hold is None
-        assert bench.now().status.phase is Phase.CORDONED
+        assert bench.new_marks().phase is Phase.CORDONED
         assert bench.now().spec.record_generation == 4
         assert bench.now().spec.intent_action is Action.DRAIN
         assert node_state.quarantine_view.restored == bench.now().uid
@@ -457,10 +464,11 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
                 bench.node_state.quarantine_view.node_replaced,
                 bench.node_state.quarantine_view.missing,
             ) == (False, ())
-            assert bench.now().status.admitted_at == bench.now().status.cordoned_at > 0
-            assert bench.now().status.node_uid == "uid-n1"
-            assert bench.now().status.applied is not None
-            assert bench.now().status.marks is None
+            status = bench.new_marks()
+            assert status.admitted_at == status.cordoned_at > 0
+            assert status.node_uid == "uid-n1"
+            assert status.applied is not None
+            assert status.marks is None
 
     on_bench(test)
 
@@ -469,7 +477,7 @@ def test_a_mark_keeps_the_time_of_an_admission_that_is_known() -> None:
     async def test(bench: Bench) -> None:
         bench.stands(made(admitted_at=4000.0))
         await bench.acts.cordon(bench.node_state)
-        status = bench.now().status
+        status = bench.new_marks()
         assert (status.phase, status.admitted_at) == (Phase.CORDONED, 4000.0)
         assert status.cordoned_at > 4000.0
 

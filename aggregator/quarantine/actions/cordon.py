@@ -68,7 +68,7 @@ from aggregator.quarantine.decide.uncordon import (
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.runtime.backoff import Backoff
 
@@ -339,7 +339,7 @@ class NodeActions:
             await self._begin_again(node_state, wanted, quarantine)
             return
         node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
-        await self._report_marks(node_state, quarantine, patched)
+        self._report_marks(node_state, quarantine, patched)
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
@@ -449,17 +449,15 @@ class NodeActions:
 
     async def _mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         patched = await self._patch_marks(node_state, quarantine, node)
-        await self._report_marks(node_state, quarantine, patched)
+        self._report_marks(node_state, quarantine, patched)
 
     async def _patch_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
         change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
         return await self.mark_writer.mark(node, change, guard=self.guard(node_state))
 
-    async def _report_marks(
-        self, node_state: NodeState, quarantine: Quarantine, patched: Node
-    ) -> None:
-        """The marks stand: the status, the announcement and the metrics follow."""
+    def _report_marks(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
+        """The marks stand: the announcement and the metrics follow, and the status as next step."""
         if not quarantine.status.cordoned_at:  # else it is marked again
             self.stages.note_taint(node_state.node, self._clocks.now())
             self.stages.note_causes(quarantine.spec)
@@ -474,13 +472,13 @@ class NodeActions:
             applied=read_applied(patched),
             marks=None,
         )
-        node_state.own_quarantine_view().note_marks()
+        marks = NewMarks(quarantine, status, patched, self._clocks.now())
+        node_state.own_quarantine_view().note_marks(marks)
         node_state.cluster.note_marks()
         self.emit_event(
             node_state, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
         )
         self.announce(node_state, patched.uid, quarantined=True, message=quarantine.spec.reason)
-        node_state.wrote(await self._cluster.write_quarantine_status(quarantine, status))
 
     async def recordon(self, node_state: NodeState) -> None:
         """Cordon the node of a standing quarantine again; after too many times, only report it.

@@ -20,6 +20,7 @@ from aggregator.cluster.port import (
     Blocker,
     Cluster,
     ClusterError,
+    Node,
     Phase,
     Pod,
     Quarantine,
@@ -38,7 +39,7 @@ from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Ev
 from aggregator.quarantine.drain.hooks import HookRunner
 from aggregator.quarantine.state.drain_memory import DrainMemory, blocked_backoff
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.quarantine_view import MARKED
+from aggregator.quarantine.state.quarantine_view import MARKED, NewMarks
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.rfc3339 import span
 
@@ -116,11 +117,9 @@ class Drainer:
     async def run(self, node_state: NodeState, still: Callable[[], bool]) -> None:
         """Drain until no pod remains or ``still`` says no. Raises `ClusterError`; run it again."""
         self._running += 1
-        node_at = self._clocks.now()  # the hook may take hours
         try:
-            if await self._begin(node_state, still) and await self._hook_runner.before_evictions(
-                node_state, still
-            ):
+            node_at = await self._begin(node_state, still)
+            if node_at is not None and await self._hook_runner.before_evictions(node_state, still):
                 evictions = self._evictions(node_state, still)
                 rounds = self._until_empty(node_state, evictions, node_at)
                 read = await while_it_stands(node_state, rounds, still)
@@ -165,7 +164,7 @@ class Drainer:
     ) -> _Read | None:
         """The read that proves the node empty, or None if the drain is over.
 
-        ``node_at``: when the node was read (monotonic seconds).
+        ``node_at``: when the node was read (monotonic seconds); minus infinity: it was only marked.
         """
         memory, still = evictions.memory, evictions.still
         look, before = _LOOK_FIRST, frozenset[tuple[str, bool]]()
@@ -282,12 +281,32 @@ class Drainer:
 
     # -- begin and end -----------------------------------------------------------------
 
-    async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> bool:
+    def is_ready(self, node: Node) -> bool:
+        """Whether a node that was just marked needs no other change before its drain begins."""
+        return not self._off_balancers or exclude_change(node) is None
+
+    async def begin_with_marks(self, node_state: NodeState, marks: NewMarks) -> None:
+        """Write phase Draining in place of Cordoned, for a node whose very next step is its drain.
+
+        The patch that marked the node came before this compare-and-set, and the node was then as
+        decided on: that is what the read of a drain that begins later shows. Before the first
+        eviction the node is read in any case.
+        """
+        before = marks.quarantine.status
+        await self._write_begin(node_state, marks.quarantine, marks.status)
+        memory = self._memory(node_state)
+        memory.is_new, memory.has_begun = not before.drain_started_at, True
+        node_state.work.note_poll(marks.at)  # a poll at once would show no more
+
+    async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
 
-        The node is read in full before the Quarantine is seen to stand: the fence of every patch.
-        Where the phase is all that is written, its compare-and-set is that proof, without a read.
+        Returns when the node was read (monotonic seconds), or None where it may not be drained. The
+        node is read in full before the Quarantine is seen to stand: the fence of every patch. Where
+        the phase is all that is written, its compare-and-set is that proof, without a read.
         """
+        if self._has_begun(node_state):
+            return float("-inf") if still() else None
         asked_at = self._clocks.now()
         node = await self._cluster.read_node(node_state.node, background=True)
         node_state.take_node(node)
@@ -297,28 +316,43 @@ class Drainer:
         if change is not None or quarantine is None or quarantine.status.phase is Phase.DRAINING:
             quarantine = await self._acts.reread(node_state)
         if node is None or quarantine is None or quarantine.deleting or not still():
-            return False
+            return None
         self.report_phase(node_state)
         if quarantine.status.phase not in MARKED or quarantine.status.phase is Phase.DRAINED:
-            return False
+            return None
         if change is not None:
             node = await self._cluster.patch_node(node, change, guard=self._acts.guard(node_state))
             node_state.take_node(node)
         if quarantine.status.phase is Phase.DRAINING:
-            return True
-        began = quarantine.status.drain_started_at or self._clocks.latest()
+            return asked_at
+        applied = read_applied(node) or quarantine.status.applied
+        await self._write_begin(node_state, quarantine, replace(quarantine.status, applied=applied))
+        # Evictions come after this phase, so none was sent before its first compare-and-set.
+        self._memory(node_state).is_new = not quarantine.status.drain_started_at
+        return asked_at
+
+    def _has_begun(self, node_state: NodeState) -> bool:
+        """Whether the begin was just written with the marks; a second run reads the node first."""
+        memory, quarantine = self._memories.get(node_state.node), node_state.node_summary.quarantine
+        if memory is None or not memory.has_begun:
+            return False
+        memory.has_begun = False
+        stands = quarantine is not None and quarantine.status.phase is Phase.DRAINING
+        return stands and quarantine is not None and quarantine.uid == memory.uid
+
+    async def _write_begin(
+        self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
+    ) -> None:
+        """Write phase Draining, and the time of its first begin, over ``status``."""
+        began = status.drain_started_at or self._clocks.latest()
         status = replace(
-            quarantine.status,
+            status,
             phase=Phase.DRAINING,
             message=_EVICTING,
             drain_started_at=began,
-            deadline_at=quarantine.status.deadline_at or began + self._deadline,
-            applied=read_applied(node) or quarantine.status.applied,
+            deadline_at=status.deadline_at or began + self._deadline,
         )
         await self._enter_phase(node_state, quarantine, status, EventKind.DRAINING, "draining")
-        # Evictions come after this phase, so none was sent before its first compare-and-set.
-        self._memory(node_state).is_new = not quarantine.status.drain_started_at
-        return True
 
     async def _finish(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
         quarantine, plan = node_state.node_summary.quarantine, read.plan

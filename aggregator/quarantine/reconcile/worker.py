@@ -6,6 +6,7 @@ One task at most works on a node; nodes go beside each other.
 import asyncio
 import logging
 import random
+from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
@@ -225,6 +226,9 @@ class Reconciler:
             await self._release_actions.leave_foreign(node_state)
             return True
         self._drain.report_phase(node_state)
+        if node_state.quarantine_view.new_marks is not None:
+            await self._write_marks(node_state)
+            return False
         if node_state.work.needs_read:
             await self._acts.look_at_node(node_state)
             await self._drain.explain(node_state)
@@ -254,6 +258,21 @@ class Reconciler:
             return False
         self._acts.unhold_resumed(node_state)
         return await self._do(node_state, next_step(self._situation(node_state)))
+
+    async def _write_marks(self, node_state: NodeState) -> None:
+        """Write that the marks are set; in the same write, that the drain begins, where it is next.
+
+        After a failure the object still is as before the marks, which then are set again.
+        """
+        marks = node_state.own_quarantine_view().take_new_marks()
+        if marks is None:
+            return
+        marked = replace(marks.quarantine, status=marks.status)
+        then = next_step(replace(self._situation(node_state), quarantine=marked))
+        if then.do is Step.DRAIN and self._drain.is_ready(marks.node):
+            await self._drain.begin_with_marks(node_state, marks)
+        else:
+            await self._acts.write_status(node_state, marks.quarantine, marks.status)
 
     async def _do(self, node_state: NodeState, step: NextStep) -> bool:
         quarantine, wanted = node_state.node_summary.quarantine, self._acts.wanted_now(node_state)

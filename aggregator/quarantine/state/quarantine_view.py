@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Final
 
-from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineSpec
+from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineSpec, QuarantineStatus
 from aggregator.cluster.quarantine_conditions import are_conditions_current
 from aggregator.quarantine.decide.intent import ended_by_birth
 from aggregator.quarantine.decide.lost_marks import CONDITION, missing_marks
@@ -15,6 +15,20 @@ from aggregator.quarantine.decide.uncordon import Uncordoned, whose_uncordon
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 #: No other write of the object is to be expected in these.
 _AT_REST = (Phase.CORDONED, Phase.DRAINED)
+
+
+@dataclass(frozen=True, slots=True)
+class NewMarks:
+    """Marks that were just set, and that the Quarantine does not tell of yet.
+
+    ``quarantine``: the object as they were set for it. ``status``: phase Cordoned. ``node``: the
+    Node with the marks. ``at``: when they were set (monotonic seconds).
+    """
+
+    quarantine: Quarantine
+    status: QuarantineStatus
+    node: Node
+    at: float
 
 
 @dataclass(slots=True)
@@ -46,6 +60,8 @@ class QuarantineView:
     ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
     ``begun``: the uid of the quarantine that this process created, and when it had marked the node
     for it (monotonic). It is None where the node lacked a mark since or may have had another owner.
+    ``new_marks``: to be told of by the next write of the status. A process that loses them before
+    sets the marks again.
     """
 
     quarantine: Quarantine | None = None
@@ -72,6 +88,7 @@ class QuarantineView:
     repair_look: float = 0.0
     empty_at: float | None = None
     begun: tuple[str, float] | None = None
+    new_marks: NewMarks | None = None
 
     # -- the object -------------------------------------------------------------------------------
 
@@ -230,9 +247,15 @@ class QuarantineView:
         """The quarantine begins again on the Node that came in place of the marked one."""
         self.node_replaced = False
 
-    def note_marks(self) -> None:
+    def note_marks(self, marks: NewMarks) -> None:
         """Our marks were just written."""
         self.node_replaced, self.missing = False, ()
+        self.new_marks = marks
+
+    def take_new_marks(self) -> NewMarks | None:
+        """Those that the object does not tell of yet; they are forgotten here."""
+        marks, self.new_marks = self.new_marks, None
+        return marks
 
     def note_begin(self, uid: str, at: float) -> None:
         """Our process has just made the quarantine, and marked the node, which had no marks."""
@@ -308,7 +331,7 @@ class QuarantineView:
 
     def hand_over(self) -> None:
         """Another replica releases and adopts now."""
-        self.begun = None
+        self.begun = self.new_marks = None
         self.release_held = self.orphan = self.vanished = ""
         self.to_adopt = False
 
