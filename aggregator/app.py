@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy.engine import make_url
@@ -50,6 +49,7 @@ from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.version import VERSION
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
 from aggregator.web.stats_interface import Stats
@@ -298,9 +298,7 @@ async def run(config: Config) -> None:
         config, cluster, hostname=socket.gethostname(), clocks=clocks, rng=rng
     )
     config = certificates.config
-    replica_runtime = ReplicaRuntime(
-        config, cluster, policy_hash=policy.hash, version=version("sickbay")
-    )
+    replica_runtime = ReplicaRuntime(config, cluster, policy_hash=policy.hash, version=VERSION)
     feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
     repair = build_repair(config, cluster, orders)
     history = _history(config, clocks, rng, replica_runtime.name)
@@ -348,7 +346,7 @@ async def run(config: Config) -> None:
             certificates=ingest.certificate_expiries,
         ),
         clocks=clocks,
-        version=version("sickbay"),
+        version=VERSION,
         ready=lambda: _not_ready(fleet, controller, certificates, ingest),
         shards=replica_runtime.shards,
         ca_file=config.shards.ca_file,
@@ -409,7 +407,7 @@ async def run(config: Config) -> None:
             "aggregator started",
             extra={
                 "event": "aggregator.started",
-                "version": version("sickbay"),
+                "version": VERSION,
                 "mode": config.mode.value,
                 "policy": policy.hash,
             },

@@ -8,6 +8,7 @@ from pathlib import Path
 #: File and pattern; each match's group is a version. The first file is the authority.
 _PLACES = (
     ("pyproject.toml", r'^version = "([^"]+)"$'),
+    ("aggregator/version.py", r'^VERSION = "([^"]+)"$'),
     ("nodeagent/version.py", r'^VERSION = "([^"]+)"$'),
     ("deploy/helm/sickbay/Chart.yaml", r"^version: (\S+)$"),
     ("deploy/helm/sickbay/Chart.yaml", r'^appVersion: "?([^"\s]+)"?$'),

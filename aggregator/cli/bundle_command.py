@@ -3,7 +3,6 @@
 import argparse
 import datetime as dt
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.read_commands import node_answer
 from aggregator.cli.source import open_source
 from aggregator.cli.write_commands import report
+from aggregator.version import VERSION
 
 
 def bundle(options: argparse.Namespace) -> None:
     """A part that can't be read is named in the archive, and keeps no other part out of it."""
-    at, client = dt.datetime.now(dt.UTC), version("sickbay")
+    at, client = dt.datetime.now(dt.UTC), VERSION
     content = parts.Content()
     with open_source(options) as source:
         answer = node_answer(source, options.name)

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from aggregator.cli import (
@@ -37,6 +36,7 @@ from aggregator.cli.options import (
 )
 from aggregator.cli.wait import GOALS, duration
 from aggregator.policy.repairs import REPAIRS
+from aggregator.version import VERSION
 
 _STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
 _FLEET, _NODES, _ACT, _OTHER = "The fleet", "Nodes", "Act", "Other"
@@ -46,7 +46,7 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
     """The parser of the whole command line. ``executable``: as it was called."""
     name = program(executable)
     parser = Parser(prog=name)
-    parser.add_argument("--version", action="version", version=f"sickbay {version('sickbay')}")
+    parser.add_argument("--version", action="version", version=f"sickbay {VERSION}")
     parser.set_defaults(extra="cli")
     commands = Subcommands(parser)
     read = reading_options(environ)

@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from aggregator.config import repair
@@ -21,6 +20,7 @@ from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
 from aggregator.ingest import grpc_env
 from aggregator.runtime.imports import imports_without_collections
+from aggregator.version import VERSION
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -278,9 +278,7 @@ def parser() -> argparse.ArgumentParser:
         description="Judges what the agents report; taints and drains the nodes that are bad.",
         allow_abbrev=False,
     )
-    whole.add_argument(
-        "--version", action="version", version=f"sickbay-aggregator {version('sickbay')}"
-    )
+    whole.add_argument("--version", action="version", version=f"sickbay-aggregator {VERSION}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run until told to stop", allow_abbrev=False)

@@ -8,7 +8,6 @@ two arguments are not public, so a test guards them.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import TypeAlias
 
 import grpc
@@ -35,6 +34,7 @@ from aggregator.ingest.tls import CertificateFiles
 from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.ingest.unknown_method import UnknownMethods
 from aggregator.repairers.agent_orders import AgentOrders
+from aggregator.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc
 
@@ -136,7 +136,7 @@ class IngestServer:
         sickbay_pb2_grpc.add_AgentGatewayServicer_to_server(self._gateway, server)
         for register in self._also:
             register(server)
-        server.add_generic_rpc_handlers((UnknownMethods(version("sickbay")),))
+        server.add_generic_rpc_handlers((UnknownMethods(VERSION),))
         try:
             if self._tls is None:
                 self.port = server.add_insecure_port(self._address)
@@ -296,7 +296,7 @@ def build(
         intake=intake,
         rules=StreamConfig(
             name=name,
-            version=version("sickbay"),
+            version=VERSION,
             heartbeat=config.agents.heartbeat,
             silent_after=config.agents.silent_after,
             now=now,
