@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects.postgresql import insert
 
 from aggregator.alerts.batch import pending_row
 from aggregator.alerts.message import alerts_of
@@ -244,6 +243,9 @@ def _move(file: Path, connection: sa.Connection) -> None:
     Of a copy that was made before, and whose file was not renamed, the alerts that wait are there
     twice: they are sent again rather than lost.
     """
+    # The import of this database's dialect is not for those who have files.
+    from sqlalchemy.dialects import postgresql
+
     store = FileStore(file)
     try:
         rows = store.change(
@@ -261,7 +263,7 @@ def _move(file: Path, connection: sa.Connection) -> None:
             {key: value for key, value in row.items() if key != "seq"} for row in rows[table.name]
         ]
         if new:
-            connection.execute(insert(table).on_conflict_do_nothing(), new)
+            connection.execute(postgresql.insert(table).on_conflict_do_nothing(), new)
 
 
 def _return_to_pending(rows: dict[str, list[dict[str, Any]]], connection: sa.Connection) -> None:

@@ -7,15 +7,15 @@ built-in text: an alert is never lost for its words.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, rfc3339
 from aggregator.alerts.message import Message, digest, headline, link, section, sections, summary_of
 from aggregator.configfile.section import SectionDataclass
 from aggregator.runtime.text import visible, visible_lines
+
+if TYPE_CHECKING:
+    import jinja2
 
 log = logging.getLogger("sickbay.alerts")
 
@@ -48,16 +48,8 @@ class MessageTemplate:
         def finalize(value: object) -> str:
             return escape(visible(str(value), _MOST_VALUE))
 
-        self._environment = ImmutableSandboxedEnvironment(
-            autoescape=False,
-            undefined=jinja2.StrictUndefined,
-            finalize=finalize,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.globals = {}
-        self._title = self._compiled(options.title)
-        self._text = self._compiled(options.text)
+        self._title = _compiled(options.title, finalize)
+        self._text = _compiled(options.text, finalize)
 
     def title(self, message: Message) -> str:
         """The template's title, in one line; empty: use the built-in one."""
@@ -77,13 +69,7 @@ class MessageTemplate:
                     except Exception as error:
                         raise TemplateError(_words(error)) from error
 
-    def _compiled(self, text: str) -> jinja2.Template | None:
-        try:
-            return self._environment.from_string(text) if text else None
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"line {error.lineno}: {error.message}") from error
-
-    def _rendered(self, template: jinja2.Template | None, message: Message) -> str:
+    def _rendered(self, template: "jinja2.Template | None", message: Message) -> str:
         if template is None:
             return ""
         try:
@@ -94,6 +80,27 @@ class MessageTemplate:
                 extra={"route": message.route, "error": _words(error)},
             )
             return ""
+
+
+def _compiled(text: str, finalize: Callable[[object], str]) -> "jinja2.Template | None":
+    if not text:
+        return None
+    # A start without templates need not import the library.
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        autoescape=False,
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals = {}
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"line {error.lineno}: {error.message}") from error
 
 
 def _words(error: Exception) -> str:

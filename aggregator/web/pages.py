@@ -12,10 +12,10 @@ import datetime as dt
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import jinja2
 import msgspec
 from aiohttp import web
 from markupsafe import Markup
@@ -44,6 +44,9 @@ from aggregator.web.page_delta import PageDeltas, tag_of
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
+
+if TYPE_CHECKING:
+    import jinja2
 
 #: Rows of a table unless asked otherwise.
 ROWS = 10
@@ -99,7 +102,14 @@ class Pages:
         self._queries = queries
         self._deltas = PageDeltas()
         self._texts: OrderedDict[tuple[object, ...], _Text] = OrderedDict()
-        self._jinja = jinja2.Environment(
+        self._assets, self._access, self._actions = assets, access, actions
+
+    @cached_property
+    def _jinja(self) -> "jinja2.Environment":
+        """Made for the first page: a start need not import the library."""
+        import jinja2
+
+        environment = jinja2.Environment(
             loader=jinja2.PackageLoader("aggregator.web", "templates"),
             autoescape=True,
             finalize=_printable,
@@ -108,16 +118,16 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._jinja.globals.update(
-            access=access,
-            actions=actions,
+        environment.globals.update(
+            access=self._access,
+            actions=self._actions,
             said=SAID,
-            asset=assets.url,
+            asset=self._assets.url,
             Standing=QuarantineSummary,
-            how=queries.fleet.how,
+            how=self._queries.fleet.how,
         )
-        self._jinja.globals["documentation_url"] = queries.fleet.documentation_url
-        self._jinja.filters.update(
+        environment.globals["documentation_url"] = self._queries.fleet.documentation_url
+        environment.filters.update(
             chart=outlier_view.chart,
             timeline_chart=timeline_chart.timeline_chart,
             trend_chart=trend_chart.trend_chart,
@@ -130,6 +140,7 @@ class Pages:
             reason_of=equal_rows.reason_of,
             name_devices=gpu_names.name_devices,
         )
+        return environment
 
     async def fleet(self, request: web.Request) -> web.Response:
         """The fleet at a glance."""

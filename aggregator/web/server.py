@@ -9,6 +9,7 @@ import logging
 import ssl as tls
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypedDict
 
@@ -175,7 +176,7 @@ class Web:
         #: Seconds for an answer, by route; event streams last as long as their page is open.
         self._durations: dict[str, Histogram] = {}
         self._now = clocks.now
-        self._document = msgspec.json.encode(openapi.document(version))
+        self._version = version
         self._connections = ConnectionTable(clocks.now, most=connections)
         self._names = AllowedHosts(hosts)
         #: Without it any name is allowed, because a certificate or the network identifies the
@@ -275,6 +276,11 @@ class Web:
         return await sse.serve(
             self._queries, request, lambda: self._guard_access.still_allowed(request)
         )
+
+    @cached_property
+    def _document(self) -> bytes:
+        """Made for the first who asks: a start need not wait for it."""
+        return msgspec.json.encode(openapi.document(self._version))
 
     async def _openapi(self, _: web.Request) -> web.Response:
         response = web.Response(body=self._document, content_type="application/json")
