@@ -1,7 +1,7 @@
 """Brings a database's tables to this program's version, or reports why it leaves them alone.
 
 Runs within the caller's transaction, behind a lock: of replicas that start together one migrates,
-and the others find the tables current. Alembic is imported only where there is a step to take,
+and the others find the tables current. Alembic is imported only where older tables need a step,
 because its import costs as much as the rest of the history's imports.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from aggregator.history.engine import HistoryError
-from aggregator.history.tables import REVISION
+from aggregator.history.tables import REVISION, metadata
 
 log = logging.getLogger("sickbay.history")
 
@@ -20,6 +20,13 @@ MIGRATING = 0x7369636B01
 RETAINING = 0x7369636B02
 
 _ALEMBIC = "alembic_version"
+#: As Alembic makes it: https://alembic.sqlalchemy.org/en/latest/tutorial.html
+_alembic = sa.Table(
+    _ALEMBIC,
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 #: The version table from before Alembic, and its highest version.
 _EARLIER, _EARLIER_VERSION = "sickbay_history_schema", 1
 
@@ -44,9 +51,19 @@ def prepare(connection: sa.Connection, name: str) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
     if is_ready(connection, name):
         return
-    found = _revision(connection) or ""
-    log.info("the history's tables are migrated", extra={"from": found, "to": REVISION})
+    found = _revision(connection)
+    if found is None and not set(metadata.tables) & set(sa.inspect(connection).get_table_names()):
+        create(connection)
+        return
+    log.info("the history's tables are migrated", extra={"from": found or "", "to": REVISION})
     upgrade(connection)
+
+
+def create(connection: sa.Connection) -> None:
+    """Make the tables in a database that has none of them, as all the steps together would."""
+    metadata.create_all(connection)
+    _alembic.create(connection)
+    connection.execute(sa.insert(_alembic).values(version_num=REVISION))
 
 
 def upgrade(connection: sa.Connection, to: str = REVISION) -> None:

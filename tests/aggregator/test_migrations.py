@@ -57,8 +57,34 @@ def work(place: Place, do: Callable[[sa.Connection], object]) -> object:
     return place.ask(lambda database: database._engine.call(do, write=True, seconds=60))
 
 
+def made_by(place: Place, make: Callable[[sa.Connection], object]) -> object:
+    """Each table, its columns and its indexes, in a database that was empty before."""
+
+    def look(connection: sa.Connection) -> object:
+        for name in sa.inspect(connection).get_table_names():
+            connection.execute(sa.text(f"DROP TABLE {name}"))
+        make(connection)
+        found = sa.inspect(connection)
+        return {
+            table: (
+                [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in columns],
+                found.get_pk_constraint(table),
+                sorted(found.get_indexes(table), key=lambda index: str(index["name"])),
+            )
+            for table in found.get_table_names()
+            for columns in (found.get_columns(table),)
+        }
+
+    return work(place, look)
+
+
+def test_a_new_database_gets_the_tables_to_which_the_steps_lead(place: Place) -> None:
+    assert made_by(place, migrate.create) == made_by(place, upgrade)
+    assert place.sql("SELECT version_num FROM alembic_version") == [(REVISION,)]
+
+
 def test_the_steps_lead_to_what_the_program_works_with(place: Place) -> None:
-    place.ask(lambda database: database.recent("", 0.0, 1))
+    made_by(place, upgrade)
 
     def differences(connection: sa.Connection) -> list[object]:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
@@ -224,10 +250,14 @@ async def test_two_that_begin_a_file_at_the_same_time_both_get_it(tmp_path: Path
             one.close()
 
 
-def test_a_database_that_is_up_to_date_is_opened_without_alembic(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_database_that_is_new_or_up_to_date_is_opened_without_alembic(
+    tmp_path: Path, *, is_new: bool
+) -> None:
     """The import of alembic costs a start more than all other parts of the history."""
     place = Place(f"sqlite:///{tmp_path / 'history.db'}")
-    place.ask(lambda database: database.recent("", 0.0, 1))
+    if not is_new:
+        place.ask(lambda database: database.recent("", 0.0, 1))
     code = (
         "import sys; import aggregator.history.history\n"
         "from aggregator.history.database import Database\n"
