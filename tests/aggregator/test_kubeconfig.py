@@ -14,6 +14,7 @@ from aggregator.cluster.kubernetes.credentials import CredentialSources, load
 from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
 from aggregator.cluster.port import Refused
 from aggregator.daemon_cli.main import main
+from tests.support.imported import imported_by
 from tests.support.pki import Authority, encrypted
 
 Change = Callable[[dict[str, Any]], object]
@@ -46,6 +47,28 @@ async def test_what_is_sound_is_read(tmp_path: Path) -> None:
     assert (
         await load(CredentialSources(str(written(tmp_path)), "", {}))
     ).url == "https://127.0.0.1:1"
+
+
+_LOADS = """
+import asyncio, sys
+from aggregator.cluster.kubernetes.credentials import CredentialSources, load
+access = asyncio.run(load(CredentialSources(sys.argv[1], "", {})))
+print(access.url, asyncio.run(access.authorization()))
+"""
+_THEN_ALL = "import kubernetes_asyncio; print(kubernetes_asyncio.client.CoreV1Api.__name__)"
+
+
+def test_a_kubeconfig_is_read_without_the_librarys_900_types_of_the_api(tmp_path: Path) -> None:
+    modules, said = imported_by(_LOADS, str(written(tmp_path)))
+    assert said == ["https://127.0.0.1:1", "Bearer", "t"]
+    library = {one for one in modules if one.startswith("kubernetes_asyncio")}
+    assert "kubernetes_asyncio.config.kube_config" in library
+    assert len(library) < 10, library
+
+
+def test_the_library_can_be_imported_whole_after_a_kubeconfig_was_read(tmp_path: Path) -> None:
+    _, said = imported_by(_LOADS + _THEN_ALL, str(written(tmp_path)))
+    assert said[-1] == "CoreV1Api"
 
 
 def test_a_proxy_in_plaintext_needs_no_user(tmp_path: Path) -> None:

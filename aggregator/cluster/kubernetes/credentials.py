@@ -1,8 +1,7 @@
 """Where the API server is and how we prove who we are: kubeconfig, exec plugin, or in a pod.
 
-kubernetes_asyncio knows the forms that a kubeconfig comes in. It is imported when one is first
-read: that takes more than a second and 60 MiB, and neither a pod nor a site without Kubernetes
-needs it.
+kubernetes_asyncio knows the forms that a kubeconfig comes in. The part that reads them is imported
+when one is first read: neither a pod nor a site without Kubernetes needs it.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import binascii
 import logging
 import re
 import ssl
-import sys
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from aggregator.cluster.kubernetes.kubeconfig_check import (
     files_in,
     is_address,
 )
+from aggregator.cluster.kubernetes.kubeconfig_reader import KubeconfigSettings, import_reader
 from aggregator.cluster.kubernetes.service_account import ServiceAccount
 from aggregator.cluster.port import Refused, Unreachable
 
@@ -145,13 +144,10 @@ async def load(sources: CredentialSources) -> ApiCredentials:
             " set cluster.kubeconfig, or cluster.kind to local"
         )
     sources.check()
-    from kubernetes_asyncio.client import Configuration
-    from kubernetes_asyncio.config import load_kube_config
-
-    configuration = Configuration()
+    configuration = KubeconfigSettings()
     _LIBRARYS.addFilter(_REDACT_SECRETS)
     try:
-        loader = await load_kube_config(
+        loader = await import_reader().load_kube_config(
             config_file=sources.path,
             context=sources.context or None,
             client_configuration=configuration,
@@ -183,7 +179,8 @@ def _config_errors() -> tuple[type[Exception], ...]:
 
     The last four stand for shapes that the library doesn't check (a plugin's args that are text).
     """
-    library = sys.modules.get("kubernetes_asyncio.config")  # not loaded, it raises nothing
+    # Not imported, it raises nothing.
+    library = import_reader() if import_reader.cache_info().currsize else None
     return (
         *((library.ConfigException,) if library is not None else ()),
         OSError,
