@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from aggregator.events import EventKind
 from aggregator.health.model import Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.controller import REFRESH
+from aggregator.quarantine.coordination.coordinator import TICK
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
@@ -718,3 +721,43 @@ def test_who_leads_again_goes_by_what_is_so_now_and_not_by_what_it_found_then() 
         assert bench.sick == set()
 
     on_bench(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
+
+
+class _CountedTimers(virtual_time.VirtualTimeLoop):
+    """Counts the timers that each task sets."""
+
+    def __init__(self) -> None:
+        self.timers: Counter[str] = Counter()
+        super().__init__()
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        task = asyncio.current_task(self)
+        self.timers[task.get_name() if task is not None else ""] += 1
+        return super().call_at(when, callback, *args, context=context)
+
+
+def test_a_replica_that_is_alone_wakes_up_to_coordinate_only_once_it_has_company() -> None:
+    loop, shards = _CountedTimers(), PlayedShards("r0", ["r0"])
+
+    async def test() -> None:
+        replica = Replica(World(), clock=LoopClock(loop), shards=shards)
+        await asyncio.sleep(600)
+        assert loop.timers["coordinator"] == 0
+        shards.become(["r0", "r1"])
+        await asyncio.sleep(10)
+        assert loop.timers["coordinator"] >= 10 / TICK
+        shards.become(["r0"])  # the reports of the one that left may still count for a while
+        await asyncio.sleep(LEAVING + 10)
+        before = loop.timers["coordinator"]
+        await asyncio.sleep(600)
+        assert loop.timers["coordinator"] == before
+        await replica.stop()
+
+    loop.run_until_complete(test())
+    loop.close()

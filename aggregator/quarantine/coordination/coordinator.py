@@ -105,6 +105,7 @@ class Coordinator:
         self._known_uncertainty = NO_UNCERTAINTY
         self._reported = 0
         self._asking: asyncio.Task[None] | None = None
+        self._members_changed = asyncio.Event()
         record_writer.set_uncertainty_source(self.uncertainty)
         shards.on_change(self._membership_changed)
         self._membership_changed()
@@ -123,6 +124,7 @@ class Coordinator:
         return None if leader is None or leader.name == self._shards.membership_view.me else leader
 
     def _membership_changed(self) -> None:
+        self._members_changed.set()
         membership_view = self._shards.membership_view
         leader = membership_view.leader
         if leader is not None and leader.name == membership_view.me:
@@ -168,6 +170,7 @@ class Coordinator:
 
     def open_session(self, name: str, epoch: str) -> FollowerSession:
         """A replica opens a session with us as the leader. Raises `NotLeader`."""
+        self._members_changed.set()  # its reports may come before the view has it
         return self._leader_role.open_session(name, epoch)
 
     def report_to_leader(self, leader: Member) -> LeaderSession:
@@ -272,7 +275,7 @@ class Coordinator:
         """Run the leader's work for the followers, for ever."""
         turn = 0
         while True:
-            await asyncio.sleep(TICK if len(self._shards.membership_view.members) > 1 else _ALONE)
+            await self._next_turn()
             for node in self._remote_nodes.take_expired(self._clocks.now()):
                 self._forget(node)
             if self._leading and len(self._shards.membership_view.members) > 1:
@@ -286,6 +289,21 @@ class Coordinator:
                 if self._shards.leads():
                     self._coordination_alerts.check_replicas(uncertainty)
             self._uncertainty_changed()
+
+    async def _next_turn(self) -> None:
+        """Wait; a replica that is alone, and leads, has nothing to do before it gets company."""
+        self._members_changed.clear()
+        if len(self._shards.membership_view.members) > 1:
+            await asyncio.sleep(TICK)
+        elif self._changes_in_time():
+            await asyncio.sleep(_ALONE)
+        else:
+            await self._members_changed.wait()
+
+    def _changes_in_time(self) -> bool:
+        """Whether time alone may change what a replica without company knows of others."""
+        early = self._clocks.now() < self._network_from
+        return early or not self._leading or not self._remote_nodes.is_empty
 
     async def count_silence(self) -> None:
         """Count the silent agents, before each round."""

@@ -40,6 +40,11 @@ class RemoteNodes:
     def __len__(self) -> int:
         return len(self._told)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no report stands, and none is to become void."""
+        return not (self._told or self._leaving)
+
     def on_change(self, call: Callable[[str], None]) -> None:
         """Have it called for each node whose report came, changed, or is void."""
         self._on_change = call
