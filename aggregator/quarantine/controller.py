@@ -447,32 +447,47 @@ class Controller:
                 unseen = now
             self._out_of_service.go_round(now)
             wall = self._clocks.earliest()
-            async for node_state in self._registry.by_slices():
-                self._agent_events.note_silence(node_state, now)
+            async for some in self._registry.slices():
+                for node_state in some:
+                    self._agent_events.note_silence(node_state, now)
             await self.coordinator.count_silence()
             self._tell_fleet()
             self._cluster_events.tell_stop()
             self._cluster_events.tell_record()
-            async for node_state in self._registry.by_slices():
-                if (
-                    node_state.cluster.operator_requests != NONE
-                    and node_state.decision.requests
-                    != describe(node_state.cluster.operator_requests, wall)
-                ):
-                    self._evaluator.evaluate_node(node_state)  # an exemption has ended
-                waits = (
-                    node_state.release_held
-                    or node_state.quarantine_view.missing
+            async for some in self._registry.slices():
+                for node_state in some:
+                    self._look_at(node_state, wall)
+            self._look_at_held()
+            await self._rest()
+
+    def _look_at(self, node_state: NodeState, wall: float) -> None:
+        """Enqueue the node where time may have changed its next step."""
+        requests = node_state.cluster.operator_requests
+        if (
+            requests is not NONE
+            and requests != NONE
+            and node_state.decision.requests != describe(requests, wall)
+        ):
+            self._evaluator.evaluate_node(node_state)  # an exemption has ended
+        quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
+        waits = (
+            view.missing
+            or _is_schedulable(node_state)
+            or (
+                quarantine is not None
+                and (
+                    quarantine.status.phase in _IN_SUSPENSE
+                    or node_state.release_held
                     or _is_absent(node_state)
                     or self._repairs.waits(node_state)
                 )
-                if _in_suspense(node_state) or waits or _is_schedulable(node_state):
-                    self._attend_again(node_state)
-                self._queue.resume(node_state)
-                if node_state.age_trail():
-                    self._queue.add_for_read(node_state)
-            self._look_at_held()
-            await self._rest()
+            )
+        )
+        if waits:
+            self._attend_again(node_state)
+        self._queue.resume(node_state)
+        if node_state.age_trail():
+            self._queue.add_for_read(node_state)
 
     async def _rest(self) -> None:
         """Until the next round, which comes sooner once enough agents have reported: proposals that
@@ -603,8 +618,3 @@ def _is_absent(node_state: NodeState) -> bool:
     """Whether its quarantine waits for the Node to come back, or for its own end."""
     quarantine = node_state.node_summary.quarantine
     return quarantine is not None and quarantine.status.node_absent_since > 0
-
-
-def _in_suspense(node_state: NodeState) -> bool:
-    quarantine = node_state.node_summary.quarantine
-    return quarantine is not None and quarantine.status.phase in _IN_SUSPENSE

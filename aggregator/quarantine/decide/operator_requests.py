@@ -72,6 +72,8 @@ NONE = OperatorRequests()
 
 def read_operator_requests(annotations: Mapping[str, str]) -> OperatorRequests:
     """The requests in the node's annotations. Never raises: the text may be any."""
+    if EXEMPT not in annotations and FORCE not in annotations and PIN not in annotations:
+        return NONE  # as on nearly every node
     until, reason, unclear = _exemption(annotations.get(EXEMPT))
     force, why, no_force = _force(annotations.get(FORCE))
     return OperatorRequests(

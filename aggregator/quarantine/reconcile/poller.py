@@ -106,16 +106,17 @@ class NodePoller:
         now = self._clocks.now()
         waits: dict[str, _Wait] = {}
         polled = []
-        async for node_state in self._registry.by_slices():
-            if waits_for_its_node(node_state):
-                waits[node_state.node] = self._wait(
-                    node_state, self._waits.get(node_state.node), now
-                )
-            elif not _may_be_due(node_state):
-                continue
-            if _is_drained(node_state) and node_state.work.looked_at == float("-inf"):
-                self._put_off(node_state, now)  # since a restart
-            polled.append(node_state)
+        async for some in self._registry.slices():
+            for node_state in some:
+                if not _may_be_due(node_state):
+                    continue
+                if waits_for_its_node(node_state):
+                    waits[node_state.node] = self._wait(
+                        node_state, self._waits.get(node_state.node), now
+                    )
+                if _is_drained(node_state) and node_state.work.looked_at == float("-inf"):
+                    self._put_off(node_state, now)  # since a restart
+                polled.append(node_state)
         self._waits = waits
         due = [node_state for node_state in polled if self._is_due(node_state)]
         due.sort(key=lambda node_state: (_rank(node_state), node_state.work.looked_at))
@@ -219,7 +220,12 @@ class NodePoller:
 
 def _may_be_due(node_state: NodeState) -> bool:
     """Whether it is one of those that are polled; of a fleet that is well, none is."""
-    return node_state.node_summary.quarantine is not None or node_state.agent.silent
+    summary = node_state.node_summary
+    return (
+        summary.quarantine_view.quarantine is not None
+        or summary.agent.silent
+        or (summary.decision.hold is not None and waits_for_its_node(node_state))
+    )
 
 
 def _is_draining(node_state: NodeState) -> bool:

@@ -67,11 +67,25 @@ class NodeRegistry:
 
     async def by_slices(self) -> AsyncIterator[NodeState]:
         """All of them, one after the other. Other tasks run in between, and may forget nodes."""
-        for count, node_state in enumerate(self.node_states(), 1):
-            if count % _SLICE == 0:
+        async for some in self.slices():
+            for node_state in some:
+                if self._node_states.get(node_state.node) is node_state:
+                    yield node_state
+
+    async def slices(self) -> AsyncIterator[list[NodeState]]:
+        """All of them, some at a time, for a visit of each that awaits nothing: other tasks run
+        between two slices, and may forget nodes.
+        """
+        known = self._node_states
+        node_states = self.node_states()
+        if len(node_states) <= _SLICE:
+            yield node_states
+            return
+        for start in range(0, len(node_states), _SLICE):
+            if start:
                 await asyncio.sleep(0)
-            if self._node_states.get(node_state.node) is node_state:
-                yield node_state
+            some = node_states[start : start + _SLICE]
+            yield [one for one in some if known.get(one.node) is one]
 
     def held(self) -> list[NodeState]:
         """Those that something keeps from their quarantine, in the order in which it began to."""
@@ -178,12 +192,13 @@ class NodeRegistry:
         Goes through all nodes, in slices.
         """
         silent = heard = 0
-        async for node_state in self.by_slices():
-            agent, node = node_state.agent, node_state.node
-            if agent.health is None or node in self._remote_nodes or not self._has(node):
-                continue
-            heard += 1
-            silent += agent.silent and not agent.is_fresh
+        async for some in self.slices():
+            for node_state in some:
+                agent, node = node_state.agent, node_state.node
+                if agent.health is None or node in self._remote_nodes or not self._has(node):
+                    continue
+                heard += 1
+                silent += agent.silent and not agent.is_fresh
         for count, told in enumerate(self._remote_nodes.copy(), 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
