@@ -8,16 +8,17 @@ out the debug mode, and looks at files only while the test has one open.
 import asyncio
 import heapq
 import selectors
+from asyncio import format_helpers
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
 #: As in asyncio.base_events: cancelled timers are removed once they are many, and half of all.
-_MANY_TIMERS = 100
+MANY_TIMERS = 100
 _DAY = 24 * 3600.0
 #: The loop's own: the pipe through which signals and other threads wake it.
-_OWN_FILES = 1
+OWN_FILES = 1
 
 
 def _init_handle(
@@ -80,7 +81,7 @@ class Files(selectors.DefaultSelector):
 
 
 class LeanLoop(asyncio.SelectorEventLoop):
-    """``time`` and ``_wait`` are a subclass's."""
+    """``time`` and ``_wait`` are a subclass's, or ``_run_once``."""
 
     # asyncio's own, which its stubs leave out.
     _ready: "deque[asyncio.Handle]"
@@ -137,7 +138,7 @@ class LeanLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """One turn, in asyncio's order: timers that are due, then all that was ready by then."""
         ready, scheduled = self._ready, self._remove_cancelled()
-        if self._files.count > _OWN_FILES or self._signal_handlers or self._default_executor:
+        if self._files.count > OWN_FILES or self._signal_handlers or self._default_executor:
             self._process_events(self._files.select())  # type: ignore[attr-defined]
         if not ready and not self._stopping:
             if scheduled:
@@ -156,9 +157,17 @@ class LeanLoop(asyncio.SelectorEventLoop):
             if not handle._cancelled:
                 handle._run()
 
+    def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
+        """As `asyncio.Handle` reports what its callback raises."""
+        called: Any = handle  # asyncio's stubs leave its fields out
+        source = format_helpers._format_callback_source(called._callback, called._args)
+        self.call_exception_handler(
+            {"message": f"Exception in callback {source}", "exception": error, "handle": handle}
+        )
+
     def _remove_cancelled(self) -> list[_When]:
         scheduled = self._scheduled
-        many = len(scheduled) > _MANY_TIMERS
+        many = len(scheduled) > MANY_TIMERS
         if many and self._timer_cancelled_count / len(scheduled) > 0.5:
             left = []
             for place in scheduled:

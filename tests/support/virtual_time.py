@@ -2,10 +2,11 @@
 
 import asyncio
 import functools
+import heapq
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from tests.support.lean_loop import LeanLoop
+from tests.support.lean_loop import MANY_TIMERS, OWN_FILES, LeanLoop
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -24,11 +25,40 @@ class VirtualTimeLoop(LeanLoop):
     def boottime(self) -> float:
         return self._now
 
-    def _wait(self, seconds: float | None) -> None:
-        """Instead of sleeping until the next timer, move the clock to it."""
-        if seconds is None:
-            raise AssertionError("everything waits for something that will never happen")
-        self._now += seconds
+    def _run_once(self) -> None:
+        """All turns until it is to stop, each in the order of `LeanLoop`'s, without its calls.
+
+        Instead of a wait for the next timer, it moves the clock to it.
+        """
+        ready, pop, files = self._ready, heapq.heappop, self._files
+        while True:
+            scheduled = self._scheduled
+            if scheduled and (scheduled[0].timer._cancelled or len(scheduled) > MANY_TIMERS):
+                scheduled = self._remove_cancelled()
+            if files.count > OWN_FILES or self._signal_handlers or self._default_executor:
+                self._process_events(files.select())  # type: ignore[attr-defined]
+            if scheduled:
+                if not ready and not self._stopping and scheduled[0] > self._now:
+                    self._now += scheduled[0] - self._now
+                end = self._now + self._clock_resolution
+                while scheduled and scheduled[0] < end:
+                    timer = pop(scheduled).timer
+                    timer._scheduled = False
+                    ready.append(timer)
+            elif not ready and not self._stopping:
+                raise AssertionError("everything waits for something that will never happen")
+            for _ in range(len(ready)):
+                handle: Any = ready.popleft()  # asyncio's stubs leave its fields out
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self._report(handle, error)
+            if self._stopping:
+                return
 
     def pass_time(self, seconds: float) -> None:
         """Time passes while a callback is busy."""
