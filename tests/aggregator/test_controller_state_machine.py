@@ -73,7 +73,11 @@ OF_OUR_KEY = (Taint(TAINT, "hold", "NoExecute"), Taint(TAINT, "hold", "NoSchedul
 #: The faults that another boot ends: all of these are over then.
 CODES = ("xid:79", "xid:46", "xid:74")
 LEVELS = (("disk-space", "bytes"), ("disk-readonly", "read-only"))
-WELL_AFTER = 900.0
+#: At the end, time passes until nothing has changed for so long (seconds), or for an hour. Longer
+#: than any period of the settings: well for 600, marks missing for the third time for 960.
+QUIET, LOOKS, AT_MOST = 1200.0, 60, 3600
+#: Pods that were told to go are gone after so long, at the end.
+GRACE = 900
 #: A pod that comes back to its node is evicted so often at most within so long (seconds), and so
 #: often again after each restart, which forgets how often that was.
 RETURN_EVICTIONS, RETURN_SPACE, FORGOTTEN_EVICTIONS = 3, 150.0, 2
@@ -167,6 +171,7 @@ class ControllerMachine(RuleBasedStateMachine):
     file_mode: ClassVar[Action | None] = None
     pools: ClassVar[tuple[Pool, ...]] = ()
     on_uncordon = OnUncordon.RELEASE
+    quiet = QUIET
     more_limits: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self) -> None:
@@ -1077,9 +1082,7 @@ class ControllerMachine(RuleBasedStateMachine):
                 (c, "/"): component(c, "/", Status.OK) for c, _ in LEVELS if (c, "/") not in lasting
             }
             self._attach(agent)
-        for _ in range(4):
-            self.kubelets_finish()
-            self._go(WELL_AFTER)
+        self._until_quiet()
         for name, one in list(self.world.quarantines.items()):
             if self.is_a_persons(one):
                 self.world.person_deletes(name)
@@ -1099,6 +1102,27 @@ class ControllerMachine(RuleBasedStateMachine):
         for agent in self.agents.values():
             assert agent.unacked == []
             assert agent.gone == []
+
+    def _until_quiet(self) -> None:
+        """Until every period has passed since the last change: what comes after it comes never."""
+        quiet = 0.0
+        for passed in range(0, AT_MOST, LOOKS):
+            before = self._changes()
+            if passed % GRACE == 0:
+                self.kubelets_finish()
+            self._go(LOOKS)
+            quiet = quiet + LOOKS if self._changes() == before else 0.0
+            if quiet >= self.quiet:
+                return
+
+    def _changes(self) -> tuple[object, ...]:
+        """Another value after each change: of objects, of what is told, of what is decided."""
+        world, decisions = self.world, self.replica.fleet.node_summaries.items()
+        return (
+            *(world.clock, len(world.writes), len(world.announced), len(world.events)),
+            *(len(self.restarts), len(self.replica.notes.transitions), list(world.pods)),
+            [(name, one.decision.hold, dict(one.decision.incidents)) for name, one in decisions],
+        )
 
     def is_a_persons(self, quarantine: Quarantine) -> bool:
         """Whether a person decides on its end: the fault came again so soon after a release."""

@@ -18,9 +18,9 @@ from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.decide.planner import RECOVERED
 from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from tests.aggregator.test_controller_state_machine import _HOW, ControllerMachine, nodes
+from tests.aggregator.test_controller_state_machine import _HOW, QUIET, ControllerMachine, nodes
 from tests.support.memory_cluster import MemoryCluster
-from tests.support.repair_shop import Shop, ShopRepairer, repair_settings
+from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -76,6 +76,8 @@ class CheckedShop(Shop):
 
 class RepairMachine(ControllerMachine):
     """``requests``: the operation by which each person's request on each Node was followed."""
+
+    quiet = TIMEOUT + QUIET
 
     def __init__(self) -> None:
         self.shop: CheckedShop | None = None
