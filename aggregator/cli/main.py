@@ -13,6 +13,7 @@ from aggregator.cli.command_line import parser_for
 from aggregator.cli.completion import COMPLETE, answer
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
+from aggregator.runtime.imports import collect_seldom_until_exit
 from sickbay.extras import explain_missing
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -20,7 +21,12 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line asks for, and exit."""
+    """Do what the command line asks for, and exit.
+
+    ``arguments`` None: those of this process, which is for this command alone.
+    """
+    if arguments is None:
+        collect_seldom_until_exit()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have every letter
         sys.stdout.reconfigure(errors="replace")
     parser = parser_for(sys.argv[0], os.environ)

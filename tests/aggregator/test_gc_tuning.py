@@ -1,8 +1,10 @@
 """The search for garbage that holds itself waits for a quiet second."""
 
 import gc
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +94,29 @@ def test_a_start_collects_no_garbage_and_what_it_has_imported_is_in_no_later_col
     assert int(collections) <= 10
     assert int(frozen) > 50_000
     assert enabled == "True"
+
+
+#: A command of `sickbay`, in a process that notes each collection from then on.
+COMMAND_NOTED = """
+import atexit, gc, sys
+from aggregator.cli import main
+begun = []
+gc.callbacks.append(lambda phase, info: begun.append(phase))
+atexit.register(lambda: print(len(begun), gc.get_freeze_count(), gc.isenabled(), file=sys.stderr))
+main()
+"""
+
+
+def test_a_command_collects_seldom_and_visits_nothing_at_its_exit(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    cluster = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}]}
+    context = {"contexts": [{"name": "x", "context": {"cluster": "c", "user": ""}}]}
+    file.write_text(json.dumps(cluster | context | {"users": [], "current-context": "x"}))
+    line = [sys.executable, "-c", COMMAND_NOTED, "quarantines", "--kubeconfig", str(file)]
+    process = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    *said, noted = process.stderr.splitlines()
+    assert "the API server at 127.0.0.1" in said[0]
+    collections, frozen, enabled = noted.split()
+    assert int(collections) <= 10
+    assert int(frozen) > 30_000
+    assert enabled == "True", "a command that follows events goes on for hours"
