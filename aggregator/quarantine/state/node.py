@@ -58,26 +58,19 @@ class NodeState:
     node_summary: NodeSummary
     now: Callable[[], float]
     held: dict[str, "NodeState"] = field(default_factory=dict, repr=False, compare=False)
+    node: str = field(init=False, repr=False, compare=False)
+    agent: AgentView = field(init=False, repr=False, compare=False)
+    cluster: ClusterView = field(init=False, repr=False, compare=False)
+    decision: Decision = field(init=False, repr=False, compare=False)
+    work: Work = field(init=False, repr=False, compare=False)
 
-    @property
-    def node(self) -> str:
-        return self.node_summary.node
-
-    @property
-    def agent(self) -> AgentView:
-        return self.node_summary.agent
-
-    @property
-    def cluster(self) -> ClusterView:
-        return self.node_summary.cluster
-
-    @property
-    def decision(self) -> Decision:
-        return self.node_summary.decision
-
-    @property
-    def work(self) -> Work:
-        return self.node_summary.work
+    def __post_init__(self) -> None:
+        """The summary keeps its parts for life, except `quarantine_view`: each round reads them of
+        every node, and a property costs a call.
+        """
+        summary = self.node_summary
+        self.node, self.agent, self.cluster = summary.node, summary.agent, summary.cluster
+        self.decision, self.work = summary.decision, summary.work
 
     @property
     def quarantine_view(self) -> QuarantineView:
