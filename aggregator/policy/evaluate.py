@@ -226,7 +226,8 @@ def _fold(
 ) -> tuple[Evidence, ...]:
     """The earlier evidence, in force or over, with the new evidence."""
     held: dict[tuple[str, str], Evidence] = {}
-    superseding = _superseding(due, kind=kind, acting=acting)
+    of_kind = {key: match for key, match in due.items() if match.rule.kind == kind}
+    superseding = _superseding(of_kind, acting=acting)
     for item in earlier.evidence if earlier is not None else ():
         if not acting and item.key in due and due[item.key].rule.action != "observe":
             continue
@@ -239,21 +240,22 @@ def _fold(
         lost = _lost(item, health)
         same = over == item.over and lost == item.lost
         held[item.key] = item if same else replace(item, over=over, lost=lost)
-    for key, match in due.items():
-        if match.rule.kind != kind:
-            continue
+    for key, match in of_kind.items():
         known = held.get(key)
         if known is None and len(held) >= MOST_EVIDENCE:
             continue  # it rests on far more already than a person reads
-        if known is None and (match.lost or (match.rule.action != "observe") != acting):
+        observed = match.rule.action == "observe"
+        if known is None and (match.lost or observed == acting):
             continue
-        if known is not None and known.over and acting and match.rule.action == "observe":
+        if known is not None and known.over and acting and observed:
             continue  # an observed match must not keep an incident that acts in force
         weaker = (
             known is not None
             and not known.over
             and _strength(known.action) > _strength(match.rule.action)
         )
+        if known is not None and _is_same(known, match, weaker=weaker):
+            continue
         held[key] = Evidence(
             code=match.code,
             component=match.component,
@@ -266,6 +268,24 @@ def _fold(
             lost=match.lost,
         )
     return _bounded(held.values())
+
+
+def _is_same(known: Evidence, match: Match, *, weaker: bool) -> bool:
+    """Whether the match adds nothing to the evidence. Of thousands, a message changes a few."""
+    return (
+        not known.over
+        and known.message == match.message
+        and known.boot_id == match.boot_id
+        and known.lost == match.lost
+        and (
+            weaker
+            or (
+                known.rule == match.rule.name
+                and known.action == match.rule.action
+                and known.cleared_by == match.cleared_by
+            )
+        )
+    )
 
 
 def _bounded(evidence: Collection[Evidence]) -> tuple[Evidence, ...]:
@@ -283,13 +303,11 @@ def _bounded(evidence: Collection[Evidence]) -> tuple[Evidence, ...]:
 
 
 def _superseding(
-    due: Mapping[tuple[str, str], Match], *, kind: str, acting: bool
+    of_kind: Mapping[tuple[str, str], Match], *, acting: bool
 ) -> frozenset[tuple[str, str]]:
     """The evidence of the same incident at present, which may so take another's place."""
     return frozenset(
-        key
-        for key, match in due.items()
-        if match.rule.kind == kind and (match.rule.action != "observe") == acting
+        key for key, match in of_kind.items() if (match.rule.action != "observe") == acting
     )
 
 
