@@ -87,7 +87,6 @@ def quarantines() -> Iterator[Quarantine | None]:
 
 def situations(quarantine: Quarantine | None, every: int = 1) -> Iterator[Situation]:
     """All combinations, or every nth of them."""
-    count = itertools.count()
     requests = (
         None,
         wanted(Action.OBSERVE),
@@ -97,16 +96,24 @@ def situations(quarantine: Quarantine | None, every: int = 1) -> Iterator[Situat
         wanted(Action.DRAIN, Action.OBSERVE),
     )
     knowing = _knowing(quarantine)
+    before = 0
     for wish, mode in itertools.product(requests, Action):
+        chosen = _chosen(-before % every, every)
+        before += len(_combinations())
         # The mode's cap comes before: a stronger wish does not reach the planner.
-        capped = wish is None or wish.spec.action.strength <= mode.strength
-        for flags in _combinations():
-            if next(count) % every or not capped or flags is None:
-                continue
+        if wish is not None and wish.spec.action.strength > mode.strength:
+            continue
+        for flags in chosen:
             if flags["recovered"] and wish is not None:
                 continue  # node.py: recovered means that no incident asks
             told = knowing if flags["node_gone"] else quarantine
             yield Situation(quarantine=told, wanted=wish, mode=mode, **flags)
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(first: int, every: int) -> tuple[dict[str, Any], ...]:
+    """Of every nth combination from this one, those that node.py may give."""
+    return tuple(flags for flags in _combinations()[first::every] if flags is not None)
 
 
 @functools.cache
