@@ -50,6 +50,7 @@ PARTS = (
             "reconcile/cluster_events.py",
             "reconcile/ownership.py",
             "reconcile/poller.py",
+            "repair/node_tests.py",
             "state/node.py",
         },
     ),
