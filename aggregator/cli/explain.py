@@ -139,9 +139,11 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
         for incident in answer["incidents"]:
             yield f"{incident['kind']}: {incident['doing']}."
             yield _closing(incident)
-        new = _new_node(answer)
+        new, asked = _new_node(answer), _by_hand(answer)
         if new is not None:
             yield _of_new_node(new)
+        elif asked:
+            yield asked
         elif hold is None and not answer["incidents"]:
             yield "No step of sickbay follows."
         return
@@ -155,6 +157,22 @@ def _new_node(answer: Answer) -> Answer | None:
     """The test of a node that has its startup taint; an older aggregator sends none."""
     found: Answer | None = answer.get("new_node")
     return found if found is not None and found["tainted"] else None
+
+
+def _by_hand(answer: Answer) -> str:
+    """The test of a node in service that a person asks for; empty: none. An older aggregator
+    sends none.
+    """
+    found = answer.get("new_node")
+    if found is None or found["tainted"]:
+        return ""
+    test = found["test"]
+    if test is not None and test["state"] in ("Ordering", "Ordered"):
+        return f"Test {test['profile']} of it is under way; work that comes ends it."
+    if not found.get("requested"):
+        return ""
+    waits = f": it waits, as {found['waits']}" if found["waits"] else ""
+    return f"A person asks for a test of it ({found['requested']}){waits}."
 
 
 def _of_new_node(found: Answer) -> str:

@@ -122,6 +122,23 @@ def test_a_new_node_whose_taint_another_controller_removes_says_so(
     assert why in head
 
 
+@pytest.mark.parametrize(
+    ("state", "requested", "waits", "expected"),
+    [
+        ("Failed", "r1", "the node is cordoned", "test of it (r1): it waits, as the node is"),
+        ("Failed", "r1", "", "A person asks for a test of it (r1)."),
+        ("Ordered", "", "", "Test quick of it is under way; work that comes ends it."),
+        ("Failed", "", "", "No step of sickbay follows."),
+    ],
+)
+def test_a_test_by_hand_of_a_node_in_service_is_what_follows(
+    state: str, requested: str, waits: str, expected: str
+) -> None:
+    new = {"taint": "", "tainted": False, "test": {"state": state, "profile": "quick"}}
+    new |= {"waits": waits, "needs_person": False, "requested": requested}
+    assert expected in rendered(answer("node-1") | {"new_node": new})
+
+
 @pytest.mark.parametrize("node", sorted(small_fleet(HANDS).node_summaries))
 def test_every_node_of_a_fleet_has_an_explanation(node: str) -> None:
     one = answer(node)
