@@ -65,6 +65,9 @@ class _Claims:
         self._files.append(collector)
         return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
+    def pytest_report_collectionfinish(self) -> str:
+        return f"{len(self._files)} files, each of which is collected when it is claimed"
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
         """For a claimed file what pytest's own hook does for all files: collect, choose, tell.
