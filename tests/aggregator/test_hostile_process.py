@@ -1,5 +1,6 @@
 """The real aggregator beside an agent that does its worst, and agents with too much state."""
 
+import re
 import statistics
 import subprocess
 import sys
@@ -26,20 +27,29 @@ def aggregator(tmp_path: Path) -> Iterator[LocalAggregator]:
     found.close()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAggregator]:
+    """One for tests whose nodes have names of their own."""
+    found = LocalAggregator(tmp_path_factory.mktemp("shared"))
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def agent(
-    tmp_path: Path, aggregator: LocalAggregator, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., AgentProcess]]:
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AgentProcess]]:
     """Starts the real agent, with a site's own check that does as the test says."""
     made: list[AgentProcess] = []
 
-    def start(look: str = "[]", more: str = "") -> AgentProcess:
+    def start(
+        aggregator: LocalAggregator, look: str = "[]", more: str = "", name: str = "node-a"
+    ) -> AgentProcess:
         folder = tmp_path / f"node-{len(made)}"
         folder.mkdir()
         site = install(folder, "site_check", MODULE.format(look=look), "odd = site_check:SPEC")
         monkeypatch.setenv("PYTHONPATH", str(site))
         own = '[own.odd]\nentry_point = "odd"\ninterval = "1s"\n'
         made.append(AgentProcess(folder, aggregator=aggregator.address, more=QUIET + own + more))
+        made[-1].node = name
         return made[-1].start()
 
     yield start
@@ -63,12 +73,12 @@ SPEC = CheckSpec(
 FAULT = 'FaultSighting(f"odd:{n}", "odd", f"part-{n}", "m" * 500, "odd:s", n, 1.0)'
 
 
-def _node(aggregator: LocalAggregator) -> Any:
-    return aggregator.ask("nodes/node-a") or {}
+def _node(aggregator: LocalAggregator, name: str = "node-a") -> Any:
+    return aggregator.ask(f"nodes/{name}") or {}
 
 
-def _is_drained(aggregator: LocalAggregator) -> bool:
-    return (_node(aggregator).get("quarantine") or {}).get("phase") == "Drained"
+def _is_drained(aggregator: LocalAggregator, name: str = "node-a") -> bool:
+    return (_node(aggregator, name).get("quarantine") or {}).get("phase") == "Drained"
 
 
 @pytest.mark.timeout(180)
@@ -100,22 +110,29 @@ def _is_drained(aggregator: LocalAggregator) -> bool:
     ],
 )
 def test_a_node_that_has_too_much_stays_visible_and_an_xid_79_of_it_drains_it(
-    aggregator: LocalAggregator, agent: Callable[..., AgentProcess], look: str, more: str
+    shared: LocalAggregator,
+    agent: Callable[..., AgentProcess],
+    request: pytest.FixtureRequest,
+    look: str,
+    more: str,
 ) -> None:
     """Such a node was refused at each attempt, without an alert, its Xid 79 included."""
-    one = agent(look, more)
-    wait_until(lambda: _node(aggregator).get("agent") == "attached", what="the node", timeout_s=60)
+    name = "node-" + re.sub("[^a-z0-9]+", "-", request.node.callspec.id)
+    one = agent(shared, look, more, name)
+    wait_until(
+        lambda: _node(shared, name).get("agent") == "attached", what="the node", timeout_s=60
+    )
     if "odd" in look and "Clearing" not in look:
 
         def seen() -> bool:
-            found = _node(aggregator)
+            found = _node(shared, name)
             return any(each["check"] == "odd" for each in found["components"] + found["faults"])
 
         wait_until(seen, what="what its own check says", timeout_s=60)
     one.xid(79)
-    wait_until(lambda: _is_drained(aggregator), what="its drain", timeout_s=60)
-    assert "stream refused" not in aggregator.log()
-    assert aggregator.metric("sickbay_ingest_entries_dropped_total") == 0
+    wait_until(lambda: _is_drained(shared, name), what="its drain", timeout_s=60)
+    assert "stream refused" not in shared.log()
+    assert shared.metric("sickbay_ingest_entries_dropped_total") == 0
 
 
 @pytest.mark.timeout(180)
@@ -124,7 +141,7 @@ def test_the_aggregator_answers_while_one_agent_does_its_worst(
     aggregator: LocalAggregator, agent: Callable[..., AgentProcess], kinds: list[str]
 ) -> None:
     """The event loop stood still for minutes after twenty small messages of one agent."""
-    honest = agent()
+    honest = agent(aggregator)
     wait_until(lambda: _node(aggregator).get("agent") == "attached", what="the node", timeout_s=60)
     quiet = sorted(_polled(aggregator, 3.0))
     before = aggregator.resident()
