@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from aggregator.ingest import grpc_env
 from tests.support.constants import draw_constants_of_the_product
 
-# What tests serve in their own process is listened for as the aggregator does: gRPC reads this when
+# Servers in a test's own process listen as the aggregator's do: gRPC reads this when
 # it is loaded, which the first module of tests may do. To its silence each program sees itself.
 LISTENING = "GRPC_EXPERIMENTS"
 os.environ.setdefault(LISTENING, grpc_env.ENVIRONMENT[LISTENING])
@@ -54,7 +54,7 @@ def pytest_configure() -> None:
 def pytest_collectstart() -> None:
     """A run that shares its files with others (tests/claims.py) collects each when it claims it.
 
-    What earlier tests have left is collected before: `pytest_collection_finish` would keep it.
+    Garbage of earlier tests is collected before: `pytest_collection_finish` would keep it.
     """
     if gc.isenabled():
         gc.collect()
@@ -72,6 +72,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """What comes now may parse, too."""
+    """The end of a session may parse, too."""
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What holds for every test of the aggregator."""
+"""Fixtures of every test of the aggregator."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each event of the cluster's watch does, by itself: no replica."""
+"""The effect of each event of the cluster's watch, by itself: no replica."""
 
 import asyncio
 from collections.abc import Callable

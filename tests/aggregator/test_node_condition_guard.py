@@ -1,4 +1,4 @@
-"""What is checked before a node condition for other tools becomes unhealthy."""
+"""The checks before a node condition for other tools becomes unhealthy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -113,7 +113,7 @@ class Site:
         await soon(settled, within=within)
 
     def go_on(self) -> None:
-        """What others in the cluster do meanwhile."""
+        """The acts of others in the cluster meanwhile."""
         self.world.kubelets_finish()
 
     def check(self) -> None:

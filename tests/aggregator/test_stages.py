@@ -1,4 +1,4 @@
-"""What the controller measures of a node's way from a fault to its release."""
+"""The controller's measurements of a node's way from a fault to its release."""
 
 from dataclasses import replace
 

@@ -92,7 +92,7 @@ def failover(curves: dict[str, Any]) -> Figure | None:
 
 
 def known_nodes(figures: dict[str, Any]) -> Figure | None:
-    """What each replica pays for the nodes that it knows, by their number."""
+    """The cost to each replica of the nodes that it knows, by their number."""
     sizes = sorted(
         int(key.removeprefix("rss_mib_per_replica_"))
         for key in figures

@@ -163,7 +163,7 @@ async def listened(url: str, served: Served, fleet: FleetState) -> tuple[int, fl
 
 
 async def violations(browser: Browser, url: str) -> int:
-    """What axe finds on the pages of the fleet, of the nodes and of one node in quarantine."""
+    """The findings of axe on the pages of the fleet, of the nodes and of one node in quarantine."""
     found = 0
     for path in ("/", "/nodes", "/nodes/gpu-000-03"):
         page = await browser.new_page()

@@ -51,7 +51,7 @@ _BUSY = ("Ordering", "Ordered")
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """What became of the attempts of all nodes.
+    """The outcome of the attempts of all nodes.
 
     ``lost`` and ``double`` say which; ``in_flight`` are attempts that a kill met between their
     write and their end.
