@@ -1,4 +1,4 @@
-"""Imports without garbage collections: the objects that a module makes at its import stay for good."""
+"""Imports without garbage collections: objects that a module makes at its import stay for good."""
 
 import atexit
 import gc

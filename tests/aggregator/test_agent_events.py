@@ -1,4 +1,4 @@
-"""The effect of an agent's connection, words and silence on its node: the handler alone, no replica."""
+"""The effect of an agent's connection, words and silence: the handler alone, no replica."""
 
 from collections.abc import Callable
 from dataclasses import replace
