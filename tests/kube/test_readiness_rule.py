@@ -35,6 +35,7 @@ pytestmark = pytest.mark.cluster
 
 DOCUMENT = DEPLOY.parents[1] / "docs" / "coexistence.md"
 DEFINITION = Path(__file__).parents[1] / "support" / "readiness_definition.yaml"
+RULES = "/apis/readiness.node.x-k8s.io/v1alpha1/nodereadinessrules"
 HEAD = """\
 listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}
 identity: {kind: insecure-trust-hello}
@@ -49,9 +50,13 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def definition(control_plane: ControlPlane) -> Iterator[None]:
-    source = Path(os.environ.get("SICKBAY_READINESS_CRD") or DEFINITION)
-    with control_plane.applied(source):
-        yield
+    """The definition stays: one that is being deleted is served for a moment more, to the next
+    test.
+    """
+    control_plane.apply(Path(os.environ.get("SICKBAY_READINESS_CRD") or DEFINITION))
+    yield
+    for one in control_plane.call("GET", RULES)["items"]:
+        control_plane.call("DELETE", f"{RULES}/{one['metadata']['name']}")
 
 
 def blocks() -> tuple[dict[str, Any], str]:
@@ -69,7 +74,8 @@ def holds(rule: dict[str, Any], node: dict[str, Any]) -> bool:
 
 
 def applies(control_plane: ControlPlane, rule: dict[str, Any]) -> None:
-    control_plane.apply(yaml.safe_dump(rule))
+    """By its path: the list of the server's kinds is older than the definition for a moment."""
+    control_plane.call("POST", RULES, rule)
 
 
 @pytest.mark.usefixtures("definition")
