@@ -1,4 +1,4 @@
-"""`sickbay test`: have a node tested, in quarantine, new, or in service; what its tests measured.
+"""`sickbay test`: have a node tested, in quarantine, new, or in service; show its past tests.
 
 Exit codes: 0 passed, 1 failed, 2 the command line makes no sense, 3 no verdict.
 """

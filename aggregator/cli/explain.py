@@ -160,8 +160,8 @@ def _new_node(answer: Answer) -> Answer | None:
 
 
 def _by_hand(answer: Answer) -> str:
-    """The test of a node in service that a person asks for; empty: none. An older aggregator
-    sends none.
+    """The test of a node in service that a person asks for, or empty text. An older aggregator
+    does not send it.
     """
     found = answer.get("new_node")
     if found is None or found["tainted"]:

@@ -43,7 +43,7 @@ steps = st.tuples(
 
 
 class Scenario:
-    """One run: what a person, tenants and the machines do to the site."""
+    """One run: the acts of a person, of tenants and of the machines."""
 
     def __init__(self, *, periodic: bool) -> None:
         self.site = IdleNodes(*NAMES, verdicts=(PASSED, FAILED, NOTHING, GOING), racks=RACKS)
@@ -92,7 +92,7 @@ class Scenario:
         ]
 
     async def end(self) -> None:
-        """Everything comes to rest: the work is gone, and one process goes on."""
+        """The site comes to rest: the work is gone, and one process goes on."""
         for replica in self.replicas:
             replica.task.cancel()
         self.site.world.pods.clear()

@@ -133,7 +133,7 @@ def next_idle_test(
     pause: float,
     now: float,
 ) -> NextTest:
-    """What to do about a node without the startup taint, or with an idle test under way.
+    """The next step for a node without the startup taint, or with an idle test under way.
 
     A person's request is due at once, and needs no ``rules``.
     """
@@ -185,8 +185,8 @@ def why_refused(
 ) -> str:
     """Why a person's request for a test of a node in service is refused; empty: it is not.
 
-    ``profiles``: those that there are; None: they are not known. ``how``: flags for a command of
-    `sickbay`. The command comes before the names of the pods, which may be cut off.
+    ``profiles``: those that there are, or None where they are not known. ``how``: flags for a
+    command of `sickbay`. The command comes before the names of the pods, which may be cut off.
     """
     if profiles is not None and profile not in profiles:
         return f"there is no profile {profile}; expected one of {', '.join(sorted(profiles))}"

@@ -65,7 +65,7 @@ class NewNodeRules(SectionDataclass):
 def next_test(
     last: NodeTest | None, facts: NodeTestFacts, rules: NewNodeRules, *, pause: float, now: float
 ) -> NextTest:
-    """What to do now. ``pause``: seconds between two tests; ``now``: wall clock seconds."""
+    """The next step now. ``pause``: seconds between two tests; ``now``: wall clock seconds."""
     if last is not None and last.is_busy:
         return under_way(last, facts, now, "" if facts.tainted else "the startup taint was removed")
     if not facts.tainted:

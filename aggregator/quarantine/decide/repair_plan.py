@@ -20,8 +20,8 @@ class RepairPlan:
     """The limits of repairs, the kinds that have a repairer, and the policy with the ladders.
 
     ``agents_awaited_until``: until then (monotonic seconds) this process repairs no node whose
-    agent has not reported to it. ``test_profiles``: the profiles that a test can have; None: they
-    are not known. ``tests_in_service``: a person may have a node in service tested.
+    agent has not reported to it. ``test_profiles``: the profiles that a test can have, or None
+    where they are not known. ``tests_in_service``: a person may have a node in service tested.
     """
 
     rules: RepairRules = field(default_factory=RepairRules)

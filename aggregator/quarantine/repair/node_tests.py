@@ -274,7 +274,7 @@ class NodeTests:
                 watched.requested, watched.look_at = asked, float("-inf")
 
     def _listed_request(self, name: str) -> str:
-        """The id of the request for a test that the last list of nodes has; empty: none."""
+        """The id of the request for a test that the last list of nodes has, or empty text."""
         meta = self._registry.meta(name)
         asked = test_request(meta.annotations) if meta is not None else None
         return asked.ident if asked is not None else ""
@@ -456,7 +456,7 @@ class NodeTests:
     # -- what others are told ----------------------------------------------------------------
 
     def _show(self, rules: NewNodeRules) -> None:
-        """What the page and the metrics tell: of our own nodes."""
+        """Give the page and the metrics the state of our own nodes."""
         self._fleet.node_tests = self._done | {
             name: NodeTestView(
                 watched.test,

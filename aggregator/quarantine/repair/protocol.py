@@ -101,8 +101,8 @@ class ConfiguredRepairer:
     attempt has ended.
     ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
     asked about it. ``pod_namespace``: that of the pods that its orders have on the node; empty:
-    none. ``profiles``: those that a test can have; None: they are not known here. ``gives_way``:
-    work preempts its tests, so that a node in service can be tested.
+    none. ``profiles``: those that a test can have, or None where they are not known here.
+    ``gives_way``: work preempts its tests, so that a node in service can be tested.
     """
 
     repairer: Repairer
@@ -144,7 +144,7 @@ class RepairSettings:
 
     @property
     def test_profiles(self) -> frozenset[str] | None:
-        """The profiles that a test can have; None: they are not known here."""
+        """The profiles that a test can have, or None where they are not known here."""
         entry = self.repairers.get(TEST)
         return entry.profiles if entry is not None else None
 
