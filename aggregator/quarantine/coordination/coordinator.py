@@ -230,7 +230,8 @@ class Coordinator:
                 "", membership_view.differing, silent or "the leader has not told anything yet"
             )
         theirs = outlook.uncertainty
-        return replace(theirs, differing=membership_view.differing or theirs.differing)
+        differing = membership_view.differing or theirs.differing
+        return theirs if differing == theirs.differing else replace(theirs, differing=differing)
 
     def _no_answer(self) -> str:
         """Why the leader can't be asked; empty: it can."""

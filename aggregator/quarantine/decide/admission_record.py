@@ -253,6 +253,8 @@ class Record:
         A clock that was set back must not hold the fleet until it has caught up: a time further
         ahead than the window or cooldown is dropped as well.
         """
+        if not (self.admissions or self.cooldowns or self.pool_admissions):
+            return self
         admissions = tuple(at for at in self.admissions if abs(now - at) < window)
         cooldowns = {k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown}
         pool_admissions = _non_empty(

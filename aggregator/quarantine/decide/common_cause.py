@@ -194,6 +194,8 @@ class CommonCauses:
 
         ``lasting``: open causes stay open, as some replicas' nodes have not been counted yet.
         """
+        if not (self._signs or self.open or self._silent[0]):
+            return [], []  # of a fleet that is well
         found: dict[str, CommonCause] = {}
         for what, shown in list(self._signs.items()):
             if shown.is_due(now):
