@@ -62,12 +62,6 @@ class Process(LeanLoop):
             return False
         return self._stirred or (bool(self._wakes) and self._wakes[0] <= self._world.now)
 
-    def wakes(self) -> float:
-        """When it has something to do by itself (the world's time)."""
-        if self.paused or self.dead or not self._wakes:
-            return float("inf")
-        return self._wakes[0]
-
     def step(self) -> None:
         """Do the work that is due now, and leave the work that it causes for later.
 
@@ -127,14 +121,21 @@ class Clockwork:
         while True:
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
-            due = [process for process in self.processes if process.is_due()]
+            due, wakes = [], float("inf")
+            for process in self.processes:  # as `is_due`, without a million calls
+                if process.paused or process.dead:
+                    continue
+                first = process._wakes[0] if process._wakes else float("inf")
+                if process._stirred or first <= self.now:
+                    due.append(process)
+                wakes = min(wakes, first)
             if due:
-                self._rng.shuffle(due)
+                if len(due) > 1:
+                    self._rng.shuffle(due)
                 for process in due:
                     if process.is_due():
                         process.step()
                 continue
-            wakes = min([process.wakes() for process in self.processes], default=float("inf"))
             events = self._events[0][0] if self._events else float("inf")
             if min(wakes, events) > until:
                 self.now = until
