@@ -23,6 +23,7 @@ from aggregator.quarantine.decide.lost_marks import (
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.node_marks import read_overruled, words_of
 from aggregator.quarantine.decide.operator_requests import (
+    NONE,
     describe,
     read_operator_requests,
 )
@@ -349,47 +350,44 @@ class NodeState:
         """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
         node's agent as long as it has to. ``marks``: when lost marks are set again.
         """
-        quarantine = self.node_summary.quarantine
-        if quarantine is None or quarantine.spec.requester == OURS:
-            mode = min(
-                mode, self.cluster.operator_requests.cap(wall), key=lambda action: action.strength
-            )
+        view, agent, requests = self.quarantine_view, self.agent, self.cluster.operator_requests
+        quarantine, fresh = view.quarantine, agent.is_fresh
+        if requests is not NONE and (quarantine is None or quarantine.spec.requester == OURS):
+            mode = min(mode, requests.cap(wall), key=lambda action: action.strength)
+        recordon_at = self._recordon_at(wall)
         return Situation(
-            quarantine=self.node_summary.quarantine,
+            quarantine=quarantine,
             in_record=in_record,
             entered_by_hand=entered_by_hand,
             wanted=wanted,
             mode=mode,
-            knows=self.agent.was_heard or patient_enough,
-            fresh=self.agent.is_fresh,
-            recovered=self.agent.is_fresh and not self.acting,
+            knows=agent.was_heard or patient_enough,
+            fresh=fresh,
+            recovered=fresh and not self.acting,
             uncordoned=self.is_released_by_uncordon(uncordon),
-            schedulable=self.quarantine_view.uncordoned is not Uncordoned.NO,
-            recordon=self._recordon_at(wall) <= wall,
-            recordon_at=self._recordon_at(wall),
+            schedulable=view.uncordoned is not Uncordoned.NO,
+            recordon=recordon_at <= wall,
+            recordon_at=recordon_at,
             evictions_wait=self._evictions_wait(wall),
-            node_replaced=self.quarantine_view.node_replaced,
-            reborn=bool(self.quarantine_view.reborn),
+            node_replaced=view.node_replaced,
+            reborn=bool(view.reborn),
             node_gone=self.cluster.node_gone,
             node_found=self.cluster.node_found,
             absent_too_long=absent_too_long,
             maintained=bool(self.cluster.maintained),
             stopped=stopped,
-            conflict=bool(self.agent.conflict),
-            definition_going=self.quarantine_view.definition_going,
+            conflict=bool(agent.conflict),
+            definition_going=view.definition_going,
             marks_untold=self._marks_untold(),
             restore_due=self._restore_due(marks, wall),
-            conditions_old=self.quarantine_view.are_conditions_old(),
+            conditions_old=view.are_conditions_old(),
             release_held=bool(self.release_held),
-            look_later=now < self.quarantine_view.release_look,
-            forced=self.cluster.operator_requests.forced(wall),
+            look_later=now < view.release_look,
+            forced=requests.forced(wall),
             unforced=self.cluster.node_gone
-            or (
-                self.cluster.operator_requests_known
-                and not self.cluster.operator_requests.force_asked
-            ),
-            exempt=self.cluster.operator_requests.exempt(wall),
-            unclaimed=bool(self.node_summary.quarantine_view.unclaimed),
+            or (self.cluster.operator_requests_known and not requests.force_asked),
+            exempt=requests.exempt(wall),
+            unclaimed=bool(view.unclaimed),
             repair_busy=repair_busy,
             repair_replaces=repair_replaces,
             repair_due=repair_due,
