@@ -62,9 +62,14 @@ class ClusterObjects:
 
     def delete_namespace(self, name: str) -> None:
         """Delete a namespace, pods that linger in it too. Doesn't wait for the end."""
-        pods = f"/api/v1/namespaces/{name}/pods"
-        self.call("DELETE", pods, {"gracePeriodSeconds": 0})
+        self.delete_pods(name)
         self._delete(f"/api/v1/namespaces/{name}")
+
+    def delete_pods(self, namespace: str) -> list[Any]:
+        """Delete all pods of a namespace at once, those that linger too; returns them."""
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        deleted: list[Any] = self.call("DELETE", pods, {"gracePeriodSeconds": 0})["items"]
+        return deleted
 
     @property
     def makes_service_accounts(self) -> bool:

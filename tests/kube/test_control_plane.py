@@ -79,6 +79,26 @@ def test_a_daemon_set_runs_on_each_of_its_nodes(cluster_space: Space) -> None:
     wait_until(lambda: nodes_with_a_pod() == names, what=f"a pod on each of {names}")
 
 
+def test_a_cleared_space_has_no_nodes_and_no_pods_and_a_deployment_makes_none_anew(
+    control_plane: ControlPlane,
+) -> None:
+    spaces = [Space(control_plane, f"t-cleared-{name}", f"n-cleared-{name}") for name in "ab"]
+    for space in spaces:
+        control_plane.create_namespace(space.namespace)
+        [node] = space.create_nodes(1)
+        control_plane.create_pod(space.namespace, "own", node=node, annotations={LINGER: "true"})
+    control_plane.apply(json.dumps(_deployment("web", 2)), namespace=spaces[1].namespace)
+    wait_until(lambda: len(_running(spaces[1], "web")) == 2, what="2 pods to run")
+
+    for space in spaces:
+        space.clear()
+
+    assert control_plane.call("GET", spaces[0].path("pods"))["items"] == []
+    control_plane.wait_gone(f"/api/v1/namespaces/{spaces[1].namespace}")
+    nodes = control_plane.call("GET", "/api/v1/nodes")["items"]
+    assert not any(node["metadata"]["name"].startswith("n-cleared-") for node in nodes)
+
+
 def test_a_disruption_budget_blocks_an_eviction_and_says_so(cluster_space: Space) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
     [node] = cluster_space.create_nodes(1)
