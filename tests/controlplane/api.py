@@ -58,6 +58,10 @@ class ApiClient:
             self._tls.load_cert_chain(certificate.certificate, certificate.key)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout_s = timeout_s
+        #: What manifests.py remembers of this server: the resources of an API group by its path;
+        #: each document that was applied and the answer, by the object's path.
+        self.discovered: dict[str, list[Any]] = {}
+        self.applied: dict[str, tuple[bytes, Any]] = {}
         self._idle: list[http.client.HTTPSConnection] = []
         self._lock = threading.Lock()
 

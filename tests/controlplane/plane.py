@@ -168,6 +168,7 @@ class ControlPlane(ClusterObjects):
         with self._without_storage():
             shutil.rmtree(self._etcd_data)
             shutil.copytree(backup, self._etcd_data)
+        self.client.applied.clear()  # a version may be another object's than before
 
     def copy_node(self, name: str, copies: Sequence[str]) -> None:
         """Copies of a Node under these names, which have the length of its own.

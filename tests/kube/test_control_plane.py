@@ -281,6 +281,27 @@ spec: {size: 1}
     assert bed["metadata"]["generation"] == 2
 
 
+def test_an_object_that_another_client_changed_or_deleted_is_applied_again(
+    cluster_space: Space,
+) -> None:
+    plane, path = cluster_space.plane, cluster_space.path("configmaps", "one")
+    document = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": '
+    document += '{"size": "1"}}'
+
+    def applied() -> tuple[Any, int]:
+        mark = plane.audit_mark()
+        [made] = plane.apply(document, namespace=cluster_space.namespace)
+        assert made == plane.call("GET", path)
+        return made["data"], plane.requests_by_user_and_verb(mark)[ADMIN, "patch"]
+
+    assert applied() == ({"size": "1"}, 1)
+    assert applied() == ({"size": "1"}, 0)
+    plane.call("PATCH", path, {"data": {"size": "2", "more": "x"}}, MERGE_PATCH)
+    assert applied() == ({"size": "1", "more": "x"}, 1)
+    plane.call("DELETE", path)
+    assert applied() == ({"size": "1"}, 1)
+
+
 def _outcome(client: ApiClient, method: str, path: str, body: Any = None) -> int | str:
     try:
         return client.request(method, path, body).status
