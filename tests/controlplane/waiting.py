@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 #: Seconds between the first calls of a wait, and between those of a long one.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 def wait_until(

@@ -33,8 +33,11 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look is a request here: 40 in the first second of a wait, not 120."""
-    monkeypatch.setattr(waiting, "PART", 0.1)
+    """A look is a request here: 25 in the first second of a wait and 4 in each other, not 120 and
+    10.
+    """
+    monkeypatch.setattr(waiting, "PART", 0.2)
+    monkeypatch.setattr(waiting, "LONG", 0.25)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from aggregator.clock import Clocks
 from tests.support.virtual_time import VirtualTimeLoop
 
-#: Seconds between two looks, at least and at most.
-_SHORT, _LONG = 0.005, 0.1
-#: A pause is this part of the wait so far. Tests on an API server take a larger one.
-PART = 0.02
+#: Seconds between two looks, at least.
+_SHORT = 0.005
+#: Seconds between two looks, at most; and a pause is this part of the wait so far. Tests on an API
+#: server take larger ones.
+LONG, PART = 0.1, 0.02
 CLOCKS = Clocks(time.monotonic, time.time)
 
 
@@ -28,7 +29,7 @@ async def until(
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
-    longest = 1.0 if isinstance(loop, VirtualTimeLoop) else _LONG  # hours are waited for there
+    longest = 1.0 if isinstance(loop, VirtualTimeLoop) else LONG  # hours are waited for there
     while not happened():
         waited = loop.time() - began
         if waited > within:
@@ -37,7 +38,7 @@ async def until(
         await asyncio.sleep(pause_after(waited, most=longest))
 
 
-def pause_after(waited: float, *, most: float = _LONG) -> float:
+def pause_after(waited: float, *, most: float = LONG) -> float:
     """Seconds until the next look, after so many seconds of waiting.
 
     A look at an API server costs it, etcd and the test 4 ms of a processor: one each 5 ms took
