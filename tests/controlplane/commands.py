@@ -11,6 +11,28 @@ STAGES_FILE = Path(__file__).with_name("stages.yaml")
 KUBELET_LABEL = "sickbay.test/kubelet"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 _LOOPBACK = "127.0.0.1"
+#: What no test uses: volumes, certificates, resource claims, scaling, and legacy kinds. Some have
+#: loops of a tenth of a second, and all follow nodes, pods or kinds of their own.
+_WITHOUT_CONTROLLERS = [
+    "certificatesigningrequest-approving-controller",
+    "certificatesigningrequest-cleaner-controller",
+    "certificatesigningrequest-signing-controller",
+    "cronjob-controller",
+    "endpointslice-mirroring-controller",
+    "ephemeral-volume-controller",
+    "horizontal-pod-autoscaler-controller",
+    "legacy-serviceaccount-token-cleaner-controller",
+    "node-ipam-controller",
+    "persistentvolume-attach-detach-controller",
+    "persistentvolume-binder-controller",
+    "persistentvolume-expander-controller",
+    "persistentvolume-protection-controller",
+    "persistentvolumeclaim-protection-controller",
+    "replicationcontroller-controller",
+    "resourceclaim-controller",
+    "storageversion-garbage-collector-controller",
+    "ttl-controller",
+]
 # As fast as the server lets them: the defaults (20 a second) would be what a test measures.
 _UNTHROTTLED = ["--kube-api-qps=1000", "--kube-api-burst=2000"]
 
@@ -140,10 +162,11 @@ def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
 def controller_manager(
     program: Path, at: Setting, kubeconfig: Path, port: int, *, node_lifecycle: bool
 ) -> list[str | Path]:
-    """All controllers, without node lifecycle unless a test wants its evictions."""
+    """The controllers that tests use, without node lifecycle unless a test wants its evictions."""
+    without = [*_WITHOUT_CONTROLLERS, *([] if node_lifecycle else ["node-lifecycle-controller"])]
     return [
         *_controller(program, at, kubeconfig, port),
-        f"--controllers=*{'' if node_lifecycle else ',-node-lifecycle-controller'}",
+        f"--controllers=*,{','.join(f'-{name}' for name in without)}",
         f"--service-account-private-key-file={at.service_account_key}",
         f"--root-ca-file={at.ca_file}",
     ]

@@ -45,7 +45,8 @@ _COPIES_AT_ONCE = 100
 class ControlPlane(ClusterObjects):
     """etcd and kube-apiserver, and the other parts of a cluster that are asked for.
 
-    controller_manager: all controllers (disruption budgets, DaemonSets, garbage collection, ...).
+    controller_manager: the controllers that tests use (disruption budgets, DaemonSets, garbage
+    collection, ...; not volumes, certificates or scaling).
     scheduler: the default one. kwok: plays the kubelets. node_lifecycle: the controller manager
     also taints and evicts by node conditions, and kwok renews the nodes' Leases.
     apiserver_args: further flags of kube-apiserver. gogc: Go's setting of that name: 400 makes a

@@ -160,7 +160,7 @@ def control_plane_programs(pytestconfig: pytest.Config) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def control_plane(control_plane_programs: dict[str, Path]) -> Iterator[ControlPlane]:
-    """The session's plane: API server, all controllers but node lifecycle, scheduler, kwok.
+    """The session's plane: API server, controllers except node lifecycle, scheduler, kwok.
 
     With SICKBAY_CONTROLPLANE_FOLDER set its logs and data stay there.
     """
