@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -52,6 +53,20 @@ async def restricted(account: Path) -> AsyncIterator[KubeCluster]:
 def raw(control_plane: ControlPlane, account: Path) -> ApiClient:
     """The same identity without our code: only its rights limit it."""
     return control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+
+
+async def test_a_start_reviews_all_rights_over_few_connections(
+    account: Path, control_plane: ControlPlane
+) -> None:
+    """A connection for each of 30 rights took both sides more time than all reviews."""
+
+    def connections() -> int:
+        peers = [one.raddr for one in psutil.Process().net_connections(kind="tcp") if one.raddr]
+        return sum(peer.port == control_plane.port for peer in peers)
+
+    before = connections()
+    async with kube_cluster(account, shards=True, agents="sickbay:sickbay-agent"):
+        assert 0 < connections() - before <= 10
 
 
 async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
