@@ -63,6 +63,7 @@ class Replicas:
         folder.mkdir(parents=True, exist_ok=True)
         install(plane)
         self.authority = Authority.create(folder / "pki")
+        self._trust = ssl.create_default_context(cafile=str(self.authority.certificate))
         self.names = [f"sickbay-aggregator-{number}" for number in range(count)]
         self._hosts = [f"127.0.0.{number + 1}" for number in range(count)]
         self._port, self._web_port = free_port("0.0.0.0"), free_port("0.0.0.0")
@@ -127,7 +128,6 @@ class Replicas:
             lambda: self.agree(self.running),
             what=lambda: f"the replicas to agree on {self.running}: {self.standings()}",
             timeout_s=timeout_s,
-            every_s=0.25,
         )
 
     def one(self, number: int) -> AggregatorProcess:
@@ -171,10 +171,9 @@ class Replicas:
 
     def asked(self, name: str, path: str, *, timeout_s: float = 10) -> str:
         """The answer of a replica's web listener; OSError where no answer comes."""
-        trust = ssl.create_default_context(cafile=str(self.authority.certificate))
         replica = self.replicas[name]
         page = http.client.HTTPSConnection(
-            replica.host, replica.web_port, context=trust, timeout=timeout_s
+            replica.host, replica.web_port, context=self._trust, timeout=timeout_s
         )
         headers = {"Authorization": f"Bearer {self.reader}"} if self.reader else {}
         try:
