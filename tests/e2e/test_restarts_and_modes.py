@@ -1,6 +1,6 @@
 """A fault while the aggregator is killed, stopped, in another mode, or without its definition.
 
-Each test has an aggregator of its own, on a real kube-apiserver.
+Tests of one configuration follow each other: they share an aggregator on a real kube-apiserver.
 """
 
 import time
@@ -64,43 +64,6 @@ def test_a_persons_release_of_a_latched_fault_is_not_undone_by_the_next_snapshot
     assert "xid:48" in codes
 
 
-def test_an_uncordon_is_a_release_where_the_configuration_says_so(
-    cluster_space: Space, stack_of: Start
-) -> None:
-    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    stack = stack_of({"release": {"on_uncordon": "release"}})
-    stack.agent(node).xid(79)
-    stack.until_phase(node, "Drained")
-    patch_node(plane, node, {"spec": {"unschedulable": None}})
-    stack.until(lambda: stack.quarantine(node) is None, "the release")
-    assert stack.taint(node) is None
-    assert "sickbay.dev/overruled" in stack.node(node)["metadata"]["annotations"]
-    stack.until(lambda: condition(stack, node) == "False", "the node's condition")
-
-
-def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Start) -> None:
-    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    mark = plane.audit_mark()
-    stack = stack_of({"mode": "observe"})
-    stack.agent(node).xid(79)
-    stack.aggregator.wait_for_log("quarantine.suppressed")
-    user = "system:serviceaccount:sickbay:sickbay-aggregator"
-    writes = {
-        verb: count
-        for (who, verb), count in plane.requests_by_user_and_verb(mark).items()
-        if who == user and verb not in {"get", "list", "watch"}
-    }
-    # The questions about its own rights are creations in name; the record is made empty.
-    assert set(writes) <= {"create"}
-    created = {
-        entry["objectRef"]["resource"]
-        for entry in plane.audit_entries(mark)
-        if entry["user"]["username"] == user and entry["verb"] == "create"
-    }
-    assert created <= {"selfsubjectaccessreviews", "configmaps"}
-    assert stack.taint(node) is None
-
-
 def test_nodes_make_no_request_to_the_api_server_and_a_quarantine_costs_few(
     cluster_space: Space, stack_of: Start
 ) -> None:
@@ -145,22 +108,6 @@ def _asked_of(plane: ControlPlane, mark: int) -> list[tuple[str, str]]:
     ]
 
 
-def test_deleting_the_definition_releases_nobody(
-    start_control_plane: StartControlPlane, tmp_path: Path
-) -> None:
-    plane = start_control_plane()
-    [node] = plane.create_nodes(1, "n")
-    with Stack(plane, tmp_path) as stack:
-        stack.aggregator.start().ready()
-        stack.agent(node).xid(79)
-        stack.until_phase(node, "Drained")
-        crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
-        assert plane.request("DELETE", crd).status == 200
-        stack.until(lambda: plane.request("GET", crd).status == 404, "the definition to be gone")
-        assert stack.taint(node) == "gpu"
-        assert stack.node(node)["spec"]["unschedulable"] is True
-
-
 def test_scaling_the_aggregator_to_zero_changes_nothing(
     cluster_space: Space, stack_of: Start
 ) -> None:
@@ -181,3 +128,56 @@ def test_scaling_the_aggregator_to_zero_changes_nothing(
         lambda: "xid:48" in str((stack.quarantine(node) or {})["spec"]["evidence"]),
         "what came in meanwhile",
     )
+
+
+def test_an_uncordon_is_a_release_where_the_configuration_says_so(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of({"release": {"on_uncordon": "release"}})
+    stack.agent(node).xid(79)
+    stack.until_phase(node, "Drained")
+    patch_node(plane, node, {"spec": {"unschedulable": None}})
+    stack.until(lambda: stack.quarantine(node) is None, "the release")
+    assert stack.taint(node) is None
+    assert "sickbay.dev/overruled" in stack.node(node)["metadata"]["annotations"]
+    stack.until(lambda: condition(stack, node) == "False", "the node's condition")
+
+
+def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    mark = plane.audit_mark()
+    stack = stack_of({"mode": "observe"})
+    stack.agent(node).xid(79)
+    stack.aggregator.wait_for_log("quarantine.suppressed")
+    user = "system:serviceaccount:sickbay:sickbay-aggregator"
+    writes = {
+        verb: count
+        for (who, verb), count in plane.requests_by_user_and_verb(mark).items()
+        if who == user and verb not in {"get", "list", "watch"}
+    }
+    # The questions about its own rights are creations in name; the record is made empty.
+    assert set(writes) <= {"create"}
+    created = {
+        entry["objectRef"]["resource"]
+        for entry in plane.audit_entries(mark)
+        if entry["user"]["username"] == user and entry["verb"] == "create"
+    }
+    assert created <= {"selfsubjectaccessreviews", "configmaps"}
+    assert stack.taint(node) is None
+
+
+def test_deleting_the_definition_releases_nobody(
+    start_control_plane: StartControlPlane, tmp_path: Path
+) -> None:
+    plane = start_control_plane()
+    [node] = plane.create_nodes(1, "n")
+    with Stack(plane, tmp_path) as stack:
+        stack.aggregator.start().ready()
+        stack.agent(node).xid(79)
+        stack.until_phase(node, "Drained")
+        crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
+        assert plane.request("DELETE", crd).status == 200
+        stack.until(lambda: plane.request("GET", crd).status == 404, "the definition to be gone")
+        assert stack.taint(node) == "gpu"
+        assert stack.node(node)["spec"]["unschedulable"] is True
