@@ -15,8 +15,10 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.users import Access, User
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.waiting import wait_until
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 
+SUBJECT_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
@@ -168,6 +170,12 @@ async def test_groups_of_a_certificate_or_proxy_have_their_rights(
             },
             "subjects": [{"kind": "Group", "name": name, "apiGroup": "rbac.authorization.k8s.io"}],
         },
+    )
+    attributes = {"verb": "list", "group": "sickbay.dev", "resource": "quarantines"}
+    review = {"spec": {"user": "alice", "groups": [name], "resourceAttributes": attributes}}
+    wait_until(
+        lambda: control_plane.call("POST", SUBJECT_REVIEWS, review)["status"]["allowed"],
+        what="the authorizer to hear of the binding",
     )
     reviews = gate.cluster.access_reviews()
     delete = Access("delete", "sickbay.dev", "quarantines", name="node-1")
