@@ -66,3 +66,21 @@ async def test_a_mark_that_the_watch_does_not_show_is_waited_for_no_longer_than_
     nodes.take(node(uid="another"))
     assert await nodes.wait_for("n1", "u", within=1.0) is None
     assert loop.time() - began == 1.0, "the Node of this name is another one: no wait"
+
+
+@in_virtual_time
+async def test_each_of_several_waits_lasts_until_the_mark_or_its_own_end() -> None:
+    nodes, loop = MarkedNodes(), asyncio.get_running_loop()
+
+    async def waited(after: float) -> tuple[bool, float]:
+        await asyncio.sleep(after)
+        began = loop.time()
+        found = await nodes.wait_for("n1", "u", within=1.0)
+        return found is not None, round(loop.time() - began, 3)
+
+    given_up = asyncio.create_task(waited(0.5))
+    loop.call_later(0.6, given_up.cancel)
+    loop.call_later(1.2, nodes.take, node())
+    found = list(await asyncio.gather(waited(0.0), waited(0.9)))
+    assert found == [(False, 1.0), (True, 0.3)]
+    assert given_up.cancelled()

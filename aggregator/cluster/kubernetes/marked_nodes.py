@@ -14,7 +14,7 @@ class MarkedNodes:
 
     def __init__(self) -> None:
         self._found: dict[str, NodeObject] = {}
-        self._awaited: dict[str, asyncio.Future[None]] = {}
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
 
     def take(self, node: NodeObject) -> None:
         """The node as a list or an event of the watch shows it."""
@@ -27,9 +27,9 @@ class MarkedNodes:
             metadata=Meta(name=meta.name, uid=meta.uid, resource_version=meta.resource_version),
             status=NodeStatus(conditions=None if own is None else [own]),
         )
-        awaited = self._awaited.pop(meta.name, None)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(None)
+        for awaited in self._awaited.pop(meta.name, ()):
+            if not awaited.done():
+                awaited.set_result(None)
 
     def drop(self, name: str) -> None:
         """The node is schedulable again, or gone."""
@@ -47,10 +47,13 @@ class MarkedNodes:
     async def wait_for(self, name: str, uid: str, *, within: float) -> NodeObject | None:
         """As `find`, after a wait (seconds at most) for a mark that was just set."""
         if name not in self._found:
-            future = self._awaited.get(name)
-            if future is None or future.done():
-                future = self._awaited[name] = asyncio.get_running_loop().create_future()
-            await asyncio.wait([future], timeout=within)
-            if self._awaited.get(name) is future:
-                del self._awaited[name]
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            others = self._awaited.setdefault(name, set())
+            others.add(future)
+            try:
+                await asyncio.wait([future], timeout=within)
+            finally:
+                others.discard(future)
+                if not others and self._awaited.get(name) is others:
+                    del self._awaited[name]
         return self.find(name, uid)

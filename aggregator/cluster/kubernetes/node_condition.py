@@ -56,7 +56,7 @@ async def publish(
         }
         # The watch and the cache may only lead to a write against their version: that there is
         # nothing to write, or that another wrote in between, needs a read from etcd.
-        due = None
+        due = watched = None
         if attempt == 1:
             if quarantined:
                 watched = await marked_nodes.wait_for(node, node_uid, within=WATCH_S)
@@ -77,8 +77,9 @@ async def publish(
             )
             await post_event(transport, event)
             told = True
-            watched = marked_nodes.find(node, node_uid) if quarantined else None
-            due = (watched and _change(watched, said)) or due  # the Event has waited for its turn
+            if watched is not None:  # the Event has waited for its turn: the node may have changed
+                newer = marked_nodes.find(node, node_uid)
+                due = (newer and _change(newer, said)) or due
         try:
             await write_condition(transport, *due)
         except Conflict:

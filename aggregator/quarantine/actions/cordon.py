@@ -354,8 +354,8 @@ class NodeActions:
     ) -> None:
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
-        if quarantine.unread:
-            return  # the next step says so
+        if quarantine.unread or quarantine.status.phase in MARKED:
+            return  # the next step says so, or goes on from there
         if node is None:
             await self._no_node(node_state, quarantine)
             return

@@ -47,7 +47,7 @@ from aggregator.rfc3339 import span
 STATUS_EVERY = 10.0
 #: Unchanged progress is written so often (seconds), with the time of the last read.
 UNCHANGED_EVERY = 300.0
-#: No eviction follows a read of the node that is older than this (seconds).
+#: No evictions begin to be sent after a read of the node that is older than this (seconds).
 NODE_EVERY = 10.0
 #: A node is empty once two reads say so that are so far apart (seconds), because a pod may come
 #: back, and a scheduler that has not seen the taint may still place one. The last read has to begin
@@ -295,7 +295,7 @@ class Drainer:
         before = marks.quarantine.status
         await self._write_begin(node_state, marks.quarantine, marks.status)
         memory = self._memory(node_state)
-        memory.is_new, memory.has_begun = not before.drain_started_at, True
+        memory.is_new, memory.begun_at = not before.drain_started_at, self._clocks.now()
         node_state.work.note_poll(marks.at)  # a poll at once would show no more
 
     async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
@@ -334,11 +334,12 @@ class Drainer:
     def _has_begun(self, node_state: NodeState) -> bool:
         """Whether the begin was just written with the marks; a second run reads the node first."""
         memory, quarantine = self._memories.get(node_state.node), node_state.node_summary.quarantine
-        if memory is None or not memory.has_begun:
+        if memory is None or quarantine is None:
             return False
-        memory.has_begun = False
-        stands = quarantine is not None and quarantine.status.phase is Phase.DRAINING
-        return stands and quarantine is not None and quarantine.uid == memory.uid
+        age, memory.begun_at = self._clocks.now() - memory.begun_at, float("-inf")
+        if age >= NODE_EVERY or self._hook_runner.is_due(quarantine.status):
+            return False  # the hook may end jobs: it is asked after a read, as evictions are
+        return quarantine.status.phase is Phase.DRAINING and quarantine.uid == memory.uid
 
     async def _write_begin(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
@@ -392,7 +393,10 @@ class Drainer:
         """Emit the event of a phase that we wrote, once the Quarantine shows that phase."""
         quarantine = node_state.node_summary.quarantine
         memory = self._memories.get(node_state.node)
-        if memory is None or memory.unreported_phase is None or quarantine is None:
+        if quarantine is None:
+            self._memories.pop(node_state.node, None)
+            return
+        if memory is None or memory.unreported_phase is None:
             return
         phase, kind, text = memory.unreported_phase
         if quarantine.uid != memory.uid or quarantine.status.phase is not phase:

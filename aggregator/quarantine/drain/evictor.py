@@ -117,7 +117,10 @@ class Evictor:
     def next_due(self, plan: DrainPlan) -> float:
         """When the next request is due (monotonic seconds); infinite without one."""
         times = [due_at for due_at, _ in self._groups(plan)]
-        times += [self.memory.due_at((pod,)) for pod in plan.force]
+        times += [
+            self.memory.due_at((pod,)) if pod.uid in self.memory.forced else float("-inf")
+            for pod in plan.force
+        ]
         return min(times, default=float("inf"))
 
     def blockers(self, plan: DrainPlan) -> tuple[Blocker, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import HookState, HookStatus, Quarantine
+from aggregator.cluster.port import HookState, HookStatus, Quarantine, QuarantineStatus
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.state.node import NodeState
@@ -76,6 +76,12 @@ class HookRunner:
         self._rules = rules
         self._rng = rng
         self._lane = asyncio.Semaphore(rules.at_once)
+
+    def is_due(self, status: QuarantineStatus) -> bool:
+        """Whether the hook before the evictions has to be asked (again)."""
+        known = status.pre_evict
+        asking = known is None or known.state is HookState.ASKING
+        return self._rules.pre_evict is not None and asking
 
     async def before_evictions(self, node_state: NodeState, still: Callable[[], bool]) -> bool:
         """See the hook through. False where the drain no longer stands."""

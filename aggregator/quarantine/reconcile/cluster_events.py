@@ -15,6 +15,7 @@ from aggregator.cluster.port import (
     NodeMeta,
     NodeSeen,
     NodeUncordoned,
+    Phase,
     Quarantine,
     QuarantineGone,
     QuarantineSeen,
@@ -32,6 +33,7 @@ from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import read_request
@@ -54,6 +56,20 @@ FORGOTTEN_AFTER = 3600.0
 _SLICE = 100
 #: A quarantined node is read at most so often (seconds) because of a watch event about its marks.
 _BETWEEN_LOOKS = 2.0
+
+
+def _is_asked_for_otherwise(node: Node, node_state: NodeState) -> bool:
+    """Whether a person or another tool asks for something else than by the last read."""
+    return (
+        read_operator_requests(node.annotations) != node_state.cluster.operator_requests
+        or maintained_by(node) != node_state.cluster.maintained
+    )
+
+
+def _may_be_marked(node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether the node carries our marks, also where the status does not tell of them yet."""
+    phase = quarantine.status.phase
+    return phase in MARKED or (phase is Phase.ADMITTED and node_state.cluster.marked)
 
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
@@ -145,7 +161,7 @@ class ClusterEventHandler:
             case NodeUncordoned(node):
                 subject = self._registry.node_state(node)
                 quarantine = subject.node_summary.quarantine
-                marked = quarantine is not None and quarantine.status.phase in MARKED
+                marked = quarantine is not None and _may_be_marked(subject, quarantine)
                 if marked or subject.cluster.foreign:
                     subject.work.request_read()
                     self._queue.add(subject)
@@ -184,7 +200,11 @@ class ClusterEventHandler:
             node_state.lacks(node, quarantine)
             == node_state.quarantine_view.missing
             == marks_told(quarantine)
-        ) and not (self._pools.has_moved(node) or _asks_for_repair(node.annotations, node_state)):
+        ) and not (
+            self._pools.has_moved(node)
+            or _asks_for_repair(node.annotations, node_state)
+            or _is_asked_for_otherwise(node, node_state)
+        ):
             return
         now = self._clocks.now()
         if now - node_state.work.looked_at < _BETWEEN_LOOKS:
@@ -329,7 +349,7 @@ class ClusterEventHandler:
             quarantine = node_state.node_summary.quarantine
             if (
                 quarantine is not None
-                and quarantine.status.phase in MARKED
+                and _may_be_marked(node_state, quarantine)
                 and node_state.node not in unschedulable
             ):
                 node_state.work.request_read()

@@ -30,6 +30,7 @@ from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.view import Ownership
 from aggregator.runtime.backoff import Backoff
@@ -200,7 +201,7 @@ class NodePoller:
             self._queue.add(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:
-        if maintained_by(node) != node_state.cluster.maintained:
+        if maintained_by(node) != node_state.cluster.maintained or _is_uncordoned(node_state, node):
             node_state.work.request_read()
             self._queue.add(node_state)
         requests = read_operator_requests(node.annotations)
@@ -216,6 +217,13 @@ class NodePoller:
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
         self._acts.emit_event(node_state, EventKind.SILENT_FAILING, text)
         self._evaluator.evaluate_node(node_state)
+
+
+def _is_uncordoned(node_state: NodeState, node: Node) -> bool:
+    """Whether a marked node, by this read, is schedulable, and was not by the last one in full."""
+    quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
+    marked = quarantine is not None and quarantine.status.phase in MARKED
+    return marked and not node.unschedulable and view.uncordoned is Uncordoned.NO
 
 
 def _may_be_due(node_state: NodeState) -> bool:

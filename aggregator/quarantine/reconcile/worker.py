@@ -203,7 +203,11 @@ class Reconciler:
         words, requests = node_state.cluster.overruled, node_state.cluster.operator_requests
         place = self._pools.place_of(node_state.node)
         try:
-            return await self._next(node_state)
+            done = await self._next(node_state)
+            if node_state.quarantine_view.new_marks is not None:
+                await self._write_marks(node_state)  # of the same step: its failures count
+                done = False
+            return done
         finally:  # a step's reads count also where it failed in the end
             if node_state.cluster.node_gone:
                 self._missing_nodes.follow(node_state)
@@ -226,9 +230,6 @@ class Reconciler:
             await self._release_actions.leave_foreign(node_state)
             return True
         self._drain.report_phase(node_state)
-        if node_state.quarantine_view.new_marks is not None:
-            await self._write_marks(node_state)
-            return False
         if node_state.work.needs_read:
             await self._acts.look_at_node(node_state)
             await self._drain.explain(node_state)
@@ -269,7 +270,8 @@ class Reconciler:
             return
         marked = replace(marks.quarantine, status=marks.status)
         then = next_step(replace(self._situation(node_state), quarantine=marked))
-        if then.do is Step.DRAIN and self._drain.is_ready(marks.node):
+        ready = self._drain.is_ready(marks.node) and not node_state.work.needs_read
+        if then.do is Step.DRAIN and ready:
             await self._drain.begin_with_marks(node_state, marks)
         else:
             await self._acts.write_status(node_state, marks.quarantine, marks.status)

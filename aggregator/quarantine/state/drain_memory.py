@@ -66,8 +66,8 @@ class DrainMemory:
     ``returns`` the backoff of returned pods, by slot (`decide.returned_pods`). ``found_empty``: the
     last read found no pod that would go. ``written_at`` is monotonic. ``unreported_phase``: the
     phase that was sent to the API server, and the event to emit once the Quarantine shows it.
-    ``is_new``: this process began the drain, which had never begun before. ``has_begun``: it wrote
-    that begin together with the marks, and the drain itself comes next.
+    ``is_new``: this process began the drain, which had never begun before. ``begun_at``: when it
+    wrote that begin together with the marks (monotonic), until the drain itself comes.
     """
 
     uid: str
@@ -81,7 +81,7 @@ class DrainMemory:
     written_at: float = float("-inf")
     unreported_phase: tuple[Phase, EventKind, str] | None = None
     is_new: bool = False
-    has_begun: bool = False
+    begun_at: float = float("-inf")
 
     def keep_only(self, present: dict[str, str], now: float, rng: random.Random) -> None:
         """Forget the blocked pods that are gone; retry soon those that changed.

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Final
 
+from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineSpec, QuarantineStatus
 from aggregator.cluster.quarantine_conditions import are_conditions_current
 from aggregator.quarantine.decide.intent import ended_by_birth
@@ -219,6 +220,8 @@ class QuarantineView:
         another = known not in ("", node.uid)
         if another and ended_by_birth(quarantine.spec, node.boot_id):
             self.reborn = node.boot_id
+        if not is_marked(node):
+            self.begun = None
         if quarantine.status.phase in MARKED:
             self.missing = self.lacks(node, quarantine, elsewhere=elsewhere)
             self.node_replaced = node.uid != quarantine.status.node_uid
