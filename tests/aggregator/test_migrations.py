@@ -60,7 +60,7 @@ def work(place: Place, do: Callable[[sa.Connection], object]) -> object:
 def made_by(place: Place, make: Callable[[sa.Connection], object]) -> object:
     """Each table, its columns and its indexes, in a database that was empty before."""
 
-    def look(connection: sa.Connection) -> object:
+    def read_tables(connection: sa.Connection) -> object:
         for name in sa.inspect(connection).get_table_names():
             connection.execute(sa.text(f"DROP TABLE {name}"))
         make(connection)
@@ -75,7 +75,7 @@ def made_by(place: Place, make: Callable[[sa.Connection], object]) -> object:
             for columns in (found.get_columns(table),)
         }
 
-    return work(place, look)
+    return work(place, read_tables)
 
 
 def test_a_new_database_gets_the_tables_to_which_the_steps_lead(place: Place) -> None:

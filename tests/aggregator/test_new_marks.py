@@ -82,7 +82,7 @@ class Busy(MemoryCluster):
         return await super().delete_pod(pod, **how)
 
 
-def told(replica: Replica) -> list[str]:
+def transitions(replica: Replica) -> list[str]:
     return [one for one in replica.notes.kinds("n1") if one.startswith("quarantine.")]
 
 
@@ -109,7 +109,7 @@ def test_a_status_that_can_not_be_written_is_tried_ever_less_often(error: Cluste
         replica = await begun(world, SETTINGS, cluster=Busy(world, fails=fails))
         await asyncio.sleep(60)
         assert 5 < replica.cluster.asked["patch_node"] < 30
-        assert told(replica).count("quarantine.cordoned") < 30
+        assert transitions(replica).count("quarantine.cordoned") < 30
         assert str(error) in replica.fleet.node_summaries["n1"].work.last_error or (
             isinstance(error, Conflict)
         )
@@ -147,7 +147,7 @@ def test_a_begin_whose_answer_is_lost_is_told_once_and_keeps_its_times(late: flo
         before = status(world)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         await asyncio.sleep(60)
-        kinds = told(replica)
+        kinds = transitions(replica)
         assert kinds.count("quarantine.draining") == kinds.count("quarantine.drained") == 1
         assert kinds.count("quarantine.cordoned") == 1
         after = status(world)
@@ -175,7 +175,7 @@ def test_a_node_that_is_uncordoned_before_its_status_is_written_is_released(
         world.person_uncordons("n1")
         await until(lambda: "n1" not in world.quarantines, within=trails + 30)
         assert not world.nodes["n1"].taints
-        assert "quarantine.drained" not in told(replica)
+        assert "quarantine.drained" not in transitions(replica)
         await replica.stop()
 
     test()
