@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import NodeMeta
 from aggregator.health.model import ClearedBy, Component, Hello, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Evidence, Incident
@@ -128,7 +127,7 @@ def test_another_replicas_node_counts_by_its_words_and_not_by_what_is_heard_here
     node_state = bench.report("n9", DOWN)  # its agent was here a moment ago
     assert bench.known("n9") == ({"check:reach"}, {("driver", "560")})
     assert bench.taken() == []
-    node_state.cluster.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
+    node_state.cluster.labels = {RACK: "r7"}
     bench.cause_tracker.receive_symptoms(node_state)
     assert (RACK, "r7") in bench.cause_tracker._common.known("n9")[1]
     bench.cause_tracker.drop_report("n9")
@@ -183,7 +182,7 @@ OWN, OTHER = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-00
 def fabrics(bench: Bench, node: str, clique: str, claimed: str, *, remote: bool) -> set[Group]:
     """The fabrics that the node counts to, with this clique label and this word of its agent."""
     node_state = bench.node_registry.node_state(node)
-    node_state.cluster.meta = NodeMeta(node, "uid", {CLIQUE: clique} if clique else {}, {})
+    node_state.cluster.labels = {CLIQUE: clique} if clique else {}
     if remote:
         traits = ((FABRIC, claimed),)
         bench.cause_tracker.set_symptoms(NodeReport(node, reported=True, traits=traits))

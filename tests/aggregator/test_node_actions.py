@@ -83,6 +83,7 @@ class Bench:
         self.stopped = False
         self.meanwhile: Callable[[], None] = lambda: None
         self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
+        self.node_state.cluster.labels = self.world.nodes["n1"].labels
         record_writer: Any = SimpleNamespace(
             record=SimpleNamespace(entries=self.entries, generation=4),
             grants=lambda _: self.grants,
@@ -320,6 +321,20 @@ def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
 
 
 # -- a proposal -----------------------------------------------------------------------------------
+
+
+def test_a_node_whose_labels_are_not_known_is_read_and_decided_on_again() -> None:
+    """Its labels tell the fabric that it shares with others, so whether its cause is theirs."""
+
+    async def test(bench: Bench) -> None:
+        bench.node_state.cluster.labels = None
+        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert bench.proposed == []
+        assert bench.node_state.cluster.labels == {}
+        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert len(bench.proposed) == 1
+
+    on_bench(test)
 
 
 def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:

@@ -148,9 +148,10 @@ def test_of_a_node_that_only_the_cache_remembers_it_is_said_that_it_is_not_there
         del world.nodes["n1"]
         replica.agent("n1", ILL)
         await later(600)
-        assert phase_of(world, "n1") is Phase.ADMITTED
-        assert "its Node is gone" in world.quarantines["n1"].status.message
-        assert "patch n1" not in world.writes
+        hold = replica.fleet.node_summaries["n1"].decision.hold
+        assert hold is not None
+        assert hold.reason == "the cluster has no node of this name"
+        assert not world.quarantines
 
     virtual_time.run(main())
 

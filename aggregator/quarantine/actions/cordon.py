@@ -203,8 +203,11 @@ class NodeActions:
         written: both come before the object is created, and its creation proves that no other
         stands. Thousands of held nodes cause no reads.
         """
-        if node_state.cluster.node_gone:  # first: a record written and undone would wake us again
+        unplaced = node_state.cluster.labels is None
+        if node_state.cluster.node_gone or unplaced:  # first: a record undone would wake us again
             node_state.take_node(await self._cluster.read_node(node_state.node))
+            if unplaced and not node_state.cluster.node_gone:
+                return True  # its labels tell what it shares with others: decide again by them
         if self._is_nowhere(node_state, wanted) or self._leave_alone(node_state, wanted):
             return False
         wait = self._fabric_hold(node_state)

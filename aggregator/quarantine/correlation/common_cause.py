@@ -57,6 +57,11 @@ def _running(checks: tuple[CheckOff, ...]) -> frozenset[str]:
     return frozenset(check.name for check in checks if not check.off_because)
 
 
+def _labels_of(node_state: NodeState | None) -> Mapping[str, str]:
+    """The node's labels as last read or listed: a Node that was made anew is in no list yet."""
+    return (node_state.cluster.labels or {}) if node_state is not None else {}
+
+
 @lru_cache(maxsize=4096)
 def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """One tuple for all nodes of the same groups: those of a rack, say."""
@@ -285,14 +290,12 @@ class CommonCauseTracker:
         return gpus_with_nvlink_evidence(node_state.agent.health, incidents, self._policy)
 
     def _places(self, node_state: NodeState | None) -> list[Group]:
-        meta = node_state.cluster.meta if node_state is not None else None
-        labels = meta.labels if meta is not None else {}
+        labels = _labels_of(node_state)
         return [(label, labels[label]) for label in self._labels if labels.get(label)]
 
     def _fabrics(self, node_state: NodeState | None, named: Iterable[str]) -> list[Group]:
         """The node's NVLink fabrics by its clique label; without one, those its agent has named."""
-        meta = node_state.cluster.meta if node_state is not None else None
-        clique = meta.labels.get(self._clique_label) if meta is not None else ""
+        clique = _labels_of(node_state).get(self._clique_label)
         if clique and self._clique_label:
             return [(FABRIC_BY_LABEL, one) for one in domains(clique)]
         return [(FABRIC, one) for one in named if one]
