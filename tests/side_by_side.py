@@ -69,7 +69,7 @@ GROUPS: Mapping[str, Group] = {
     "rest": Group(2, ("tests", *(f"--ignore={one}" for one in (*MACHINE_FILES, *CLUSTER, *APART)))),
     "machine": Group(1, MACHINE_FILES, then="rest"),
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
-    "cluster": Group(3, CLUSTER, then="rest"),
+    "cluster": Group(4, CLUSTER, then="rest"),
 }
 #: A further run begins only where more files are left than this: its start takes a second of CPU,
 #: and what its files import some more.
