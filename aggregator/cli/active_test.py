@@ -39,6 +39,8 @@ _WAITS = 7200.0
 #: The startup taint is not shown for so long (seconds): longer than a replica that takes the node
 #: over needs for its list of nodes.
 _TAINT_GONE = 200.0
+#: The same for the node itself, and for a request.
+_GONE = 200.0
 _UNSEEN = "the aggregator has not seen the request yet; it does within three minutes"
 #: Transitions of one page, and pages of other nodes that are looked through for tests.
 _PAGE, _MOST_PAGES = 1000, 10
@@ -64,6 +66,13 @@ def test(options: argparse.Namespace) -> None:
         if options.dry_run or not options.wait:
             raise
         # Exit code 0, as of other commands whose reader has gone, would say that the node passed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(NO_VERDICT)
+    except OSError as error:
+        if options.dry_run or not options.wait:
+            raise
+        # Exit code 1, as of other commands, would say that the node failed.
+        print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(NO_VERDICT)
 
@@ -112,7 +121,13 @@ def _ask(options: argparse.Namespace) -> None:
             return
         print(printable(said), file=sys.stderr)
         wait = _wait if in_quarantine else _wait_without_quarantine
-        attempt = wait(source, options.name, ident, options.timeout or _WAITS)
+        try:
+            attempt = wait(source, options.name, ident, options.timeout or _WAITS)
+        except KeyboardInterrupt:
+            page = "repair" if in_quarantine else "node"
+            text = f"{options.name}: no longer waited for; the request stands: sickbay {page}"
+            print(printable(f"{text} {options.name}"), file=sys.stderr)
+            raise
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
     result = {"node": options.name, "request": ident, "test": attempt}
@@ -235,14 +250,25 @@ def _poll(
     that shows the rest of a test that goes on.
     """
     end, shown = clock() + timeout, ""
+    refused_at: float | None = None
     while True:
-        with suppress(Unreached):  # the connection may be lost for a time
+        now = ""
+        try:
             is_over, answer, now = read_state()
+            refused_at = None
             if is_over:
                 return answer
-            if now != shown:
-                shown = now
-                print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
+        except Unreached:  # the connection may be lost for a time
+            pass
+        except CommandFailed as error:  # a replica that has just begun does not know the node yet
+            refused_at = clock() if refused_at is None else refused_at
+            if clock() - refused_at >= _GONE:
+                print(printable(f"{node}: {error}"), file=sys.stderr)
+                return None
+            now = f"{error}; trying again"
+        if now and now != shown:
+            shown = now
+            print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
         if clock() >= end:
             text = f"{node}: no end within {timeout:g} s; it goes on: sickbay {page} {node}"
             print(printable(text), file=sys.stderr)
@@ -292,10 +318,11 @@ def _wait_without_quarantine(
 ) -> Answer | None:
     """The same for a new node, and for one in service."""
     tainted_at: float | None = None
+    known_at: float | None = None
     is_known = False
 
     def read_state() -> tuple[bool, Answer | None, str]:
-        nonlocal tainted_at, is_known
+        nonlocal tainted_at, known_at, is_known
         told = source.get("nodes", node)
         found = told.get("new_node") or {}
         test = found.get("test")
@@ -303,8 +330,9 @@ def _wait_without_quarantine(
         if mine is not None and mine["state"] not in _BUSY:
             return True, dict(mine), ""
         requested = found.get("requested", "")
-        is_known = is_known or ident in (requested, mine["request"] if mine is not None else "")
         now, tainted = clock(), found.get("tainted", False)
+        if ident in (requested, mine["request"] if mine is not None else ""):
+            is_known, known_at = True, now
         tainted_at = now if tainted else tainted_at
         lost = ""
         if mine is None:
@@ -312,6 +340,11 @@ def _wait_without_quarantine(
             lost = _why_lost(told, taint_gone=gone)
             if is_known and requested not in ("", ident):
                 lost = f"another request has taken its place: {requested}"
+            if not lost and known_at is not None and now - known_at >= _GONE:
+                lost = (
+                    "the request is gone: it was taken back, or another one has taken its place, "
+                    f"and the history tells how it ended: sickbay test {node} --history"
+                )
         if lost:
             print(printable(f"{node}: {lost}"), file=sys.stderr)
             return True, None, ""

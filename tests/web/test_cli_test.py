@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from aggregator.cli import active_test
+from aggregator.cli.errors import CommandFailed
 from aggregator.cli.source import Source
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Phase, RepairAttempt, RepairState
@@ -465,6 +466,41 @@ def test_a_taint_that_is_not_shown_for_a_moment_does_not_end_the_wait(
 
     source = cast("Source", Changes())
     assert active_test._wait_without_quarantine(source, "node-1", "mine", timeout=30) == test
+
+
+def test_a_request_that_is_gone_and_an_error_of_the_aggregator_end_the_wait_without_a_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    rest: dict[str, Any] = {"quarantine": None, "tests": {"in_service": True}}
+    known = rest | {"new_node": {"tainted": False, "test": None, "requested": "mine"}}
+
+    class Changes:
+        def __init__(self, then: dict[str, Any] | CommandFailed) -> None:
+            self.looks: list[dict[str, Any] | CommandFailed] = [known, then]
+
+        def get(self, *path: str) -> dict[str, Any]:
+            found = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+            if isinstance(found, CommandFailed):
+                raise found
+            return found
+
+    for then, text in (
+        (rest | {"new_node": None}, "the request is gone"),
+        (CommandFailed("no such node"), "no such node"),
+    ):
+        times = iter(range(0, 100_000, 10))
+        source = cast("Source", Changes(then))
+        found = active_test._wait_without_quarantine(
+            source,
+            "node-1",
+            "mine",
+            7200,
+            clock=lambda: float(next(times)),  # noqa: B023
+        )
+        assert found is None
+        assert text in capsys.readouterr().err.splitlines()[-1]
+        assert next(times) < 1000
 
 
 async def test_the_new_nodes_that_are_not_tested_are_counted_and_listed(served: Served) -> None:
