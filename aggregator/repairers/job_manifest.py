@@ -27,8 +27,10 @@ _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 
 
 def job_name(order: RepairOrder) -> str:
-    """The same for each process, and for no other operation."""
-    return f"sickbay-test-{hashlib.sha256(order.operation.encode()).hexdigest()[:40]}"
+    """The same for each process, and for no other operation, nor for one that has come again."""
+    began = f" {order.began_at!r}" if order.began_at else ""
+    key = f"{order.operation}{began}"
+    return f"sickbay-test-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
 
 
 def job_manifest(

@@ -379,6 +379,97 @@ async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> 
     await site.replica.stop()
 
 
+async def dies_before_the_order(site: IdleNodes) -> None:
+    """The test is in the annotation, and its order was not sent."""
+    cluster = MemoryCluster(site.world)
+
+    def dies(name: str) -> Unreachable | None:
+        if name == "test":
+            cluster.crashed.set()
+            return Unreachable("the process is dead")
+        return None
+
+    cluster._fails = dies
+    first = site.start(cluster)
+    await site.settles(cluster.crashed.is_set)
+    first.task.cancel()
+    assert (site.last_test()["state"], site.program.orders) == ("Ordering", [])
+
+
+@pytest.mark.parametrize("now", ["observe", "observe nodes", "cordon", "reboot", "work", "no job"])
+@in_virtual_time
+async def test_an_order_that_was_not_sent_is_sent_only_where_the_test_may_still_begin(
+    now: str,
+) -> None:
+    site = in_service()
+    ask(site)
+    await dies_before_the_order(site)
+    match now:
+        case "observe":
+            site.mode = RepairMode.OBSERVE
+        case "observe nodes":
+            site.settings = replace(site.settings, mode=Action.OBSERVE)
+        case "cordon":
+            site.world.person_cordons("n1")
+        case "reboot":
+            site.world.person_annotates("n1", "weave.works/kured-reboot-in-progress", "x")
+        case "work":
+            site.world.add_pod("n1", "work-without-a-gpu")
+        case _:
+            site.gives_way, site.rules = False, {"taint": KEY, "profile": "standard"}
+    site.start()
+    await later(TIMEOUT / 2)
+    assert site.program.orders == []
+    ends = now in ("work", "no job")
+    assert site.last_test()["state"] == ("Cancelled" if ends else "Ordering")
+    await later(TIMEOUT)
+    assert site.program.orders == []
+    assert site.last_test()["state"] == ("Cancelled" if ends else "Inconclusive")
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_is_listed_during_the_last_step_of_the_test_before_is_followed() -> (
+    None
+):
+    site = in_service()
+    ask(site)
+    cluster = MemoryCluster(site.world)
+    slow = True
+    call = cluster._call
+
+    async def waits(name: str, *arguments: object, **more: object) -> object:
+        nonlocal slow
+        if name == "write_test_condition" and slow:
+            slow = False
+            ask(site, ident="r2")
+            await later(400)  # longer than from one list of nodes to the next
+        return await call(name, *arguments, **more)  # type: ignore[arg-type]
+
+    cluster._call = waits  # type: ignore[method-assign, assignment]
+    site.start(cluster)
+    await site.settles(lambda: site.last_test().get("request") == "r2", within=HOUR)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_refused_test_leaves_no_reservation_behind() -> None:
+    site = in_service()
+    ask(site)
+
+    async def comes(name: str) -> None:
+        if name == "patch_node" and not site.world.pods:
+            site.world.set_node(site.world.nodes["n1"])  # the kubelet writes its node too
+            site.world.add_pod("n1", "work")
+
+    site.start(MemoryCluster(site.world, in_queue=comes))
+    await site.settles(lambda: site.last_test().get("state") == "Cancelled")
+    await later(1)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
 # -- interruptions ---------------------------------------------------------------------------
 
 #: More calls than a test takes from its beginning to its end.

@@ -391,3 +391,13 @@ def test_the_reservation_names_the_kind_and_the_domains() -> None:
     assert (found.repair, found.domains) == (IDLE_TEST, ("rack=1",))
     found = running_of("n", a_test(reason=""), at=1.0, domains=("rack=1",))
     assert (found.repair, found.domains) == ("test", ())
+
+
+def test_a_refused_request_does_not_delay_the_periodic_test() -> None:
+    now = 100 * DAY
+    last = a_test(S.INCONCLUSIVE, reason=IDLE, inconclusive=9, ended_at=now - DAY, deadline_at=1.0)
+    assert waits_for(last, RULES, pause=PAUSE, now=now) == 0.0
+    facts = NodeTestFacts(node_uid="u1", boot_id="b1", tainted=False, request="r1")
+    step = next_idle_test(last, facts, RULES, pause=PAUSE, now=now)
+    assert step.test is not None
+    assert waits_for(refused(step.test, "work", at=now), RULES, pause=PAUSE, now=now + 1) == 0.0

@@ -1,5 +1,6 @@
 """What the Job of a test says about its node: only a program's own exit code is a verdict."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,6 +164,8 @@ def test_the_name_follows_from_the_operation_and_fits_a_label() -> None:
     assert job_name(one) == job_name(order_of_a_test(NODE))
     assert job_name(one) != job_name(two)
     assert len(job_name(one)) <= 63
+    again = replace(one, began_at=1790000000.125)  # the node's annotation was removed meanwhile
+    assert len({job_name(one), job_name(again), job_name(replace(again, began_at=2.0))}) == 3
 
 
 def test_the_pod_of_an_idle_nodes_test_has_its_class_and_only_the_sites_tolerations() -> None:

@@ -113,7 +113,8 @@ def waits_for(last: NodeTest | None, rules: IdleNodeRules, *, pause: float, now:
         return 0.0
     since = verdict_at(last)
     left = _left(since, rules.every, now) if since else 0.0
-    if last.state not in (RepairState.SUCCEEDED, RepairState.FAILED):
+    # A refused request has no deadline: it was no test, and must not delay the periodic one.
+    if last.state not in (RepairState.SUCCEEDED, RepairState.FAILED) and last.deadline_at:
         doubled = 2.0 ** min(max(0, last.without_verdict - 1), _MOST_DOUBLED)
         longest = min(rules.every, max(pause, _LONGEST_PAUSE))
         left = max(left, _left(last.ended_at, min(pause * doubled, longest), now))

@@ -5,6 +5,7 @@ tests, and the operation that of the attempt which is under way.
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from aggregator.cluster.port import Pod, RepairStatus
 from aggregator.policy.repairs import TEST
@@ -18,10 +19,15 @@ def without_own(pods: Sequence[Pod], repair: RepairStatus | None, namespace: str
     """The pods except those of the test under way. ``namespace``: of the tests; empty: none."""
     attempts = repair.attempts if repair is not None else ()
     under_way = {one.operation for one in attempts if one.repair == TEST and one.state in BUSY}
-    return [pod for pod in pods if not _is_own(pod, under_way, namespace)]
+    return without_tests(pods, under_way, namespace)
 
 
-def _is_own(pod: Pod, under_way: set[str], namespace: str) -> bool:
+def without_tests(pods: Sequence[Pod], operations: AbstractSet[str], namespace: str) -> list[Pod]:
+    """The pods except those of the tests with these operations."""
+    return [pod for pod in pods if not _is_own(pod, operations, namespace)]
+
+
+def _is_own(pod: Pod, under_way: AbstractSet[str], namespace: str) -> bool:
     if not namespace or pod.namespace != namespace or pod.owner_kind != "Job":
         return False
     return pod.annotations.get(OPERATION, "") in under_way

@@ -18,6 +18,8 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 #: An idle node whose test did not begin is looked at again so much later (seconds).
 _IDLE_AGAIN = 600.0
+#: The beginning of why a test waits for the limit of the fleet.
+_HELD = "held by repair.idle_nodes."
 
 
 class IdleNodeChoice:
@@ -70,6 +72,8 @@ class IdleNodeChoice:
         ]
         most, _, _ = idle.most(self._registry.size().nodes)
         room = most - len(runs) - sum(one.chosen for one in watched.values())
+        # A person waits for a place, and looks for one more seldom than this.
+        room -= sum(bool(one.requested) and one.held.startswith(_HELD) for one in watched.values())
         if room <= 0:
             return []
         candidates = []

@@ -37,6 +37,7 @@ from aggregator.quarantine.decide.node_tests import (
     running_of,
     write_test,
 )
+from aggregator.quarantine.decide.own_pods import without_tests
 from aggregator.quarantine.decide.repair import RepairMode, followed_change
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_state import LOOK_BUSY, WatchedNode, parse_test
@@ -125,7 +126,7 @@ class NodeTestSteps:
             case NodeTestStep.ORDER:
                 await self._begin(name, watched, node, step, rules)
             case NodeTestStep.SEND if test is not None:
-                await self._send(name, watched, test, rules)
+                await self._send_again(name, watched, node, test, rules)
             case NodeTestStep.PROVE if test is not None:
                 await self._prove(name, watched, test, rules)
             case NodeTestStep.STOP if test is not None:
@@ -257,6 +258,25 @@ class NodeTestSteps:
         if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
             await self._send(name, watched, test, rules, first=True)
 
+    async def _send_again(
+        self, name: str, watched: WatchedNode, node: Node, test: NodeTest, rules: NewNodeRules
+    ) -> None:
+        """Send an order that perhaps was not sent: minutes may have passed since it was decided."""
+        watched.held = ""
+        if self._settings.rules.mode is not RepairMode.REPAIR:
+            watched.held = "repair.mode is observe: no order is sent"
+        elif test.reason == IDLE:
+            watched.held = self._checks.facts(node, self._registry.known(name), rules).against
+        if watched.held:
+            return
+        if test.reason == IDLE:
+            pods = await self._cluster.pods_on(name, background=True)
+            why = in_use(without_tests(pods, {test.operation}, self._settings.test_namespace))
+            if why:
+                await self._stop(name, watched, test, why, rules)
+                return
+        await self._send(name, watched, test, rules)
+
     async def _send(
         self,
         name: str,
@@ -310,6 +330,7 @@ class NodeTestSteps:
             profile=test.profile,
             tolerates="" if test.reason else rules.taint,
             idle_class=in_service.priority_class if in_service is not None else "",
+            began_at=test.began_at,
         )
 
     # -- and ends ---------------------------------------------------------------------------

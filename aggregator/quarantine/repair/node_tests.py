@@ -41,6 +41,7 @@ from aggregator.quarantine.decide.node_tests import (
     ended,
     passed_in_quarantine,
     standing_failure,
+    under_way,
 )
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode, test_request
 from aggregator.quarantine.repair.before_release import boot_of
@@ -279,11 +280,12 @@ class NodeTests:
         asked = test_request(meta.annotations) if meta is not None else None
         return asked.ident if asked is not None else ""
 
-    def _note_followed(self, name: str) -> None:
-        """A read has shown that no request is open: the list is older, and asks for no more."""
-        asked = self._listed_request(name)
-        if asked:
-            self._followed[name] = asked
+    def _note_followed(self, name: str, listed: str) -> None:
+        """A read has shown that no request is open. ``listed``: the request in the list of before
+        the read; a list that has come since may have another one.
+        """
+        if listed:
+            self._followed[name] = listed
 
     def _drop(self, name: str) -> None:
         known = self._watched.get(name)
@@ -383,11 +385,12 @@ class NodeTests:
             await self._steps.forget_leftover(name, watched)
             await self._tell(name, watched, rules)
             return
+        listed = self._listed_request(name)
         node = await self._cluster.read_node(name, background=True)
         if node is None:
             watched.test = None
             await self._steps.forget_leftover(name, watched)
-            self._note_followed(name)
+            self._note_followed(name, listed)
             self._watched.pop(name, None)
             self._tests.pop(name, None)
             return
@@ -400,12 +403,14 @@ class NodeTests:
         if step.do is not NodeTestStep.ORDER:
             await self._steps.forget_leftover(name, watched)
         await self._steps.take_step(name, watched, node, step, rules)
+        if step.do is NodeTestStep.ORDER:  # it may have been refused after its reservation
+            await self._steps.forget_leftover(name, watched)
         await self._tell(name, watched, rules)
         if watched.test is not None:
             self._tests[name] = watched.test
         stays = watched.tainted or watched.requested or standing_failure(watched.test)[0]
         if not watched.requested:
-            self._note_followed(name)
+            self._note_followed(name, listed)
         if not stays and not (watched.test is not None and watched.test.is_busy):
             self._watched.pop(name, None)
             self._evidence.give(name, None)
@@ -438,7 +443,9 @@ class NodeTests:
         if operation:
             text = f"it has passed a test since, in quarantine (operation {operation})"
             at = round(self._clocks.wall(), 3)
-            passed = ended(test, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
+            # It answers no request: the last one may have been refused.
+            mine = replace(test, request="")
+            passed = ended(mine, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
             await self._steps.change(name, watched, test, passed)
 
     def _next(
@@ -448,6 +455,10 @@ class NodeTests:
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
         asked = watched.requested and not watched.tainted and self._settings.tests_in_service
         busy = test is not None and test.is_busy
+        # With idle_nodes the configuration has such a repairer.
+        kept = self._settings.tests_in_service or self._settings.rules.idle_nodes is not None
+        if test is not None and busy and test.reason == IDLE and not kept:
+            return under_way(test, facts, now, "no repairer runs tests that work preempts any more")
         if (test.reason == IDLE) if test is not None and busy else (asked or watched.chosen):
             idle = self._settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)

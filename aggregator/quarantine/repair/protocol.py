@@ -17,7 +17,9 @@ class RepairOrder:
     ``bundle``: the evidence for a ticket, as JSON. ``profile``: the profile of a test; empty: of
     the other kinds. ``quarantine`` is empty for the test of a new node, and ``tolerates`` the key
     of the startup taint of such a one. ``idle_class``: the PriorityClass of a test on an idle
-    node, which gives way to work and tolerates no mark of ours.
+    node, which gives way to work and tolerates no mark of ours. ``began_at`` (wall clock seconds)
+    is that of the test of a node in no quarantine, whose operation comes again where the node's
+    annotation was lost.
     """
 
     operation: str
@@ -33,6 +35,7 @@ class RepairOrder:
     profile: str = ""
     tolerates: str = ""
     idle_class: str = ""
+    began_at: float = 0.0
 
     def values(self) -> dict[str, str]:
         """What a site's command or endpoint is told."""
