@@ -10,7 +10,15 @@ import pytest
 from aggregator.quarantine.repair.protocol import RepairOrder
 from tests.bench import faultplay, massplay
 from tests.bench.faultplay import DAY, Machine
-from tests.bench.fleet import FLEET_SETTINGS, gates, live, live_repaired, repair_figures, worst
+from tests.bench.fleet import (
+    FLEET_SETTINGS,
+    VERIFY,
+    gates,
+    live,
+    live_repaired,
+    repair_figures,
+    worst,
+)
 from tests.bench.fleetplay import LEAF, play
 from tests.bench.massplay import EVENTS, mass_events, tray_fails
 from tests.bench.repairplay import Fault, Workshop
@@ -136,6 +144,22 @@ def test_some_days_of_a_small_fleet_are_repaired_within_the_limits_and_nothing_t
     assert repaired.orders >= 2
     assert (repaired.over_limit, repaired.twice) == ((), ())
     assert len(repaired.returned) >= 2
+
+
+def test_people_release_no_node_that_has_broken_again_since_their_repair() -> None:
+    """A fault every half hour, on nodes that wait hours for a person."""
+    machine = Machine(random.Random(1))
+    stories = [machine.hardware(at * 1800.0, at % 4) for at in range(1, 90)]
+    outcome = play(
+        stories,
+        nodes=64,
+        days=2,
+        settings=FLEET_SETTINGS,
+        rng=random.Random(1),
+        repairs=VERIFY,
+    )
+    assert outcome.returned
+    assert outcome.returned_sick == []
 
 
 class Yard:

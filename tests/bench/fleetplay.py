@@ -530,7 +530,11 @@ class Play:
 
             def release() -> None:
                 standing = node.name in self.world.quarantines
-                if standing and node.quarantined and node.quarantines == this:
+                if not (standing and node.quarantined and node.quarantines == this):
+                    return
+                if self._lasting(node, self._now):  # it has broken again since, and says so
+                    self._repair(node)
+                else:
                     self.world.person_deletes(node.name)
 
             self._at(self._now + _RELEASES, release)
