@@ -357,10 +357,16 @@ class NodeActions:
     ) -> None:
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
-        if quarantine.unread or quarantine.status.phase in MARKED:
-            return  # the next step says so, or goes on from there
+        if quarantine.unread:
+            return  # the next step says so
         if node is None:
             await self._no_node(node_state, quarantine)
+            return
+        if quarantine.status.phase in MARKED:
+            # Another replica has marked it, or we have and the answer is lost. Its condition trails.
+            if node_state.quarantine_view.trail is None:
+                reason = quarantine.spec.reason
+                self.announce(node_state, node.uid, quarantined=True, message=reason)
             return
         # Another machine is released, unless a repair may still reach it: then no work may come.
         over = node_state.quarantine_view.reborn and not is_busy(quarantine.status.repair)
