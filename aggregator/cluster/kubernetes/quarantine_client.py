@@ -182,7 +182,7 @@ def _lane(before: QuarantineStatus, after: QuarantineStatus) -> Priority:
     """The next step waits for a phase change; other progress may trail."""
     if after.phase is Phase.RELEASING:
         return Priority.RELEASE
-    if after.phase is Phase.DRAINING and before.phase is not Phase.DRAINING:
+    if after.phase is Phase.DRAINING and before.phase is Phase.CORDONED:
         return Priority.EVICTION  # of many drains the first evicts while others have yet to begin
     if after.phase is not before.phase or not before.admitted_at:
         return Priority.PHASE
