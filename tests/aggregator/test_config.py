@@ -888,6 +888,7 @@ EXAMPLES = {
     "certificates.automatic",
     "conditions",
     "repair.idle_nodes.concurrent",
+    "repair.idle_nodes.concurrent_percent",
     "repair.idle_nodes.every",
     "repair.idle_nodes.priority_class",
     "repair.idle_nodes.profile",
