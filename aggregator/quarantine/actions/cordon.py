@@ -363,7 +363,7 @@ class NodeActions:
             await self._no_node(node_state, quarantine)
             return
         if quarantine.status.phase in MARKED:
-            # Another replica has marked it, or we have, and the answer is lost; the condition trails.
+            # Another has marked it, or we have, and the answer is lost: the condition trails.
             if node_state.quarantine_view.trail is None:
                 reason = quarantine.spec.reason
                 self.announce(node_state, node.uid, quarantined=True, message=reason)
