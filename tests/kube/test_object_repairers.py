@@ -718,7 +718,12 @@ async def test_kureds_sentinel_is_a_file_on_the_node_that_the_kubelet_makes_for_
     answer = await repairer.order(order)
     assert answer.state is AnswerState.TAKEN, answer
     pods = given.space.path("pods")
-    await until(lambda: given.space.plane.call("GET", pods)["items"], "the Job's pod")
+
+    def runs() -> bool:
+        found = given.space.plane.call("GET", pods)["items"]
+        return any(one["status"].get("phase") == "Running" for one in found)
+
+    await until(runs, "the Job's pod, which kwok would make Running after its end else")
     [pod] = given.space.plane.call("GET", pods)["items"]
     assert pod["spec"]["nodeName"] == order.node
     [volume] = pod["spec"]["volumes"]
