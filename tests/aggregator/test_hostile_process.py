@@ -81,7 +81,7 @@ def _is_drained(aggregator: LocalAggregator, name: str = "node-a") -> bool:
     return (_node(aggregator, name).get("quarantine") or {}).get("phase") == "Drained"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("look", "more"),
     [
@@ -130,7 +130,7 @@ def test_a_node_that_has_too_much_stays_visible_and_an_xid_79_of_it_drains_it(
 
         wait_until(seen, what="what its own check says", timeout_s=60)
     one.xid(79)
-    wait_until(lambda: _is_drained(shared, name), what="its drain", timeout_s=60)
+    wait_until(lambda: _is_drained(shared, name), what="its drain", timeout_s=150)
     assert "stream refused" not in shared.log()
     assert shared.metric("sickbay_ingest_entries_dropped_total") == 0
 
