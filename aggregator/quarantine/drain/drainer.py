@@ -292,10 +292,8 @@ class Drainer:
         decided on: that is what the read of a drain that begins later shows. Before the first
         eviction the node is read in any case.
         """
-        before = marks.quarantine.status
         await self._write_begin(node_state, marks.quarantine, marks.status)
-        memory = self._memory(node_state)
-        memory.is_new, memory.begun_at = not before.drain_started_at, self._clocks.now()
+        self._memory(node_state).begun_at = self._clocks.now()
         node_state.work.note_poll(marks.at)  # a poll at once would show no more
 
     async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
@@ -327,8 +325,6 @@ class Drainer:
             return asked_at
         applied = read_applied(node) or quarantine.status.applied
         await self._write_begin(node_state, quarantine, replace(quarantine.status, applied=applied))
-        # Evictions come after this phase, so none was sent before its first compare-and-set.
-        self._memory(node_state).is_new = not quarantine.status.drain_started_at
         return asked_at
 
     def _has_begun(self, node_state: NodeState) -> bool:
@@ -346,14 +342,16 @@ class Drainer:
     ) -> None:
         """Write phase Draining, and the time of its first begin, over ``status``."""
         began = status.drain_started_at or self._clocks.latest()
-        status = replace(
+        draining = replace(
             status,
             phase=Phase.DRAINING,
             message=_EVICTING,
             drain_started_at=began,
             deadline_at=status.deadline_at or began + self._deadline,
         )
-        await self._enter_phase(node_state, quarantine, status, EventKind.DRAINING, "draining")
+        await self._enter_phase(node_state, quarantine, draining, EventKind.DRAINING, "draining")
+        # Evictions come after this phase, so none was sent before its first compare-and-set.
+        self._memory(node_state).is_new = not status.drain_started_at
 
     async def _finish(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
         quarantine, plan = node_state.node_summary.quarantine, read.plan
