@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import Action, Node, Phase, Quarantine, QuarantineStatus
+from aggregator.cluster.port import Action, Node, Phase, Quarantine
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.reconcile.poller import DRAINING_EVERY
 from tests.support import virtual_time
-from tests.support.drains import begun, status, world_with
+from tests.support.drains import Busy, begun, status, world_with
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.waiting import until
@@ -137,21 +137,6 @@ class Seen(World):
         if quarantine.status.phase is Phase.DRAINED:
             self.left_behind += self.pods
         return super().put_quarantine(quarantine)
-
-
-class Busy(MemoryCluster):
-    """The first write after the marks takes so long (seconds), as in a burst: it trails."""
-
-    def __init__(self, world: World, trails: float) -> None:
-        super().__init__(world)
-        self.trails = trails
-
-    async def write_quarantine_status(
-        self, quarantine: Quarantine, status: QuarantineStatus
-    ) -> Quarantine:
-        if quarantine.status.phase is Phase.ADMITTED:
-            await asyncio.sleep(self.trails)
-        return await super().write_quarantine_status(quarantine, status)
 
 
 def empty_world() -> Seen:

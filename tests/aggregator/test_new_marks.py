@@ -36,8 +36,8 @@ from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from aggregator.quarantine.reconcile import poller
 from aggregator.quarantine.settings import Settings
-from tests.support.drains import begun, status, world_with
-from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.drains import Busy, begun, status, world_with
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -51,23 +51,15 @@ def _in_full_time(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
     monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
 
 
-class Busy(MemoryCluster):
-    """The first write after the marks takes so long (seconds). Its log has reads and evictions."""
+class Logged(Busy):
+    """Its log has reads of the node, evictions and deletions, each with its time."""
 
     def __init__(self, world: World, trails: float = 0.0, **more: Any) -> None:
-        super().__init__(world, **more)
-        self.trails = trails
+        super().__init__(world, trails, **more)
         self.log: list[tuple[float, str]] = []
 
     def _note(self, what: str) -> None:
         self.log.append((asyncio.get_running_loop().time(), what))
-
-    async def write_quarantine_status(
-        self, quarantine: Quarantine, status: QuarantineStatus
-    ) -> Quarantine:
-        if quarantine.status.phase is Phase.ADMITTED:
-            await asyncio.sleep(self.trails)
-        return await super().write_quarantine_status(quarantine, status)
 
     async def read_node(self, name: str, **how: bool) -> Node | None:
         self._note("read")
@@ -86,7 +78,7 @@ def transitions(replica: Replica) -> list[str]:
     return [one for one in replica.notes.kinds("n1") if one.startswith("quarantine.")]
 
 
-async def marked(world: World, settings: Settings, cluster: Busy) -> Replica:
+async def marked(world: World, settings: Settings, cluster: Logged) -> Replica:
     """The node has its taint, and the Quarantine does not tell of it yet."""
     replica = await begun(world, settings, cluster=cluster)
     await until(lambda: world.nodes["n1"].taints)
@@ -106,7 +98,7 @@ def test_a_status_that_can_not_be_written_is_tried_ever_less_often(error: Cluste
         def fails(name: str) -> ClusterError | None:
             return error if name == "write_quarantine_status" else None
 
-        replica = await begun(world, SETTINGS, cluster=Busy(world, fails=fails))
+        replica = await begun(world, SETTINGS, cluster=Logged(world, fails=fails))
         await asyncio.sleep(60)
         assert 5 < replica.cluster.asked["patch_node"] < 30
         assert transitions(replica).count("quarantine.cordoned") < 30
@@ -122,7 +114,7 @@ def test_a_status_that_can_not_be_written_is_tried_ever_less_often(error: Cluste
 def test_a_begin_whose_answer_is_lost_is_told_once_and_keeps_its_times(late: float) -> None:
     """``late``: the watch shows the Quarantine so much later (seconds)."""
 
-    class LateWatch(Busy):
+    class LateWatch(Logged):
         def __init__(self, world: World) -> None:
             super().__init__(world, loses=self.loses_one)
             self.lost = False
@@ -171,7 +163,7 @@ def test_a_node_that_is_uncordoned_before_its_status_is_written_is_released(
     @in_virtual_time
     async def test() -> None:
         world = world_with()
-        replica = await marked(world, replace(SETTINGS, mode=mode), Busy(world, trails))
+        replica = await marked(world, replace(SETTINGS, mode=mode), Logged(world, trails))
         world.person_uncordons("n1")
         await until(lambda: "n1" not in world.quarantines, within=trails + 30)
         assert not world.nodes["n1"].taints
@@ -181,7 +173,7 @@ def test_a_node_that_is_uncordoned_before_its_status_is_written_is_released(
     test()
 
 
-class Interrupted(Busy):
+class Interrupted(Logged):
     """The view is lost while the node is being marked, and is whole again so much later."""
 
     def __init__(self, world: World, away: float) -> None:
@@ -243,7 +235,7 @@ def test_the_hook_is_asked_after_a_read_of_the_node(trails: float) -> None:
     async def test() -> None:
         world, hook = world_with("a"), NotYet()
         settings = replace(SETTINGS, hooks=HookRules(pre_evict=hook))
-        cluster = Busy(world, trails)
+        cluster = Logged(world, trails)
         replica = await begun(world, settings, cluster=cluster)
         if trails:
             await until(lambda: world.nodes["n1"].taints)
@@ -261,7 +253,7 @@ def test_the_hook_is_asked_after_a_read_of_the_node(trails: float) -> None:
 
 
 def test_a_drain_that_was_stopped_at_its_begin_reads_its_node_when_it_goes_on() -> None:
-    class Stopping(Busy):
+    class Stopping(Logged):
         async def write_quarantine_status(
             self, quarantine: Quarantine, status: QuarantineStatus
         ) -> Quarantine:
@@ -300,7 +292,7 @@ def test_marks_that_were_taken_away_before_the_status_count_from_when_they_are_s
         def fails(name: str) -> ClusterError | None:
             return away if name == "write_quarantine_status" and loop.time() < 1010 else None
 
-        replica = await marked(world, SETTINGS, Busy(world, fails=fails))
+        replica = await marked(world, SETTINGS, Logged(world, fails=fails))
         await asyncio.sleep(4)
         node = world.nodes["n1"]
         world.set_node(replace(node, taints=(), unschedulable=False, labels={}, annotations={}))
@@ -324,7 +316,7 @@ def test_no_pod_is_forced_off_a_node_that_was_exempted_since_its_last_read(
     """Its eviction is blocked for longer; polls are seldom, as among a thousand drains."""
     monkeypatch.setattr(poller, "DRAINING_EVERY", 200.0)
 
-    class Unwatched(Busy):
+    class Unwatched(Logged):
         async def events(self) -> AsyncIterator[ClusterEvent]:
             async for event in super().events():
                 if not isinstance(event, NodeSeen):

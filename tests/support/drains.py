@@ -1,10 +1,11 @@
 """A node with pods that becomes unhealthy and is drained, in virtual time."""
 
+import asyncio
 from typing import Any
 
-from aggregator.cluster.port import Phase
+from aggregator.cluster.port import Phase, Quarantine, QuarantineStatus
 from aggregator.quarantine.settings import Settings
-from tests.support.memory_cluster import World, phase_of
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running
 from tests.support.waiting import until
@@ -19,6 +20,21 @@ def world_with(*names: str, **changes: object) -> World:
     for name in names:
         world.add_pod("n1", name, **changes)
     return world
+
+
+class Busy(MemoryCluster):
+    """The first write after the marks takes so long (seconds), as in a burst: it trails."""
+
+    def __init__(self, world: World, trails: float = 0.0, **more: Any) -> None:
+        super().__init__(world, **more)
+        self.trails = trails
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        if quarantine.status.phase is Phase.ADMITTED:
+            await asyncio.sleep(self.trails)
+        return await super().write_quarantine_status(quarantine, status)
 
 
 async def begun(world: World, settings: Settings, **arguments: Any) -> Replica:
