@@ -1,19 +1,17 @@
 """Periodic tests of idle nodes by the whole controller, in virtual time, and every interruption."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Action, Phase, RepairState, Unreachable
+from aggregator.cluster.port import Phase, RepairState, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
-from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
-from tests.support.idle_node_tests import HOUR, IdleNodes
+from tests.support.idle_node_tests import HOUR, IdleNodes, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
     FAILED,
@@ -339,22 +337,7 @@ async def test_in_mode_observe_one_node_tells_for_all() -> None:
 @in_virtual_time
 async def test_what_speaks_against_the_test_of_an_idle_node(against: str) -> None:
     site = IdleNodes()
-    match against:
-        case "stop":
-            site.world.person_stops("maintenance")
-        case "exempt":
-            site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z ours")
-        case "observe":
-            site.settings = replace(site.settings, mode=Action.OBSERVE)
-        case "cordon":
-            site.world.person_cordons("n1")
-        case "silent":
-            site.names = ()
-        case _:
-            site.settings = replace(
-                site.settings, limits=replace(site.settings.limits, quorum_percent=100)
-            )
-            site.world.add_node("silent")
+    prevent(site, against)
     site.start()
     if against == "evidence":
         site.report("n1", fault("xid:79"))

@@ -11,10 +11,9 @@ import pytest
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Action, Phase, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
-from tests.support.idle_node_tests import HOUR, IdleNodes
+from tests.support.idle_node_tests import HOUR, IdleNodes, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
     FAILED,
@@ -337,22 +336,7 @@ async def test_nothing_is_written_where_no_test_of_a_node_in_service_may_begin(w
 @in_virtual_time
 async def test_what_speaks_against_the_test_of_an_idle_node_holds_one_by_hand(against: str) -> None:
     site = in_service()
-    match against:
-        case "stop":
-            site.world.person_stops("maintenance")
-        case "exempt":
-            site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z ours")
-        case "observe":
-            site.settings = replace(site.settings, mode=Action.OBSERVE)
-        case "cordon":
-            site.world.person_cordons("n1")
-        case "silent":
-            site.names = ()
-        case _:
-            site.settings = replace(
-                site.settings, limits=replace(site.settings.limits, quorum_percent=100)
-            )
-            site.world.add_node("silent")
+    prevent(site, against)
     ask(site)
     site.start()
     if against == "evidence":

@@ -1,14 +1,16 @@
 """Nodes without work and the program that tests them, both of which outlive the processes."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
+from aggregator.cluster.port import Action
 from aggregator.quarantine.decide.admission_record import RunningRepair, parse_record
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.node_tests import IDLE_TEST
+from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import (
     ConfiguredRepairer,
@@ -109,3 +111,23 @@ class IdleNodes(NewNodes):
             gives_way=self.gives_way,
         )
         return RepairSettings(rules, {"test": entry}, (RACK,))
+
+
+def prevent(site: IdleNodes, against: str) -> None:
+    """Make so of the site what speaks against the test of its node."""
+    match against:
+        case "stop":
+            site.world.person_stops("maintenance")
+        case "exempt":
+            site.world.person_annotates("n1", EXEMPT, "until 2026-12-01T00:00:00Z ours")
+        case "observe":
+            site.settings = replace(site.settings, mode=Action.OBSERVE)
+        case "cordon":
+            site.world.person_cordons("n1")
+        case "silent":
+            site.names = ()
+        case _:
+            site.settings = replace(
+                site.settings, limits=replace(site.settings.limits, quorum_percent=100)
+            )
+            site.world.add_node("silent")
