@@ -202,6 +202,10 @@ release: env $(PACKAGING)/.synced ## Check, tag, build, sign, publish (DRY_RUN=1
 .PHONY: bench
 bench: $(BENCHES:%=bench-%) ## Every benchmark; figures to build/bench/*.json
 
+.PHONY: gpu-check
+gpu-check: $(if $(WHEELS),,env) ## On a machine with an NVIDIA GPU: the tests of tests/gpu, the agent's cost
+	@PYTHON=$(PYTHON) tests/gpu/run.sh
+
 .PHONY: bench-taint
 bench-taint: env ## Kernel line to taint on the real API server
 	@$(BIN)/python -m tests.bench.taint
