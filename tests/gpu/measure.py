@@ -1,10 +1,14 @@
 """The agent's cost with the real driver: `python -m tests.gpu.measure FOLDER`, one table.
 
-All default checks, the machine's own kernel log and bus, a stream without TLS to a played
-aggregator. BENCH_SECONDS is the time of the agent in all (120), of which the first 30 are not
-counted. GPU_AGENT_PYTHON runs the agent and GPU_AGENT_SITE is its folder of packages: a copy of
-their own, since libraries that several processes share would lower the proportional set size.
-Writes ``figures.json`` and ``agent-check.json`` to FOLDER.
+All default checks, the machine's own kernel log and bus, a stream to a played aggregator. In the
+same minutes a bare stream runs (tests/bench/bare_stream.py). After a rest the GPU works for
+LOAD_SECONDS (60), where the host's Python has PyTorch. BENCH_SECONDS is the time of the agent
+before that (120), of which the first 30 are not counted. GPU_AGENT_PYTHON runs the agent and
+GPU_AGENT_SITE is its folder of packages: a copy of their own, since libraries that several
+processes share would lower the proportional set size; GPU_BARE_PYTHON and GPU_BARE_SITE are another
+copy, for the bare stream. GPU_TLS is a folder with ``ca.crt``, ``aggregator.crt`` and
+``aggregator.key`` for ``127.0.0.1``; without it the stream has no TLS. Writes ``figures.json``,
+``agent-check.json`` and ``loaded-check.json`` to FOLDER.
 """
 
 import contextlib
@@ -12,39 +16,25 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
+from nodeagent.uplink.dialer import OPTIONS
 from tests.bench.processes import Cost, cost
-from tests.gpu.real_agent import ROOT, RealAgent, wait_for
+from tests.gpu.environment import optimized
+from tests.gpu.real_agent import ROOT, RealAgent, host_python, wait_for
 
 _SETTLE = 30.0
 _EVERY = 5.0
 _MIB = 2**20
-
-
-def _optimized(python: str, site: str) -> dict[str, str]:
-    """The agent's environment as in its image: without docstrings and assertions, compiled."""
-    cache = tempfile.mkdtemp(prefix="sickbay-gpu-pycache-")
-    variables = os.environ | {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": cache}
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    folders = [sysconfig.get_path("stdlib"), str(ROOT / "nodeagent"), str(ROOT / "proto")]
-    folders += [site] if site else []
-    subprocess.run(
-        [python, "-m", "compileall", "-q", "-j", "0", "-o", "2", "-x", "/test/", *folders],
-        check=False,  # some of the library's own data is no Python
-        env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    return variables
 
 
 class Watched:
@@ -90,63 +80,170 @@ def _name(process: psutil.Process) -> str:
     return words[0] if words else "sickbay-agent"
 
 
-def agent_figures(folder: Path, seconds: float) -> dict[str, Any]:
-    """The cost of one agent, and the times of its start."""
-    python = os.environ.get("GPU_AGENT_PYTHON", sys.executable)
-    env = _optimized(python, os.environ.get("GPU_AGENT_SITE", ""))
-    played = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.played_aggregator"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert played.stdout is not None
-    address = played.stdout.readline().strip()
-    if "GPU_AGENT_PYTHON" in os.environ:
-        env.pop("PYTHONPATH", None)  # the packages of this process, which are another copy
-    agent = RealAgent(
-        Path(tempfile.mkdtemp(prefix="sickbay-gpu-")), python=python, aggregator=address, env=env
+@dataclass
+class Peers:
+    """The played aggregator and a bare stream to it."""
+
+    address: str
+    bare: "subprocess.Popen[str] | None"
+
+
+@contextlib.contextmanager
+def _peers(env: Mapping[str, str]) -> Iterator[Peers]:
+    folder = os.environ.get("GPU_TLS", "")
+    with contextlib.ExitStack() as stack:
+        played = stack.enter_context(
+            _program([sys.executable, "-m", "tests.gpu.played_aggregator", *filter(None, [folder])])
+        )
+        assert played.stdout is not None
+        address = played.stdout.readline().strip()
+        bare = None
+        if folder and "GPU_BARE_PYTHON" in os.environ:
+            command = [
+                *(os.environ["GPU_BARE_PYTHON"], "-s", "-P"),
+                str(ROOT / "tests/bench/bare_stream.py"),
+                *(address, f"{folder}/ca.crt", json.dumps(dict(OPTIONS))),
+            ]
+            bare = stack.enter_context(
+                _program(command, {**env, "PYTHONPATH": str(ROOT / "proto")})
+            )
+            assert bare.stdout is not None
+            if bare.stdout.readline() != "welcome\n":
+                bare = None  # its end has its reason on standard error
+        yield Peers(address, bare)
+
+
+@contextlib.contextmanager
+def _program(
+    command: Sequence[str], env: Mapping[str, str] | None = None
+) -> "Iterator[subprocess.Popen[str]]":
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env
     )
     try:
-        began = time.monotonic()
-        agent.start()
-        wait_for(agent.answers, "the agent's socket", 60.0)
-        answered = time.monotonic() - began
-        wait_for(lambda: agent.result("gpu-inventory"), "the first look at the GPUs", 90.0)
-        looked = time.monotonic() - began
-        assert agent.process is not None
-        time.sleep(max(0.0, _SETTLE - looked))
-        counted = max(_EVERY, seconds - _SETTLE)
-        seen, costs = watch(agent.process.pid, counted)
-        told = agent.results()
-        metrics = _metrics(agent)
+        yield process
     finally:
-        agent.stop()
-        played.communicate()
+        process.terminate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def agent_figures(folder: Path, seconds: float, load: float) -> dict[str, Any]:
+    """The cost of one agent at rest and beside a working GPU, and the times of its start."""
+    python = os.environ.get("GPU_AGENT_PYTHON", sys.executable)
+    sites = [os.environ.get(f"GPU_{whose}_SITE", "") for whose in ("AGENT", "BARE")]
+    env = optimized(python, *sites)
+    if "GPU_AGENT_PYTHON" in os.environ:
+        env.pop("PYTHONPATH", None)  # the packages of this process, which are another copy
+    with _peers(env) as peers:
+        tls = os.environ.get("GPU_TLS", "")
+        agent = RealAgent(
+            Path(tempfile.mkdtemp(prefix="sickbay-gpu-")),
+            python=python,
+            aggregator=peers.address,
+            authority=f"{tls}/ca.crt" if tls else "",
+            env=env,
+        )
+        try:
+            return _figures(agent, peers, folder, seconds, load)
+        finally:
+            agent.stop()
+            (folder / "agent.log").write_bytes(agent.log.read_bytes())
+
+
+def _figures(
+    agent: RealAgent, peers: Peers, folder: Path, seconds: float, load: float
+) -> dict[str, Any]:
+    began = time.monotonic()
+    agent.start()
+    wait_for(agent.answers, "the agent's socket", 60.0)
+    answered = time.monotonic() - began
+    wait_for(lambda: agent.result("gpu-inventory"), "the first look at the GPUs", 90.0)
+    looked = time.monotonic() - began
+    time.sleep(max(0.0, _SETTLE - looked))
+    at_rest = _watched(agent, peers, max(_EVERY, seconds - _SETTLE))
+    told = agent.results()
     (folder / "agent-check.json").write_text(json.dumps(told, indent=2))
-    (folder / "agent-metrics.txt").write_text(metrics)
-    (folder / "agent.log").write_bytes(agent.log.read_bytes())
-    rows = {
-        f"{one.name} {pid}": {
-            "pss_mib": round(median(one.pss), 1),
-            "rss_mib": round(median(one.rss), 1),
-            "cpu_percent": round(100 * (one.cpu[1] - one.cpu[0]) / counted, 3),
-            "looks": len(one.pss),
-        }
-        for pid, one in seen.items()
-    }
-    return {
+    (folder / "agent-metrics.txt").write_text(_metrics(agent))
+    (folder / "agent-smaps.txt").write_text(_smaps(agent))
+    found = {
         "start_socket_s": round(answered, 2),
         "start_first_gpu_reading_s": round(looked, 2),
         "uplink": told["agent"]["uplink"].get("state", ""),
-        "seconds": counted,
+        **at_rest,
+    }
+    python = host_python() if load else None
+    if python is not None:
+        found["loaded"] = _loaded(agent, peers, folder, python, load)
+    return found
+
+
+def _loaded(
+    agent: RealAgent, peers: Peers, folder: Path, python: str, seconds: float
+) -> dict[str, Any]:
+    """The same while the GPU multiplies matrices; ``not_ok`` are the GPU checks that complain."""
+    program = str(Path(__file__).with_name("matmul.py"))
+    with _program([python, program]) as working:
+        assert working.stdin is not None
+        assert working.stdout is not None
+        if working.stdout.readline() != "ready\n":
+            return {"error": "PyTorch does not use the GPU"}
+        found = _watched(agent, peers, seconds)
+        found["nvml"] = nvml_figures()
+        agent.run_checks(*[each["name"] for each in agent.results()["checks"] if _is_gpu(each)])
+        told = agent.results()
+        working.stdin.close()
+        found["work"] = working.stdout.read().strip()
+    (folder / "loaded-check.json").write_text(json.dumps(told, indent=2))
+    found["not_ok"] = [
+        f"{each['check']} {each['component']} {each['status']} {each['reason']}"
+        for each in told["results"]
+        if each["check"].startswith("gpu-") and each["status"] != "ok"
+    ]
+    found["told"] = [
+        f"{each['check']}: {each['message']}"
+        for each in told["results"]
+        if each["check"] in ("gpu-clocks", "gpu-thermal") and each["component"]
+    ]
+    return found
+
+
+def _is_gpu(check: Mapping[str, str]) -> bool:
+    return check["name"].startswith("gpu-") and not check["off_because"]
+
+
+def _watched(agent: RealAgent, peers: Peers, seconds: float) -> dict[str, Any]:
+    assert agent.process is not None
+    bare = peers.bare.pid if peers.bare is not None else None
+    alone = cost(bare) if bare is not None else None
+    seen, costs = watch(agent.process.pid, seconds)
+    found: dict[str, Any] = {
+        "seconds": seconds,
         "pss_mib": round(median(one.pss_mib for one in costs), 1),
         "pss_max_mib": round(max(one.pss_mib for one in costs), 1),
         "rss_mib": round(median(one.rss_mib for one in costs), 1),
-        "cpu_percent": round(100 * (costs[-1].cpu_s - costs[0].cpu_s) / counted, 3),
-        "processes": rows,
+        "cpu_percent": round(100 * (costs[-1].cpu_s - costs[0].cpu_s) / seconds, 3),
+        "processes": {
+            f"{one.name} {pid}": {
+                "pss_mib": round(median(one.pss), 1),
+                "rss_mib": round(median(one.rss), 1),
+                "cpu_percent": round(100 * (one.cpu[1] - one.cpu[0]) / seconds, 3),
+                "looks": len(one.pss),
+            }
+            for pid, one in seen.items()
+        },
     }
+    if bare is not None and alone is not None:
+        now = cost(bare)
+        found["bare_pss_mib"] = round(now.pss_mib, 1)
+        found["bare_cpu_percent"] = round(100 * (now.cpu_s - alone.cpu_s) / seconds, 3)
+    return found
+
+
+def _smaps(agent: RealAgent) -> str:
+    return "".join(f"== {pid}\n{Path(f'/proc/{pid}/smaps').read_text()}" for pid in agent.pids())
 
 
 def _metrics(agent: RealAgent) -> str:
@@ -175,16 +272,11 @@ def table(figures: dict[str, Any]) -> str:
             "agent: start until its first reading of the GPUs",
             f"{agent['start_first_gpu_reading_s']} s",
         ),
-        ("agent: its stream", agent["uplink"]),
-        ("agent: proportional set size", f"{agent['pss_mib']} MiB"),
-        ("agent: its maximum", f"{agent['pss_max_mib']} MiB"),
-        ("agent: CPU of one core", f"{agent['cpu_percent']} %"),
-        ("agent: counted for", f"{agent['seconds']:g} s"),
+        ("agent: its stream", f"{agent['uplink']}, {agent['tls']}"),
     ]
-    rows += [
-        (f"  {name}", f"{row['pss_mib']} MiB, {row['cpu_percent']} %, {row['looks']} looks")
-        for name, row in agent["processes"].items()
-    ]
+    rows += _cost_rows("at rest", agent)
+    if loaded := agent.get("loaded"):
+        rows += _loaded_rows(loaded)
     for kind in ("first_calls_ms", "slow_calls_ms", "quick_calls_ms"):
         calls = sorted(nvml[kind].items(), key=lambda item: -item[1])[:12]
         rows.append((kind, ", ".join(f"{name} {ms:g}" for name, ms in calls)))
@@ -192,8 +284,38 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _cost_rows(when: str, agent: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        (f"{when}: proportional set size", f"{agent['pss_mib']} MiB"),
+        (f"{when}: its maximum", f"{agent['pss_max_mib']} MiB"),
+        (f"{when}: CPU of one core", f"{agent['cpu_percent']} %"),
+        (f"{when}: counted for", f"{agent['seconds']:g} s"),
+    ]
+    if "bare_pss_mib" in agent:
+        bare = f"{agent['bare_pss_mib']} MiB, {agent['bare_cpu_percent']} %"
+        rows.append((f"{when}: a bare stream", bare))
+    return rows + [
+        (f"  {name}", f"{row['pss_mib']} MiB, {row['cpu_percent']} %, {row['looks']} looks")
+        for name, row in agent["processes"].items()
+    ]
+
+
+def _loaded_rows(loaded: dict[str, Any]) -> list[tuple[str, str]]:
+    if "error" in loaded:
+        return [("under load", loaded["error"])]
+    nvml = loaded["nvml"]
+    times = [f"{nvml[f'{kind}_sample_ms']:.2f}" for kind in ("first", "quick", "slow")]
+    return [
+        *_cost_rows("under load", loaded),
+        ("under load: the first reading, one, one with all", f"{', '.join(times)} ms"),
+        ("under load: the work", loaded["work"]),
+        ("under load: GPU checks not ok", "; ".join(loaded["not_ok"]) or "none"),
+        ("under load: clocks and temperature", "; ".join(loaded["told"])),
+    ]
+
+
+def nvml_figures() -> dict[str, Any]:
+    """Those of nvml_times, from a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.nvml_times"],
         check=True,
@@ -201,9 +323,17 @@ def main(folder: Path) -> None:
         text=True,
         cwd=ROOT,
     )
-    figures: dict[str, Any] = {"nvml": json.loads(done.stdout)}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any] = {"nvml": nvml_figures()}
     seconds = float(os.environ.get("BENCH_SECONDS", "120"))
-    figures["agent"] = agent_figures(folder, seconds)
+    load = float(os.environ.get("LOAD_SECONDS", "60"))
+    figures["agent"] = agent_figures(folder, seconds, load)
+    figures["agent"]["tls"] = "TLS" if os.environ.get("GPU_TLS") else "no TLS"
     (folder / "figures.json").write_text(json.dumps(figures, indent=2))
     print(table(figures))
 

@@ -61,6 +61,7 @@ class RealAgent:
         *,
         python: str = sys.executable,
         aggregator: str = "",
+        authority: str = "",
         tool_path: Sequence[str] = (),
         more: str = "",
         env: dict[str, str] | None = None,
@@ -77,6 +78,7 @@ class RealAgent:
         path = f"tool_path = {json.dumps(list(tool_path))}\n" if tool_path else ""
         own = "insecure_own_pid_namespace = true\n" if not sees_host_processes() else ""
         uplink = f'[aggregator]\naddress = "{aggregator}"\n' if aggregator else ""
+        uplink += f'ca_file = "{authority}"\n' if authority else ""
         self.config.write_text(
             f'node = "gpu-node"\nrun_dir = "{folder / "run"}"\nstate_dir = "{folder / "state"}"\n'
             f"{uplink}[repair]\n{path}{own}{more}"
