@@ -134,7 +134,9 @@ def test_a_program_that_calls_itself_by_a_line_of_the_kernel_is_not_the_kernel(
     assert decoded.foreign == ([1] if TAIL in line else [])
 
 
-@pytest.mark.parametrize("name", ["xid-variants", "sxid", "nvidia-lines", "nvidia-driver"])
+@pytest.mark.parametrize(
+    "name", ["xid-variants", "sxid", "nvidia-lines", "nvidia-driver", "h200-lines"]
+)
 def test_no_line_of_the_driver_looks_like_a_programs_name(name: str) -> None:
     for raw in (FORMS.parent / f"kmsg/{name}.log").read_bytes().splitlines():
         text = raw.partition(b";")[2]

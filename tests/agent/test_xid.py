@@ -120,6 +120,20 @@ def test_the_process_is_named_where_the_line_names_one(variants: Sightings) -> N
     assert processes[1010] == ("3366", "nvc:[driver]")
 
 
+def test_a_real_drivers_lines_name_the_process_up_to_a_comma_in_its_name(check: XidCheck) -> None:
+    records = fixture_records("h200-lines.log")
+    found = [fault for each in records for fault in check.read(each)]
+    named = [(fault.details.get("pid"), fault.details.get("name")) for fault in found]
+    assert named == [
+        ("977", "faulty-1"),
+        (None, None),
+        (None, None),
+        ("995", "faulty-2"),
+        ("1014", "faulty-3"),
+        ("1032", "a'"),
+    ]
+
+
 def test_nvlink_lines_name_link_and_registers(variants: Sightings) -> None:
     details = {fault.source_seq: fault.details for fault in variants}
     assert details[1012]["link"] == "6"
