@@ -30,7 +30,7 @@ import psutil
 from nodeagent.uplink.dialer import OPTIONS
 from tests.bench.processes import Cost, cost
 from tests.gpu.environment import optimized
-from tests.gpu.real_agent import ROOT, RealAgent, host_python, wait_for
+from tests.gpu.real_agent import ROOT, RealAgent, host_environment, host_python, wait_for
 
 _SETTLE = 30.0
 _EVERY = 5.0
@@ -174,9 +174,13 @@ def _figures(
         "uplink": told["agent"]["uplink"].get("state", ""),
         **at_rest,
     }
-    python = host_python() if load else None
-    if python is not None:
-        found["loaded"] = _loaded(agent, peers, folder, python, load)
+    if load:
+        python = host_python()
+        found["loaded"] = (
+            _loaded(agent, peers, folder, python, load)
+            if python is not None
+            else {"error": "no python3 on the path imports PyTorch; GPU_TORCH_PYTHON names one"}
+        )
     return found
 
 
@@ -185,7 +189,7 @@ def _loaded(
 ) -> dict[str, Any]:
     """The same while the GPU multiplies matrices; ``not_ok`` are the GPU checks that complain."""
     program = str(Path(__file__).with_name("matmul.py"))
-    with _program([python, program]) as working:
+    with _program([python, program], host_environment()) as working:
         assert working.stdin is not None
         assert working.stdout is not None
         if working.stdout.readline() != "ready\n":

@@ -31,8 +31,14 @@ def host_python() -> str | None:
     return None
 
 
+def host_environment() -> dict[str, str]:
+    """The variables for that Python, without this one's packages."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def _succeeds(command: Sequence[str]) -> bool:
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    env = host_environment()
+    return subprocess.run(command, check=False, capture_output=True, env=env).returncode == 0
 
 
 def sees_host_processes() -> bool:
