@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _VALID = dt.timedelta(days=2)
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Authority:
     the client's own at each connection.
     """
 
-    def __init__(self, folder: Path, key: rsa.RSAPrivateKey, root: x509.Certificate):
+    def __init__(self, folder: Path, key: Key, root: x509.Certificate):
         self.certificate = folder / "ca.crt"
         self._folder = folder
         self._key = key
@@ -47,7 +48,7 @@ class Authority:
     def create(cls, folder: Path) -> Self:
         """A new one, valid for two days, its certificate in `folder`/ca.crt."""
         folder.mkdir(parents=True, exist_ok=True)
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        key = cls._new_key()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sickbay test control plane")])
         usage = x509.KeyUsage(
             digital_signature=True,
@@ -69,6 +70,10 @@ class Authority:
         )
         (folder / "ca.crt").write_bytes(root.public_bytes(Encoding.PEM))
         return cls(folder, key, root)
+
+    @staticmethod
+    def _new_key() -> Key:
+        return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
     def server(self, name: str, hosts: Sequence[str], *, lasts: dt.timedelta = _VALID) -> KeyPair:
         """A certificate that names these hosts, addresses or names; good for so long from now."""
@@ -147,11 +152,11 @@ def _builder(
     )
 
 
-def _key_id(key: rsa.RSAPublicKey) -> x509.SubjectKeyIdentifier:
+def _key_id(key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey) -> x509.SubjectKeyIdentifier:
     return x509.SubjectKeyIdentifier.from_public_key(key)
 
 
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> None:
+def _write_key(path: Path, key: Key) -> None:
     path.touch(mode=0o600)
     path.write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
