@@ -155,8 +155,7 @@ deploy-check: env ## The chart with a real Helm and a real cluster (needs root, 
 
 .PHONY: lint
 lint: env ## ruff, mypy --strict, the layers, the prose
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports \
-		&& $(BIN)/python -m tests.prose
+	@tests/lint.sh $(BIN)
 
 .PHONY: format
 format: env ## Let ruff format and fix the code
