@@ -33,8 +33,7 @@ def gpu_counts(summary: NodeSummary) -> GpuCounts:
     """The node's GPUs. One that evidence accuses counts as failed, whatever its checks say: an
     incident that asks for a cordon or a drain names it.
     """
-    health = summary.agent.health
-    counts = health.components.memo(_counted) if health is not None else _NONE
+    health, counts = summary.agent.health, _by_checks(summary)
     if health is None or not sum(counts):
         return GpuCounts(unknown=_labelled(summary))
     accused = {
@@ -45,6 +44,11 @@ def gpu_counts(summary: NodeSummary) -> GpuCounts:
         if item.action != "observe"
     }
     return _count(health.components, accused) if accused else counts
+
+
+def count_gpus(summary: NodeSummary) -> int:
+    """The number of the node's GPUs, which no evidence changes."""
+    return sum(_by_checks(summary)) or _labelled(summary)
 
 
 class OutOfService:
@@ -71,7 +75,7 @@ class OutOfService:
         if before is None:
             return
         gpus = sum(
-            sum(gpu_counts(node_state.node_summary))
+            count_gpus(node_state.node_summary)
             for node_state in self._node_states()
             if _is_out_of_service(node_state.node_summary) and self._owns(node_state.node)
         )
@@ -82,6 +86,11 @@ def _is_out_of_service(summary: NodeSummary) -> bool:
     """Whether its quarantine has marked the node."""
     quarantine = summary.quarantine
     return quarantine is not None and quarantine.status.cordoned_at > 0
+
+
+def _by_checks(summary: NodeSummary) -> GpuCounts:
+    health = summary.agent.health
+    return health.components.memo(_counted) if health is not None else _NONE
 
 
 def _counted(components: Components) -> GpuCounts:
