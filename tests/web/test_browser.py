@@ -387,6 +387,10 @@ async def test_each_standing_has_a_shape_of_its_own_on_the_map_of_10000_nodes(
         await expect(canvas).to_be_visible()
         drawn = await served.json("/api/v1/map")
         places = {letter: drawn["standings"].index(letter) for letter in "ouswhq"}
+        await one.page.wait_for_function(
+            """() => document.querySelector("#map canvas").getContext("2d")
+              .getImageData(0, 0, 7, 7).data.some((byte) => byte > 0)"""
+        )
         masks: dict[str, list[bool]] = await one.page.evaluate(
             """(places) => {
           const canvas = document.querySelector("#map canvas");
