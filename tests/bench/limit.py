@@ -29,6 +29,7 @@ from aggregator.cluster.port import (
     Conflict,
     EvidenceItem,
     Node,
+    Quarantine,
     QuarantineSpec,
     Unread,
 )
@@ -200,13 +201,15 @@ async def expected_nodes(cluster: KubeCluster) -> dict[str, Node]:
     }
 
 
-async def quarantine(cluster: KubeCluster, expected: Node, spec: QuarantineSpec = SPEC) -> None:
+async def quarantine(
+    cluster: KubeCluster, expected: Node, spec: QuarantineSpec = SPEC
+) -> Quarantine:
     """The requests for one node, as `aggregator.quarantine.actions.cordon` makes them."""
     node: Node | None = expected
     quarantine = await cluster.create_quarantine(expected.name, spec)
     while node is not None:
         with contextlib.suppress(Conflict):  # the controllers have touched it
             await cluster.patch_node(node, cordon_change(node, quarantine, off_balancers=True))
-            return
+            return quarantine
         node = await cluster.read_node(expected.name)
     raise LookupError(f"node {expected.name} is gone")

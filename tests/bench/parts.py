@@ -29,9 +29,6 @@ Figures = dict[str, float | int]
 
 SINGLES = 200
 BURSTS = {100: 5, 500: 2, 1000: 1}
-#: Faults a second, for so many seconds: more than is wanted, so that the rate that comes out is
-#: the aggregator's.
-SUSTAINED = (400.0, 8.0)
 GROWTH = (1_000, 2_500, 5_000, 10_000, 15_000, 20_000)
 #: Seconds over which the cost of one step of the growth is taken.
 GROWTH_SECONDS = 15.0
@@ -207,30 +204,6 @@ def _trials(found: Findings, plane: ControlPlane, trials: Trials) -> None:
         found.figures["requests_until_taint"] = round(requests_until_taint(plane, mark), 2)
         found.curves[f"burst_{size}"] = max(took, key=lambda one: one[-1])
         found.figures[f"burst_{size}_p99_s"] = round(percentile([one[-1] for one in took], 99), 2)
-
-
-def sustained(found: Findings) -> None:
-    """One replica, and faults faster than it need bear, for seconds on end.
-
-    On a control plane of its own: the record has room for about 5,000 quarantines, and is written
-    the slower the more of them it has.
-    """
-    rate, seconds = SUSTAINED
-    with plane_in_memory() as (plane, folder):
-        nodes = plane.create_nodes(min(found.nodes, int(rate * seconds) + 5), "steady")
-        site = Site(plane, folder)
-        certify(site.place.authority, nodes)
-        with site.aggregator("lifted", LIFTED), site.crowd("crowd") as crowd:
-            crowd.come(nodes)
-            trials = Trials(plane, crowd, nodes)
-            trials.singles(5)  # warm
-            done = trials.sustained(rate, trials.left / rate)
-    found.curves["sustained"] = done.latencies_s
-    found.curves["trailing"] = done.trailing_s
-    found.figures |= {
-        "quarantines_per_s": round(done.per_second, 0),
-        "trailing_s": round(done.trailing_s[-1], 1),
-    }
 
 
 def growth(found: Findings) -> None:

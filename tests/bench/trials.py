@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aggregator.quarantine.drain.drainer import EMPTY_FOR
 from tests.bench import watcher
 from tests.bench.simulated_agents import Crowd
 from tests.bench.watcher import Watcher
@@ -21,17 +22,23 @@ from tests.controlplane.waiting import wait_until
 AGGREGATOR = "system:serviceaccount:sickbay:sickbay-aggregator"
 #: Seconds until a taint that has not come is a failure of the run.
 PATIENCE = 180.0
+#: Seconds. A drain makes no request between its two reads: a shorter rest does not show its end.
+DRAINED_S = EMPTY_FOR + 1.0
 _CHANGES = frozenset({"create", "update", "patch", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """Faults at a steady rate. ``trailing_s``: from a node's taint to the last that tells of it."""
+    """Faults at a steady rate. ``trailing_s``: from a node's taint to the last that tells of it.
+
+    ``trailing_requests``: for each node, on average, by kind (`TRAILING`).
+    """
 
     per_second: float
     offered: float
     latencies_s: list[float]
     trailing_s: list[float]
+    trailing_requests: dict[str, float]
 
 
 class Trials:
@@ -71,6 +78,7 @@ class Trials:
             Watcher(self._plane, watcher.QUARANTINES, watcher.drained),
         ]
         nodes, each = self._take(int(rate * seconds)), max(1, int(rate / 10))
+        mark = self._plane.audit_mark()
         begun = time.monotonic() + 0.2
         due: dict[str, float] = {}
         for number in range(0, len(nodes), each):
@@ -92,22 +100,25 @@ class Trials:
             offered=rate,
             latencies_s=sorted(taints[node] - due[node] for node in nodes),
             trailing_s=sorted(last.values()),
+            trailing_requests=trailing_requests(self._plane, mark, len(nodes)),
         )
 
     def until_quiet(self, *, timeout_s: float = 180.0) -> None:
-        """Wait until the aggregator has made no change in the cluster for a second."""
-        until_rest(self._plane, AGGREGATOR, timeout_s=timeout_s)
+        """Wait until the aggregator has drained all nodes and made no change since."""
+        until_rest(self._plane, AGGREGATOR, seconds=DRAINED_S, timeout_s=timeout_s)
 
     def _take(self, count: int) -> list[str]:
         return [self._fresh.pop() for _ in range(count)]
 
 
-def until_rest(plane: ControlPlane, user: str = "", *, timeout_s: float = 180.0) -> None:
-    """Wait until for a second ``user`` (empty: any) has made no change except to Leases."""
+def until_rest(
+    plane: ControlPlane, user: str = "", *, seconds: float = 1.0, timeout_s: float = 180.0
+) -> None:
+    """Wait until ``user`` (empty: any) has made no change for ``seconds`` except to Leases."""
 
     def at_rest() -> bool:
         mark = plane.audit_mark()
-        time.sleep(1.0)
+        time.sleep(seconds)
         asked = _asked(plane, mark, user, leases=False)
         return not any(entry["verb"] in _CHANGES for entry in asked)
 
@@ -139,6 +150,27 @@ def requests_until_taint(plane: ControlPlane, since: int) -> float:
             if done and entry["responseStatus"]["code"] == 200:
                 marked.setdefault(name, counted[name])
     return (sum(marked.values()) + shared) / len(marked)
+
+
+#: Verb and resource of the requests that follow a taint, and the name of the kind.
+TRAILING = {
+    ("patch", "quarantines/status"): "statuses",
+    ("patch", "nodes/status"): "conditions",
+    ("create", "events"): "events",
+    ("list", "pods"): "pod_lists",
+    ("get", "nodes"): "nodes",
+}
+
+
+def trailing_requests(plane: ControlPlane, since: int, nodes: int) -> dict[str, float]:
+    """The aggregators' requests after a mark that follow a taint, by kind: those for each node."""
+    found = Counter[str]()
+    for entry in _asked(plane, since, AGGREGATOR, leases=False):
+        about = entry.get("objectRef", {})
+        parts = (about.get("resource", ""), about.get("subresource", ""))
+        kind = TRAILING.get((entry["verb"], "/".join(filter(None, parts))))
+        found.update([kind] if kind else [])
+    return {kind: round(found[kind] / nodes, 2) for kind in TRAILING.values()}
 
 
 def requests_by_nodes(plane: ControlPlane) -> int:
