@@ -41,8 +41,11 @@ from nodeagent.terminal.report import WIDTH, aligned, one_line
 STANDARD_INPUT = Path("-")
 
 _DRIVER = b"NVRM"
-#: The driver's words on its start and on each GPU.
-_NO_FAULT = re.compile(rb"NVRM: (?:loading NVIDIA UNIX |GPU at |GPU Board Serial Number: )")
+#: The driver's words on its start, its settings and each GPU.
+_NO_FAULT = re.compile(
+    rb"NVRM: (?:loading NVIDIA UNIX |GPU at |GPU Board Serial Number: "
+    rb"|Persistence mode is deprecated )"
+)
 #: Line numbers in one note.
 _SHOWN = 20
 

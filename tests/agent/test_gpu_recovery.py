@@ -10,7 +10,7 @@ from nodeagent.checks import gpu_recovery, xid
 from nodeagent.checks.base import LogCheck
 from nodeagent.model import Clearing
 from nodeagent.sources.kmsg import Record
-from tests.agent.kernel_log import record
+from tests.agent.kernel_log import fixture_records, record
 from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
 
@@ -100,6 +100,10 @@ async def test_a_reset_done_while_the_agent_stood_aside_is_noticed(tmp_path: Pat
 
 LOADED = b"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06  Thu Jul 17 16:25:03 UTC 2026"
 LOADED_OPEN = b"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build"
+#: As an H200's driver wrote it, behind the lines of its other modules.
+[LOADED_H200] = [
+    each.text for each in fixture_records("h200-lines.log") if b"loading NVIDIA" in each.text
+]
 SIGN = [Clearing(component=uuid_of(0), how="gpu-reset")]
 
 
@@ -115,7 +119,7 @@ def an_xid(bench: Bench, index: int = 0) -> Record:
     return line(bench, f"NVRM: Xid (PCI:{pci_of(index)}): 95, pid=1, name=x, text".encode())
 
 
-@pytest.mark.parametrize("text", [LOADED, LOADED_OPEN])
+@pytest.mark.parametrize("text", [LOADED, LOADED_OPEN, LOADED_H200])
 async def test_a_driver_that_was_loaded_anew_has_reset_the_gpus_that_answer(
     tmp_path: Path, text: bytes
 ) -> None:

@@ -36,16 +36,24 @@ def test_a_record_that_dmesg_broke_up_is_one_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fixture", "least"), [("public-lines", 140), ("source-lines", 530), ("h200-lines", 5)]
+    ("fixture", "least"), [("public-lines", 140), ("source-lines", 530), ("h200-lines", 12)]
 )
 def test_lines_have_the_codes_that_a_person_gives_them(fixture: str, least: int) -> None:
     told = (FIXTURES / f"{fixture}.codes").read_text().splitlines()
     codes = {int(number): code for number, code in (line.split() for line in told)}
+    before = min(codes) - 1
     found = dict.fromkeys(codes, "-")
     for fault in decode_file(FIXTURES / f"{fixture}.log"):
-        found[999 + fault["line"]] = fault["code"]
+        found[before + fault["line"]] = fault["code"]
     assert found == codes
     assert len(codes) > least
+
+
+def test_of_a_healthy_gpus_lines_a_person_has_one_to_read() -> None:
+    """The driver's words on its load, its settings and each GPU are known to be no fault."""
+    read = decode_file(FIXTURES / "h200-lines.log")
+    lines = (FIXTURES / "h200-lines.log").read_text().splitlines()
+    assert ["FBHUB Interrupt detected" in lines[number - 1] for number in read.undecoded] == [True]
 
 
 def test_lines_of_other_records_are_not_joined(tmp_path: Path) -> None:

@@ -125,12 +125,12 @@ def test_a_real_drivers_lines_name_the_process_up_to_a_comma_in_its_name(check: 
     found = [fault for each in records for fault in check.read(each)]
     named = [(fault.details.get("pid"), fault.details.get("name")) for fault in found]
     assert named == [
-        ("977", "faulty-1"),
+        ("939", "faulty-1"),
         (None, None),
         (None, None),
-        ("995", "faulty-2"),
-        ("1014", "faulty-3"),
-        ("1032", "a'"),
+        ("957", "faulty-2"),
+        ("979", "faulty-3"),
+        ("997", "a'"),
     ]
 
 
