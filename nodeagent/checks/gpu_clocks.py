@@ -27,6 +27,19 @@ _REASONS = (
     (0x08, "hw-slowdown", "the hardware has lowered the clocks"),
 )
 
+#: All bits of nvmlClocksEventReasons, in the words of nvidia-smi.
+_WORDS = (
+    (0x1, "Idle"),
+    (0x2, "Applications Clocks Setting"),
+    (0x4, "SW Power Cap"),
+    (0x8, "HW Slowdown"),
+    (0x10, "Sync Boost"),
+    (0x20, "SW Thermal Slowdown"),
+    (0x40, "HW Thermal Slowdown"),
+    (0x80, "HW Power Brake Slowdown"),
+    (0x100, "Display Clock Setting"),
+)
+
 #: Bits of clocks that are as a person, a program or no load wants them: idle, application clocks,
 #: sync boost, display clocks. And of those that the power cap has lowered.
 _AS_SET = 0x1 | 0x2 | 0x10 | 0x100
@@ -40,11 +53,16 @@ def judge(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
     if gpu.clocks is None:
         return gpu_common.unreadable(gpu, "clocks")
-    said = f"event reasons {gpu.clocks:#x}"
+    said = _said(gpu.clocks)
     for bit, reason, text in _REASONS:
         if gpu.clocks & bit:
-            return Status.DEGRADED, reason, f"{text} ({said})"
+            return Status.DEGRADED, reason, f"{text}; {said}"
     return Status.OK, "", said
+
+
+def _said(clocks: int) -> str:
+    words = ", ".join(text for bit, text in _WORDS if clocks & bit)
+    return f"clock event reasons {clocks:#x} ({words or 'none known' if clocks else 'none'})"
 
 
 def measure(gpu: Gpu) -> tuple[str, int] | None:

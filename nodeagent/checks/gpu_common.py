@@ -84,9 +84,10 @@ def nobody_has(sample: GpuSample, call: str) -> bool:
 class PerGpu:
     """Turns a sample into one observation per GPU of the node, those not heard of included.
 
-    With ``brief`` the GPUs that are well share one observation of the node (component ""), so that
+    With ``brief`` the healthy GPUs share one observation of the node (component ""), so that
     a machine that is well costs the fleet a row and not eight. A GPU has a row of its own at its
-    first look, even if an earlier agent has reported it, and always after it was not well.
+    first look, even if an earlier agent has reported it, and always after it was not well. In a
+    single run that is every GPU, so the run leaves out the shared row.
     """
 
     def __init__(self, check: str, sources: Sources, *, brief: bool = False) -> None:
@@ -136,11 +137,8 @@ class PerGpu:
             if not name or name in self._was_ill or name not in self._shown
         }
         self._shown |= gpus.keys()
-        if well:
-            words = set(well.values())
-            text = f"{len(well)} of {len(gpus)} GPUs are well"
-            text += f": {words.pop()}" if len(words) == 1 else ""
-            told.setdefault("", (Status.OK, "", text))
+        if well and not self._sources.single_run:
+            told.setdefault("", (Status.OK, "", _shared_text(list(well.values()), len(gpus))))
         return told
 
 
@@ -172,6 +170,14 @@ class EachGpu:
         if nobody_has(sample, self._call):
             return NOT_SUPPORTED
         return self._per_gpu.observe(sample, self._judge)
+
+
+def _shared_text(texts: list[str], gpus: int) -> str:
+    """What healthy GPUs say, all of them the same or each its own, of ``gpus`` on the node."""
+    if gpus == 1:
+        return texts[0]
+    count = f"{len(texts)} of {gpus} GPUs {'is' if len(texts) == 1 else 'are'} healthy"
+    return f"{count}: {texts[0]}" if len(set(texts)) == 1 else count
 
 
 def _silent(sample: GpuSample) -> Verdict:

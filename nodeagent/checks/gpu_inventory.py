@@ -132,7 +132,8 @@ class GpuInventory:
         usable = _usable(sample)
         if usable < expected:
             return Status.FAILED, "missing", f"NVML has {usable} of {expected} expected GPUs"
-        message = f"{usable} GPUs, driver {sample.driver or 'of unknown version'}"
+        count = f"{usable} GPU{'' if usable == 1 else 's'}"
+        message = f"{count}, driver {sample.driver or 'of unknown version'}"
         if sample.stuck:
             return Status.DEGRADED, "stuck-worker", f"{message}; a process is stuck: {sample.stuck}"
         return Status.OK, "", message

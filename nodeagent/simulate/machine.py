@@ -81,7 +81,8 @@ def all_well(uuids: list[str]) -> list[Observation]:
     def well(check: str, component: str, message: str) -> Observation:
         return Observation(check, component, Status.OK, "", message)
 
-    parts = [well("gpu-inventory", "", f"{len(uuids)} GPUs, driver {TRAITS['driver']}")]
+    count = f"{len(uuids)} GPU{'' if len(uuids) == 1 else 's'}"
+    parts = [well("gpu-inventory", "", f"{count}, driver {TRAITS['driver']}")]
     for number, each in enumerate(uuids):
         place = f"GPU {number} at {address(number)}: {_MODEL} (simulated)"
         parts.append(well("gpu-inventory", each, place))

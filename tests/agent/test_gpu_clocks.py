@@ -34,6 +34,23 @@ async def test_each_reason_has_its_verdict(
     assert seen.status(uuid_of(1)) == ("OK", "")
 
 
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x0, "0x0 (none)"),
+        (0x4, "0x4 (SW Power Cap)"),
+        (0x48, "0x48 (HW Slowdown, HW Thermal Slowdown)"),
+        (2**63, "0x8000000000000000 (none known)"),
+    ],
+)
+async def test_the_reasons_have_the_words_of_nvidia_smi(
+    tmp_path: Path, bits: int, words: str
+) -> None:
+    async with Bench(tmp_path, [gpu(0, clocks=bits)]) as bench:
+        seen = await run_check(bench.build(gpu_clocks.SPEC))
+    assert seen.by_component[uuid_of(0)].message.endswith(f"clock event reasons {words}")
+
+
 async def test_clocks_are_read_anew_at_every_sample(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         check = bench.build(gpu_clocks.SPEC)
@@ -68,12 +85,13 @@ async def test_gpus_that_are_well_share_one_row_after_their_first_look(tmp_path:
         second = await run_check(check)
         assert set(second.by_component) == {""}
         assert sorted(second.gone) == sorted(known.values())
-        assert second.by_component[""].message == "3 of 3 GPUs are well: event reasons 0x1"
+        shared = "3 of 3 GPUs are healthy: clock event reasons 0x1 (Idle)"
+        assert second.by_component[""].message == shared
         bench.gpus.write([gpu(0), gpu(1, clocks=0x40), gpu(2)])
         bench.later()
         third = await run_check(check)
         assert third.status(uuid_of(1)) == ("DEGRADED", "hw-thermal")
-        assert third.by_component[""].message.startswith("2 of 3 GPUs are well")
+        assert third.by_component[""].message.startswith("2 of 3 GPUs are healthy")
         bench.gpus.write([gpu(0), gpu(1), gpu(2)])
         bench.later()
         assert (await run_check(check)).status(uuid_of(1)) == ("OK", ""), (

@@ -219,17 +219,42 @@ def rows_of(evidence: Any) -> dict[str, tuple[str, str]]:
     return {name: (one.reason, one.message) for name, one in seen.by_component.items()}
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "message"),
+    [
+        ([WELL], "fine"),
+        ([WELL, WELL], "2 of 2 GPUs are healthy: fine"),
+        ([WELL, ILL], "1 of 2 GPUs is healthy: fine"),
+        ([WELL, (Status.OK, "", "too")], "2 of 2 GPUs are healthy"),
+    ],
+)
+def test_the_shared_row_counts_gpus_where_there_are_several(
+    node: Node, verdicts: list[Verdict], message: str
+) -> None:
+    per_gpu = PerGpu("own", node.sources, brief=True)
+    named = {f"GPU-{number}": verdict for number, verdict in enumerate(verdicts)}
+    assert rows_of(per_gpu.report(named))[""] == ("", message)
+
+
+def test_a_single_run_says_each_gpu_once(node: Node) -> None:
+    per_gpu = PerGpu("own", replace(node.sources, single_run=True), brief=True)
+    rows = rows_of(per_gpu.report({"GPU-0": WELL, "GPU-1": ILL}))
+    assert rows == {"GPU-0": ("", "fine"), "GPU-1": ("ill", "not fine")}
+    troubled = PerGpu("own", replace(node.sources, single_run=True), brief=True)
+    assert rows_of(troubled.report({"": ILL})) == {"": ("ill", "not fine")}
+
+
 def test_gpus_that_are_well_share_a_row_after_their_first_look(node: Node) -> None:
     per_gpu = PerGpu("own", node.sources, brief=True)
     first = per_gpu.report({"GPU-0": WELL, "GPU-1": WELL, "GPU-2": ILL})
     assert rows_of(first) == {
-        "": ("", "2 of 3 GPUs are well: fine"),
+        "": ("", "2 of 3 GPUs are healthy: fine"),
         "GPU-0": ("", "fine"),
         "GPU-1": ("", "fine"),
         "GPU-2": ("ill", "not fine"),
     }
     then = per_gpu.report({"GPU-0": WELL, "GPU-1": (Status.OK, "", "too"), "GPU-2": WELL})
-    assert rows_of(then) == {"": ("", "3 of 3 GPUs are well"), "GPU-2": ("", "fine")}
+    assert rows_of(then) == {"": ("", "3 of 3 GPUs are healthy"), "GPU-2": ("", "fine")}
     assert Seen(then).gone == ["GPU-0", "GPU-1"]
     new = per_gpu.report({"GPU-0": WELL, "GPU-3": WELL, "": ILL})
     assert rows_of(new) == {"": ("ill", "not fine"), "GPU-3": ("", "fine")}
@@ -926,6 +951,9 @@ def test_the_worst_that_a_gpu_s_calls_say(
 async def test_the_node_s_words(tmp_path: Path) -> None:
     node = Node(tmp_path, expected=2)
     assert said(await inventory(node), "") == ("OK", "", "2 GPUs, driver 580.65.06")
+    alone = Node(tmp_path / "alone", on_bus=1)
+    alone.set_gpus(GPUS[0])
+    assert said(await inventory(alone), "") == ("OK", "", "1 GPU, driver 580.65.06")
     node.set_gpus(*TWO, driver="", stuck="pid 7 in nvidia_ioctl")
     assert said(await inventory(node), "") == (
         "DEGRADED",
