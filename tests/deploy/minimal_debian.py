@@ -1,15 +1,32 @@
-"""A minimal Debian in a folder, made by mmdebstrap, with a copy of this tree in /src."""
+"""A minimal Debian in a folder, made by mmdebstrap, with a copy of this tree in /src.
 
+The Debian is kept as an archive in ~/.cache/sickbay/debian for a week.
+"""
+
+import hashlib
 import os
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+from tests.controlplane.binaries import cache_folder
 from tests.deploy.manifests import ROOT
 
 #: README.md asks its reader for these; TLS needs the certificates.
 PACKAGES = ("python3", "make", "ca-certificates")
+#: The root's own settings of dpkg, as images of Debian have them: no documentation, and no wait for
+#: a disk, because the root is deleted after the tests.
+_DPKG = (
+    "force-unsafe-io",
+    "path-exclude=/usr/share/doc/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/man/*",
+)
+#: mmdebstrap takes 18 s of a processor. A root of last week is a Debian that its user has not
+#: upgraded since.
+_KEPT_S = 7 * 24 * 3600
 _OWN_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 #: How this machine reaches package indexes and mirrors; a root made on it reaches them so too.
@@ -80,15 +97,33 @@ class MinimalDebian:
 
 
 def _make_root(root: Path) -> None:
-    release = dict(
-        line.split("=", 1)
-        for line in Path("/etc/os-release").read_text().splitlines()
-        if "=" in line
-    )
-    suite = release["VERSION_CODENAME"].strip('"')
-    included = f"--include={','.join(PACKAGES)}"
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", included, suite, str(root)]
-    subprocess.run(command, check=True)
+    root.mkdir()
+    command = ["tar", "--extract", "--preserve-permissions", "--numeric-owner"]
+    subprocess.run([*command, f"--directory={root}", f"--file={_kept_root()}"], check=True)
+
+
+def _kept_root() -> Path:
+    """An archive of the root, which mmdebstrap makes where there is none of the last days."""
+    suite = _suite()
+    named = hashlib.sha256(" ".join((suite, *PACKAGES, *_DPKG)).encode()).hexdigest()[:12]
+    archive = cache_folder().parent / "debian" / f"{suite}-{named}.tar"
+    if not archive.exists() or time.time() - archive.stat().st_mtime > _KEPT_S:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        made = archive.with_name(f"{archive.stem}-{os.getpid()}.tar")
+        options = [f"--include={','.join(PACKAGES)}", *(f"--dpkgopt={one}" for one in _DPKG)]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", *options, suite, str(made)]
+        try:
+            subprocess.run(command, check=True)
+            made.replace(archive)
+        finally:
+            made.unlink(missing_ok=True)
+    return archive
+
+
+def _suite() -> str:
+    lines = Path("/etc/os-release").read_text().splitlines()
+    release = dict(line.split("=", 1) for line in lines if "=" in line)
+    return release["VERSION_CODENAME"].strip('"')
 
 
 def _copy_tree(target: Path) -> None:
