@@ -206,12 +206,14 @@ def _loaded(
         for each in told["results"]
         if each["check"].startswith("gpu-") and each["status"] != "ok"
     ]
-    found["told"] = [
-        f"{each['check']}: {each['message']}"
-        for each in told["results"]
-        if each["check"] in ("gpu-clocks", "gpu-thermal") and each["component"]
-    ]
+    found["told"] = clocks_and_temperature(told["results"])
     return found
+
+
+def clocks_and_temperature(results: Sequence[Mapping[str, str]]) -> list[str]:
+    """The checks' messages: of the node's shared row, and of each GPU that has a row of its own."""
+    checks = ("gpu-clocks", "gpu-thermal")
+    return [f"{each['check']}: {each['message']}" for each in results if each["check"] in checks]
 
 
 def _is_gpu(check: Mapping[str, str]) -> bool:

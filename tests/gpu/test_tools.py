@@ -18,7 +18,7 @@ from nodeagent.sources.gpu_sample import (
     RemappedRows,
     RowReserve,
 )
-from tests.gpu import cuda_program, worker_memory
+from tests.gpu import cuda_program, measure, worker_memory
 from tests.gpu.conftest import DEVICE
 from tests.gpu.facts import FACTS
 from tests.gpu.nvidia_smi import Smi, SmiGpu
@@ -130,6 +130,18 @@ def test_the_times_of_nvml_have_each_call(tmp_path: Path) -> None:
     assert "reserve" not in found["quick_calls_ms"]
     assert {"reserve", "links", "fabric"} <= found["slow_calls_ms"].keys()
     assert found["errors"][uuid_of(0)] == {"pages": 3}
+
+
+def test_clocks_and_temperature_of_healthy_gpus_are_told_by_their_shared_row() -> None:
+    results = [
+        {"check": "gpu-ecc", "component": uuid_of(0), "message": "0 uncorrectable"},
+        {"check": "gpu-clocks", "component": "", "message": "0x4 (SW Power Cap)"},
+        {"check": "gpu-thermal", "component": uuid_of(1), "message": "87 degrees"},
+    ]
+    assert measure.clocks_and_temperature(results) == [
+        "gpu-clocks: 0x4 (SW Power Cap)",
+        "gpu-thermal: 87 degrees",
+    ]
 
 
 def test_the_workers_memory_is_told_by_step_and_by_mapping(tmp_path: Path) -> None:

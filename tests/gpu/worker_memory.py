@@ -35,14 +35,12 @@ VARIANTS: Sequence[tuple[str, Mapping[str, str]]] = (
     ("arena", _ONE_ARENA),
     ("malloc", _SMALL_MALLOC),
     ("trim", {}),
-    ("drop", {}),
     ("no-inforom", {}),
     ("no-seldom", {}),
     ("flags=1", {}),
     ("flags=2", {}),
-    ("trim,drop", {}),
     ("beside another", {}),
-    ("thp-off,trim,drop", _ONE_ARENA | _SMALL_MALLOC),
+    ("thp-off,trim", _ONE_ARENA | _SMALL_MALLOC),
     ("base", {}),
 )
 _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ *(.*)")

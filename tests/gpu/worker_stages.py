@@ -17,8 +17,6 @@ _SOURCES = os.path.join(  # noqa: PTH118  pathlib costs 1 MB
     "../../nodeagent/sources",
 )
 _PR_SET_THP_DISABLE = 41
-_MADV_DONTNEED = 4
-_WORDS_OF_A_FILE = 6  # in the first line of a mapping
 _LATER = 5
 _FIRST_AT, _EVERY = 1_000.0, 400.0
 
@@ -34,22 +32,6 @@ def _keep(folder: str, step: str) -> None:
     target = os.open(f"{folder}/{step}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     _copy("/proc/self/smaps", target)
     os.close(target)
-
-
-def _drop_clean_pages(libc: ctypes.CDLL) -> None:
-    """Unmap the pages of files that are as in the file: those used again are mapped again."""
-    with open("/proc/self/smaps") as smaps:  # noqa: PTH123
-        lines = smaps.read().split("\n")
-    start, end, is_clean = 0, 0, False
-    for line in lines:
-        words = line.split()
-        if words and not words[0].endswith(":"):
-            start, end = (int(part, 16) for part in words[0].split("-"))
-            is_clean = len(words) == _WORDS_OF_A_FILE and "w" not in words[1]
-        elif words and words[0] in ("Private_Dirty:", "Anonymous:") and words[1] != "0":
-            is_clean = False
-        elif words and words[0] == "VmFlags:" and is_clean:
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
 def main() -> None:
@@ -91,8 +73,6 @@ def main() -> None:
     _keep(folder, "first")
     if "trim" in chosen:
         libc.malloc_trim(0)
-    if "drop" in chosen:
-        _drop_clean_pages(libc)
     _keep(folder, "released")
     for number in range(_LATER):
         sampler.sample(lambda _message: None, _FIRST_AT + number * _EVERY)
