@@ -227,6 +227,14 @@ def ended(
     )
 
 
+def is_ended_by(test: NodeTest | None, why: str) -> bool:
+    """Whether the test was ended without a verdict for this reason. ``why``: its message then, to
+    which the end may have added the boot.
+    """
+    ends = (RepairState.CANCELLED, RepairState.INCONCLUSIVE)
+    return test is not None and test.state in ends and test.message.endswith(why)
+
+
 def verdict_at(test: NodeTest | None) -> float:
     """When the node's last test with a verdict ended; 0: there was none."""
     if test is None:

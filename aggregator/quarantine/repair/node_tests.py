@@ -56,6 +56,7 @@ from aggregator.quarantine.repair.node_test_state import (
 )
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.repair.unwanted_tests import UnwantedTests
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
@@ -77,7 +78,7 @@ _READS = 20
 
 class NodeTests:
     """One task. Where ``settings`` name no startup taint, no test of idle nodes and none by hand,
-    it reads and writes nothing.
+    it begins no test, and ends those that it finds under way.
     """
 
     def __init__(
@@ -124,6 +125,17 @@ class NodeTests:
             event_sink=event_sink,
             checks=self._checks,
         )
+        self._unwanted = UnwantedTests(
+            cluster=cluster,
+            record_writer=record_writer,
+            clocks=clocks,
+            settings=settings,
+            node_registry=node_registry,
+            fleet=fleet,
+            may_act=may_act,
+            view=view,
+            steps=self._steps,
+        )
         self._idle_choice = IdleNodeChoice(
             record_writer=record_writer,
             clocks=clocks,
@@ -155,7 +167,7 @@ class NodeTests:
         idle = self._settings.rules.idle_nodes
         by_hand = self._settings.tests_in_service
         if self._settings.off or not (rules.taint or idle or by_hand):
-            await asyncio.Event().wait()
+            await self._unwanted.run()
             return
         try:
             while True:

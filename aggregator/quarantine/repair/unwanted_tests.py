@@ -1,0 +1,163 @@
+"""Ends the tests of nodes that are under way where no such test may go on, as repairs are off.
+
+An order in a Node's annotation outlives the process that wrote it, and so does its Job. With
+``repair.mode: off`` no process begins, sends or proves a test, so each that is found under way is
+ended without a verdict: its order is taken back, what it left is removed, and the Node says so.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Cluster, ClusterError, Conflict, NodeMeta
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.new_nodes import condition_of
+from aggregator.quarantine.decide.node_tests import NextTest, NodeTestStep, is_ended_by
+from aggregator.quarantine.repair.node_test_state import (
+    LOOK_BUSY,
+    LOOK_EVERY,
+    WatchedNode,
+    parse_test,
+)
+from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
+from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.state.fleet import FleetState, NodeTestView
+from aggregator.quarantine.state.registry import NodeRegistry
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: The nodes are looked through so often (seconds).
+EVERY = 3.0
+#: Why a test is ended, where ``repair.mode`` is off.
+REPAIRS_OFF = "repairs are off (repair.mode: off)"
+#: The same where no repairer and no section of the configuration is about tests of nodes any more.
+NO_TESTS = "the configuration has no tests of nodes any more"
+
+
+class UnwantedTests:
+    """Costs no request until the list of nodes has a test under way."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        settings: RepairSettings,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        may_act: Callable[[str], bool],
+        view: Callable[[], bool],
+        steps: NodeTestSteps,
+    ) -> None:
+        """``may_act`` tells whether a node is ours to act for at this moment, ``view`` whether the
+        picture of the cluster is whole.
+        """
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._settings = settings
+        self._registry = node_registry
+        self._fleet = fleet
+        self._may_act = may_act
+        self._view = view
+        self._steps = steps
+        self._why = REPAIRS_OFF if settings.off else NO_TESTS
+        # Without its key no step can remove a startup taint.
+        self._rules = replace(settings.rules.new_nodes, taint="")
+        self._listed: Mapping[str, NodeMeta] = {}
+        self._watched: dict[str, WatchedNode] = {}
+        self._done: dict[str, NodeTestView] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            if self._view():
+                await self._go_round()
+            await asyncio.sleep(EVERY)
+
+    async def _go_round(self) -> None:
+        if self._registry.metas is not self._listed:
+            self._take_listed(self._registry.metas)
+        now = self._clocks.now()
+        for name, watched in list(self._watched.items()):
+            if now >= watched.look_at and self._may_act(name):
+                await self._step(name, watched)
+        self._fleet.node_tests = self._done | {
+            name: NodeTestView(one.test, tainted=False, held=one.failure or one.held)
+            for name, one in self._watched.items()
+            if one.test is not None and self._may_act(name)
+        }
+
+    def _take_listed(self, metas: Mapping[str, NodeMeta]) -> None:
+        """Watch the nodes whose test has to be ended, or whose condition to be told of its end; and
+        those with a reservation, which may be left over.
+        """
+        self._listed = metas
+        for name in self._registry.annotated(NODE_TEST):
+            meta = metas[name]
+            test, _ = parse_test(meta.annotations, meta.uid)
+            # A process may die between the end of a new node's test and its condition.
+            untold = is_ended_by(test, self._why) and name not in self._done
+            if test is not None and (test.is_busy or (untold and not test.reason)):
+                self._watched.setdefault(name, WatchedNode(meta.uid, tainted=False, test=test))
+        for name in self._record_writer.record.node_tests:
+            self._watched.setdefault(name, WatchedNode("", tainted=False))
+        self._done = {name: one for name, one in self._done.items() if name in metas}
+
+    async def _step(self, name: str, watched: WatchedNode) -> None:
+        watched.look_at = self._clocks.now() + LOOK_EVERY
+        try:
+            await self._look_at(name, watched)
+        except Conflict as error:  # decided anew at the next look
+            watched.look_at = self._clocks.now() + LOOK_BUSY
+            log.info(
+                "the end of a node's test is decided on anew",
+                extra={"event": "node.test_redecided", "node": name, "error": str(error)},
+            )
+        except ClusterError as error:
+            watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
+            if str(error) != watched.failure:
+                watched.failure = str(error)
+                log.warning(
+                    "the test of a node can't be ended now, and is tried again",
+                    extra={"event": "node.test_unfinished", "node": name, "error": str(error)},
+                )
+
+    async def _look_at(self, name: str, watched: WatchedNode) -> None:
+        node = await self._cluster.read_node(name, background=True)
+        if node is None:
+            watched.test = None
+            await self._steps.forget_leftover(name, watched)
+            del self._watched[name]
+            return
+        watched.take_read(node, "", self._settings.domain_labels)
+        test = watched.test
+        if test is not None and test.is_busy:
+            watched.held = self._why_awaited(name, test.deadline_at)
+            if watched.held:
+                return
+            stop = NextTest(NodeTestStep.STOP, self._why)
+            await self._steps.take_step(name, watched, node, stop, self._rules)
+            test = watched.test
+            if test is not None and test.is_busy:  # its pod has not ended
+                return
+        await self._steps.forget_leftover(name, watched)
+        told = condition_of(test, tainted=False, rules=self._rules)
+        if told is not None and is_ended_by(test, self._why):
+            await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)
+        del self._watched[name]
+        if test is not None:
+            self._done[name] = NodeTestView(test, tainted=False)
+
+    def _why_awaited(self, name: str, deadline: float) -> str:
+        """Only a connected agent can be asked to end its test; after the deadline it has ended."""
+        entry, node_state = self._settings.repairers.get(TEST), self._registry.known(name)
+        if entry is None or entry.clean_up is not None or self._clocks.earliest() >= deadline:
+            return ""
+        fresh = node_state is not None and node_state.agent.is_fresh
+        return "" if fresh else f"{self._why}; its agent is awaited, which is to end the test"

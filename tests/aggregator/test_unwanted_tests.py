@@ -1,0 +1,280 @@
+"""Tests of nodes that are under way when repairs are turned off, by the whole controller, in
+virtual time.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from aggregator.cluster.node_names import NODE_TEST
+from aggregator.cluster.port import Unreachable
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from tests.support.idle_node_tests import HOUR, IdleNodes
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.new_node_tests import GOING, KEY, PASSED, POOL, TIMEOUT, UNTESTED, NewNodes
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+
+#: More calls than a process makes from its start until the end of the test is told.
+STEPS = 30
+OFF = "repairs are off (repair.mode: off)"
+
+
+@dataclass
+class Job:
+    """The order of a test leaves it in the cluster; its state is there, deleted or gone."""
+
+    state: str = "there"
+    #: How often its pod is still there when that is asked.
+    pod_ends_after: int = 2
+
+    async def clean_up(self, _order: RepairOrder) -> RepairAnswer:
+        if self.state == "there":
+            self.state = "deleted"
+        if self.pod_ends_after > 0:
+            self.pod_ends_after -= 1
+            return RepairAnswer(AnswerState.NOT_SENT, "its pod has not ended")
+        self.state = "gone"
+        return RepairAnswer(AnswerState.DONE)
+
+
+class WithJob(IdleNodes):
+    """Nodes whose tests are Jobs."""
+
+    job: Job | None = None
+
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
+        found = super().repair(cluster)
+        if self.job is None:
+            return found
+        entry = replace(found.repairers["test"], clean_up=self.job.clean_up)
+        return replace(found, repairers={"test": entry})
+
+
+def site_with_a_test(kind: str) -> NewNodes:
+    """A site whose node is about to be tested: as an idle one, as a new one, or by hand."""
+    if kind == "new":
+        return NewNodes(verdicts=(GOING,))
+    site = WithJob(verdicts=(GOING,))
+    if kind == "by hand":
+        site.idle = None
+        site.world.person_annotates("n1", REQUEST, "test r1 quarantine=none")
+    return site
+
+
+async def turned_off(site: NewNodes, cluster: MemoryCluster | None = None) -> None:
+    await site.replica.stop()
+    site.mode, site.rules = RepairMode.OFF, {}
+    if isinstance(site, IdleNodes):
+        site.idle = None
+    site.start(cluster)
+
+
+@pytest.mark.parametrize("kind", ["idle", "new", "by hand"])
+@in_virtual_time
+async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: str) -> None:
+    site = site_with_a_test(kind)
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    taints = site.taints()
+    await turned_off(site)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    last = site.last_test()
+    assert last["message"] == OFF
+    assert last["ended_at"] >= last["began_at"]
+    assert site.program.cancelled == site.program.operations == [last["operation"]]
+    assert site.program.ended == [last["operation"]]
+    assert parse_record(site.world.record.text).node_tests == {}
+    assert site.taints() == taints
+    assert site.kinds()[-1] == "repair.ended"
+    assert site.replica.notes.transitions[-1].summary.endswith(f"was ended: {OFF}")
+    assert site.replica.fleet.node_tests["n1"].test is not None
+    writes = len(site.world.writes)
+    await later(10 * HOUR)
+    assert len(site.world.writes) == writes
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_ended() -> None:
+    site = WithJob(verdicts=(GOING,))
+    job = site.job = Job()
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await turned_off(site)
+    await site.settles(lambda: job.state == "deleted", within=60.0)
+    assert site.last_test()["state"] == "Ordered"
+    assert site.replica.fleet.node_tests["n1"].held == "its pod has not ended"
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    assert job.state == "gone"
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_condition_of_a_new_node_does_not_say_that_a_test_is_under_way() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.condition() == ("Unknown", "TestUnderWay"))
+    await turned_off(site)
+    await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
+    assert OFF in site.world.test_conditions["n1"].message
+    assert site.taints() == (POOL, UNTESTED)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_process_that_dies_before_the_condition_leaves_that_to_the_next_one() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.condition() == ("Unknown", "TestUnderWay"))
+    cluster = MemoryCluster(site.world)
+    refused = Unreachable("the process is dead")
+    cluster._fails = lambda name: refused if name == "write_test_condition" else None
+    await turned_off(site, cluster)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    assert site.condition() == ("Unknown", "TestUnderWay")
+    await site.replica.stop()
+    site.start()
+    await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_verdict_that_comes_with_repairs_off_removes_no_taint() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.verdicts = [PASSED]
+    await turned_off(site)
+    await later(HOUR)
+    assert site.last_test()["state"] == "Cancelled"
+    assert site.taints() == (POOL, UNTESTED)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_order_that_was_not_sent_is_not_sent_with_repairs_off() -> None:
+    site = site_with_a_test("idle")
+    cluster = MemoryCluster(site.world)
+
+    def dies(name: str) -> Unreachable | None:
+        if name == "test":
+            cluster.crashed.set()
+            return Unreachable("the process is dead")
+        return None
+
+    cluster._fails = dies
+    site.start(cluster)
+    await site.settles(cluster.crashed.is_set)
+    assert site.last_test()["state"] == "Ordering"
+    await turned_off(site)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    assert site.program.orders == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_agent_is_awaited_that_has_to_end_the_test() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    names, site.names = site.names, ()
+    await turned_off(site)
+    await later(TIMEOUT / 4)
+    assert (site.last_test()["state"], site.program.cancelled) == ("Ordered", [])
+    assert "its agent is awaited" in site.replica.fleet.node_tests["n1"].held
+    site.report(*names)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    assert site.program.cancelled == site.program.operations
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_the_test() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.names = ()
+    await turned_off(site)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written() -> None:
+    site = site_with_a_test("idle")
+    site.program.verdicts = [RepairAnswer(AnswerState.FAILED, "too slow")]
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Failed")
+    cluster, writes = MemoryCluster(site.world), len(site.world.writes)
+    await turned_off(site, cluster)
+    await later(10 * HOUR)
+    assert (cluster.asked["list_node_tests"], cluster.asked["read_node"]) == (0, 0)
+    assert len(site.world.writes) == writes
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_annotation_that_can_not_be_read_is_left_to_a_person() -> None:
+    site = site_with_a_test("idle")
+    site.world.person_annotates("n1", NODE_TEST, "{")
+    site.mode = RepairMode.OFF
+    site.start()
+    await later(HOUR)
+    assert site.world.nodes["n1"].annotations[NODE_TEST] == "{"
+    assert site.program.cancelled == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_is_ended_too_where_the_configuration_has_no_tests_any_more() -> None:
+    site = site_with_a_test("idle")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.replica.stop()
+    assert isinstance(site, IdleNodes)
+    site.idle, site.gives_way = None, False
+    site.start()
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    assert site.last_test()["message"] == "the configuration has no tests of nodes any more"
+    assert KEY not in [one.key for one in site.taints()]
+    await site.replica.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", ["idle", "new"])
+def test_a_process_that_dies_anywhere_while_it_ends_a_test_leaves_that_to_the_next_one(
+    kind: str,
+    after: bool,  # noqa: FBT001
+) -> None:
+    @in_virtual_time
+    async def one(number: int) -> None:
+        site = site_with_a_test(kind)
+        site.start()
+        await site.settles(lambda: site.last_test().get("state") == "Ordered")
+        cluster = MemoryCluster(site.world)
+        cluster.crash_in(number, after=after)
+        await turned_off(site, cluster)
+        await later(60.0)
+        site.replica.task.cancel()
+        site.start()
+        await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+        if kind == "new":
+            await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=60.0)
+        await later(TIMEOUT)
+        assert site.last_test()["number"] == 1
+        assert parse_record(site.world.record.text).node_tests == {}
+        await site.replica.stop()
+
+    for number in range(1, STEPS):
+        one(number)
