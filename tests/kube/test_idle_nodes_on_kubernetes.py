@@ -45,11 +45,15 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(
-    cluster: KubeCluster, space: Space, *nodes: str, pause: float = 600.0
+    cluster: KubeCluster,
+    space: Space,
+    *nodes: str,
+    pause: float = 600.0,
+    mode: RepairMode = RepairMode.REPAIR,
 ) -> AsyncIterator[Notes]:
     repairer, notes = JobRepairer(cluster.objects(), job_section(space.namespace)), Notes()
     entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
-    rules = RepairRules(RepairMode.REPAIR, test_pause=pause, idle_nodes=IdleNodeRules())
+    rules = RepairRules(mode, test_pause=pause, idle_nodes=IdleNodeRules())
     controller = Controller(
         cluster=cluster,
         policy=POLICY,
@@ -180,3 +184,25 @@ async def test_a_second_replica_with_the_same_nodes_makes_no_second_job(
         await until(lambda: jobs.all() == [])
     assert len(names) == 1
     assert last_test(cluster_space, node)["number"] == 1
+
+
+async def test_a_test_that_runs_when_repairs_are_turned_off_is_cancelled_and_its_job_deleted(
+    rights: Path, jobs: Jobs, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1, gpus=8)
+    async with kube_cluster(rights) as account, running(account, cluster_space, node):
+        await jobs.pod_on(node)
+        await until(lambda: last_test(cluster_space, node).get("state") == "Ordered")
+    off = RepairMode.OFF
+    async with kube_cluster(rights) as account, running(account, cluster_space, node, mode=off):
+
+        def is_deleted() -> bool:
+            return all("deletionTimestamp" in one["metadata"] for one in jobs.all())
+
+        await until(is_deleted)
+        for pod in of_tests(jobs):
+            jobs.end(pod, 143)  # as the kubelet ends a pod that is deleted
+        await until(lambda: last_test(cluster_space, node)["state"] == "Cancelled")
+        assert "repairs are off" in last_test(cluster_space, node)["message"]
+        await until(lambda: jobs.all() == [])
+        assert condition(cluster_space, node) == {}

@@ -22,7 +22,12 @@ from aggregator.health.model import Hello
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
-from aggregator.quarantine.repair import idle_node_choice, node_test_steps, node_tests
+from aggregator.quarantine.repair import (
+    idle_node_choice,
+    node_test_steps,
+    node_tests,
+    unwanted_tests,
+)
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
@@ -45,8 +50,9 @@ FOREIGN = {"key": "example.test/storage-missing", "effect": "NoSchedule"}
 
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real clocks, and a person who waits for the test."""
-    monkeypatch.setattr(node_tests, "EVERY", 0.1)
-    for module in (node_tests, idle_node_choice):
+    for module in (node_tests, unwanted_tests):
+        monkeypatch.setattr(module, "EVERY", 0.1)
+    for module in (node_tests, idle_node_choice, unwanted_tests):
         monkeypatch.setattr(module, "LOOK_EVERY", 0.3)
     for module in (node_tests, node_test_steps):
         monkeypatch.setattr(module, "LOOK_BUSY", 0.3)
