@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from aggregator.ingest import grpc_env
 from tests.support.constants import draw_constants_of_the_product
+from tests.support.running_loop import look_up_loops_without_system_calls
 
 # Servers in a test's own process listen as the aggregator's do: gRPC reads this when
 # it is loaded, which the first module of tests may do. To its silence each program sees itself.
@@ -46,6 +47,7 @@ def pytest_configure() -> None:
     settings.register_profile("search", deadline=None, suppress_health_check=slow, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
     draw_constants_of_the_product()
+    look_up_loops_without_system_calls()
     logging.getLogger("asyncio").addFilter(_of_this_test)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
