@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.shallow_yaml import ShallowLoader
 from aggregator.configfile.values import kind_of, show
 from aggregator.configfile.yaml_error import where_and_what
 from aggregator.rfc3339 import span
@@ -115,17 +116,17 @@ def read_text(path: Path) -> str:
         raise ConfigError(str(path), [ConfigProblem(0, "", what)]) from None
 
 
-def parse(text: str, name: str, loader: Any = yaml.SafeLoader) -> Document:
+def parse(text: str, name: str, loader: Any = ShallowLoader) -> Document:
     """``text`` as YAML with lines. A key given twice is refused: YAML would take the last.
 
-    ``loader`` is a safe one. PyYAML's own suits any text, as it bounds the depth.
+    ``loader`` is a safe one. The default suits any text, as it bounds the depth.
     """
     try:
         root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         line, what = where_and_what(error)
         raise ConfigError(name, [ConfigProblem(line, "", f"{what}; expected YAML")]) from None
-    except RecursionError:  # PyYAML goes as deep as the text does
+    except RecursionError:
         raise ConfigError(name, [ConfigProblem(0, "", _TOO_DEEP)]) from None
     if root is None:
         return Document(name, {})

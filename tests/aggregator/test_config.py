@@ -597,6 +597,7 @@ def test_what_stands_in_a_wrong_place_is_not_echoed_as_it_may_be_a_secret(
         ("just text", ":1: this text; expected keys with values"),
         ("a: &a {b: *a}", ": nested deeper than 20"),
         ("a: " + "[" * 5000, ": nested deeper than 20; expected a flatter file"),
+        ("- " * 5000, ": nested deeper than 20; expected a flatter file"),
     ],
 )
 def test_what_is_no_yaml_is_said_with_its_line(tmp_path: Path, text: str, says: str) -> None:

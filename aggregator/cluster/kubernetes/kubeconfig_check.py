@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.shallow_yaml import ShallowLoader
 from aggregator.configfile.yaml_error import where_and_what
 
 #: Each list of a kubeconfig, and the key that holds the content of its items.
@@ -244,7 +245,8 @@ def _ordinary(item: _Item, key: str, instead: str, beside: str, *, read: bool) -
 
 def _read(file: str) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(require_regular_file(Path(file), most=MOST).read_text("utf-8"))
+        text = require_regular_file(Path(file), most=MOST).read_text("utf-8")
+        data = yaml.load(text, Loader=ShallowLoader)  # noqa: S506  a safe loader
     except OSError as error:
         text = f"it can't be read: {error.strerror}; expected a readable file"
         raise KubeconfigError(file, text) from error
