@@ -3,7 +3,8 @@
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
@@ -98,13 +99,21 @@ PARTS = (
 )
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def _parsed() -> Mapping[str, ast.Module]:
+    """The modules by their file, parsed once for all tests."""
+    modules = {}
     for folder in FOLDERS:
         found = ROOT / folder
         for path in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
             text = path.read_text()
             if STATE.search(text):
-                yield str(path.relative_to(ROOT)), ast.parse(text)
+                modules[str(path.relative_to(ROOT))] = ast.parse(text)
+    return modules
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    return iter(_parsed().items())
 
 
 def _assigned(module: ast.AST) -> Iterator[ast.Attribute]:
@@ -172,7 +181,7 @@ def test_only_the_named_modules_change_a_part(
 ) -> None:
     assert outside_calls(part, attribute, callers, _modules()) == []
     for caller in callers:  # the table names none in vain
-        module = ast.parse((ROOT / "aggregator/quarantine" / caller).read_text())
+        module = _parsed()[f"aggregator/quarantine/{caller}"]
         others = callers - {caller}
         assert outside_calls(part, attribute, others, iter([(caller, module)])) != []
 
