@@ -6,6 +6,7 @@ state is looked for at every write; the final state is checked at the end.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
@@ -35,7 +36,8 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.admission_record import Rebuilt, parse_record
+from aggregator.quarantine.decide.admission_record import Rebuilt, Record
+from aggregator.quarantine.decide.admission_record import parse_record as parse_anew
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import known_applied
@@ -88,6 +90,12 @@ OWN_TASKS = ("attend", "announce", "registrar", "news", "rounds", "looking", "mi
 TOOL, KUBELET = "system:serviceaccount:kube-system:kured", "system:node:n1"
 
 nodes = st.sampled_from(NODES)
+
+
+@functools.lru_cache(maxsize=16)
+def parse_record(text: str) -> Record:
+    """The record, which is looked at before and after each call, and seldom changes in between."""
+    return parse_anew(text)
 
 
 @dataclass

@@ -14,10 +14,15 @@ from hypothesis.stateful import rule
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Evicted, EvictionResult, Phase, Pod
 from aggregator.policy.label_selector import LabelSelector
-from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.pools import Pool, PoolLimits
-from tests.aggregator.test_controller_state_machine import _HOW, NODES, POOL, ControllerMachine
+from tests.aggregator.test_controller_state_machine import (
+    _HOW,
+    NODES,
+    POOL,
+    ControllerMachine,
+    parse_record,
+)
 
 pytestmark = pytest.mark.timeout(900)
 
