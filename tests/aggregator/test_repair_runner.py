@@ -23,6 +23,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.repair import BUSY, REQUEST, RepairMode, read_request
+from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -307,7 +308,7 @@ async def test_a_ticket_has_what_the_agent_collected_before_the_acts() -> None:
     assert set(asked) == {("n1", ticket.quarantine)}
     assert site.shop.orders[0].bundle == ""
     told.clear()
-    assert "agent" not in json.loads(site.replica.controller._repairs._bundle(site.quarantine()))
+    assert "agent" not in json.loads(evidence_bundle(site.quarantine(), told))
     await site.replica.stop()
 
 

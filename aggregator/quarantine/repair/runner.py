@@ -8,10 +8,9 @@ order that the Quarantine does not know of.
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
@@ -41,7 +40,7 @@ from aggregator.policy.repairs import (
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission import Held, stopped
+from aggregator.quarantine.decide.admission import stopped
 from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.own_pods import without_own
@@ -63,19 +62,27 @@ from aggregator.quarantine.decide.repair import (
     running_of,
 )
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
+from aggregator.quarantine.repair.attempts import (
+    MOST_TEXT,
+    STATE_IN_WORDS,
+    attempt_details,
+    attempt_name,
+    busy_attempt,
+    held_text,
+    is_proved_by_node,
+)
 from aggregator.quarantine.repair.before_release import NO_FIELD, TestsBeforeRelease, boot_of
 from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
-    RepairOrder,
     RepairSettings,
 )
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_it_stands
-from aggregator.runtime.json_text import as_json_object
 from aggregator.runtime.text import some_of
 
 log = logging.getLogger("sickbay.quarantine")
@@ -96,8 +103,6 @@ _WITHDRAWS = 5.0
 #: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to say
 #: that nothing has changed.
 _JUST_EMPTY = 1.0
-_MOST_TEXT = 500
-_MOST_BUNDLE = 64 * 1024
 _MOST_NAMED = 3
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
 _MOST_DOMAINS = 32
@@ -136,6 +141,7 @@ class RepairRunner:
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
         self._tests = TestsBeforeRelease(settings, clocks)
+        self._orders = RepairOrders(settings.collected, clocks)
         self._operands = OperandPause(cluster, acts, clocks)
         #: What the repairer has told beside the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
@@ -233,7 +239,7 @@ class RepairRunner:
         """Whether the order may be sent: once more, or for the first time."""
         if self._settings.rules.mode is not RepairMode.REPAIR:
             return False
-        attempt = _last(quarantine)
+        attempt = busy_attempt(quarantine)
         return attempt.ends_as is None and (
             step.do is Do.RESEND or self._is_unsent(node_state, attempt)
         )
@@ -351,7 +357,7 @@ class RepairRunner:
                 self._settings.rules,
             )
             if held is not None:
-                await self._hold(node_state, fresh, _held_text(step.repair, held), step)
+                await self._hold(node_state, fresh, held_text(step.repair, held), step)
                 return
         now = round(self._clocks.latest(), 3)
         attempt = RepairAttempt(
@@ -364,7 +370,7 @@ class RepairRunner:
             request=step.request,
             began_at=now,
             deadline_at=now + entry.timeout,
-            message=step.because[:_MOST_TEXT],
+            message=step.because[:MOST_TEXT],
             profile=step.profile,
         )
         before = fresh.status.repair or RepairStatus()
@@ -383,8 +389,8 @@ class RepairRunner:
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_ORDERED,
-            f"{_named(attempt)} is ordered{why}",
-            _attempt_details(attempt),
+            f"{attempt_name(attempt)} is ordered{why}",
+            attempt_details(attempt),
         )
         await self._send(node_state, written, attempt, self._clocks.now())
 
@@ -409,7 +415,7 @@ class RepairRunner:
         if repair in ASKS_A_PERSON:
             # No reservation, which a stop would hold.
             stop = self._record_writer.switch.reason
-            return _held_text(repair, stopped(stop)) if stop else ""
+            return held_text(repair, stopped(stop)) if stop else ""
         if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
             return "the node's kubelet and its agent do not name the same boot"
         return await self._work_left(node_state, quarantine, now)
@@ -450,7 +456,7 @@ class RepairRunner:
             return  # the process was paused in between
         if not self._counts(node_state, attempt):
             raise GuardRefused("the admission record does not have the repair any more")
-        order, uid = self._order(quarantine, attempt), quarantine.uid
+        order, uid = self._orders.order_of(quarantine, attempt), quarantine.uid
 
         def still() -> bool:
             known = node_state.node_summary.quarantine
@@ -484,12 +490,10 @@ class RepairRunner:
                 await self._end(node_state, attempt, RepairState.FAILED, answer.text)
             case AnswerState.INCONCLUSIVE:
                 await self._end(node_state, attempt, RepairState.INCONCLUSIVE, answer.text)
-            case AnswerState.DONE if not _proved_by_node(attempt.repair):
+            case AnswerState.DONE if not is_proved_by_node(attempt.repair):
                 await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
             case AnswerState.TAKEN | AnswerState.DONE:
-                taken = replace(
-                    attempt, state=RepairState.ORDERED, message=answer.text[:_MOST_TEXT]
-                )
+                taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self._change(node_state, attempt, taken)
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
             case AnswerState.UNSURE:
@@ -531,7 +535,7 @@ class RepairRunner:
             self._settings.rules,
         )
         if held is not None:
-            await self._hold(node_state, quarantine, _held_text(attempt.repair, held))
+            await self._hold(node_state, quarantine, held_text(attempt.repair, held))
         return held is None
 
     async def _remember(self, node_state: NodeState, request: str) -> None:
@@ -542,31 +546,9 @@ class RepairRunner:
             node = await self._cluster.patch_node(node, NodeChange(annotations=change))
         node_state.take_node(node)
 
-    def _order(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairOrder:
-        evidence = quarantine.spec.evidence
-        standing = [item for item in evidence if not item.cleared]
-        # After a test that failed the evidence that is over has to be repaired too.
-        gpus = {item.component for item in standing or evidence}
-        return RepairOrder(
-            operation=attempt.operation,
-            repair=attempt.repair,
-            node=quarantine.node,
-            node_uid=attempt.node_uid,
-            boot_id=attempt.boot_id,
-            quarantine=quarantine.uid,
-            reason=quarantine.spec.reason,
-            lasts=max(1.0, attempt.deadline_at - self._clocks.latest()),
-            gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
-            bundle=self._bundle(quarantine) if attempt.repair in ASKS_A_PERSON else "",
-            profile=attempt.profile,
-        )
-
-    def _bundle(self, quarantine: Quarantine) -> str:
-        return _bundle(quarantine, self._settings.collected(quarantine.node, quarantine.uid))
-
     async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The process that wrote the attempt may have died before it sent the order, or after."""
-        attempt = _last(quarantine)
+        attempt = busy_attempt(quarantine)
         if await self._is_proved(node_state, attempt):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
             return
@@ -588,7 +570,7 @@ class RepairRunner:
 
     async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> RepairAnswer | None:
         """End the attempt where its end is known. Returns the repairer's answer while it is not."""
-        attempt = _last(quarantine)
+        attempt = busy_attempt(quarantine)
         if attempt.ends_as is not None:
             await self._end(node_state, attempt, attempt.ends_as, attempt.message)
             return None
@@ -601,7 +583,7 @@ class RepairRunner:
         if ended is not None:
             await self._end(node_state, attempt, ended, answer.text)
             return None
-        if answer.state is AnswerState.DONE and not _proved_by_node(attempt.repair):
+        if answer.state is AnswerState.DONE and not is_proved_by_node(attempt.repair):
             await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
             return None
         return None if await self._ends_elsewhere(node_state, attempt) else answer
@@ -629,11 +611,11 @@ class RepairRunner:
         entry = self._settings.repairers.get(attempt.repair)
         if entry is None:  # the configuration has lost it since
             return RepairAnswer(AnswerState.TAKEN)
-        return await entry.repairer.read_outcome(self._order(quarantine, attempt))
+        return await entry.repairer.read_outcome(self._orders.order_of(quarantine, attempt))
 
     async def _is_proved(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether the Node itself shows that the attempt has succeeded."""
-        if not _proved_by_node(attempt.repair):
+        if not is_proved_by_node(attempt.repair):
             return False
         node = await self._cluster.read_node(node_state.node)
         node_state.take_node(node)
@@ -655,14 +637,14 @@ class RepairRunner:
         quarantine = node_state.node_summary.quarantine
         if entry is None or entry.is_over is None or quarantine is None:
             return True
-        return await entry.is_over(self._order(quarantine, attempt))
+        return await entry.is_over(self._orders.order_of(quarantine, attempt))
 
     async def _give_up(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Its time is over. One last look: a proof that has come counts."""
         answer = await self._prove(node_state, quarantine)
         if answer is None:
             return
-        attempt = _last(quarantine)
+        attempt = busy_attempt(quarantine)
         if attempt.repair == TEST:
             await self._give_up_test(node_state, quarantine, attempt)
         elif self._is_unsent(node_state, attempt):
@@ -680,7 +662,7 @@ class RepairRunner:
         """It must not go on beside the next one, so that its repairer is asked to end it."""
         entry = self._settings.repairers.get(TEST)
         if entry is not None and not self._is_unsent(node_state, attempt):
-            await entry.repairer.cancel(self._order(quarantine, attempt))
+            await entry.repairer.cancel(self._orders.order_of(quarantine, attempt))
             if await self._prove(node_state, quarantine) is None:
                 return
         text = "it gave no verdict in its time"
@@ -689,12 +671,12 @@ class RepairRunner:
     async def _cancel(
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
     ) -> None:
-        attempt = _last(quarantine)
+        attempt = busy_attempt(quarantine)
         if attempt.ends_as is not None:  # it is over
             await self._end(node_state, attempt, attempt.ends_as, attempt.message)
             return
         entry = self._settings.repairers.get(attempt.repair)
-        order = self._order(quarantine, attempt)
+        order = self._orders.order_of(quarantine, attempt)
         # What was certainly not sent needs no repairer to take it back.
         unsent = self._is_unsent(node_state, attempt)
         if unsent or (entry is not None and await entry.repairer.cancel(order)):
@@ -725,7 +707,7 @@ class RepairRunner:
         entry = self._settings.repairers.get(attempt.repair)
         leaves = entry is not None and (entry.clean_up is not None or entry.pauses_operands)
         if leaves and attempt.ends_as is None and state is not RepairState.CANCELLED:
-            known = replace(attempt, ends_as=state, message=(text or attempt.message)[:_MOST_TEXT])
+            known = replace(attempt, ends_as=state, message=(text or attempt.message)[:MOST_TEXT])
             attempt = await self._change(node_state, attempt, known)
         left = await self._clean_up(node_state, attempt, state)
         if left is None:
@@ -738,7 +720,7 @@ class RepairRunner:
             ends_as=None,
             request=request or attempt.request,
             ended_at=round(self._clocks.wall(), 3),
-            message=(text or attempt.message)[:_MOST_TEXT],
+            message=(text or attempt.message)[:MOST_TEXT],
         )
         await self._change(node_state, attempt, ended)
         self._acts.stages.note_repair(ended)
@@ -750,8 +732,8 @@ class RepairRunner:
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_ENDED,
-            f"{_named(attempt)} {_IN_WORDS[state]}{reply}",
-            {**details, **_attempt_details(attempt), "outcome": state.value},
+            f"{attempt_name(attempt)} {STATE_IN_WORDS[state]}{reply}",
+            {**details, **attempt_details(attempt), "outcome": state.value},
         )
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
         await self._record_writer.end_repair(node_state.node, attempt.operation)
@@ -771,7 +753,7 @@ class RepairRunner:
             return ""
         if state is RepairState.CANCELLED:  # the cancellation has removed it
             return ""
-        answer = await entry.clean_up(self._order(quarantine, attempt))
+        answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
         if answer.state is AnswerState.DONE:
             return ""
         if answer.state is AnswerState.NOT_SENT and not late:
@@ -789,7 +771,7 @@ class RepairRunner:
             return
         if malformed(quarantine.status.repair or RepairStatus()):
             return
-        attempt = _last(quarantine)
+        attempt = busy_attempt(quarantine)
         entry = self._settings.repairers.get(attempt.repair)
         if entry is None or (entry.clean_up is None and entry.withdraw is None):
             return
@@ -797,13 +779,13 @@ class RepairRunner:
             return
         self._withdrawn[node_state.node] = attempt.operation
         if entry.withdraw is not None:
-            entry.withdraw(self._order(quarantine, attempt))
+            entry.withdraw(self._orders.order_of(quarantine, attempt))
         if entry.clean_up is None:
             return
         answer = RepairAnswer(AnswerState.NOT_SENT, f"no answer within {_WITHDRAWS:g} s")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WITHDRAWS):
-                answer = await entry.clean_up(self._order(quarantine, attempt))
+                answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
         if answer.state is not AnswerState.DONE:
             self._log_left(node_state, attempt, answer.text)
 
@@ -852,7 +834,7 @@ class RepairRunner:
         # Not before what it is about, of whichever replica's clock: it would be told again.
         since = max((one.ended_at for one in before.attempts), default=0.0)
         at = round(max(self._clocks.wall(), since, before.test_waits_since), 3)
-        after = replace(before, exhausted=step.because[:_MOST_TEXT], exhausted_at=at, held="")
+        after = replace(before, exhausted=step.because[:MOST_TEXT], exhausted_at=at, held="")
         written = await self._write(node_state, quarantine, after)
         if written.status.repair is None or not written.status.repair.exhausted:
             raise ClusterError(NO_FIELD)  # else it would be told anew at each look
@@ -881,7 +863,7 @@ class RepairRunner:
         since = before.test_waits_since
         if step is not None and step.repair == TEST and not step.request:
             since = since or round(self._clocks.latest(), 3)
-        after = replace(before, held=why[:_MOST_TEXT], test_waits_since=since)
+        after = replace(before, held=why[:MOST_TEXT], test_waits_since=since)
         if after == before or self._settings.rules.mode is not RepairMode.REPAIR:
             return
         written = await self._write(node_state, quarantine, after)
@@ -900,33 +882,16 @@ _ENDS: Mapping[AnswerState, RepairState] = {
     AnswerState.FAILED: RepairState.FAILED,
     AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
 }
-_IN_WORDS: Mapping[RepairState, str] = {
-    RepairState.SUCCEEDED: "succeeded",
-    RepairState.FAILED: "failed",
-    RepairState.UNKNOWN: "has an unknown outcome",
-    RepairState.CANCELLED: "was cancelled",
-    RepairState.INCONCLUSIVE: "has no verdict about the node",
-}
 
 
 #: How a text begins that is about pods in the way.
 _PODS_LEFT = "pods are still on the node: "
 
 
-def _named(attempt: RepairAttempt) -> str:
-    return f"{attempt.repair} {attempt.profile}".rstrip()
-
-
-def _attempt_details(attempt: RepairAttempt) -> dict[str, str]:
-    """The details of events about an attempt."""
-    told = {"repair": attempt.repair, "operation": attempt.operation}
-    return told | ({"profile": attempt.profile} if attempt.profile else {})
-
-
 def _about(status: RepairStatus) -> dict[str, str]:
     """The test that leaves the node to a person: there may be several in a quarantine."""
     last = status.attempts[-1] if status.attempts else None
-    return _attempt_details(last) if last is not None and last.repair == TEST else {}
+    return attempt_details(last) if last is not None and last.repair == TEST else {}
 
 
 def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:
@@ -934,23 +899,8 @@ def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:
     return RepairState.INCONCLUSIVE if attempt.repair == TEST else state
 
 
-def _held_text(repair: str, held: Held) -> str:
-    return f"{repair} is {held.text}"
-
-
-def _proved_by_node(repair: str) -> bool:
-    """Whether the Node is the proof of it, whatever the repairer says."""
-    return repair in (REBOOT, REPLACE)
-
-
 def _proof(attempt: RepairAttempt) -> str:
     return "another boot" if attempt.repair == REBOOT else "another machine, or none"
-
-
-def _last(quarantine: Quarantine) -> RepairAttempt:
-    assert quarantine.status.repair is not None
-    (found,) = (one for one in quarantine.status.repair.attempts if one.state in BUSY)
-    return found
 
 
 def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
@@ -963,25 +913,3 @@ def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
             for incident in node_state.decision.incidents.values()
         )
     return any(not item.cleared for item in quarantine.spec.evidence)
-
-
-def _bundle(quarantine: Quarantine, collected: Mapping[str, str]) -> str:
-    """The evidence for a person at the other end, bounded.
-
-    ``collected``: what the agent did, by operation; each has a bound of its own, and is left out
-    where it is no JSON object.
-    """
-    repair = quarantine.status.repair or RepairStatus()
-    evidence = [asdict(item) for item in quarantine.spec.evidence]
-    attempts = [asdict(one) for one in repair.attempts]
-    while True:
-        text = json.dumps({"evidence": evidence, "attempts": attempts})
-        if len(text) <= _MOST_BUNDLE or not evidence:
-            break
-        evidence = evidence[: len(evidence) // 2]
-    agent = ", ".join(
-        f'{{"operation": {json.dumps(operation)}, "collected": {found}}}'
-        for operation, told in collected.items()
-        if (found := as_json_object(told))
-    )
-    return f'{text[:-1]}, "agent": [{agent}]}}' if agent else text

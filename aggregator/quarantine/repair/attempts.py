@@ -1,0 +1,45 @@
+"""One attempt of a repair: which one is under way, what proves it, and its words for people."""
+
+from collections.abc import Mapping
+
+from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
+from aggregator.policy.repairs import REBOOT, REPLACE
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.repair import BUSY
+
+#: Texts of `status.repair` have at most so many characters.
+MOST_TEXT = 500
+
+STATE_IN_WORDS: Mapping[RepairState, str] = {
+    RepairState.SUCCEEDED: "succeeded",
+    RepairState.FAILED: "failed",
+    RepairState.UNKNOWN: "has an unknown outcome",
+    RepairState.CANCELLED: "was cancelled",
+    RepairState.INCONCLUSIVE: "has no verdict about the node",
+}
+
+
+def busy_attempt(quarantine: Quarantine) -> RepairAttempt:
+    """The attempt that may still act on the node; the caller knows that there is one."""
+    assert quarantine.status.repair is not None
+    (found,) = (one for one in quarantine.status.repair.attempts if one.state in BUSY)
+    return found
+
+
+def is_proved_by_node(repair: str) -> bool:
+    """Whether the Node is the proof of it, whatever the repairer says."""
+    return repair in (REBOOT, REPLACE)
+
+
+def attempt_name(attempt: RepairAttempt) -> str:
+    return f"{attempt.repair} {attempt.profile}".rstrip()
+
+
+def attempt_details(attempt: RepairAttempt) -> dict[str, str]:
+    """The details of events about an attempt."""
+    told = {"repair": attempt.repair, "operation": attempt.operation}
+    return told | ({"profile": attempt.profile} if attempt.profile else {})
+
+
+def held_text(repair: str, held: Held) -> str:
+    return f"{repair} is {held.text}"
