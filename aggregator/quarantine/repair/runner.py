@@ -13,14 +13,9 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
-    Action,
     Cluster,
-    ClusterError,
-    Conflict,
     GuardRefused,
-    Node,
     NodeChange,
     Phase,
     Quarantine,
@@ -30,7 +25,6 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import (
-    ASKS_A_PERSON,
     REBOOT,
     REPLACE,
     TEST,
@@ -40,26 +34,20 @@ from aggregator.policy.repairs import (
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission import stopped
-from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
-from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.own_pods import without_own
+from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.repair import (
     BUSY,
     Do,
     NextRepair,
     RepairFacts,
     RepairMode,
-    RepairProposal,
     domains_of,
     followed_change,
     is_busy,
     malformed,
     next_repair,
     operation_id,
-    other_party,
     request_for,
-    running_of,
 )
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
 from aggregator.quarantine.repair.attempts import (
@@ -68,10 +56,9 @@ from aggregator.quarantine.repair.attempts import (
     attempt_details,
     attempt_name,
     busy_attempt,
-    held_text,
     is_proved_by_node,
 )
-from aggregator.quarantine.repair.before_release import NO_FIELD, TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.protocol import (
@@ -79,11 +66,13 @@ from aggregator.quarantine.repair.protocol import (
     RepairAnswer,
     RepairSettings,
 )
+from aggregator.quarantine.repair.reservations import RepairReservations
+from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
+from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_it_stands
-from aggregator.runtime.text import some_of
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -99,11 +88,6 @@ _SEND_WITHIN = 20.0
 _CLEANS_UP = 300.0
 #: So long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
-#: The drain's last read of the node's pods is not repeated for so long (seconds). The API server
-#: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to say
-#: that nothing has changed.
-_JUST_EMPTY = 1.0
-_MOST_NAMED = 3
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
 _MOST_DOMAINS = 32
 
@@ -131,8 +115,6 @@ class RepairRunner:
         self._policy = policy
         self._pools = pools
         self._settings = settings
-        self._drain = drain
-        self._pool_label = pool_label
         #: Orders that this process began and has certainly not sent: since when it owned the node,
         #: by operation. Another replica may have sent it since, where the node was lost to one.
         self._unsent: dict[str, float] = {}
@@ -142,6 +124,15 @@ class RepairRunner:
         self._observed: dict[str, tuple[str, str]] = {}
         self._tests = TestsBeforeRelease(settings, clocks)
         self._orders = RepairOrders(settings.collected, clocks)
+        self._status = RepairStatusWriter(acts, clocks, settings.rules.mode)
+        self._checks = RepairStartChecks(
+            cluster=cluster,
+            switch=record_writer.switch,
+            clocks=clocks,
+            drain=drain,
+            test_namespace=settings.test_namespace,
+        )
+        self._reservations = RepairReservations(record_writer, settings, clocks, pool_label)
         self._operands = OperandPause(cluster, acts, clocks)
         #: What the repairer has told beside the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
@@ -202,16 +193,16 @@ class RepairRunner:
             return
 
         def write(repair: RepairStatus) -> Awaitable[Quarantine]:
-            return self._write(node_state, quarantine, repair)
+            return self._status.write(node_state, quarantine, repair)
 
         if await self._tests.write_evidence(node_state, quarantine, write):
             node_state.own_quarantine_view().delay_repair(self._clocks.now())
             return  # decide again, on what is written
         step = self._next(node_state, quarantine)
         if is_busy(quarantine.status.repair):
-            await self._restore_lost(node_state, quarantine)
+            await self._reservations.restore_lost(node_state, quarantine)
         else:
-            await self._forget_leftover(node_state, quarantine, step)
+            await self._reservations.forget_leftover(node_state, quarantine, step)
         await self._do(node_state, quarantine, step)
 
     async def _do(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
@@ -221,9 +212,11 @@ class RepairRunner:
             case Do.ORDER:
                 await self._begin(node_state, step)
             case Do.EXHAUST if self._settings.rules.mode is RepairMode.REPAIR:
-                await self._exhaust(node_state, quarantine, step)
+                await self._status.exhaust(node_state, quarantine, step.because)
+                if step.request:
+                    await self._remember(node_state, step.request)
             case Do.NOTHING if step.because:
-                await self._hold(node_state, quarantine, step.because)
+                await self._status.hold(node_state, quarantine, step.because)
             case Do.RESEND | Do.PROVE if self._may_resend(node_state, quarantine, step):
                 await self._resend(node_state, quarantine)
             case Do.PROVE | Do.RESEND:
@@ -274,39 +267,6 @@ class RepairRunner:
     def _ladder(self, quarantine: Quarantine) -> tuple[str, ...]:
         return ladder_of(quarantine.spec, self._policy)
 
-    async def _forget_leftover(
-        self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
-    ) -> None:
-        """Take out a reservation whose attempt has ended, or was never begun.
-
-        A process that died in between leaves it behind.
-        """
-        known = self._record_writer.record.repairs.get(node_state.node)
-        if known is None or not known.operation.startswith(quarantine.uid):
-            return
-        coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
-        if step.do is not Do.ORDER or known.operation != coming:
-            await self._record_writer.end_repair(node_state.node, known.operation)
-
-    async def _restore_lost(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """Count a repair under way again that another version's replica has dropped.
-
-        Not an order that may be sent again: it has to keep the limits as they are now.
-        """
-        repair = quarantine.status.repair
-        lost = running_of(quarantine.node, repair, self._pool_of(node_state))
-        if lost is None or repair is None:
-            return
-        entry = self._settings.repairers.get(lost.repair)
-        again = entry is not None and entry.repairer.sends_twice
-        if not (again and repair.attempts[-1].state is RepairState.ORDERING):
-            await self._record_writer.restore_repair(lost)
-
-    def _pool_of(self, node_state: NodeState) -> str:
-        """The pool for the limits, by the labels as last seen."""
-        labels = node_state.cluster.labels or {}
-        return labels.get(self._pool_label, "") if self._pool_label else ""
-
     def _observe(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
         if self._observed.get(node_state.node) == (quarantine.uid, step.repair):
             return
@@ -333,32 +293,20 @@ class RepairRunner:
         if self._next(node_state, fresh) != step:
             node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
             return
-        why = await self._against(node_state, node, fresh, step.repair)
-        if why and self._is_in_use(fresh, step, why):
+        why = await self._checks.against(node_state, node, fresh, step.repair)
+        if why and is_in_use(fresh, step, why):
             self._tests.note_use(fresh, why)
             return
         if why:
-            await self._hold(node_state, fresh, why, step)
+            await self._status.hold(node_state, fresh, why, step)
             return
         entry = self._settings.repairers[step.repair]
         operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
         domains = domains_of(node.labels, self._settings.domain_labels)
-        if step.repair not in ASKS_A_PERSON:
-            held = await self._record_writer.reserve_repair(
-                RepairProposal(
-                    node_state.node,
-                    operation,
-                    step.repair,
-                    entry.timeout,
-                    self._pool_of(node_state),
-                    domains,
-                    by_hand=bool(step.request),
-                ),
-                self._settings.rules,
-            )
-            if held is not None:
-                await self._hold(node_state, fresh, held_text(step.repair, held), step)
-                return
+        held = await self._reservations.reserve(node_state, step, operation, domains)
+        if held:
+            await self._status.hold(node_state, fresh, held, step)
+            return
         now = round(self._clocks.latest(), 3)
         attempt = RepairAttempt(
             operation=operation,
@@ -373,17 +321,8 @@ class RepairRunner:
             message=step.because[:MOST_TEXT],
             profile=step.profile,
         )
-        before = fresh.status.repair or RepairStatus()
-        begun = replace(before, attempts=(*before.attempts, attempt), held="", test_waits_since=0.0)
-        if step.repair != TEST:  # a test says nothing about why no further repair begins
-            begun = replace(begun, exhausted="", exhausted_at=0.0)
         await self._acts.guard(node_state)()
-        written = await self._write(node_state, fresh, begun)
-        if written.status.repair is None or operation not in {
-            one.operation for one in written.status.repair.attempts
-        }:
-            # An older definition drops the field: without its attempt an order would be repeated.
-            raise ClusterError(NO_FIELD)
+        written = await self._status.begin(node_state, fresh, attempt)
         self._unsent[operation] = node_state.work.ours_since
         why = f": {step.because}" if step.because else ""
         self._acts.emit_event(
@@ -394,67 +333,29 @@ class RepairRunner:
         )
         await self._send(node_state, written, attempt, self._clocks.now())
 
-    def _is_in_use(self, quarantine: Quarantine, step: NextRepair, why: str) -> bool:
-        """Whether a node that was only cordoned is in use, so that no test is due on it."""
-        cordon = quarantine.spec.action is Action.CORDON
-        due = step.repair == TEST and not step.request
-        return due and cordon and why.startswith(_PODS_LEFT)
-
-    async def _against(
-        self, node_state: NodeState, node: Node, quarantine: Quarantine, repair: str
-    ) -> str:
-        """Why the repair may not begin on this node now; empty: it may."""
-        if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
-            return "the node does not have all of our marks"
-        other = other_party(node)
-        if other or node_state.cluster.maintained:
-            return f"another party is at work on the node: {other or node_state.cluster.maintained}"
-        now, requests = self._clocks.earliest(), node_state.cluster.operator_requests
-        if quarantine.spec.requester == OURS and requests.exempt(now):
-            return requests.why_capped(now)
-        if repair in ASKS_A_PERSON:
-            # No reservation, which a stop would hold.
-            stop = self._record_writer.switch.reason
-            return held_text(repair, stopped(stop)) if stop else ""
-        if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
-            return "the node's kubelet and its agent do not name the same boot"
-        return await self._work_left(node_state, quarantine, now)
-
-    async def _work_left(self, node_state: NodeState, quarantine: Quarantine, now: float) -> str:
-        """The pods on the node that a drain would evict, in words; empty: there are none."""
-        if node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
-            return ""
-        status = quarantine.status
-        moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
-        found = await self._cluster.pods_on(node_state.node)
-        pods = without_own(found, status.repair, self._settings.test_namespace)
-        running = [pod for pod in pods if pod.phase not in FINISHED]
-        left = plan_drain(running, self._drain, moment)
-        if not left.remaining:
-            return ""
-        going = (*left.evict, *left.force, *left.leaving, *left.returned)
-        names = sorted({*(pod.key for pod in going), *(left.kept or ()), *(left.waiting or ())})
-        return f"{_PODS_LEFT}{some_of(names, _MOST_NAMED)}"
-
     async def _send(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt, written: float
     ) -> None:
         """Send the order, unless its purpose is gone. ``written``: when it was made durable."""
         entry = self._settings.repairers.get(attempt.repair)
-        if entry is None or not await self._is_reserved(node_state, quarantine, attempt):
+        if entry is None:
+            return
+        held = await self._reservations.keep(node_state, attempt)
+        if held:
+            await self._status.hold(node_state, quarantine, held)
             return
         if attempt.request:  # before the order: no later quarantine may follow it again
             await self._remember(node_state, attempt.request)
         if entry.pauses_operands:
             waits = await self._operands.stop(node_state, attempt)
             if waits:
-                await self._hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")
+                await self._status.hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
                 return
         await self._acts.guard(node_state)()
         if self._clocks.now() - written > _SEND_WITHIN:
             return  # the process was paused in between
-        if not self._counts(node_state, attempt):
+        if not self._reservations.counts(node_state, attempt):
             raise GuardRefused("the admission record does not have the repair any more")
         order, uid = self._orders.order_of(quarantine, attempt), quarantine.uid
 
@@ -494,7 +395,7 @@ class RepairRunner:
                 await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
             case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
-                await self._change(node_state, attempt, taken)
+                await self._status.change(node_state, attempt, taken)
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
             case AnswerState.UNSURE:
                 log.warning(
@@ -510,33 +411,6 @@ class RepairRunner:
     def _keep_details(self, attempt: RepairAttempt, answer: RepairAnswer) -> None:
         if answer.details:
             self._details[attempt.operation] = answer.details
-
-    def _counts(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
-        """Whether the record counts the attempt; a ticket counts for no limit."""
-        reserved = self._record_writer.has_repair(node_state.node, attempt.operation)
-        return attempt.repair in ASKS_A_PERSON or reserved
-
-    async def _is_reserved(
-        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
-    ) -> bool:
-        """Whether the record counts the attempt; one that it has lost has to keep the limits."""
-        if self._counts(node_state, attempt):
-            return True
-        held = await self._record_writer.reserve_repair(
-            RepairProposal(
-                node_state.node,
-                attempt.operation,
-                attempt.repair,
-                max(0.0, attempt.deadline_at - self._clocks.latest()),
-                self._pool_of(node_state),
-                attempt.domains,
-                by_hand=True,  # it was admitted within the bound of attempts
-            ),
-            self._settings.rules,
-        )
-        if held is not None:
-            await self._hold(node_state, quarantine, held_text(attempt.repair, held))
-        return held is None
 
     async def _remember(self, node_state: NodeState, request: str) -> None:
         """The Node remembers that a person's request was followed."""
@@ -560,9 +434,9 @@ class RepairRunner:
         repair = fresh.status.repair if fresh is not None else None
         if fresh is None or node is None or repair is None or attempt not in repair.attempts:
             return  # the next look sees it
-        why = await self._against(node_state, node, fresh, attempt.repair)
+        why = await self._checks.against(node_state, node, fresh, attempt.repair)
         if why:  # it may have waited for long, and other work may have come
-            await self._hold(node_state, fresh, why)
+            await self._status.hold(node_state, fresh, why)
             return
         await self._send(node_state, fresh, attempt, self._clocks.now())
 
@@ -686,7 +560,9 @@ class RepairRunner:
             # The attempt goes on to its proof, is not sent again, and nothing follows it.
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
             going = replace(attempt, request=step.request, message=text)
-            await self._change(node_state, attempt, going, exhausted="a person ended the repairs")
+            await self._status.change(
+                node_state, attempt, going, exhausted="a person ended the repairs"
+            )
         await self._remember(node_state, step.request)
 
     async def _end(
@@ -708,7 +584,7 @@ class RepairRunner:
         leaves = entry is not None and (entry.clean_up is not None or entry.pauses_operands)
         if leaves and attempt.ends_as is None and state is not RepairState.CANCELLED:
             known = replace(attempt, ends_as=state, message=(text or attempt.message)[:MOST_TEXT])
-            attempt = await self._change(node_state, attempt, known)
+            attempt = await self._status.change(node_state, attempt, known)
         left = await self._clean_up(node_state, attempt, state)
         if left is None:
             node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
@@ -722,7 +598,7 @@ class RepairRunner:
             ended_at=round(self._clocks.wall(), 3),
             message=(text or attempt.message)[:MOST_TEXT],
         )
-        await self._change(node_state, attempt, ended)
+        await self._status.change(node_state, attempt, ended)
         self._acts.stages.note_repair(ended)
         self._unsent.pop(attempt.operation, None)
         details = self._details.pop(attempt.operation, {})
@@ -736,7 +612,7 @@ class RepairRunner:
             {**details, **attempt_details(attempt), "outcome": state.value},
         )
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
-        await self._record_writer.end_repair(node_state.node, attempt.operation)
+        await self._reservations.end(node_state, attempt)
 
     async def _clean_up(
         self, node_state: NodeState, attempt: RepairAttempt, state: RepairState
@@ -800,98 +676,12 @@ class RepairRunner:
             },
         )
 
-    async def _change(
-        self,
-        node_state: NodeState,
-        before: RepairAttempt,
-        after: RepairAttempt,
-        *,
-        exhausted: str = "",
-    ) -> RepairAttempt:
-        """Write the attempt on the Quarantine as it is now, unless another process has changed it.
-
-        The Quarantine may have changed otherwise while the repairer was asked. ``exhausted``: why
-        no attempt follows.
-        """
-        quarantine = await self._acts.reread(node_state)
-        repair = quarantine.status.repair if quarantine is not None else None
-        if quarantine is None or repair is None or before not in repair.attempts:
-            raise Conflict("the attempt was changed by another process")
-        attempts = tuple(after if one == before else one for one in repair.attempts)
-        changed = replace(repair, attempts=attempts, held="")
-        if exhausted:
-            at = max(round(self._clocks.wall(), 3), before.began_at)
-            changed = replace(changed, exhausted=exhausted, exhausted_at=at)
-        written = await self._write(node_state, quarantine, changed)
-        found = written.status.repair.attempts if written.status.repair is not None else ()
-        # An older definition drops a field: the attempt is what the server says.
-        return next((one for one in found if one.operation == after.operation), after)
-
-    async def _exhaust(
-        self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
-    ) -> None:
-        before = quarantine.status.repair or RepairStatus()
-        # Not before what it is about, of whichever replica's clock: it would be told again.
-        since = max((one.ended_at for one in before.attempts), default=0.0)
-        at = round(max(self._clocks.wall(), since, before.test_waits_since), 3)
-        after = replace(before, exhausted=step.because[:MOST_TEXT], exhausted_at=at, held="")
-        written = await self._write(node_state, quarantine, after)
-        if written.status.repair is None or not written.status.repair.exhausted:
-            raise ClusterError(NO_FIELD)  # else it would be told anew at each look
-        tried = ", ".join(f"{one.repair} {one.state.value}" for one in before.attempts) or "none"
-        self._acts.emit_event(
-            node_state,
-            EventKind.REPAIR_EXHAUSTED,
-            f"no further repair begins, a person has to go on: {step.because}; attempts: {tried}",
-            {"attempts": tried, **_about(before)},
-        )
-        if step.request:
-            await self._remember(node_state, step.request)
-
-    async def _hold(
-        self,
-        node_state: NodeState,
-        quarantine: Quarantine,
-        why: str,
-        step: NextRepair | None = None,
-    ) -> None:
-        """Say why the next repair does not begin now; in mode observe no object is written.
-
-        ``step``: what does not begin. A test before a release does not wait for ever.
-        """
-        before = quarantine.status.repair or RepairStatus()
-        since = before.test_waits_since
-        if step is not None and step.repair == TEST and not step.request:
-            since = since or round(self._clocks.latest(), 3)
-        after = replace(before, held=why[:MOST_TEXT], test_waits_since=since)
-        if after == before or self._settings.rules.mode is not RepairMode.REPAIR:
-            return
-        written = await self._write(node_state, quarantine, after)
-        if since and (written.status.repair is None or not written.status.repair.test_waits_since):
-            raise ClusterError(NO_FIELD)  # else it would wait for ever
-
-    async def _write(
-        self, node_state: NodeState, quarantine: Quarantine, repair: RepairStatus
-    ) -> Quarantine:
-        status = replace(quarantine.status, repair=repair)
-        return await self._acts.write_status(node_state, quarantine, status)
-
 
 #: Answers that end an attempt, whatever the Node shows.
 _ENDS: Mapping[AnswerState, RepairState] = {
     AnswerState.FAILED: RepairState.FAILED,
     AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
 }
-
-
-#: How a text begins that is about pods in the way.
-_PODS_LEFT = "pods are still on the node: "
-
-
-def _about(status: RepairStatus) -> dict[str, str]:
-    """The test that leaves the node to a person: there may be several in a quarantine."""
-    last = status.attempts[-1] if status.attempts else None
-    return attempt_details(last) if last is not None and last.repair == TEST else {}
 
 
 def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:

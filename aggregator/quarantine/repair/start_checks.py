@@ -1,0 +1,89 @@
+"""The reasons against the beginning of a repair on a node in quarantine."""
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Action, Cluster, Node, Quarantine
+from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.decide.admission import stopped
+from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.own_pods import without_own
+from aggregator.quarantine.decide.repair import NextRepair, other_party
+from aggregator.quarantine.repair.attempts import held_text
+from aggregator.quarantine.repair.before_release import boot_of
+from aggregator.quarantine.state.node import NodeState
+from aggregator.runtime.text import some_of
+
+#: The drain's last read of the node's pods is not repeated for so long (seconds). The API server
+#: answers a second list of the same moment from its cache, which may wait 100 ms for etcd to say
+#: that nothing has changed.
+_JUST_EMPTY = 1.0
+_MOST_NAMED = 3
+#: How a text begins that is about pods in the way.
+_PODS_LEFT = "pods are still on the node: "
+
+
+class RepairStartChecks:
+    """Reads what is known of a node, and changes nothing. ``test_namespace``: of tests' pods."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        switch: StopSwitch,
+        clocks: Clocks,
+        drain: DrainRules,
+        test_namespace: str,
+    ) -> None:
+        self._cluster = cluster
+        self._switch = switch
+        self._clocks = clocks
+        self._drain = drain
+        self._test_namespace = test_namespace
+
+    async def against(
+        self, node_state: NodeState, node: Node, quarantine: Quarantine, repair: str
+    ) -> str:
+        """Why the repair may not begin on this node now; empty: it may."""
+        if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
+            return "the node does not have all of our marks"
+        other = other_party(node)
+        if other or node_state.cluster.maintained:
+            return f"another party is at work on the node: {other or node_state.cluster.maintained}"
+        now, requests = self._clocks.earliest(), node_state.cluster.operator_requests
+        if quarantine.spec.requester == OURS and requests.exempt(now):
+            return requests.why_capped(now)
+        if repair in ASKS_A_PERSON:
+            # No reservation, which a stop would hold.
+            stop = self._switch.reason
+            return held_text(repair, stopped(stop)) if stop else ""
+        if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
+            return "the node's kubelet and its agent do not name the same boot"
+        return await self._work_left(node_state, quarantine, now)
+
+    async def _work_left(self, node_state: NodeState, quarantine: Quarantine, now: float) -> str:
+        """The pods on the node that a drain would evict, in words; empty: there are none."""
+        if node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
+            return ""
+        status = quarantine.status
+        moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
+        found = await self._cluster.pods_on(node_state.node)
+        pods = without_own(found, status.repair, self._test_namespace)
+        running = [pod for pod in pods if pod.phase not in FINISHED]
+        left = plan_drain(running, self._drain, moment)
+        if not left.remaining:
+            return ""
+        going = (*left.evict, *left.force, *left.leaving, *left.returned)
+        names = sorted({*(pod.key for pod in going), *(left.kept or ()), *(left.waiting or ())})
+        return f"{_PODS_LEFT}{some_of(names, _MOST_NAMED)}"
+
+
+def is_in_use(quarantine: Quarantine, step: NextRepair, why: str) -> bool:
+    """Whether a node that was only cordoned is in use, so that no test is due on it.
+
+    ``why`` is what speaks against the step.
+    """
+    cordon = quarantine.spec.action is Action.CORDON
+    due = step.repair == TEST and not step.request
+    return due and cordon and why.startswith(_PODS_LEFT)
