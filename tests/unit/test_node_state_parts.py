@@ -75,6 +75,7 @@ PARTS = (
             "drain/drainer.py",
             "reconcile/cluster_events.py",
             "reconcile/worker.py",
+            "repair/attempt_end.py",
             "repair/before_release.py",
             "repair/runner.py",
             "state/node.py",

@@ -9,6 +9,8 @@ from aggregator.quarantine.decide.repair import BUSY
 
 #: Texts of `status.repair` have at most so many characters.
 MOST_TEXT = 500
+#: A step about an attempt that did not succeed is tried again after so long (seconds).
+LOOK_SOON = 3.0
 
 STATE_IN_WORDS: Mapping[RepairState, str] = {
     RepairState.SUCCEEDED: "succeeded",

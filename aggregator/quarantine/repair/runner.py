@@ -6,10 +6,8 @@ process that dies between any two of them leaves behind at least as much as it h
 order that the Quarantine does not know of.
 """
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -25,7 +23,6 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import (
-    REBOOT,
     REPLACE,
     TEST,
     is_lemon,
@@ -50,17 +47,24 @@ from aggregator.quarantine.decide.repair import (
     request_for,
 )
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
+from aggregator.quarantine.repair.attempt_end import AttemptEnds
 from aggregator.quarantine.repair.attempts import (
+    LOOK_SOON,
     MOST_TEXT,
-    STATE_IN_WORDS,
     attempt_details,
     attempt_name,
     busy_attempt,
-    is_proved_by_node,
 )
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
+from aggregator.quarantine.repair.outcome import (
+    AttemptOutcome,
+    RepairOutcomes,
+    known_outcome,
+    outcome_of,
+)
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -76,18 +80,11 @@ from aggregator.quarantine.state.race import while_it_stands
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: A node whose repair waits for something is looked at so often (seconds), and one whose order
-#: was not sent so often.
+#: A node whose repair waits for something is looked at so often (seconds).
 LOOK_EVERY = 15.0
-LOOK_SOON = 3.0
 #: An order that its process could not send within so long of writing it is not sent (seconds): the
 #: process was paused, and another one may have gone on.
 _SEND_WITHIN = 20.0
-#: An attempt that has ended waits so long beyond its deadline (seconds) for the removal of what its
-#: order left in the cluster. Then its end is written without that.
-_CLEANS_UP = 300.0
-#: So long a release waits for the same (seconds): it must not be held up.
-_WITHDRAWS = 5.0
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
 _MOST_DOMAINS = 32
 
@@ -115,11 +112,10 @@ class RepairRunner:
         self._policy = policy
         self._pools = pools
         self._settings = settings
-        #: Orders that this process began and has certainly not sent: since when it owned the node,
-        #: by operation. Another replica may have sent it since, where the node was lost to one.
-        self._unsent: dict[str, float] = {}
-        #: The attempts whose orders a person's release has withdrawn, by node.
-        self._withdrawn: dict[str, str] = {}
+        #: The order of each node that this process began and has certainly not sent: its operation,
+        #: and since when it owned the node. Another replica may have sent it since, where the node
+        #: was lost to one.
+        self._unsent: dict[str, tuple[str, float]] = {}
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
         self._tests = TestsBeforeRelease(settings, clocks)
@@ -134,8 +130,18 @@ class RepairRunner:
         )
         self._reservations = RepairReservations(record_writer, settings, clocks, pool_label)
         self._operands = OperandPause(cluster, acts, clocks)
-        #: What the repairer has told beside the text, by operation, for the event of its end.
-        self._details: dict[str, Mapping[str, str]] = {}
+        self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders)
+        self._leftovers = RepairLeftovers(
+            settings=settings, orders=self._orders, operands=self._operands, clocks=clocks
+        )
+        self._ends = AttemptEnds(
+            acts=acts,
+            clocks=clocks,
+            repairers=settings.repairers,
+            leftovers=self._leftovers,
+            status=self._status,
+            reservations=self._reservations,
+        )
 
     # -- asked by the planner -------------------------------------------------------------
 
@@ -239,8 +245,8 @@ class RepairRunner:
 
     def _is_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether nobody can have sent the order."""
-        since = self._unsent.get(attempt.operation)
-        ours = since is not None and since == node_state.work.ours_since
+        begun = attempt.operation, node_state.work.ours_since
+        ours = self._unsent.get(node_state.node) == begun
         return ours and attempt.state is RepairState.ORDERING
 
     def _next(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
@@ -323,7 +329,7 @@ class RepairRunner:
         )
         await self._acts.guard(node_state)()
         written = await self._status.begin(node_state, fresh, attempt)
-        self._unsent[operation] = node_state.work.ours_since
+        self._unsent[node_state.node] = operation, node_state.work.ours_since
         why = f": {step.because}" if step.because else ""
         self._acts.emit_event(
             node_state,
@@ -368,31 +374,37 @@ class RepairRunner:
 
         if not still():  # an order leaves with the repairer's first step
             return
-        since = self._unsent.pop(attempt.operation, None)
+        unsent = self._take_unsent(node_state, attempt)
         answer = await while_it_stands(node_state, entry.repairer.order(order), still)
         if answer is None:
             return
-        if answer.state is AnswerState.NOT_SENT and since is not None:
-            self._unsent[attempt.operation] = since
+        if answer.state is AnswerState.NOT_SENT and unsent is not None:
+            self._unsent[node_state.node] = unsent
         await self._take_answer(node_state, attempt, answer, again=entry.repairer.sends_twice)
+
+    def _take_unsent(
+        self, node_state: NodeState, attempt: RepairAttempt
+    ) -> tuple[str, float] | None:
+        """Forget that the order was not sent. Returns what was known of it."""
+        known = self._unsent.get(node_state.node)
+        if known is None or known[0] != attempt.operation:
+            return None
+        return self._unsent.pop(node_state.node)
 
     async def _take_answer(
         self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer, *, again: bool
     ) -> None:
         """What the answer to an order makes of the attempt. ``again``: it may be sent twice."""
-        self._keep_details(attempt, answer)
+        self._ends.keep_details(attempt, answer)
+        outcome = outcome_of(attempt, answer)
         match answer.state:
+            case _ if outcome is not None:
+                await self._ends.end(node_state, attempt, outcome)
             case AnswerState.NOT_SENT:
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
                 if not again:
-                    state = _end_of(attempt, RepairState.FAILED)
-                    await self._end(node_state, attempt, state, answer.text)
-            case AnswerState.FAILED:
-                await self._end(node_state, attempt, RepairState.FAILED, answer.text)
-            case AnswerState.INCONCLUSIVE:
-                await self._end(node_state, attempt, RepairState.INCONCLUSIVE, answer.text)
-            case AnswerState.DONE if not is_proved_by_node(attempt.repair):
-                await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
+                    outcome = AttemptOutcome(_not_carried_out(attempt), answer.text)
+                    await self._ends.end(node_state, attempt, outcome)
             case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self._status.change(node_state, attempt, taken)
@@ -408,10 +420,6 @@ class RepairRunner:
                     },
                 )
 
-    def _keep_details(self, attempt: RepairAttempt, answer: RepairAnswer) -> None:
-        if answer.details:
-            self._details[attempt.operation] = answer.details
-
     async def _remember(self, node_state: NodeState, request: str) -> None:
         """The Node remembers that a person's request was followed."""
         node = await self._cluster.read_node(node_state.node)
@@ -423,10 +431,10 @@ class RepairRunner:
     async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The process that wrote the attempt may have died before it sent the order, or after."""
         attempt = busy_attempt(quarantine)
-        if await self._is_proved(node_state, attempt):
-            await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
-            return
-        if await self._ends_elsewhere(node_state, attempt):
+        outcome = await self._outcomes.proved(node_state, attempt)
+        outcome = outcome or await self._outcomes.elsewhere(node_state, attempt)
+        if outcome is not None:
+            await self._ends.end(node_state, attempt, outcome)
             return
         node = await self._cluster.read_node(node_state.node)
         fresh = await self._acts.reread(node_state)
@@ -444,74 +452,17 @@ class RepairRunner:
 
     async def _prove(self, node_state: NodeState, quarantine: Quarantine) -> RepairAnswer | None:
         """End the attempt where its end is known. Returns the repairer's answer while it is not."""
-        attempt = busy_attempt(quarantine)
-        if attempt.ends_as is not None:
-            await self._end(node_state, attempt, attempt.ends_as, attempt.message)
-            return None
-        if await self._is_proved(node_state, attempt):
-            await self._end(node_state, attempt, RepairState.SUCCEEDED, _proof(attempt))
-            return None
-        answer = await self._read_outcome(quarantine, attempt)
-        self._keep_details(attempt, answer)
-        ended = _ENDS.get(answer.state)
-        if ended is not None:
-            await self._end(node_state, attempt, ended, answer.text)
-            return None
-        if answer.state is AnswerState.DONE and not is_proved_by_node(attempt.repair):
-            await self._end(node_state, attempt, RepairState.SUCCEEDED, answer.text)
-            return None
-        return None if await self._ends_elsewhere(node_state, attempt) else answer
-
-    async def _ends_elsewhere(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
-        """End a test whose node is another one now, or in another boot: it can have no verdict."""
-        if attempt.repair != TEST:
-            return False
-        node = await self._cluster.read_node(node_state.node)
-        node_state.take_node(node)
-        if node is not None and node.uid == attempt.node_uid:
-            boots = {node.boot_id, attempt.boot_id} - {""}
-            if len(boots) < 2:
-                return False
-        text = "the node is another one, or in another boot"
-        await self._end(node_state, attempt, RepairState.INCONCLUSIVE, text)
-        return True
-
-    async def _read_outcome(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairAnswer:
-        """How far an order has come. One that may not have arrived is not asked about: a repairer
-        that keeps ids would take the question for the order.
-        """
-        if attempt.state is not RepairState.ORDERED:
-            return RepairAnswer(AnswerState.UNSURE)
-        entry = self._settings.repairers.get(attempt.repair)
-        if entry is None:  # the configuration has lost it since
-            return RepairAnswer(AnswerState.TAKEN)
-        return await entry.repairer.read_outcome(self._orders.order_of(quarantine, attempt))
-
-    async def _is_proved(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
-        """Whether the Node itself shows that the attempt has succeeded."""
-        if not is_proved_by_node(attempt.repair):
-            return False
-        node = await self._cluster.read_node(node_state.node)
-        node_state.take_node(node)
-        replaced = attempt.repair == REPLACE and (node is None or node.uid != attempt.node_uid)
-        rebooted = (
-            attempt.repair == REBOOT
-            and node is not None
-            and bool(node.boot_id and attempt.boot_id)
-            and node.boot_id != attempt.boot_id
-            and node.ready is True
-        )
-        return (replaced or rebooted) and await self._is_over(node_state, attempt)
-
-    async def _is_over(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
-        """Whether the controller that carries it out has finished: it may still act on the node,
-        and delete pods there, after the node has returned.
-        """
-        entry = self._settings.repairers.get(attempt.repair)
-        quarantine = node_state.node_summary.quarantine
-        if entry is None or entry.is_over is None or quarantine is None:
-            return True
-        return await entry.is_over(self._orders.order_of(quarantine, attempt))
+        attempt, answer = busy_attempt(quarantine), None
+        outcome = known_outcome(attempt) or await self._outcomes.proved(node_state, attempt)
+        if outcome is None:
+            answer = await self._outcomes.answer(quarantine, attempt)
+            self._ends.keep_details(attempt, answer)
+            outcome = outcome_of(attempt, answer)
+            outcome = outcome or await self._outcomes.elsewhere(node_state, attempt)
+        if outcome is None:
+            return answer
+        await self._ends.end(node_state, attempt, outcome)
+        return None
 
     async def _give_up(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Its time is over. One last look: a proof that has come counts."""
@@ -521,14 +472,15 @@ class RepairRunner:
         attempt = busy_attempt(quarantine)
         if attempt.repair == TEST:
             await self._give_up_test(node_state, quarantine, attempt)
-        elif self._is_unsent(node_state, attempt):
-            await self._end(node_state, attempt, RepairState.FAILED, "the order was never sent")
+            return
+        if self._is_unsent(node_state, attempt):
+            outcome = AttemptOutcome(RepairState.FAILED, "the order was never sent")
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
-            text = "no proof of it came in its time"
-            await self._end(node_state, attempt, RepairState.FAILED, text)
+            outcome = AttemptOutcome(RepairState.FAILED, "no proof of it came in its time")
         else:
             text = "it is not known whether the order was carried out"
-            await self._end(node_state, attempt, RepairState.UNKNOWN, text)
+            outcome = AttemptOutcome(RepairState.UNKNOWN, text)
+        await self._ends.end(node_state, attempt, outcome)
 
     async def _give_up_test(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
@@ -539,23 +491,24 @@ class RepairRunner:
             await entry.repairer.cancel(self._orders.order_of(quarantine, attempt))
             if await self._prove(node_state, quarantine) is None:
                 return
-        text = "it gave no verdict in its time"
-        await self._end(node_state, attempt, RepairState.INCONCLUSIVE, text)
+        outcome = AttemptOutcome(RepairState.INCONCLUSIVE, "it gave no verdict in its time")
+        await self._ends.end(node_state, attempt, outcome)
 
     async def _cancel(
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
     ) -> None:
         attempt = busy_attempt(quarantine)
-        if attempt.ends_as is not None:  # it is over
-            await self._end(node_state, attempt, attempt.ends_as, attempt.message)
+        outcome = known_outcome(attempt)
+        if outcome is not None:  # it is over
+            await self._ends.end(node_state, attempt, outcome)
             return
         entry = self._settings.repairers.get(attempt.repair)
         order = self._orders.order_of(quarantine, attempt)
         # What was certainly not sent needs no repairer to take it back.
         unsent = self._is_unsent(node_state, attempt)
         if unsent or (entry is not None and await entry.repairer.cancel(order)):
-            state = RepairState.CANCELLED
-            await self._end(node_state, attempt, state, step.because, request=step.request)
+            outcome = AttemptOutcome(RepairState.CANCELLED, step.because)
+            await self._ends.end(node_state, attempt, outcome, request=step.request)
         else:
             # The attempt goes on to its proof, is not sent again, and nothing follows it.
             text = f"{attempt.repair} can't be taken back any more; its end is waited for"
@@ -565,132 +518,19 @@ class RepairRunner:
             )
         await self._remember(node_state, step.request)
 
-    async def _end(
-        self,
-        node_state: NodeState,
-        attempt: RepairAttempt,
-        state: RepairState,
-        text: str,
-        *,
-        request: str = "",
-    ) -> None:
-        """Remove what the order left, write the attempt's end; then its reservation goes.
-
-        The removal comes first, as no process would remember it after a crash, and ``ends_as``
-        before that, as no object tells the outcome any more. ``request``: that of the person who
-        has ended it.
-        """
-        entry = self._settings.repairers.get(attempt.repair)
-        leaves = entry is not None and (entry.clean_up is not None or entry.pauses_operands)
-        if leaves and attempt.ends_as is None and state is not RepairState.CANCELLED:
-            known = replace(attempt, ends_as=state, message=(text or attempt.message)[:MOST_TEXT])
-            attempt = await self._status.change(node_state, attempt, known)
-        left = await self._clean_up(node_state, attempt, state)
-        if left is None:
-            node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
-            return
-        text = "; ".join(part for part in (text, left) if part)
-        ended = replace(
-            attempt,
-            state=state,
-            ends_as=None,
-            request=request or attempt.request,
-            ended_at=round(self._clocks.wall(), 3),
-            message=(text or attempt.message)[:MOST_TEXT],
-        )
-        await self._status.change(node_state, attempt, ended)
-        self._acts.stages.note_repair(ended)
-        self._unsent.pop(attempt.operation, None)
-        details = self._details.pop(attempt.operation, {})
-        if entry is not None and entry.note_end is not None:
-            entry.note_end(node_state.node, attempt.operation)
-        reply = f": {text}" if text else ""
-        self._acts.emit_event(
-            node_state,
-            EventKind.REPAIR_ENDED,
-            f"{attempt_name(attempt)} {STATE_IN_WORDS[state]}{reply}",
-            {**details, **attempt_details(attempt), "outcome": state.value},
-        )
-        node_state.own_quarantine_view().delay_repair(self._clocks.now())
-        await self._reservations.end(node_state, attempt)
-
-    async def _clean_up(
-        self, node_state: NodeState, attempt: RepairAttempt, state: RepairState
-    ) -> str | None:
-        """What the order has left behind, in words; None: its removal is to be tried again."""
-        entry = self._settings.repairers.get(attempt.repair)
-        quarantine = node_state.node_summary.quarantine
-        late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
-        if entry is not None and entry.pauses_operands:
-            stopped_for = await self._operands.resume(node_state, attempt)
-            if stopped_for:  # the release starts them too
-                return f"GPU operands are still stopped: {stopped_for}" if late else None
-        if entry is None or entry.clean_up is None or quarantine is None:
-            return ""
-        if state is RepairState.CANCELLED:  # the cancellation has removed it
-            return ""
-        answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
-        if answer.state is AnswerState.DONE:
-            return ""
-        if answer.state is AnswerState.NOT_SENT and not late:
-            return None
-        self._log_left(node_state, attempt, answer.text)
-        return f"what it left in the cluster can't be removed: {answer.text}"
-
     async def withdraw(self, node_state: NodeState) -> None:
-        """The node is released while a repair may act on it: remove what its order left.
-
-        Once, and a failure holds up no release. What can't be removed so may still reach the node.
-        """
+        """The node is released while a repair may act on it: remove what its order left."""
         quarantine = node_state.node_summary.quarantine
         if quarantine is None or not is_busy(quarantine.status.repair):
             return
         if malformed(quarantine.status.repair or RepairStatus()):
             return
-        attempt = busy_attempt(quarantine)
-        entry = self._settings.repairers.get(attempt.repair)
-        if entry is None or (entry.clean_up is None and entry.withdraw is None):
-            return
-        if self._withdrawn.get(node_state.node) == attempt.operation:
-            return
-        self._withdrawn[node_state.node] = attempt.operation
-        if entry.withdraw is not None:
-            entry.withdraw(self._orders.order_of(quarantine, attempt))
-        if entry.clean_up is None:
-            return
-        answer = RepairAnswer(AnswerState.NOT_SENT, f"no answer within {_WITHDRAWS:g} s")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WITHDRAWS):
-                answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
-        if answer.state is not AnswerState.DONE:
-            self._log_left(node_state, attempt, answer.text)
-
-    def _log_left(self, node_state: NodeState, attempt: RepairAttempt, why: str) -> None:
-        log.warning(
-            "an object of a repair can't be removed",
-            extra={
-                "event": "repair.left_behind",
-                "node": node_state.node,
-                "operation": attempt.operation,
-                "error": why,
-            },
-        )
+        await self._leftovers.withdraw(node_state, quarantine, busy_attempt(quarantine))
 
 
-#: Answers that end an attempt, whatever the Node shows.
-_ENDS: Mapping[AnswerState, RepairState] = {
-    AnswerState.FAILED: RepairState.FAILED,
-    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
-}
-
-
-def _end_of(attempt: RepairAttempt, state: RepairState) -> RepairState:
+def _not_carried_out(attempt: RepairAttempt) -> RepairState:
     """A test that was not carried out has not failed: it says nothing about the node."""
-    return RepairState.INCONCLUSIVE if attempt.repair == TEST else state
-
-
-def _proof(attempt: RepairAttempt) -> str:
-    return "another boot" if attempt.repair == REBOOT else "another machine, or none"
+    return RepairState.INCONCLUSIVE if attempt.repair == TEST else RepairState.FAILED
 
 
 def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:

@@ -1,0 +1,101 @@
+"""Ends an attempt: what its order left, its end on the Quarantine, the event, the reservation."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import RepairAttempt, RepairState
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.repair.attempts import (
+    LOOK_SOON,
+    MOST_TEXT,
+    STATE_IN_WORDS,
+    attempt_details,
+    attempt_name,
+)
+from aggregator.quarantine.repair.leftovers import RepairLeftovers
+from aggregator.quarantine.repair.outcome import AttemptOutcome
+from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairAnswer
+from aggregator.quarantine.repair.reservations import RepairReservations
+from aggregator.quarantine.repair.status_writer import RepairStatusWriter
+from aggregator.quarantine.state.node import NodeState
+
+
+class AttemptEnds:
+    """Remembers what repairers have told of attempts until these end."""
+
+    def __init__(
+        self,
+        *,
+        acts: NodeActions,
+        clocks: Clocks,
+        repairers: Mapping[str, ConfiguredRepairer],
+        leftovers: RepairLeftovers,
+        status: RepairStatusWriter,
+        reservations: RepairReservations,
+    ) -> None:
+        self._acts = acts
+        self._clocks = clocks
+        self._repairers = repairers
+        self._leftovers = leftovers
+        self._status = status
+        self._reservations = reservations
+        #: What the repairer has told beside the text, by operation, for the event of its end.
+        self._details: dict[str, Mapping[str, str]] = {}
+
+    def keep_details(self, attempt: RepairAttempt, answer: RepairAnswer) -> None:
+        if answer.details:
+            self._details[attempt.operation] = answer.details
+
+    async def end(
+        self,
+        node_state: NodeState,
+        attempt: RepairAttempt,
+        outcome: AttemptOutcome,
+        *,
+        request: str = "",
+    ) -> None:
+        """Remove what the order left, write the attempt's end; then its reservation goes.
+
+        The removal comes first, as no process would remember it after a crash, and ``ends_as``
+        before that, as no object tells the outcome any more. ``request``: that of the person who
+        has ended it.
+        """
+        state, text = outcome
+        unknown = attempt.ends_as is None and state is not RepairState.CANCELLED
+        if unknown and self._leftovers.may_exist(attempt):
+            known = replace(attempt, ends_as=state, message=(text or attempt.message)[:MOST_TEXT])
+            attempt = await self._status.change(node_state, attempt, known)
+        left = await self._leftovers.remove(node_state, attempt, state)
+        if left is None:
+            node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+            return
+        text = "; ".join(part for part in (text, left) if part)
+        ended = replace(
+            attempt,
+            state=state,
+            ends_as=None,
+            request=request or attempt.request,
+            ended_at=round(self._clocks.wall(), 3),
+            message=(text or attempt.message)[:MOST_TEXT],
+        )
+        await self._status.change(node_state, attempt, ended)
+        self._announce(node_state, ended, text)
+        node_state.own_quarantine_view().delay_repair(self._clocks.now())
+        await self._reservations.end(node_state, attempt)
+
+    def _announce(self, node_state: NodeState, ended: RepairAttempt, text: str) -> None:
+        """The end is durable: count it, and say it to the repairer and to people."""
+        self._acts.stages.note_repair(ended)
+        details = self._details.pop(ended.operation, {})
+        entry = self._repairers.get(ended.repair)
+        if entry is not None and entry.note_end is not None:
+            entry.note_end(node_state.node, ended.operation)
+        reply = f": {text}" if text else ""
+        self._acts.emit_event(
+            node_state,
+            EventKind.REPAIR_ENDED,
+            f"{attempt_name(ended)} {STATE_IN_WORDS[ended.state]}{reply}",
+            {**details, **attempt_details(ended), "outcome": ended.state.value},
+        )

@@ -1,0 +1,106 @@
+"""Removes what the order of an attempt has left in the cluster, at its end and at a release."""
+
+import asyncio
+import contextlib
+import logging
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
+from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.orders import RepairOrders
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
+from aggregator.quarantine.state.node import NodeState
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: An attempt that has ended waits so long beyond its deadline (seconds) for the removal of what its
+#: order left in the cluster. Then its end is written without that.
+_CLEANS_UP = 300.0
+#: So long a release waits for the same (seconds): it must not be held up.
+_WITHDRAWS = 5.0
+
+
+class RepairLeftovers:
+    """Objects, and operands of the GPU operator that were stopped: the kind tells which."""
+
+    def __init__(
+        self,
+        *,
+        settings: RepairSettings,
+        orders: RepairOrders,
+        operands: OperandPause,
+        clocks: Clocks,
+    ) -> None:
+        self._settings = settings
+        self._orders = orders
+        self._operands = operands
+        self._clocks = clocks
+        #: The attempts whose orders a person's release has withdrawn, by node.
+        self._withdrawn: dict[str, str] = {}
+
+    def may_exist(self, attempt: RepairAttempt) -> bool:
+        """Whether an order of its kind leaves something."""
+        entry = self._settings.repairers.get(attempt.repair)
+        return entry is not None and (entry.clean_up is not None or entry.pauses_operands)
+
+    async def remove(
+        self, node_state: NodeState, attempt: RepairAttempt, state: RepairState
+    ) -> str | None:
+        """What the order has left behind, in words; None: its removal is to be tried again.
+
+        ``state``: in which the attempt ends.
+        """
+        entry = self._settings.repairers.get(attempt.repair)
+        quarantine = node_state.node_summary.quarantine
+        late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
+        if entry is not None and entry.pauses_operands:
+            stopped_for = await self._operands.resume(node_state, attempt)
+            if stopped_for:  # the release starts them too
+                return f"GPU operands are still stopped: {stopped_for}" if late else None
+        if entry is None or entry.clean_up is None or quarantine is None:
+            return ""
+        if state is RepairState.CANCELLED:  # the cancellation has removed it
+            return ""
+        answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
+        if answer.state is AnswerState.DONE:
+            return ""
+        if answer.state is AnswerState.NOT_SENT and not late:
+            return None
+        _log_left(node_state, attempt, answer.text)
+        return f"what it left in the cluster can't be removed: {answer.text}"
+
+    async def withdraw(
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
+    ) -> None:
+        """The node is released while the attempt may act on it: remove what its order left.
+
+        Once, and a failure holds up no release. What can't be removed so may still reach the node.
+        """
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is None or (entry.clean_up is None and entry.withdraw is None):
+            return
+        if self._withdrawn.get(node_state.node) == attempt.operation:
+            return
+        self._withdrawn[node_state.node] = attempt.operation
+        if entry.withdraw is not None:
+            entry.withdraw(self._orders.order_of(quarantine, attempt))
+        if entry.clean_up is None:
+            return
+        answer = RepairAnswer(AnswerState.NOT_SENT, f"no answer within {_WITHDRAWS:g} s")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAWS):
+                answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
+        if answer.state is not AnswerState.DONE:
+            _log_left(node_state, attempt, answer.text)
+
+
+def _log_left(node_state: NodeState, attempt: RepairAttempt, why: str) -> None:
+    log.warning(
+        "an object of a repair can't be removed",
+        extra={
+            "event": "repair.left_behind",
+            "node": node_state.node,
+            "operation": attempt.operation,
+            "error": why,
+        },
+    )
