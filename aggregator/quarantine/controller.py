@@ -288,7 +288,6 @@ class Controller:
             record_writer=record_writer,
             clocks=clocks,
             policy=policy,
-            pools=pools,
             settings=settings.repair,
             drain=settings.drain,
             pool_label=settings.limits.pool_label,

@@ -11,53 +11,22 @@ from collections.abc import Awaitable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import (
-    Cluster,
-    GuardRefused,
-    NodeChange,
-    Phase,
-    Quarantine,
-    RepairAttempt,
-    RepairState,
-    RepairStatus,
-)
+from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt, RepairState, RepairStatus
 from aggregator.events import EventKind
-from aggregator.policy.repairs import (
-    REPLACE,
-    TEST,
-    is_lemon,
-    verdict_of,
-)
+from aggregator.policy.repairs import REPLACE, TEST
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.drain_plan import DrainRules
-from aggregator.quarantine.decide.repair import (
-    BUSY,
-    Do,
-    NextRepair,
-    RepairFacts,
-    RepairMode,
-    domains_of,
-    followed_change,
-    is_busy,
-    malformed,
-    next_repair,
-    operation_id,
-    request_for,
-)
-from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
+from aggregator.quarantine.decide.repair import BUSY, Do, NextRepair, RepairMode, is_busy, malformed
 from aggregator.quarantine.repair.attempt_end import AttemptEnds
-from aggregator.quarantine.repair.attempts import (
-    LOOK_SOON,
-    MOST_TEXT,
-    attempt_details,
-    attempt_name,
-    busy_attempt,
-)
-from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.attempt_start import AttemptStarts
+from aggregator.quarantine.repair.attempts import LOOK_SOON, MOST_TEXT, busy_attempt
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease
+from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.order_sender import OrderSender
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.outcome import (
     AttemptOutcome,
@@ -65,28 +34,17 @@ from aggregator.quarantine.repair.outcome import (
     known_outcome,
     outcome_of,
 )
-from aggregator.quarantine.repair.protocol import (
-    AnswerState,
-    RepairAnswer,
-    RepairSettings,
-)
+from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
 from aggregator.quarantine.repair.reservations import RepairReservations
-from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
+from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
+from aggregator.quarantine.repair.step_choice import RepairStepChoice
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.node_pools import NodePools
-from aggregator.quarantine.state.quarantine_view import MARKED
-from aggregator.quarantine.state.race import while_it_stands
 
 log = logging.getLogger("sickbay.quarantine")
 
 #: A node whose repair waits for something is looked at so often (seconds).
 LOOK_EVERY = 15.0
-#: An order that its process could not send within so long of writing it is not sent (seconds): the
-#: process was paused, and another one may have gone on.
-_SEND_WITHIN = 20.0
-#: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
-_MOST_DOMAINS = 32
 
 
 class RepairRunner:
@@ -100,39 +58,59 @@ class RepairRunner:
         record_writer: AdmissionRecordWriter,
         clocks: Clocks,
         policy: Policy,
-        pools: NodePools,
         settings: RepairSettings,
         drain: DrainRules,
         pool_label: str,
     ) -> None:
-        self._cluster = cluster
         self._acts = acts
-        self._record_writer = record_writer
         self._clocks = clocks
-        self._policy = policy
-        self._pools = pools
         self._settings = settings
-        #: The order of each node that this process began and has certainly not sent: its operation,
-        #: and since when it owned the node. Another replica may have sent it since, where the node
-        #: was lost to one.
-        self._unsent: dict[str, tuple[str, float]] = {}
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
         self._tests = TestsBeforeRelease(settings, clocks)
+        self._choice = RepairStepChoice(
+            settings=settings,
+            record_writer=record_writer,
+            clocks=clocks,
+            policy=policy,
+            tests=self._tests,
+        )
         self._orders = RepairOrders(settings.collected, clocks)
         self._status = RepairStatusWriter(acts, clocks, settings.rules.mode)
-        self._checks = RepairStartChecks(
-            cluster=cluster,
-            switch=record_writer.switch,
-            clocks=clocks,
-            drain=drain,
-            test_namespace=settings.test_namespace,
-        )
+        self._requests = FollowedRequests(cluster)
         self._reservations = RepairReservations(record_writer, settings, clocks, pool_label)
-        self._operands = OperandPause(cluster, acts, clocks)
+        self._starts = AttemptStarts(
+            cluster=cluster,
+            acts=acts,
+            clocks=clocks,
+            settings=settings,
+            tests=self._tests,
+            choice=self._choice,
+            checks=RepairStartChecks(
+                cluster=cluster,
+                switch=record_writer.switch,
+                clocks=clocks,
+                drain=drain,
+                test_namespace=settings.test_namespace,
+            ),
+            reservations=self._reservations,
+            status=self._status,
+        )
+        operands = OperandPause(cluster, acts, clocks)
+        self._sender = OrderSender(
+            acts=acts,
+            clocks=clocks,
+            repairers=settings.repairers,
+            orders=self._orders,
+            tests=self._tests,
+            reservations=self._reservations,
+            requests=self._requests,
+            operands=operands,
+            status=self._status,
+        )
         self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders)
         self._leftovers = RepairLeftovers(
-            settings=settings, orders=self._orders, operands=self._operands, clocks=clocks
+            settings=settings, orders=self._orders, operands=operands, clocks=clocks
         )
         self._ends = AttemptEnds(
             acts=acts,
@@ -159,22 +137,15 @@ class RepairRunner:
 
     def is_due(self, node_state: NodeState) -> bool:
         """Whether it is time to look at the node's repair."""
-        quarantine = node_state.node_summary.quarantine
-        if quarantine is None or (self._settings.off and quarantine.status.repair is None):
-            return False
-        if self._clocks.now() < node_state.quarantine_view.repair_look:
-            return False
-        return is_busy(quarantine.status.repair) or self._may_begin(quarantine)
+        is_time = self._clocks.now() >= node_state.quarantine_view.repair_look
+        return is_time and self.waits(node_state)
 
     def waits(self, node_state: NodeState) -> bool:
         """Whether time alone may change what `is_due` says."""
         quarantine = node_state.node_summary.quarantine
         if quarantine is None or (self._settings.off and quarantine.status.repair is None):
             return False
-        return is_busy(quarantine.status.repair) or self._may_begin(quarantine)
-
-    def _may_begin(self, quarantine: Quarantine) -> bool:
-        return not (self._settings.off or quarantine.deleting) and is_emptied(quarantine)
+        return is_busy(quarantine.status.repair) or self._choice.may_begin(quarantine)
 
     def holds_release(self, node_state: NodeState) -> bool:
         """Whether the node has to pass a test before it is released by recovery."""
@@ -204,7 +175,7 @@ class RepairRunner:
         if await self._tests.write_evidence(node_state, quarantine, write):
             node_state.own_quarantine_view().delay_repair(self._clocks.now())
             return  # decide again, on what is written
-        step = self._next(node_state, quarantine)
+        step = self._choice.next_step(node_state, quarantine)
         if is_busy(quarantine.status.repair):
             await self._reservations.restore_lost(node_state, quarantine)
         else:
@@ -220,7 +191,7 @@ class RepairRunner:
             case Do.EXHAUST if self._settings.rules.mode is RepairMode.REPAIR:
                 await self._status.exhaust(node_state, quarantine, step.because)
                 if step.request:
-                    await self._remember(node_state, step.request)
+                    await self._requests.remember(node_state, step.request)
             case Do.NOTHING if step.because:
                 await self._status.hold(node_state, quarantine, step.because)
             case Do.RESEND | Do.PROVE if self._may_resend(node_state, quarantine, step):
@@ -240,38 +211,8 @@ class RepairRunner:
             return False
         attempt = busy_attempt(quarantine)
         return attempt.ends_as is None and (
-            step.do is Do.RESEND or self._is_unsent(node_state, attempt)
+            step.do is Do.RESEND or self._sender.is_unsent(node_state, attempt)
         )
-
-    def _is_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
-        """Whether nobody can have sent the order."""
-        begun = attempt.operation, node_state.work.ours_since
-        ours = self._unsent.get(node_state.node) == begun
-        return ours and attempt.state is RepairState.ORDERING
-
-    def _next(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
-        now, rules = self._clocks.earliest(), self._settings.rules
-        record = self._record_writer.record
-        past = record.past_repairs.get(node_state.node, ())
-        facts = RepairFacts(
-            ladder=self._ladder(quarantine),
-            available={
-                kind: one.repairer.sends_twice for kind, one in self._settings.repairers.items()
-            },
-            past=tuple(one for one in past if abs(now - one.at) < rules.window),
-            verdict=verdict_of(node_state.agent.health),
-            lemon=is_lemon(node_state.agent.health),
-            stands=_stands(node_state, quarantine),
-            began=quarantine.status.admitted_at or quarantine.created_at,
-            request=request_for(node_state.cluster.repair_request, quarantine.uid),
-            returns=self._tests.is_what_holds(node_state),
-            whole=ladder_of(quarantine.spec, self._policy, cleared=True),
-            boot_id=boot_of(node_state),
-        )
-        return next_repair(quarantine.status.repair, facts, rules, now)
-
-    def _ladder(self, quarantine: Quarantine) -> tuple[str, ...]:
-        return ladder_of(quarantine.spec, self._policy)
 
     def _observe(self, node_state: NodeState, quarantine: Quarantine, step: NextRepair) -> None:
         if self._observed.get(node_state.node) == (quarantine.uid, step.repair):
@@ -286,115 +227,36 @@ class RepairRunner:
     # -- an attempt begins ----------------------------------------------------------------
 
     async def _begin(self, node_state: NodeState, step: NextRepair) -> None:
-        """Reserve the attempt, make it durable, and send the order.
+        begun = await self._starts.begin(node_state, step)
+        if begun is not None:
+            quarantine, attempt = begun
+            self._sender.note_begun(node_state, attempt)
+            await self._send(node_state, quarantine, attempt)
 
-        The node, its pods and the Quarantine are read anew before: it must be marked, empty, and
-        no other party's.
-        """
-        node = await self._cluster.read_node(node_state.node)
-        fresh = await self._acts.reread(node_state)
-        node_state.take_node(node)
-        if fresh is None or node is None or not self._may_begin(fresh):
+    async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """The process that wrote the attempt may have died before it sent the order, or after."""
+        attempt = busy_attempt(quarantine)
+        outcome = await self._outcomes.proved(node_state, attempt)
+        outcome = outcome or await self._outcomes.elsewhere(node_state, attempt)
+        if outcome is not None:
+            await self._ends.end(node_state, attempt, outcome)
             return
-        if self._next(node_state, fresh) != step:
-            node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
-            return
-        why = await self._checks.against(node_state, node, fresh, step.repair)
-        if why and is_in_use(fresh, step, why):
-            self._tests.note_use(fresh, why)
-            return
-        if why:
-            await self._status.hold(node_state, fresh, why, step)
-            return
-        entry = self._settings.repairers[step.repair]
-        operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
-        domains = domains_of(node.labels, self._settings.domain_labels)
-        held = await self._reservations.reserve(node_state, step, operation, domains)
-        if held:
-            await self._status.hold(node_state, fresh, held, step)
-            return
-        now = round(self._clocks.latest(), 3)
-        attempt = RepairAttempt(
-            operation=operation,
-            repair=step.repair,
-            state=RepairState.ORDERING,
-            boot_id=node.boot_id or (boot_of(node_state) if step.repair == TEST else ""),
-            node_uid=node.uid,
-            domains=domains[:_MOST_DOMAINS],
-            request=step.request,
-            began_at=now,
-            deadline_at=now + entry.timeout,
-            message=step.because[:MOST_TEXT],
-            profile=step.profile,
-        )
-        await self._acts.guard(node_state)()
-        written = await self._status.begin(node_state, fresh, attempt)
-        self._unsent[node_state.node] = operation, node_state.work.ours_since
-        why = f": {step.because}" if step.because else ""
-        self._acts.emit_event(
-            node_state,
-            EventKind.REPAIR_ORDERED,
-            f"{attempt_name(attempt)} is ordered{why}",
-            attempt_details(attempt),
-        )
-        await self._send(node_state, written, attempt, self._clocks.now())
+        fresh = await self._starts.check_again(node_state, attempt)
+        if fresh is not None:
+            await self._send(node_state, fresh, attempt)
 
     async def _send(
-        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt, written: float
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> None:
-        """Send the order, unless its purpose is gone. ``written``: when it was made durable."""
-        entry = self._settings.repairers.get(attempt.repair)
-        if entry is None:
-            return
-        held = await self._reservations.keep(node_state, attempt)
-        if held:
-            await self._status.hold(node_state, quarantine, held)
-            return
-        if attempt.request:  # before the order: no later quarantine may follow it again
-            await self._remember(node_state, attempt.request)
-        if entry.pauses_operands:
-            waits = await self._operands.stop(node_state, attempt)
-            if waits:
-                await self._status.hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")
-                node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
-                return
-        await self._acts.guard(node_state)()
-        if self._clocks.now() - written > _SEND_WITHIN:
-            return  # the process was paused in between
-        if not self._reservations.counts(node_state, attempt):
-            raise GuardRefused("the admission record does not have the repair any more")
-        order, uid = self._orders.order_of(quarantine, attempt), quarantine.uid
-
-        def still() -> bool:
-            known = node_state.node_summary.quarantine
-            if known is None or known.uid != uid or known.deleting:
-                return False
-            self._tests.note_evidence(node_state, known)
-            return known.status.phase is not Phase.RELEASING
-
-        if not still():  # an order leaves with the repairer's first step
-            return
-        unsent = self._take_unsent(node_state, attempt)
-        answer = await while_it_stands(node_state, entry.repairer.order(order), still)
-        if answer is None:
-            return
-        if answer.state is AnswerState.NOT_SENT and unsent is not None:
-            self._unsent[node_state.node] = unsent
-        await self._take_answer(node_state, attempt, answer, again=entry.repairer.sends_twice)
-
-    def _take_unsent(
-        self, node_state: NodeState, attempt: RepairAttempt
-    ) -> tuple[str, float] | None:
-        """Forget that the order was not sent. Returns what was known of it."""
-        known = self._unsent.get(node_state.node)
-        if known is None or known[0] != attempt.operation:
-            return None
-        return self._unsent.pop(node_state.node)
+        """The attempt is durable, and was read or written just now: send its order."""
+        answer = await self._sender.send(node_state, quarantine, attempt, self._clocks.now())
+        if answer is not None:
+            await self._take_answer(node_state, attempt, answer)
 
     async def _take_answer(
-        self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer, *, again: bool
+        self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer
     ) -> None:
-        """What the answer to an order makes of the attempt. ``again``: it may be sent twice."""
+        """What the answer to an order makes of the attempt."""
         self._ends.keep_details(attempt, answer)
         outcome = outcome_of(attempt, answer)
         match answer.state:
@@ -402,7 +264,7 @@ class RepairRunner:
                 await self._ends.end(node_state, attempt, outcome)
             case AnswerState.NOT_SENT:
                 node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
-                if not again:
+                if not self._settings.repairers[attempt.repair].repairer.sends_twice:
                     outcome = AttemptOutcome(_not_carried_out(attempt), answer.text)
                     await self._ends.end(node_state, attempt, outcome)
             case AnswerState.TAKEN | AnswerState.DONE:
@@ -419,34 +281,6 @@ class RepairRunner:
                         "error": answer.text,
                     },
                 )
-
-    async def _remember(self, node_state: NodeState, request: str) -> None:
-        """The Node remembers that a person's request was followed."""
-        node = await self._cluster.read_node(node_state.node)
-        change = followed_change(node.annotations, (request,)) if node is not None else {}
-        if node is not None and change:
-            node = await self._cluster.patch_node(node, NodeChange(annotations=change))
-        node_state.take_node(node)
-
-    async def _resend(self, node_state: NodeState, quarantine: Quarantine) -> None:
-        """The process that wrote the attempt may have died before it sent the order, or after."""
-        attempt = busy_attempt(quarantine)
-        outcome = await self._outcomes.proved(node_state, attempt)
-        outcome = outcome or await self._outcomes.elsewhere(node_state, attempt)
-        if outcome is not None:
-            await self._ends.end(node_state, attempt, outcome)
-            return
-        node = await self._cluster.read_node(node_state.node)
-        fresh = await self._acts.reread(node_state)
-        node_state.take_node(node)
-        repair = fresh.status.repair if fresh is not None else None
-        if fresh is None or node is None or repair is None or attempt not in repair.attempts:
-            return  # the next look sees it
-        why = await self._checks.against(node_state, node, fresh, attempt.repair)
-        if why:  # it may have waited for long, and other work may have come
-            await self._status.hold(node_state, fresh, why)
-            return
-        await self._send(node_state, fresh, attempt, self._clocks.now())
 
     # -- and ends -------------------------------------------------------------------------
 
@@ -473,7 +307,7 @@ class RepairRunner:
         if attempt.repair == TEST:
             await self._give_up_test(node_state, quarantine, attempt)
             return
-        if self._is_unsent(node_state, attempt):
+        if self._sender.is_unsent(node_state, attempt):
             outcome = AttemptOutcome(RepairState.FAILED, "the order was never sent")
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             outcome = AttemptOutcome(RepairState.FAILED, "no proof of it came in its time")
@@ -487,7 +321,7 @@ class RepairRunner:
     ) -> None:
         """It must not go on beside the next one, so that its repairer is asked to end it."""
         entry = self._settings.repairers.get(TEST)
-        if entry is not None and not self._is_unsent(node_state, attempt):
+        if entry is not None and not self._sender.is_unsent(node_state, attempt):
             await entry.repairer.cancel(self._orders.order_of(quarantine, attempt))
             if await self._prove(node_state, quarantine) is None:
                 return
@@ -505,7 +339,7 @@ class RepairRunner:
         entry = self._settings.repairers.get(attempt.repair)
         order = self._orders.order_of(quarantine, attempt)
         # What was certainly not sent needs no repairer to take it back.
-        unsent = self._is_unsent(node_state, attempt)
+        unsent = self._sender.is_unsent(node_state, attempt)
         if unsent or (entry is not None and await entry.repairer.cancel(order)):
             outcome = AttemptOutcome(RepairState.CANCELLED, step.because)
             await self._ends.end(node_state, attempt, outcome, request=step.request)
@@ -516,7 +350,7 @@ class RepairRunner:
             await self._status.change(
                 node_state, attempt, going, exhausted="a person ended the repairs"
             )
-        await self._remember(node_state, step.request)
+        await self._requests.remember(node_state, step.request)
 
     async def withdraw(self, node_state: NodeState) -> None:
         """The node is released while a repair may act on it: remove what its order left."""
@@ -531,15 +365,3 @@ class RepairRunner:
 def _not_carried_out(attempt: RepairAttempt) -> RepairState:
     """A test that was not carried out has not failed: it says nothing about the node."""
     return RepairState.INCONCLUSIVE if attempt.repair == TEST else RepairState.FAILED
-
-
-def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
-    """Whether evidence of the quarantine is in force, and is not only waited for to stay away."""
-    if quarantine.status.phase not in MARKED:
-        return False
-    if node_state.agent.is_fresh:
-        return any(
-            incident.action != "observe" and incident.in_force
-            for incident in node_state.decision.incidents.values()
-        )
-    return any(not item.cleared for item in quarantine.spec.evidence)

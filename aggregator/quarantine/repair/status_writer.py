@@ -7,13 +7,7 @@ step depends on is compared with what the server says.
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import (
-    ClusterError,
-    Conflict,
-    Quarantine,
-    RepairAttempt,
-    RepairStatus,
-)
+from aggregator.cluster.port import ClusterError, Conflict, Quarantine, RepairAttempt, RepairStatus
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.cordon import NodeActions

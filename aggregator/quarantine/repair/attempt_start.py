@@ -1,0 +1,115 @@
+"""Begins an attempt: the node read anew, its reservation, and the attempt on the Quarantine."""
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Cluster, Node, Quarantine, RepairAttempt, RepairState
+from aggregator.events import EventKind
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.decide.repair import NextRepair, domains_of, operation_id
+from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details, attempt_name
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.repair.reservations import RepairReservations
+from aggregator.quarantine.repair.start_checks import RepairStartChecks, is_in_use
+from aggregator.quarantine.repair.status_writer import RepairStatusWriter
+from aggregator.quarantine.repair.step_choice import RepairStepChoice
+from aggregator.quarantine.state.node import NodeState
+
+#: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
+_MOST_DOMAINS = 32
+
+
+class AttemptStarts:
+    """Holds the step, with the reason on the Quarantine, where something speaks against it."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: NodeActions,
+        clocks: Clocks,
+        settings: RepairSettings,
+        tests: TestsBeforeRelease,
+        choice: RepairStepChoice,
+        checks: RepairStartChecks,
+        reservations: RepairReservations,
+        status: RepairStatusWriter,
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._clocks = clocks
+        self._settings = settings
+        self._tests = tests
+        self._choice = choice
+        self._checks = checks
+        self._reservations = reservations
+        self._status = status
+
+    async def begin(
+        self, node_state: NodeState, step: NextRepair
+    ) -> tuple[Quarantine, RepairAttempt] | None:
+        """Reserve the attempt and make it durable. Returns None where it does not begin.
+
+        The node, its pods and the Quarantine are read anew before: it must be marked, empty, and
+        no other party's.
+        """
+        node, fresh = await self._read_anew(node_state)
+        if fresh is None or node is None or not self._choice.may_begin(fresh):
+            return None
+        if self._choice.next_step(node_state, fresh) != step:
+            node_state.own_quarantine_view().delay_repair(self._clocks.now())  # decide again
+            return None
+        why = await self._checks.against(node_state, node, fresh, step.repair)
+        if why and is_in_use(fresh, step, why):
+            self._tests.note_use(fresh, why)
+            return None
+        operation = operation_id(fresh.uid, fresh.status.repair, step.repair)
+        domains = domains_of(node.labels, self._settings.domain_labels)
+        why = why or await self._reservations.reserve(node_state, step, operation, domains)
+        if why:
+            await self._status.hold(node_state, fresh, why, step)
+            return None
+        now = round(self._clocks.latest(), 3)
+        attempt = RepairAttempt(
+            operation=operation,
+            repair=step.repair,
+            state=RepairState.ORDERING,
+            boot_id=node.boot_id or (boot_of(node_state) if step.repair == TEST else ""),
+            node_uid=node.uid,
+            domains=domains[:_MOST_DOMAINS],
+            request=step.request,
+            began_at=now,
+            deadline_at=now + self._settings.repairers[step.repair].timeout,
+            message=step.because[:MOST_TEXT],
+            profile=step.profile,
+        )
+        await self._acts.guard(node_state)()
+        written = await self._status.begin(node_state, fresh, attempt)
+        because = f": {step.because}" if step.because else ""
+        self._acts.emit_event(
+            node_state,
+            EventKind.REPAIR_ORDERED,
+            f"{attempt_name(attempt)} is ordered{because}",
+            attempt_details(attempt),
+        )
+        return written, attempt
+
+    async def check_again(self, node_state: NodeState, attempt: RepairAttempt) -> Quarantine | None:
+        """Check an attempt whose order may still be sent. Returns its Quarantine, or None where
+        the order has to wait: other work may have come to the node.
+        """
+        node, fresh = await self._read_anew(node_state)
+        repair = fresh.status.repair if fresh is not None else None
+        if fresh is None or node is None or repair is None or attempt not in repair.attempts:
+            return None  # the next look sees it
+        why = await self._checks.against(node_state, node, fresh, attempt.repair)
+        if why:
+            await self._status.hold(node_state, fresh, why)
+            return None
+        return fresh
+
+    async def _read_anew(self, node_state: NodeState) -> tuple[Node | None, Quarantine | None]:
+        node = await self._cluster.read_node(node_state.node)
+        fresh = await self._acts.reread(node_state)
+        node_state.take_node(node)
+        return node, fresh

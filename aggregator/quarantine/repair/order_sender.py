@@ -1,0 +1,126 @@
+"""Sends the order of an attempt that is durable, unless its purpose is gone."""
+
+from collections.abc import Mapping
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import GuardRefused, Phase, Quarantine, RepairAttempt, RepairState
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.repair.attempts import LOOK_SOON
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease
+from aggregator.quarantine.repair.followed_requests import FollowedRequests
+from aggregator.quarantine.repair.operand_pause import OperandPause
+from aggregator.quarantine.repair.orders import RepairOrders
+from aggregator.quarantine.repair.protocol import AnswerState, ConfiguredRepairer, RepairAnswer
+from aggregator.quarantine.repair.reservations import RepairReservations
+from aggregator.quarantine.repair.status_writer import RepairStatusWriter
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import while_it_stands
+
+#: An order that its process could not send within so long of writing it is not sent (seconds): the
+#: process was paused, and another one may have gone on.
+_SEND_WITHIN = 20.0
+
+
+class OrderSender:
+    """Remembers which orders this process has certainly not sent."""
+
+    def __init__(
+        self,
+        *,
+        acts: NodeActions,
+        clocks: Clocks,
+        repairers: Mapping[str, ConfiguredRepairer],
+        orders: RepairOrders,
+        tests: TestsBeforeRelease,
+        reservations: RepairReservations,
+        requests: FollowedRequests,
+        operands: OperandPause,
+        status: RepairStatusWriter,
+    ) -> None:
+        self._acts = acts
+        self._clocks = clocks
+        self._repairers = repairers
+        self._orders = orders
+        self._tests = tests
+        self._reservations = reservations
+        self._requests = requests
+        self._operands = operands
+        self._status = status
+        #: The order of each node that this process began and has certainly not sent: its operation,
+        #: and since when it owned the node. Another replica may have sent it since, where the node
+        #: was lost to one.
+        self._unsent: dict[str, tuple[str, float]] = {}
+
+    def note_begun(self, node_state: NodeState, attempt: RepairAttempt) -> None:
+        """The attempt is durable, and its order has not been sent."""
+        self._unsent[node_state.node] = attempt.operation, node_state.work.ours_since
+
+    def is_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
+        """Whether nobody can have sent the order."""
+        begun = attempt.operation, node_state.work.ours_since
+        ours = self._unsent.get(node_state.node) == begun
+        return ours and attempt.state is RepairState.ORDERING
+
+    async def send(
+        self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt, written: float
+    ) -> RepairAnswer | None:
+        """Send the order. ``written``: when it was made durable. Returns the repairer's answer, or
+        None where the order was not sent or its answer is not waited for any more.
+        """
+        entry = self._repairers.get(attempt.repair)
+        if entry is None or not await self._is_prepared(node_state, quarantine, attempt, entry):
+            return None
+        await self._acts.guard(node_state)()
+        if self._clocks.now() - written > _SEND_WITHIN:
+            return None  # the process was paused in between
+        if not self._reservations.counts(node_state, attempt):
+            raise GuardRefused("the admission record does not have the repair any more")
+        order = self._orders.order_of(quarantine, attempt)
+
+        def still() -> bool:
+            return self._is_wanted(node_state, quarantine.uid)
+
+        if not still():  # an order leaves with the repairer's first step
+            return None
+        unsent = self._take_unsent(node_state, attempt)
+        answer = await while_it_stands(node_state, entry.repairer.order(order), still)
+        if answer is not None and answer.state is AnswerState.NOT_SENT and unsent is not None:
+            self._unsent[node_state.node] = unsent
+        return answer
+
+    async def _is_prepared(
+        self,
+        node_state: NodeState,
+        quarantine: Quarantine,
+        attempt: RepairAttempt,
+        entry: ConfiguredRepairer,
+    ) -> bool:
+        """Whether the limits count the attempt, and the node is ready for its order."""
+        held = await self._reservations.keep(node_state, attempt)
+        if held:
+            await self._status.hold(node_state, quarantine, held)
+            return False
+        if attempt.request:  # before the order: no later quarantine may follow it again
+            await self._requests.remember(node_state, attempt.request)
+        waits = await self._operands.stop(node_state, attempt) if entry.pauses_operands else ""
+        if waits:
+            await self._status.hold(node_state, quarantine, f"{attempt.repair} waits: {waits}")
+            node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+        return not waits
+
+    def _is_wanted(self, node_state: NodeState, quarantine_uid: str) -> bool:
+        """Whether the quarantine still stands that the order is for."""
+        known = node_state.node_summary.quarantine
+        if known is None or known.uid != quarantine_uid or known.deleting:
+            return False
+        self._tests.note_evidence(node_state, known)
+        return known.status.phase is not Phase.RELEASING
+
+    def _take_unsent(
+        self, node_state: NodeState, attempt: RepairAttempt
+    ) -> tuple[str, float] | None:
+        """Forget that the order was not sent. Returns what was known of it."""
+        known = self._unsent.get(node_state.node)
+        if known is None or known[0] != attempt.operation:
+            return None
+        return self._unsent.pop(node_state.node)

@@ -1,0 +1,68 @@
+"""Chooses the next step of a node's repair, by what this process knows of the node."""
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Quarantine
+from aggregator.policy.repairs import is_lemon, verdict_of
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.repair import NextRepair, RepairFacts, next_repair, request_for
+from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
+
+
+class RepairStepChoice:
+    """Collects the facts for the pure decision; reads no object and changes nothing durable."""
+
+    def __init__(
+        self,
+        *,
+        settings: RepairSettings,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        policy: Policy,
+        tests: TestsBeforeRelease,
+    ) -> None:
+        self._settings = settings
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._policy = policy
+        self._tests = tests
+
+    def may_begin(self, quarantine: Quarantine) -> bool:
+        """Whether an attempt may begin, as far as settings and the Quarantine tell."""
+        return not (self._settings.off or quarantine.deleting) and is_emptied(quarantine)
+
+    def next_step(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
+        now, rules = self._clocks.earliest(), self._settings.rules
+        past = self._record_writer.record.past_repairs.get(node_state.node, ())
+        facts = RepairFacts(
+            ladder=ladder_of(quarantine.spec, self._policy),
+            available={
+                kind: one.repairer.sends_twice for kind, one in self._settings.repairers.items()
+            },
+            past=tuple(one for one in past if abs(now - one.at) < rules.window),
+            verdict=verdict_of(node_state.agent.health),
+            lemon=is_lemon(node_state.agent.health),
+            stands=_stands(node_state, quarantine),
+            began=quarantine.status.admitted_at or quarantine.created_at,
+            request=request_for(node_state.cluster.repair_request, quarantine.uid),
+            returns=self._tests.is_what_holds(node_state),
+            whole=ladder_of(quarantine.spec, self._policy, cleared=True),
+            boot_id=boot_of(node_state),
+        )
+        return next_repair(quarantine.status.repair, facts, rules, now)
+
+
+def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether evidence of the quarantine is in force, and is not only waited for to stay away."""
+    if quarantine.status.phase not in MARKED:
+        return False
+    if node_state.agent.is_fresh:
+        return any(
+            incident.action != "observe" and incident.in_force
+            for incident in node_state.decision.incidents.values()
+        )
+    return any(not item.cleared for item in quarantine.spec.evidence)
