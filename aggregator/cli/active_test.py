@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
@@ -25,7 +26,7 @@ from aggregator.cli.wait import state
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE
+from aggregator.quarantine.decide.operator_requests import NO_QUARANTINE, REPAIR
 
 #: Measure, component, value, unit.
 Row = tuple[str, str, float, str]
@@ -41,7 +42,10 @@ _WAITS = 7200.0
 _TAINT_GONE = 200.0
 #: The same for the node itself, and for a request.
 _GONE = 200.0
-_UNSEEN = "the aggregator has not seen the request yet; it does within three minutes"
+_UNSEEN = (
+    "the test has not begun: the aggregator has not seen the request yet; it does within three "
+    "minutes"
+)
 #: Transitions of one page, and pages of other nodes that are looked through for tests.
 _PAGE, _MOST_PAGES = 1000, 10
 #: Other nodes whose pool is looked up.
@@ -121,8 +125,9 @@ def _ask(options: argparse.Namespace) -> None:
             return
         print(printable(said), file=sys.stderr)
         wait = _wait if in_quarantine else _wait_without_quarantine
+        commands = _commands(options, in_quarantine=in_quarantine)
         try:
-            attempt = wait(source, options.name, ident, options.timeout or _WAITS)
+            attempt = wait(source, options.name, ident, options.timeout or _WAITS, commands)
         except KeyboardInterrupt:
             page = "repair" if in_quarantine else "node"
             text = f"{options.name}: no longer waited for; the request stands: sickbay {page}"
@@ -239,25 +244,57 @@ def _profiles(known: Answer) -> str:
 # -- the wait for its verdict ------------------------------------------------------------
 
 
-#: Reads the state of a test: whether it is over, its answer then, and how far it has come.
-_ReadState = Callable[[], tuple[bool, Answer | None, str]]
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """The commands for a test whose end is not waited for any more: those that show it, end it
+    when it has begun, and withdraw its request before that.
+    """
+
+    show: str
+    end: str
+    withdraw: str
+
+
+def _commands(options: argparse.Namespace, *, in_quarantine: bool) -> _Commands:
+    node, how = options.name, flags_of(options)
+    cancel = f"sickbay repair {node} --cancel{how}"
+    exempt = f'sickbay exempt {node} --for 1h --reason "..."{how}'
+    withdraw = f"kubectl annotate node {node} {REPAIR}-"
+    return _Commands(
+        show=f"sickbay {'repair' if in_quarantine else 'node'} {node}",
+        end=cancel if in_quarantine else exempt,
+        withdraw=cancel if options.local is not None else withdraw,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """How far a test is. ``now``: the same in words. ``begun``: an attempt answers the request."""
+
+    now: str = ""
+    begun: bool = False
+    is_over: bool = False
+    answer: Answer | None = None
 
 
 def _poll(
-    read_state: _ReadState, node: str, timeout: float, page: str, clock: Callable[[], float]
+    read_state: Callable[[], _State],
+    node: str,
+    timeout: float,
+    commands: _Commands,
+    clock: Callable[[], float],
 ) -> Answer | None:
-    """The answer of the ended test; None without one, and stderr says why. ``page``: the command
-    that shows the rest of a test that goes on.
-    """
+    """The answer of the ended test; None without one, and stderr says why."""
     end, shown = clock() + timeout, ""
     refused_at: float | None = None
+    last: _State | None = None
     while True:
         now = ""
         try:
-            is_over, answer, now = read_state()
-            refused_at = None
-            if is_over:
-                return answer
+            last = read_state()
+            now, refused_at = last.now, None
+            if last.is_over:
+                return last.answer
         except Unreached:  # the connection may be lost for a time
             pass
         except CommandFailed as error:  # a replica that has just begun does not know the node yet
@@ -270,10 +307,28 @@ def _poll(
             shown = now
             print(printable(f"{node}: {now}"), file=sys.stderr, flush=True)
         if clock() >= end:
-            text = f"{node}: no end within {timeout:g} s; it goes on: sickbay {page} {node}"
+            text = f"{node}: no end within {timeout:g} s; {_why_no_end(last, commands)}"
             print(printable(text), file=sys.stderr)
             return None
         time.sleep(_EVERY)
+
+
+def _why_no_end(last: _State | None, commands: _Commands) -> str:
+    """What becomes of the test after the wait. ``last``: None where no answer came at all."""
+    if last is None:
+        return (
+            f"the aggregator gave no answer, so that the test may have begun or not: "
+            f"{commands.show}"
+        )
+    if last.begun:
+        return (
+            f"the test has begun, and goes on: {commands.show}. To end it without a verdict: "
+            f"{commands.end}"
+        )
+    return (
+        f"{last.now}. The request stands, and the test may begin later: {commands.show}. To "
+        f"withdraw the request: {commands.withdraw}"
+    )
 
 
 def _wait(
@@ -281,13 +336,14 @@ def _wait(
     node: str,
     ident: str,
     timeout: float,
+    commands: _Commands,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
     """The ended attempt that answers the request; None without one, and stderr says why."""
     is_known = False
     last: Answer | None = None
 
-    def read_state() -> tuple[bool, Answer | None, str]:
+    def read_state() -> _State:
         nonlocal is_known, last
         quarantine = source.quarantine(node)
         found = repair_of(quarantine)
@@ -295,18 +351,18 @@ def _wait(
         mine = next((one for one in attempts if one["request"] == ident), None)
         last = mine or last
         if mine is not None and mine["state"] not in _BUSY:
-            return True, dict(mine), ""
+            return _State(is_over=True, answer=dict(mine))
         if quarantine is None:
-            return True, _from_history(source, node, last), ""
+            return _State(is_over=True, answer=_from_history(source, node, last))
         requested = found["requested"] if found is not None else ""
         if is_known and mine is None and requested and f"({ident})" not in requested:
             text = f"{node}: another request has taken its place: {requested}"
             print(printable(text), file=sys.stderr)
-            return True, None, ""
+            return _State(is_over=True)
         is_known = is_known or f"({ident})" in requested
-        return False, None, _progress(found, mine, is_known=is_known)
+        return _State(_progress(found, mine, is_known=is_known), begun=last is not None)
 
-    return _poll(read_state, node, timeout, "repair", clock)
+    return _poll(read_state, node, timeout, commands, clock)
 
 
 def _wait_without_quarantine(
@@ -314,6 +370,7 @@ def _wait_without_quarantine(
     node: str,
     ident: str,
     timeout: float,
+    commands: _Commands,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer | None:
     """The same for a new node, and for one in service."""
@@ -321,14 +378,14 @@ def _wait_without_quarantine(
     known_at: float | None = None
     is_known = False
 
-    def read_state() -> tuple[bool, Answer | None, str]:
+    def read_state() -> _State:
         nonlocal tainted_at, known_at, is_known
         told = source.get("nodes", node)
         found = told.get("new_node") or {}
         test = found.get("test")
         mine = test if test is not None and test["request"] == ident else None
         if mine is not None and mine["state"] not in _BUSY:
-            return True, dict(mine), ""
+            return _State(is_over=True, answer=dict(mine))
         requested = found.get("requested", "")
         now, tainted = clock(), found.get("tainted", False)
         if ident in (requested, mine["request"] if mine is not None else ""):
@@ -347,12 +404,13 @@ def _wait_without_quarantine(
                 )
         if lost:
             print(printable(f"{node}: {lost}"), file=sys.stderr)
-            return True, None, ""
-        if mine is None and not is_known and not found.get("waits"):
-            return False, None, _UNSEEN
-        return False, None, _state_of(mine, found.get("waits", ""))
+            return _State(is_over=True)
+        waits = found.get("waits", "") or _why_none_begins(told)
+        if mine is None and not is_known and not waits:
+            return _State(_UNSEEN)
+        return _State(_state_of(mine, waits), begun=mine is not None)
 
-    return _poll(read_state, node, timeout, "node", clock)
+    return _poll(read_state, node, timeout, commands, clock)
 
 
 def _why_lost(told: Answer, *, taint_gone: bool) -> str:
@@ -370,6 +428,12 @@ def _why_lost(told: Answer, *, taint_gone: bool) -> str:
             "begins"
         )
     return ""
+
+
+def _why_none_begins(told: Answer) -> str:
+    """Why the aggregator begins no test now, by its configuration; an older one does not tell."""
+    mode = (told.get("tests") or {}).get("mode", "repair")
+    return f"repair.mode of the aggregator is {mode}" if mode != "repair" else ""
 
 
 def _state_of(mine: Answer | None, waits: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from aggregator.cli import active_test
-from aggregator.cli.errors import CommandFailed
+from aggregator.cli.errors import CommandFailed, Unreached
 from aggregator.cli.source import Source
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Phase, RepairAttempt, RepairState
@@ -42,6 +42,11 @@ from tests.web.support import (
 from tests.web.test_cli import in_process, start_on
 
 HANDS = Hands()
+COMMANDS = active_test._Commands(
+    show="sickbay node node-1",
+    end='sickbay exempt node-1 --for 1h --reason "..."',
+    withdraw="kubectl annotate node node-1 sickbay.dev/repair-",
+)
 TESTING = replace(
     REPAIRS,
     rules=RepairRules(RepairMode.REPAIR, verify="standard"),
@@ -142,9 +147,9 @@ def test_a_request_that_another_one_has_replaced_is_waited_for_no_longer(
             return {"repair": {"attempts": [], "requested": next(looks), "waits": "held"}}
 
     source = cast("Source", Replaced())
-    assert active_test._wait(source, "node-1", "mine", timeout=30) is None
+    assert active_test._wait(source, "node-1", "mine", 30, COMMANDS) is None
     assert capsys.readouterr().err.splitlines() == [
-        "node-1: the aggregator has not seen the request yet; it does within three minutes",
+        f"node-1: {active_test._UNSEEN}",
         "node-1: the test has not begun: held",
         "node-1: another request has taken its place: reboot (theirs)",
     ]
@@ -163,7 +168,57 @@ async def test_no_end_within_the_time_is_no_verdict(served: Served, database: Pa
     where = ["--url", served.url, "--local", str(database)]
     done = await in_process("test", "node-2", "--yes", "--timeout", "1s", *where)
     assert done.code == 3
-    assert "no end within 1 s; it goes on: sickbay repair node-2" in done.err
+    assert "no end within 1 s; the test has not begun: the aggregator has not seen" in done.err
+    assert "The request stands, and the test may begin later: sickbay repair node-2" in done.err
+    cancel = f"withdraw the request: sickbay repair node-2 --cancel --local {database}\n"
+    assert done.err.endswith(cancel)
+
+
+def waited(told: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line about a request whose answer is this one until the end of the wait."""
+
+    class Same:
+        def get(self, *path: str) -> dict[str, Any]:
+            if told is None:
+                raise Unreached("no connection")
+            return told
+
+    times = iter(range(0, 100, 10))
+    found = active_test._wait_without_quarantine(
+        cast("Source", Same()), "node-1", "mine", 60, COMMANDS, clock=lambda: float(next(times))
+    )
+    assert found is None
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_end_of_the_wait_tells_a_test_that_runs_from_one_that_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_test, "_EVERY", 0.0)
+    test = {"request": "mine", "state": "Ordered", "operation": "o", "deadline_at": "14:00"}
+    tests = {"in_service": True, "mode": "repair"}
+    rest: dict[str, Any] = {"quarantine": None, "tests": tests}
+    held = {"tainted": False, "test": None, "requested": "mine", "waits": "2 nodes are tested"}
+    start = "node-1: no end within 60 s; "
+    assert waited(rest | {"new_node": {"tainted": False, "test": test}}, capsys) == (
+        f"{start}the test has begun, and goes on: sickbay node node-1. To end it without a "
+        'verdict: sickbay exempt node-1 --for 1h --reason "..."'
+    )
+    stands = (
+        "The request stands, and the test may begin later: sickbay node node-1. To withdraw the "
+        "request: kubectl annotate node node-1 sickbay.dev/repair-"
+    )
+    assert waited(rest | {"new_node": held}, capsys) == (
+        f"{start}the test has not begun: 2 nodes are tested. {stands}"
+    )
+    off = rest | {"new_node": None, "tests": tests | {"mode": "off"}}
+    assert waited(off, capsys) == (
+        f"{start}the test has not begun: repair.mode of the aggregator is off. {stands}"
+    )
+    assert waited(None, capsys) == (
+        f"{start}the aggregator gave no answer, so that the test may have begun or not: "
+        "sickbay node node-1"
+    )
 
 
 async def test_a_reader_that_has_gone_is_no_pass(served: Served, database: Path) -> None:
@@ -440,7 +495,7 @@ def test_the_wait_ends_when_no_test_can_follow_the_request(
             return next(looks)
 
     source = cast("Source", Changes())
-    assert active_test._wait_without_quarantine(source, "node-1", "mine", timeout=30) is None
+    assert active_test._wait_without_quarantine(source, "node-1", "mine", 30, COMMANDS) is None
     waits, ends = capsys.readouterr().err.splitlines()
     assert waits == "node-1: the test has not begun: 2 others are tested"
     assert ends.startswith(text)
@@ -465,7 +520,7 @@ def test_a_taint_that_is_not_shown_for_a_moment_does_not_end_the_wait(
             return next(looks)
 
     source = cast("Source", Changes())
-    assert active_test._wait_without_quarantine(source, "node-1", "mine", timeout=30) == test
+    assert active_test._wait_without_quarantine(source, "node-1", "mine", 30, COMMANDS) == test
 
 
 def test_a_request_that_is_gone_and_an_error_of_the_aggregator_end_the_wait_without_a_verdict(
@@ -496,6 +551,7 @@ def test_a_request_that_is_gone_and_an_error_of_the_aggregator_end_the_wait_with
             "node-1",
             "mine",
             7200,
+            COMMANDS,
             clock=lambda: float(next(times)),  # noqa: B023
         )
         assert found is None
