@@ -113,19 +113,15 @@ class UnwantedTests:
         watched.look_at = self._clocks.now() + LOOK_EVERY
         try:
             await self._look_at(name, watched)
-        except Conflict as error:  # decided anew at the next look
+        except Conflict:  # the kubelet writes its node too: the next look decides anew
             watched.look_at = self._clocks.now() + LOOK_BUSY
-            log.info(
-                "the end of a node's test is decided on anew",
-                extra={"event": "node.test_redecided", "node": name, "error": str(error)},
-            )
         except ClusterError as error:
             watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
             if str(error) != watched.failure:
                 watched.failure = str(error)
                 log.warning(
                     "the test of a node can't be ended now, and is tried again",
-                    extra={"event": "node.test_unfinished", "node": name, "error": str(error)},
+                    extra={"event": "node.test_not_ended", "node": name, "error": str(error)},
                 )
 
     async def _look_at(self, name: str, watched: WatchedNode) -> None:
