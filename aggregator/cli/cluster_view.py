@@ -10,6 +10,7 @@ from typing import Any
 from aggregator.cli.tunnel import AggregatorPod
 from aggregator.cluster.port import HookStatus, Phase, Quarantine, RepairStatus
 from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
+from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.rfc3339 import write_time
 
 #: The value of "source" in answers that are made here.
@@ -137,7 +138,8 @@ def node_answer(
     """/api/v1/nodes/NAME. ``node``: the Node object; None where it is not known."""
     meta = (node or {}).get("metadata") or {}
     spec = (node or {}).get("spec") or {}
-    requests = read_operator_requests(meta.get("annotations") or {})
+    annotations = meta.get("annotations") or {}
+    requests = read_operator_requests(annotations)
     why = f"{found.status.phase}: {found.spec.reason}" if found is not None else ""
     return {
         "source": SOURCE,
@@ -160,6 +162,7 @@ def node_answer(
         "would": "",
         "exempt": requests.exempt(wall),
         "requests": list(describe(requests, wall)),
+        "unreadable": list(unreadable_annotations(name, annotations, meta.get("uid", ""))),
         "overruled": [],
         "components": [],
         "faults": [],

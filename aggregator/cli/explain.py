@@ -253,8 +253,13 @@ def _closing(incident: Answer) -> str:
     )
 
 
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def _to_do(answer: Answer) -> Iterator[str]:
     quarantine, hold = answer["quarantine"], answer["hold"]
+    yield from (_sentence(one) for one in answer.get("unreadable") or ())
     if hold is not None:
         yield hold["advice"]
         if hold.get("documentation"):

@@ -124,6 +124,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("last error", one["last_error"]),
             # An aggregator of the version before calls them "wishes".
             ("asked by people", "; ".join(one.get("requests") or one.get("wishes") or [])),
+            ("unreadable", "; ".join(one.get("unreadable") or [])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
         ]
     )

@@ -412,6 +412,9 @@ class Node(Shape, frozen=True, kw_only=True):
     ``mode`` caps what is done to the node, and is that of its ``pool``; the pool is empty where
     there are none, or the node's labels are not known. ``new_node``: the test that it needs, or
     had, in no quarantine; null where there was none. ``tests``: how nodes are tested here.
+
+    ``unreadable``: the annotations of the Node that can't be understood, each in a sentence with
+    its effect and the command that ends that.
     """
 
     node: str
@@ -449,6 +452,7 @@ class Node(Shape, frozen=True, kw_only=True):
     outliers: list[Outlier] = []
     mode: str = ""
     pool: str = ""
+    unreadable: list[str] = []
 
 
 class Pool(Shape, frozen=True, kw_only=True):

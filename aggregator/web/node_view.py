@@ -23,6 +23,7 @@ from aggregator.quarantine.decide.cause_search import LEAST, CommonCause
 from aggregator.quarantine.decide.lost_marks import describe_missing
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
+from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.quarantine.state import fleet
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, NodeTestView, QuarantineSummary
@@ -567,6 +568,9 @@ def node(
         timeline=[event(transition) for transition in timeline],
         timeline_trouble=timeline_trouble,
         outliers=list(outliers),
+        unreadable=list(unreadable_annotations(node_summary.node, meta.annotations, meta.uid))
+        if meta
+        else [],
     )
 
 

@@ -389,6 +389,13 @@ def read_overruled(annotations: Mapping[str, str]) -> frozenset[Override]:
     return _words(_object(annotations.get(OVERRULED, "")).get("evidence"))
 
 
+def is_readable_memory(annotations: Mapping[str, str]) -> bool:
+    """Whether the memory of overrides can be read; an absent annotation can."""
+    text = annotations.get(OVERRULED, "")
+    rows = _object(text).get("evidence")
+    return not text or (isinstance(rows, list) and bool(_words(rows)) == bool(rows))
+
+
 def write_overruled(overruled: frozenset[Override]) -> str:
     """The annotation that `read_overruled` reads; bounded."""
     return json.dumps({"evidence": _rows(overruled, _MOST_TEXT)})

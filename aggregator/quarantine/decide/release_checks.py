@@ -170,12 +170,21 @@ def _remembered(annotations: Mapping[str, str]) -> dict[tuple[str, str], float]:
 
 def _rows(text: str) -> dict[tuple[str, str], float]:
     """The memory in one annotation; invalid text, as after an edit, is no memory."""
+    found = _read_rows(text)
+    return {key: at for key, at in (found or {}).items() if math.isfinite(at)}
+
+
+def is_readable_history(text: str) -> bool:
+    """Whether the text of one annotation is a memory of releases; empty text is."""
+    return _read_rows(text) is not None
+
+
+def _read_rows(text: str) -> dict[tuple[str, str], float] | None:
     try:
         rows = json.loads(text or "[]")
-        found = {(str(code), str(component)): float(at) for code, component, at in rows}
+        return {(str(code), str(component)): float(at) for code, component, at in rows}
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return {}
-    return {key: at for key, at in found.items() if math.isfinite(at)}
+        return None
 
 
 def _span(seconds: float) -> str:

@@ -428,6 +428,16 @@ def followed_change(
     return {FOLLOWED: json.dumps(kept)}
 
 
+def remembers_requests(annotations: Mapping[str, str]) -> bool:
+    """Whether the ids that were followed can be read; an absent annotation names none."""
+    return _followed(annotations) is not None
+
+
+def is_readable_request(annotations: Mapping[str, str]) -> bool:
+    """Whether the request makes sense, followed or not; an absent one does."""
+    return not annotations.get(REQUEST, "").strip() or _asked(annotations) is not None
+
+
 def _asked(annotations: Mapping[str, str]) -> RepairRequest | None:
     """The request in the annotation; text that can't be understood is none."""
     what, _, rest = annotations.get(REQUEST, "").strip().partition(" ")

@@ -37,6 +37,7 @@ from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import read_request
+from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -437,6 +438,8 @@ class ClusterEventHandler:
 
     def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
         view = node_state.cluster
+        if self._shards.may_act(node_state.node):
+            _log_unreadable(meta, view.meta)
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
         if view.read_at is not None and is_marked(meta) != view.marked:
@@ -499,6 +502,26 @@ class ClusterEventHandler:
             or node_state.quarantine_view.to_adopt
         ):
             self._queue.add(node_state)
+
+
+def _log_unreadable(meta: NodeMeta, before: NodeMeta | None) -> None:
+    """Say once of each annotation that it can't be read. ``before``: as the Node was last listed,
+    None the first time.
+    """
+    if before is not None and before.annotations == meta.annotations:
+        return
+    found = unreadable_annotations(meta.name, meta.annotations, meta.uid)
+    told = unreadable_annotations(meta.name, before.annotations, before.uid) if before else ()
+    for text in found:
+        if text not in told:
+            log.warning(
+                "an annotation of a node can't be read, and a person has to remove it",
+                extra={
+                    "event": "node.annotation_unreadable",
+                    "node": meta.name,
+                    "error": text,
+                },
+            )
 
 
 def _asks_for_repair(annotations: Mapping[str, str], node_state: NodeState) -> bool:

@@ -1,0 +1,64 @@
+"""The annotations of a Node that sickbay reads and can't understand, for people. Pure.
+
+Each of them counts as absent, or holds what depends on it, and no other surface would show why.
+"""
+
+from collections.abc import Mapping
+
+from aggregator.cluster.node_names import NODE_TEST, OVERRULED
+from aggregator.policy.repairs import ATTEMPTS
+from aggregator.quarantine.decide.node_marks import is_readable_memory
+from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
+from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
+from aggregator.quarantine.decide.release_checks import (
+    FORMER_RELEASE_HISTORY,
+    RELEASE_HISTORY,
+    is_readable_history,
+)
+from aggregator.quarantine.decide.repair import (
+    FOLLOWED,
+    REQUEST,
+    is_readable_request,
+    remembers_requests,
+)
+
+_HISTORIES = (RELEASE_HISTORY, FORMER_RELEASE_HISTORY)
+_READ = frozenset({FOLLOWED, REQUEST, OVERRULED, NODE_TEST, *_HISTORIES})
+
+
+def unreadable_annotations(node: str, annotations: Mapping[str, str], uid: str) -> tuple[str, ...]:
+    """A sentence for each, with what follows from it and the command that ends that. ``uid``: that
+    of the Node.
+    """
+    if _READ.isdisjoint(annotations):
+        return ()
+    return tuple(
+        f"annotation {key} can't be read: {effect}. To go on: kubectl annotate node {node} {how}"
+        for key, effect, how in _unreadable(annotations, uid)
+    )
+
+
+def _unreadable(annotations: Mapping[str, str], uid: str) -> list[tuple[str, str, str]]:
+    """The key, the effect, and the end of the command."""
+    found = []
+    if not remembers_requests(annotations):
+        # The request that stands may have been followed: it must not be followed once more.
+        text = f"no request of {REQUEST} is followed, as one of before might be followed twice"
+        found.append((FOLLOWED, text, f"{REQUEST}- {FOLLOWED}-, and ask again"))
+    if not is_readable_request(annotations):
+        kinds = f"{', '.join(ATTEMPTS)} or {CANCEL_REPAIR}"
+        text = f'the request is not followed; expected "KIND ID", with one of {kinds} as KIND'
+        found.append((REQUEST, text, f"{REQUEST}-, and ask again: sickbay repair"))
+    if not is_readable_memory(annotations):
+        text = "evidence that a person has overruled counts again"
+        found.append((OVERRULED, text, f"{OVERRULED}-"))
+    try:
+        read_test(annotations, uid)
+    except NodeTestUnreadable:
+        text = "no test of the node outside of a quarantine begins"
+        found.append((NODE_TEST, text, f"{NODE_TEST}-"))
+    for key in _HISTORIES:
+        if not is_readable_history(annotations.get(key, "")):
+            text = "earlier releases of the node count no more"
+            found.append((key, text, f"{key}-"))
+    return found

@@ -1,0 +1,72 @@
+"""Annotations of a Node that an edit has made unreadable are told to people, and no others are."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.node_names import NODE_TEST, OVERRULED
+from aggregator.cluster.port import RepairState
+from aggregator.quarantine.decide.node_marks import write_overruled
+from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.decide.release_checks import FORMER_RELEASE_HISTORY, RELEASE_HISTORY
+from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST
+from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
+
+TEST = NodeTest(1, operation_of("u", "b", 1), "quick", RepairState.SUCCEEDED, "b")
+KEYS = (FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY, FORMER_RELEASE_HISTORY)
+
+
+def test_what_sickbay_and_people_write_is_readable() -> None:
+    written = {
+        FOLLOWED: json.dumps(["r1", "r2"]),
+        REQUEST: "test:quick r3 quarantine=none",
+        OVERRULED: write_overruled(frozenset({Override("xid:79", "GPU-1", "b", "reboot")})),
+        NODE_TEST: write_test(TEST),
+        RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", 1.0]]),
+        FORMER_RELEASE_HISTORY: "[]",
+        "example.com/other": "{",
+    }
+    assert unreadable_annotations("n1", written, "u") == ()
+    assert unreadable_annotations("n1", {}, "u") == ()
+    assert unreadable_annotations("n1", {OVERRULED: write_overruled(frozenset())}, "u") == ()
+    assert unreadable_annotations("n1", {OVERRULED: "", REQUEST: " "}, "u") == ()
+
+
+def test_unreadable_memory_of_requests_names_both_annotations_to_remove() -> None:
+    """The request that stands may have been followed already: it would be followed once more."""
+    for text in ("{", "", '"r1"', "[1]", "[" * 100_000):
+        [told] = unreadable_annotations("n1", {FOLLOWED: text, REQUEST: "reboot r1"}, "u")
+        assert told == (
+            "annotation sickbay.dev/repair-followed can't be read: no request of "
+            "sickbay.dev/repair is followed, as one of before might be followed twice. To go on: "
+            "kubectl annotate node n1 sickbay.dev/repair- sickbay.dev/repair-followed-, and ask "
+            "again"
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "effect"),
+    [
+        (REQUEST, "rebot r1", "the request is not followed"),
+        (REQUEST, "reboot", "the request is not followed"),
+        (REQUEST, "reboot:quick r1", "the request is not followed"),
+        (OVERRULED, "{", "evidence that a person has overruled counts again"),
+        (OVERRULED, '{"evidence": [["xid:79"]]}', "evidence that a person has overruled counts"),
+        (NODE_TEST, "{}", "no test of the node outside of a quarantine begins"),
+        (NODE_TEST, write_test(TEST).replace("u-b-1", "v-b-1"), "no test of the node outside"),
+        (RELEASE_HISTORY, "[[]]", "earlier releases of the node count no more"),
+        (FORMER_RELEASE_HISTORY, "?", "earlier releases of the node count no more"),
+    ],
+)
+def test_each_other_one_names_its_effect_and_the_command(key: str, text: str, effect: str) -> None:
+    [told] = unreadable_annotations("n1", {key: text}, "u")
+    assert told.startswith(f"annotation {key} can't be read: {effect}")
+    assert f"To go on: kubectl annotate node n1 {key}-" in told
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.text() | st.from_regex(r"[\[\]{}\",0-9]{0,20}")))
+def test_no_text_raises(annotations: dict[str, str]) -> None:
+    assert len(unreadable_annotations("n1", annotations, "u")) <= len(annotations)
