@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -38,6 +39,12 @@ class DamagedPem(Exception):
     """Text that is no certificate, no key, or not the key of the certificate; says which."""
 
 
+@lru_cache(maxsize=32)
+def pem_of(certificate: x509.Certificate) -> bytes:
+    """The certificate in PEM. Each look at what is published compares all of them."""
+    return certificate.public_bytes(Encoding.PEM)
+
+
 @dataclass(frozen=True, slots=True)
 class Authority:
     """One authority. ``number`` counts up; a higher one is newer. Without ``key`` it is trusted,
@@ -55,7 +62,7 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        return self.certificate.public_bytes(Encoding.PEM)
+        return pem_of(self.certificate)
 
     @property
     def key_pem(self) -> bytes:
@@ -87,7 +94,7 @@ class ServingPair:
 
     @property
     def certificate_pem(self) -> bytes:
-        return self.certificate.public_bytes(Encoding.PEM)
+        return pem_of(self.certificate)
 
     @property
     def key_pem(self) -> bytes:

@@ -13,8 +13,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-
-from cryptography.hazmat.primitives.serialization import Encoding
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
 
 from aggregator.clock import Clocks
 from aggregator.rfc3339 import write_time
@@ -28,6 +28,7 @@ from aggregator.tls.authority import (
     issue,
     issue_placeholder,
     keyless_authority,
+    pem_of,
     read_bundle,
 )
 from aggregator.tls.authority_store import (
@@ -330,13 +331,17 @@ class AutomaticCertificates:
             )
 
 
-def _certificates(published: StoredBundle | None) -> set[bytes]:
+def _certificates(published: StoredBundle | None) -> AbstractSet[bytes]:
     """The certificates in the ConfigMap (PEM); none where it holds other text."""
+    return _certificates_in(published.text) if published is not None else frozenset()
+
+
+@lru_cache(maxsize=2)  # it is read twice a minute, and seldom another one
+def _certificates_in(text: bytes) -> frozenset[bytes]:
     try:
-        found = read_bundle(published.text) if published is not None else []
+        return frozenset(pem_of(one) for one in read_bundle(text))
     except DamagedPem:
-        return set()
-    return {one.public_bytes(Encoding.PEM) for one in found}
+        return frozenset()
 
 
 def _authorities_in(text: bytes) -> tuple[Authority, ...]:
