@@ -67,17 +67,32 @@ class Process(LeanLoop):
 
         That is one turn of the loop; `run_forever` with a stop costs more than most turns.
         """
-        while self._wakes and self._wakes[0] <= self._world.now:
-            heapq.heappop(self._wakes)
-        self._stirred = False
+        before = self.enter()
+        try:
+            self.turn()
+        finally:
+            self.leave(before)
+
+    def enter(self) -> Any:
+        """Be the running loop, whose hooks for asynchronous generators those are. Returns the hooks
+        of before.
+        """
         before = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(*self._asyncgen_hooks)
         asyncio._set_running_loop(self)
-        try:
-            self._run_once()
-        finally:
-            asyncio._set_running_loop(None)
-            sys.set_asyncgen_hooks(*before)
+        return before
+
+    def leave(self, before: Any) -> None:
+        """Be the running loop no more."""
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(*before)
+
+    def turn(self) -> None:
+        """One turn, as the running loop."""
+        while self._wakes and self._wakes[0] <= self._world.now:
+            heapq.heappop(self._wakes)
+        self._stirred = False
+        self._run_once()
 
     def begin(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         """A task of this process, begun from outside of it."""
@@ -106,6 +121,9 @@ class Clockwork:
         self.processes: list[Process] = []
         self._rng = rng
         self._order = itertools.count()
+        #: The process that is the running loop, and the hooks for asynchronous generators outside.
+        self._inside: Process | None = None
+        self._before: Any = None
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, when: float, call: Callable[[], None]) -> None:
@@ -117,9 +135,22 @@ class Clockwork:
 
     def run(self, seconds: float) -> None:
         """Let so much time pass."""
-        until = self.now + seconds
+        try:
+            self._run(self.now + seconds)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Go out of the process that had the last turn."""
+        if self._inside is not None:
+            self._inside.leave(self._before)
+            self._inside = None
+
+    def _run(self, until: float) -> None:
+        """A process that has turns in a row is entered once: that takes as long as a turn."""
         while True:
             while self._events and self._events[0][0] <= self.now:
+                self._leave()
                 heapq.heappop(self._events)[2]()
             due, wakes = [], float("inf")
             for process in self.processes:  # as `is_due`, without a million calls
@@ -134,7 +165,10 @@ class Clockwork:
                     self._rng.shuffle(due)
                 for process in due:
                     if process.is_due():
-                        process.step()
+                        if self._inside is not process:
+                            self._leave()
+                            self._inside, self._before = process, process.enter()
+                        process.turn()
                 continue
             events = self._events[0][0] if self._events else float("inf")
             if min(wakes, events) > until:
