@@ -50,7 +50,8 @@ def quarantine_definition(control_plane: ControlPlane) -> None:
 async def kube(cluster_space: Space, quarantine_definition: None) -> AsyncIterator[KubeCluster]:
     """The administrator's client of the shared plane, its record in the test's namespace."""
     plane = cluster_space.plane
-    async with kube_cluster(plane.kubeconfig, namespace=cluster_space.namespace) as cluster:
+    own = cluster_space.namespace
+    async with kube_cluster(plane.kubeconfig, reviewed=False, namespace=own) as cluster:
         yield cluster
 
 

@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 async def account(rights: Path) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(rights) as cluster:
+    async with kube_cluster(rights, reviewed=False) as cluster:
         yield cluster
 
 

@@ -60,7 +60,7 @@ def rights(control_plane: ControlPlane, aggregator: Path, given: Objects) -> Pat
 
 @pytest.fixture
 async def account(rights: Path, cluster_space: Space) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(rights) as cluster:
+    async with kube_cluster(rights, reviewed=False) as cluster:
         yield cluster
 
 
