@@ -12,7 +12,7 @@ order of all replicas that never changes, and two things hold, on which docs/sha
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -55,6 +55,17 @@ class MembershipView:
     term: int = 0
     """How often I have joined. Another number than before: I may have been taken for dead, and my
     nodes may have been another's."""
+    leader: Member | None = field(init=False, repr=False, compare=False)
+    """The replica for work that only one should do: the one that joined first, of several by name.
+
+    The oldest, because a roll then changes the leader least often. It proves no exclusivity: every
+    write of a leader is still compare-and-set.
+    """
+
+    def __post_init__(self) -> None:
+        """The leader is found once for a view, since each admission asks for it several times."""
+        oldest = min(self.members.values(), key=lambda m: (m.since, m.name), default=None)
+        object.__setattr__(self, "leader", oldest)
 
     def owner(self, node: str) -> Member | None:
         """The node's owner, or None while no replica is known."""
@@ -63,16 +74,6 @@ class MembershipView:
         return self.members[
             max(self.members, key=lambda name: (rendezvous_score(name, node), name))
         ]
-
-    @property
-    def leader(self) -> Member | None:
-        """The replica for work that only one should do: the one that joined first, of several by
-        name.
-
-        The oldest, because a roll then changes the leader least often. It proves no exclusivity:
-        every write of a leader is still compare-and-set.
-        """
-        return min(self.members.values(), key=lambda m: (m.since, m.name), default=None)
 
     @property
     def among_others(self) -> str:
