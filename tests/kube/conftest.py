@@ -16,7 +16,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.support import waiting
 from tests.support.active_test_jobs import Jobs
 from tests.support.admission_policies import ACCOUNT, OWN, POLICIES, kubelet_of, patch, remove
-from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.kube_cluster import DEPLOY, unreviewed_cluster
 from tests.support.waiting import until
 
 
@@ -51,7 +51,7 @@ async def kube(cluster_space: Space, quarantine_definition: None) -> AsyncIterat
     """The administrator's client of the shared plane, its record in the test's namespace."""
     plane = cluster_space.plane
     own = cluster_space.namespace
-    async with kube_cluster(plane.kubeconfig, reviewed=False, namespace=own) as cluster:
+    async with unreviewed_cluster(plane.kubeconfig, namespace=own) as cluster:
         yield cluster
 
 

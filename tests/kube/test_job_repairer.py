@@ -20,13 +20,13 @@ from tests.controlplane.plane import ControlPlane
 from tests.kube.test_kube_fences import SPEC
 from tests.support.active_test_jobs import DISRUPTED, Jobs, job_section, order_of_a_test
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
-from tests.support.kube_cluster import kube_cluster
+from tests.support.kube_cluster import kube_cluster, unreviewed_cluster
 from tests.support.waiting import until
 
 
 @pytest.fixture
 async def account(rights: Path) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(rights, reviewed=False) as cluster:
+    async with unreviewed_cluster(rights) as cluster:
         yield cluster
 
 

@@ -28,7 +28,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_fences import SPEC
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
-from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.kube_cluster import DEPLOY, kube_cluster, unreviewed_cluster
 from tests.support.repair_objects import CLAIMS, DEFINITIONS, Objects
 from tests.support.waiting import until
 
@@ -60,7 +60,7 @@ def rights(control_plane: ControlPlane, aggregator: Path, given: Objects) -> Pat
 
 @pytest.fixture
 async def account(rights: Path, cluster_space: Space) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(rights, reviewed=False) as cluster:
+    async with unreviewed_cluster(rights) as cluster:
         yield cluster
 
 

@@ -26,20 +26,30 @@ class _Unreviewed(KubeCluster):
 
 
 @asynccontextmanager
-async def kube_cluster(
-    kubeconfig: Path, *, reviewed: bool = True, **arguments: Any
-) -> AsyncIterator[KubeCluster]:
-    """A started KubeCluster, closed at the end. Its randomness is the same each time.
+async def kube_cluster(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeCluster]:
+    """A started KubeCluster, closed at the end. Its randomness is the same each time."""
+    cluster = KubeCluster(kubeconfig=str(kubeconfig), rng=random.Random(1), **arguments)
+    async with _started(cluster):
+        yield cluster
 
-    ``reviewed``: the start asks whether it has each of its rights, by 24 requests. They were a
-    quarter of all requests of some files, so fixtures of tests that are about other things leave
-    them out. test_kube_rbac.py has the tests of the start.
+
+@asynccontextmanager
+async def unreviewed_cluster(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeCluster]:
+    """As `kube_cluster`, except that the start does not ask whether it has each of its rights.
+
+    Its 24 requests were a quarter of all requests of some files, so fixtures of tests that are
+    about other things leave them out. test_kube_rbac.py has the tests of the start.
     """
-    kind = KubeCluster if reviewed else _Unreviewed
-    cluster = kind(kubeconfig=str(kubeconfig), rng=random.Random(1), **arguments)
+    cluster = _Unreviewed(kubeconfig=str(kubeconfig), rng=random.Random(1), **arguments)
+    async with _started(cluster):
+        yield cluster
+
+
+@asynccontextmanager
+async def _started(cluster: KubeCluster) -> AsyncIterator[None]:
     try:
         await cluster.start()
-        yield cluster
+        yield
     finally:
         await cluster.close()
 
