@@ -1,32 +1,31 @@
 """The test before a release by recovery: which nodes have to pass it, and what outdates it."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import ClusterError, Quarantine, RepairStatus
+from aggregator.cluster.port import ClusterError, Quarantine
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_plan import is_emptied
 from aggregator.quarantine.decide.verdicts import is_verified, outdates
 from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.repair.status_writer import NO_FIELD, RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 
 #: So long (seconds) a look at the node's pods stands, which shows that no test is due on it.
 _LOOK_STANDS = 60.0
-NO_FIELD = (
-    "the definition of quarantines lacks fields of status.repair, so no repair is ordered: apply "
-    "deploy/kubernetes/crd.yaml"
-)
 
 
 class TestsBeforeRelease:
     """Remembers of each node what its Quarantine can't know yet."""
 
-    def __init__(self, settings: RepairSettings, clocks: Clocks) -> None:
+    def __init__(
+        self, settings: RepairSettings, clocks: Clocks, status: RepairStatusWriter
+    ) -> None:
         self._settings = settings
         self._clocks = clocks
+        self._status = status
         #: Quarantines in which evidence is in force that outdates a test, by node: the uid, and
         #: since when this process owns the node.
         self._outdated: dict[str, tuple[str, float]] = {}
@@ -79,23 +78,19 @@ class TestsBeforeRelease:
     def note_evidence(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Evidence in force outdates a test, also where it is over before the next step."""
         known = self._is_outdated(node_state, quarantine)
-        if not known and _is_in_force(node_state) and outdates(quarantine.status.repair):
+        if not known and is_in_force(node_state) and outdates(quarantine.status.repair):
             self._outdated[node_state.node] = quarantine.uid, node_state.work.ours_since
             node_state.own_quarantine_view().delay_repair(self._clocks.now())
 
-    async def write_evidence(
-        self,
-        node_state: NodeState,
-        quarantine: Quarantine,
-        write: Callable[[RepairStatus], Awaitable[Quarantine]],
-    ) -> bool:
+    async def write_evidence(self, node_state: NodeState, quarantine: Quarantine) -> bool:
         """Make it durable that evidence outdates the tests. Returns whether that was written."""
         before = quarantine.status.repair
         known = self._is_outdated(node_state, quarantine)
         if known and before is not None and outdates(before):
             latest = max((one.began_at for one in before.attempts), default=0.0)
             at = round(max(self._clocks.latest(), latest), 3)
-            written = await write(replace(before, evidence_at=at, test_waits_since=0.0))
+            after = replace(before, evidence_at=at, test_waits_since=0.0)
+            written = await self._status.write(node_state, quarantine, after)
             repair = written.status.repair
             if repair is None or outdates(repair):
                 raise ClusterError(NO_FIELD)
@@ -113,7 +108,7 @@ class TestsBeforeRelease:
         return is_verified(quarantine.status.repair, profile, boot_of(node_state))
 
 
-def _is_in_force(node_state: NodeState) -> bool:
+def is_in_force(node_state: NodeState) -> bool:
     """Whether the node's agent tells of evidence that is in force, and is not only waited for to
     stay away: after a start that wait begins anew.
     """

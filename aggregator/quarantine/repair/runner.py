@@ -7,7 +7,6 @@ order that the Quarantine does not know of.
 """
 
 import logging
-from collections.abc import Awaitable
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -67,7 +66,8 @@ class RepairRunner:
         self._settings = settings
         #: What mode observe has reported, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
-        self._tests = TestsBeforeRelease(settings, clocks)
+        self._status = RepairStatusWriter(acts, clocks, settings.rules.mode)
+        self._tests = TestsBeforeRelease(settings, clocks, self._status)
         self._choice = RepairStepChoice(
             settings=settings,
             record_writer=record_writer,
@@ -76,7 +76,6 @@ class RepairRunner:
             tests=self._tests,
         )
         self._orders = RepairOrders(settings.collected, clocks)
-        self._status = RepairStatusWriter(acts, clocks, settings.rules.mode)
         self._requests = FollowedRequests(cluster)
         self._reservations = RepairReservations(record_writer, settings, clocks, pool_label)
         self._starts = AttemptStarts(
@@ -168,11 +167,7 @@ class RepairRunner:
         quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             return
-
-        def write(repair: RepairStatus) -> Awaitable[Quarantine]:
-            return self._status.write(node_state, quarantine, repair)
-
-        if await self._tests.write_evidence(node_state, quarantine, write):
+        if await self._tests.write_evidence(node_state, quarantine):
             node_state.own_quarantine_view().delay_repair(self._clocks.now())
             return  # decide again, on what is written
         step = self._choice.next_step(node_state, quarantine)

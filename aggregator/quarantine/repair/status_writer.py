@@ -13,8 +13,12 @@ from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.repair import NextRepair, RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
-from aggregator.quarantine.repair.before_release import NO_FIELD
 from aggregator.quarantine.state.node import NodeState
+
+NO_FIELD = (
+    "the definition of quarantines lacks fields of status.repair, so no repair is ordered: apply "
+    "deploy/kubernetes/crd.yaml"
+)
 
 
 class RepairStatusWriter:

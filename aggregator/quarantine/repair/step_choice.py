@@ -7,7 +7,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import NextRepair, RepairFacts, next_repair, request_for
 from aggregator.quarantine.decide.repair_plan import is_emptied, ladder_of
-from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of
+from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of, is_in_force
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -61,8 +61,5 @@ def _stands(node_state: NodeState, quarantine: Quarantine) -> bool:
     if quarantine.status.phase not in MARKED:
         return False
     if node_state.agent.is_fresh:
-        return any(
-            incident.action != "observe" and incident.in_force
-            for incident in node_state.decision.incidents.values()
-        )
+        return is_in_force(node_state)
     return any(not item.cleared for item in quarantine.spec.evidence)
