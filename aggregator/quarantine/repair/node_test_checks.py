@@ -36,6 +36,7 @@ class NodeTestChecks:
         record_writer: AdmissionRecordWriter,
         clocks: Clocks,
         pools: NodePools,
+        rules: NewNodeRules,
         node_registry: NodeRegistry,
         may_act: Callable[[str], bool],
     ) -> None:
@@ -44,29 +45,30 @@ class NodeTestChecks:
         self._record_writer = record_writer
         self._clocks = clocks
         self._pools = pools
+        self._rules = rules
         self._registry = node_registry
         self._may_act = may_act
 
-    def facts(self, node: Node, node_state: NodeState | None, rules: NewNodeRules) -> NodeTestFacts:
+    def facts(self, node: Node, node_state: NodeState | None) -> NodeTestFacts:
         """All that the node's next step depends on, beside its last test."""
         by_hand = test_request(node.annotations)
         return NodeTestFacts(
             node_uid=node.uid,
             boot_id=node.boot_id or (boot_of(node_state) if node_state is not None else ""),
-            tainted=is_tainted(node, rules.taint),
+            tainted=is_tainted(node, self._rules.taint),
             against=self._against(node, node_state),
             ends=self._ends_test(node, node_state),
             request=by_hand.ident if by_hand is not None else "",
             request_profile=by_hand.profile if by_hand is not None else "",
         )
 
-    def against_memory(self, name: str, node_state: NodeState | None, rules: NewNodeRules) -> str:
+    def against_memory(self, name: str, node_state: NodeState | None) -> str:
         """Why no test begins now, as far as no read of the Node is needed to know it."""
         why = self.against_state(name, node_state)
         if why:
             return why
         others = other_tests(self._record_writer.record, name, self._clocks.trusted_wall())
-        held = no_room(others.values(), rules.concurrent)
+        held = no_room(others.values(), self._rules.concurrent)
         return held.text if held is not None else ""
 
     def against_state(self, name: str, node_state: NodeState | None) -> str:
@@ -111,9 +113,9 @@ class NodeTestChecks:
             return "the node is in quarantine"
         return read_operator_requests(node.annotations).why_capped(self._clocks.earliest())
 
-    async def pods_in_the_way(self, node: Node, rules: NewNodeRules) -> str:
+    async def pods_in_the_way(self, node: Node) -> str:
         """The pods that were there before the taint, in words: the node is no new one then."""
-        own = [taint for taint in node.taints if taint.key == rules.taint]
+        own = [taint for taint in node.taints if taint.key == self._rules.taint]
         found = [
             pod.key
             for pod in work_of(await self._cluster.pods_on(node.name, background=True))
@@ -121,7 +123,7 @@ class NodeTestChecks:
         ]
         if not found:
             return ""
-        text = f"pods that do not tolerate {rules.taint} are on the node"
+        text = f"pods that do not tolerate {self._rules.taint} are on the node"
         return f"{text}: {some_of(sorted(found), _MOST_NAMED)}; drain it"
 
     def beginning_guard(self, node: Node) -> Guard:

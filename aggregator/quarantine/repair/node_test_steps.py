@@ -80,6 +80,7 @@ class NodeTestSteps:
         record_writer: AdmissionRecordWriter,
         clocks: Clocks,
         settings: RepairSettings,
+        rules: NewNodeRules,
         node_registry: NodeRegistry,
         fleet: FleetState,
         event_sink: EventSink,
@@ -89,6 +90,7 @@ class NodeTestSteps:
         self._record_writer = record_writer
         self._clocks = clocks
         self._settings = settings
+        self._rules = rules
         self._registry = node_registry
         self._fleet = fleet
         self._event_sink = event_sink
@@ -110,29 +112,27 @@ class NodeTestSteps:
         self._ends = {key: one for key, one in self._ends.items() if key in operations}
         self._details = {key: one for key, one in self._details.items() if key in operations}
 
-    async def take_step(
-        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
-    ) -> None:
+    async def take_step(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         test = watched.test
         if test is not None and test.is_busy and step.do is not NodeTestStep.SEND:
             await self._record_writer.restore_test(self._running_of(name, watched, test))
         match step.do:
             case NodeTestStep.ORDER if step.test is not None and step.test.reason == IDLE:
                 begin = self._begin_by_hand if step.test.request else self._begin_idle
-                await begin(name, watched, node, step, rules)
+                await begin(name, watched, node, step)
             case NodeTestStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
                 watched.held = "repair.mode is observe: no test begins"
-                self._observe(name, node, rules)
+                self._observe(name, node)
             case NodeTestStep.ORDER:
-                await self._begin(name, watched, node, step, rules)
+                await self._begin(name, watched, node, step)
             case NodeTestStep.SEND if test is not None:
-                await self._send_again(name, watched, node, test, rules)
+                await self._send_again(name, watched, node, test)
             case NodeTestStep.PROVE if test is not None:
-                await self._prove(name, watched, test, rules)
+                await self._prove(name, watched, test)
             case NodeTestStep.STOP if test is not None:
-                await self._stop(name, watched, test, step.because, rules)
+                await self._stop(name, watched, test, step.because)
             case NodeTestStep.END if test is not None:
-                await self._give_up(name, watched, test, rules)
+                await self._give_up(name, watched, test)
             case _:
                 pass
 
@@ -140,9 +140,9 @@ class NodeTestSteps:
         at = self._clocks.trusted_wall()
         return running_of(name, test, at=at, domains=watched.domains)
 
-    def _limits(self, test: NodeTest, rules: NewNodeRules) -> NewNodeRules | IdleNodeRules:
+    def _limits(self, test: NodeTest) -> NewNodeRules | IdleNodeRules:
         """The rules that bound tests of its kind."""
-        return self._settings.rules.in_service if test.reason == IDLE else rules
+        return self._settings.rules.in_service if test.reason == IDLE else self._rules
 
     async def forget_leftover(self, name: str, watched: WatchedNode) -> None:
         """Take out a reservation whose test has ended, or was never begun."""
@@ -173,10 +173,11 @@ class NodeTestSteps:
 
     # -- a test begins ----------------------------------------------------------------------
 
-    def _observe(self, name: str, node: Node, rules: NewNodeRules) -> None:
+    def _observe(self, name: str, node: Node) -> None:
         if node.uid in self._observed:
             return
         self._observed.add(node.uid)
+        rules = self._rules
         text = (
             f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
             "be removed when it passes (repair.mode is observe)"
@@ -184,7 +185,7 @@ class NodeTestSteps:
         self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
 
     async def _begin_by_hand(
-        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
+        self, name: str, watched: WatchedNode, node: Node, step: NextTest
     ) -> None:
         """The same for a person's request, which is refused where the node has work: a test that
         begins hours later, when the work has ended, is none that the person waits for.
@@ -196,7 +197,7 @@ class NodeTestSteps:
         profiles, how = self._settings.test_profiles, self._fleet.how
         why = why_refused(name, pods, step.test.profile, profiles, how=how)
         if not why:
-            await self._begin(name, watched, node, step, rules)
+            await self._begin(name, watched, node, step)
             return
         self._checks.require_place(name)
         test = refused(step.test, why, at=round(self._clocks.wall(), 3))
@@ -210,7 +211,7 @@ class NodeTestSteps:
         self._emit(name, EventKind.REPAIR_ENDED, text, details)
 
     async def _begin_idle(
-        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
+        self, name: str, watched: WatchedNode, node: Node, step: NextTest
     ) -> None:
         """The same as for a new node, on one that has no work at this moment. Work that comes
         later preempts the test.
@@ -219,7 +220,7 @@ class NodeTestSteps:
         if why or step.test is None:
             watched.held = why
         elif self._settings.rules.mode is not RepairMode.OBSERVE:
-            await self._begin(name, watched, node, step, rules)
+            await self._begin(name, watched, node, step)
         elif not self.idle_told:
             self.idle_told = True
             text = (
@@ -228,21 +229,19 @@ class NodeTestSteps:
             )
             self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
 
-    async def _begin(
-        self, name: str, watched: WatchedNode, node: Node, step: NextTest, rules: NewNodeRules
-    ) -> None:
+    async def _begin(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         """Reserve the test, make it durable, and send the order."""
         entry, test = self._settings.repairers.get(TEST), step.test
         if entry is None or test is None:
             watched.held = "no repairer of kind test is configured"
             return
         now = round(self._clocks.latest(), 3)
-        watched.held = "" if test.reason else await self._checks.pods_in_the_way(node, rules)
+        watched.held = "" if test.reason else await self._checks.pods_in_the_way(node)
         if watched.held:
             return
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
         wanted = self._running_of(name, watched, test)
-        held = await self._record_writer.reserve_test(wanted, self._limits(test, rules))
+        held = await self._record_writer.reserve_test(wanted, self._limits(test))
         if held is not None:
             watched.held = held.text
             return
@@ -256,33 +255,32 @@ class NodeTestSteps:
         text = f"test {test.profile} of the {_kind(test)} is ordered: {step.because}"
         self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
         if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
-            await self._send(name, watched, test, rules, first=True)
+            await self._send(name, watched, test, first=True)
 
     async def _send_again(
-        self, name: str, watched: WatchedNode, node: Node, test: NodeTest, rules: NewNodeRules
+        self, name: str, watched: WatchedNode, node: Node, test: NodeTest
     ) -> None:
         """Send an order that perhaps was not sent: minutes may have passed since it was decided."""
         watched.held = ""
         if self._settings.rules.mode is not RepairMode.REPAIR:
             watched.held = "repair.mode is observe: no order is sent"
         elif test.reason == IDLE:
-            watched.held = self._checks.facts(node, self._registry.known(name), rules).against
+            watched.held = self._checks.facts(node, self._registry.known(name)).against
         if watched.held:
             return
         if test.reason == IDLE:
             pods = await self._cluster.pods_on(name, background=True)
             why = in_use(without_tests(pods, {test.operation}, self._settings.test_namespace))
             if why:
-                await self._stop(name, watched, test, why, rules)
+                await self._stop(name, watched, test, why)
                 return
-        await self._send(name, watched, test, rules)
+        await self._send(name, watched, test)
 
     async def _send(
         self,
         name: str,
         watched: WatchedNode,
         test: NodeTest,
-        rules: NewNodeRules,
         *,
         first: bool = False,
     ) -> None:
@@ -291,33 +289,33 @@ class NodeTestSteps:
         if entry is None or not (first or entry.repairer.sends_twice):
             return
         if test.operation in self._ends:
-            await self._end(name, watched, test, *self._ends[test.operation], rules)
+            await self._end(name, watched, test, *self._ends[test.operation])
             return
         if not self._record_writer.has_test(name, test.operation):
             wanted = self._running_of(name, watched, test)
-            held = await self._record_writer.reserve_test(wanted, self._limits(test, rules))
+            held = await self._record_writer.reserve_test(wanted, self._limits(test))
             if held is not None:
                 watched.held = held.text
                 return
         await self._record_writer.switch.check()
         self._checks.require_place(name)
         watched.look_at = self._clocks.now() + LOOK_BUSY
-        answer = await entry.repairer.order(self._order(name, watched.uid, test, rules))
+        answer = await entry.repairer.order(self._order(name, watched.uid, test))
         self._keep_details(test, answer)
         if answer.state in _ANSWERS:
-            await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
+            await self._end(name, watched, test, _ANSWERS[answer.state], answer.text)
         elif answer.state is AnswerState.TAKEN:
             taken = replace(test, state=RepairState.ORDERED, message=answer.text[:500])
             await self.change(name, watched, test, taken)
         elif answer.state is AnswerState.NOT_SENT and not entry.repairer.sends_twice:
             state = RepairState.INCONCLUSIVE
-            await self._end(name, watched, test, state, answer.text, rules)
+            await self._end(name, watched, test, state, answer.text)
         else:
             watched.held = answer.text
 
-    def _order(self, name: str, uid: str, test: NodeTest, rules: NewNodeRules) -> RepairOrder:
+    def _order(self, name: str, uid: str, test: NodeTest) -> RepairOrder:
         in_service = self._settings.rules.in_service if test.reason == IDLE else None
-        new = f"a new node (taint {rules.taint})"
+        new = f"a new node (taint {self._rules.taint})"
         return RepairOrder(
             operation=test.operation,
             repair=TEST,
@@ -328,62 +326,56 @@ class NodeTestSteps:
             reason=f"the {_kind(test)}" if test.reason else new,
             lasts=max(1.0, test.deadline_at - self._clocks.latest()),
             profile=test.profile,
-            tolerates="" if test.reason else rules.taint,
+            tolerates="" if test.reason else self._rules.taint,
             idle_class=in_service.priority_class if in_service is not None else "",
             began_at=test.began_at,
         )
 
     # -- and ends ---------------------------------------------------------------------------
 
-    async def _prove(
-        self, name: str, watched: WatchedNode, test: NodeTest, rules: NewNodeRules
-    ) -> bool:
+    async def _prove(self, name: str, watched: WatchedNode, test: NodeTest) -> bool:
         """End the test where its end is known. Returns whether it is."""
         watched.look_at = self._clocks.now() + LOOK_BUSY
         if test.operation in self._ends:
-            await self._end(name, watched, test, *self._ends[test.operation], rules)
+            await self._end(name, watched, test, *self._ends[test.operation])
             return True
         entry = self._settings.repairers.get(TEST)
         if entry is None or test.state is not RepairState.ORDERED:
             return False
-        answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test, rules))
+        answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test))
         self._keep_details(test, answer)
         if answer.state not in _ANSWERS:
             late = self._clocks.earliest() >= test.began_at + _BEGINS_WITHIN
             if test.reason == IDLE and answer.text and late:  # its pod waits behind work
                 text = f"it has not begun within {_BEGINS_WITHIN:g} s: {answer.text}"
-                await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
-                await self._end(name, watched, test, RepairState.INCONCLUSIVE, text, rules)
+                await entry.repairer.cancel(self._order(name, watched.uid, test))
+                await self._end(name, watched, test, RepairState.INCONCLUSIVE, text)
                 return True
             return False
-        await self._end(name, watched, test, _ANSWERS[answer.state], answer.text, rules)
+        await self._end(name, watched, test, _ANSWERS[answer.state], answer.text)
         return True
 
-    async def _stop(
-        self, name: str, watched: WatchedNode, test: NodeTest, why: str, rules: NewNodeRules
-    ) -> None:
+    async def _stop(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> None:
         """The test has lost its purpose: it says nothing about the node any more."""
         if test.operation not in self._ends:
             entry = self._settings.repairers.get(TEST)
             if entry is not None:
-                await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
+                await entry.repairer.cancel(self._order(name, watched.uid, test))
         same = test.is_of_boot(watched.boot_id)
         state = RepairState.CANCELLED if same else RepairState.INCONCLUSIVE
-        await self._end(name, watched, test, state, why, rules)
+        await self._end(name, watched, test, state, why)
 
-    async def _give_up(
-        self, name: str, watched: WatchedNode, test: NodeTest, rules: NewNodeRules
-    ) -> None:
+    async def _give_up(self, name: str, watched: WatchedNode, test: NodeTest) -> None:
         """Its time is over. One last look: a verdict that has come counts."""
-        if await self._prove(name, watched, test, rules):
+        if await self._prove(name, watched, test):
             return
         entry = self._settings.repairers.get(TEST)
         if entry is not None:
-            await entry.repairer.cancel(self._order(name, watched.uid, test, rules))
-            if await self._prove(name, watched, test, rules):
+            await entry.repairer.cancel(self._order(name, watched.uid, test))
+            if await self._prove(name, watched, test):
                 return
         text = watched.held or "it gave no verdict in its time"
-        await self._end(name, watched, test, RepairState.INCONCLUSIVE, text, rules)
+        await self._end(name, watched, test, RepairState.INCONCLUSIVE, text)
 
     async def _end(
         self,
@@ -392,7 +384,6 @@ class NodeTestSteps:
         test: NodeTest,
         state: RepairState,
         text: str,
-        rules: NewNodeRules,
     ) -> None:
         """Write the test's end, and remove what the order left; then its reservation goes.
 
@@ -403,7 +394,7 @@ class NodeTestSteps:
         entry = self._settings.repairers.get(TEST)
         in_time = self._clocks.earliest() < test.deadline_at + _ENDS_WITHIN
         verdict = state in (RepairState.SUCCEEDED, RepairState.FAILED)
-        order = self._order(name, watched.uid, test, rules)
+        order = self._order(name, watched.uid, test)
         if entry is not None and entry.clean_up is not None and not verdict:
             left = await entry.clean_up(order)
             if left.state is AnswerState.NOT_SENT and in_time:
@@ -415,7 +406,7 @@ class NodeTestSteps:
             # It has passed: what else is known of it has to be heard before the taint goes.
             watched.held, watched.look_at = "its agent is awaited", self._clocks.now() + LOOK_BUSY
             return
-        written = await self._write_end(name, watched, test, state, text, rules)
+        written = await self._write_end(name, watched, test, state, text)
         del self._ends[test.operation]
         details = self._details.pop(test.operation, {})
         if entry is not None and entry.clean_up is not None and verdict:
@@ -423,7 +414,7 @@ class NodeTestSteps:
         if entry is not None and entry.note_end is not None:
             entry.note_end(name, test.operation)
         if written is not None:
-            self._tell_end(name, watched, written, details, rules)
+            self._tell_end(name, watched, written, details)
         await self._record_writer.end_test(name, test.operation)
 
     async def _write_end(
@@ -433,7 +424,6 @@ class NodeTestSteps:
         test: NodeTest,
         state: RepairState,
         text: str,
-        rules: NewNodeRules,
     ) -> NodeTest | None:
         """The test with its end, as written; None where the Node is another one by now.
 
@@ -452,11 +442,11 @@ class NodeTestSteps:
             against = self._checks.against_removal(node, self._registry.known(name))
             if end is RepairState.SUCCEEDED and against:
                 end, why = RepairState.CANCELLED, f"it passed, and does not count: {against}"
-            opens = rules.remove_taint and not test.reason
+            opens = self._rules.remove_taint and not test.reason
             removes = end is RepairState.SUCCEEDED and opens
             written = ended(test, end, why, at=round(self._clocks.wall(), 3), boot_id=node.boot_id)
             change = NodeChange(
-                taints=without_taint(node, rules.taint) if removes else None,
+                taints=without_taint(node, self._rules.taint) if removes else None,
                 annotations={NODE_TEST: write_test(written)},
             )
             guard = self._checks.removal_guard(node) if removes else None
@@ -466,7 +456,7 @@ class NodeTestSteps:
                 if attempt == _TRIES:
                     raise
             else:
-                watched.take_read(node, rules.taint, self._settings.domain_labels)
+                watched.take_read(node, self._rules.taint, self._settings.domain_labels)
                 return written
         raise AssertionError("unreachable")
 
@@ -478,9 +468,8 @@ class NodeTestSteps:
         watched: WatchedNode,
         test: NodeTest,
         details: Mapping[str, str],
-        rules: NewNodeRules,
     ) -> None:
-        passed = test.state is RepairState.SUCCEEDED
+        passed, rules = test.state is RepairState.SUCCEEDED, self._rules
         reason = BY_HAND if test.request else test.reason or NEW_NODE
         self._fleet.stages.note_test(reason, test.state.value)
         told = f": {test.message}" if test.message else ""

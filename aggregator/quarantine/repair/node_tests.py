@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
@@ -24,7 +25,6 @@ from aggregator.health.model import Component
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, next_idle_test
 from aggregator.quarantine.decide.new_nodes import (
-    NewNodeRules,
     condition_of,
     has_passed,
     is_tainted,
@@ -103,6 +103,7 @@ class NodeTests:
         self._record_writer = record_writer
         self._clocks = clocks
         self._settings = settings
+        self._rules = settings.rules.new_nodes
         self._registry = node_registry
         self._fleet = fleet
         self._may_act = may_act
@@ -112,10 +113,12 @@ class NodeTests:
             record_writer=record_writer,
             clocks=clocks,
             pools=pools,
+            rules=self._rules,
             node_registry=node_registry,
             may_act=may_act,
         )
-        self._steps = NodeTestSteps(
+        steps_by = partial(
+            NodeTestSteps,
             cluster=cluster,
             record_writer=record_writer,
             clocks=clocks,
@@ -125,6 +128,9 @@ class NodeTests:
             event_sink=event_sink,
             checks=self._checks,
         )
+        self._steps = steps_by(rules=self._rules)
+        # Without its key no step can remove a startup taint.
+        ends_only = replace(self._rules, taint="")
         self._unwanted = UnwantedTests(
             cluster=cluster,
             record_writer=record_writer,
@@ -134,7 +140,8 @@ class NodeTests:
             fleet=fleet,
             may_act=may_act,
             view=view,
-            steps=self._steps,
+            rules=ends_only,
+            steps=steps_by(rules=ends_only),
         )
         self._idle_choice = IdleNodeChoice(
             record_writer=record_writer,
@@ -163,16 +170,15 @@ class NodeTests:
 
     async def run(self) -> None:
         """For ever."""
-        rules = self._settings.rules.new_nodes
         idle = self._settings.rules.idle_nodes
         by_hand = self._settings.tests_in_service
-        if self._settings.off or not (rules.taint or idle or by_hand):
+        if self._settings.off or not (self._rules.taint or idle or by_hand):
             await self._unwanted.run()
             return
         try:
             while True:
                 if self._view():
-                    await self._go_round(rules)
+                    await self._go_round()
                     if idle is not None:
                         await self._choose_idle(idle)
                 await asyncio.sleep(EVERY)
@@ -181,12 +187,12 @@ class NodeTests:
                 if watched.step is not None:
                     watched.step.cancel()
 
-    async def _go_round(self, rules: NewNodeRules) -> None:
+    async def _go_round(self) -> None:
         try:
             if self._clocks.now() >= self._list_at:
-                await self._list(rules)
-            elif rules.taint:
-                await self._read_new(rules)
+                await self._list()
+            elif self._rules.taint:
+                await self._read_new()
         except ClusterError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
@@ -196,25 +202,25 @@ class NodeTests:
         else:
             self._trouble = ""
         self._take_requests()
-        self._start_steps(rules)
+        self._start_steps()
         for name, watched in self._watched.items():
             self._evidence.give(name, watched)
-        self._show(rules)
+        self._show()
 
     # -- which nodes ------------------------------------------------------------------------
 
-    async def _list(self, rules: NewNodeRules) -> None:
+    async def _list(self) -> None:
         known = {meta.uid for meta in self._registry.metas.values()}
-        looks = rules.taint or self._settings.rules.idle_nodes is not None
+        looks = self._rules.taint or self._settings.rules.idle_nodes is not None
         found = (
-            await self._cluster.list_node_tests(rules.taint)
+            await self._cluster.list_node_tests(self._rules.taint)
             if looks or self._registry.annotated(NODE_TEST)
             else []
         )
         self._list_at = self._clocks.now() + LIST_EVERY
         self._seen = known | {one.uid for one in found}
         for one in found:
-            self._take_listed(one, rules)
+            self._take_listed(one)
         reserved = self._record_writer.record.node_tests.keys()
         for name in reserved - self._watched.keys():  # of a Node that is gone, say
             self._watched[name] = WatchedNode("", tainted=False)
@@ -232,10 +238,10 @@ class NodeTests:
             {one.operation for one in tests if one is not None and one.is_busy}
         )
 
-    def _take_listed(self, one: ListedNodeTest, rules: NewNodeRules) -> None:
+    def _take_listed(self, one: ListedNodeTest) -> None:
         """The list may be a little old: each step reads the Node anew."""
         test, problem = parse_test(one.annotations, one.uid)
-        told = condition_of(test, tainted=one.tainted, rules=rules)
+        told = condition_of(test, tainted=one.tainted, rules=self._rules)
         busy = test is not None and test.is_busy
         stays = one.tainted or busy or bool(standing_failure(test)[0])
         if not (stays or (told is not None and told != one.condition)):
@@ -250,7 +256,7 @@ class NodeTests:
             known.uid, known.tainted, known.test = one.uid, one.tainted, test
             known.problem, known.said = problem, one.condition
 
-    async def _read_new(self, rules: NewNodeRules) -> None:
+    async def _read_new(self) -> None:
         """Read the Nodes of agents that have come since the last list, which may be minutes old."""
         if self._seen is None:
             return
@@ -264,7 +270,11 @@ class NodeTests:
                 continue
             node = await self._cluster.read_node(name, background=True)
             self._seen.add(uid)
-            if node is not None and is_tainted(node, rules.taint) and name not in self._watched:
+            if (
+                node is not None
+                and is_tainted(node, self._rules.taint)
+                and name not in self._watched
+            ):
                 test, problem = parse_test(node.annotations, node.uid)
                 self._watched[name] = WatchedNode(
                     node.uid, tainted=True, test=test, problem=problem
@@ -317,21 +327,21 @@ class NodeTests:
             if watched.step is None:
                 watched.chosen, watched.look_at = True, float("-inf")
 
-    def _start_steps(self, rules: NewNodeRules) -> None:
+    def _start_steps(self) -> None:
         now = self._clocks.now()
         busy = sum(one.step is not None for one in self._watched.values())
         for name, watched in list(self._watched.items()):
             if watched.step is not None or now < watched.look_at or not self._may_act(name):
                 continue
-            if self._rests(name, watched, rules):
+            if self._rests(name, watched):
                 continue
-            if busy >= _AT_ONCE + rules.concurrent:
+            if busy >= _AT_ONCE + self._rules.concurrent:
                 return
             busy += 1
-            step = self._step(name, watched, rules)
+            step = self._step(name, watched)
             watched.step = asyncio.create_task(step, name=f"new-node {name}")
 
-    def _rests(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> bool:
+    def _rests(self, name: str, watched: WatchedNode) -> bool:
         """Whether the node is watched for its failed idle test alone, which is evidence, and no
         read could change that.
         """
@@ -343,7 +353,7 @@ class NodeTests:
             return False
         if self._is_quarantined(name) and not test.quarantined:
             return False
-        told = condition_of(test, tainted=False, rules=rules)
+        told = condition_of(test, tainted=False, rules=self._rules)
         return told is None or told == watched.said
 
     def _is_quarantined(self, name: str) -> bool:
@@ -360,10 +370,10 @@ class NodeTests:
 
     # -- one step ---------------------------------------------------------------------------
 
-    async def _step(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+    async def _step(self, name: str, watched: WatchedNode) -> None:
         watched.look_at = self._clocks.now() + LOOK_EVERY
         try:
-            await self._look_at(name, watched, rules)
+            await self._look_at(name, watched)
         except (GuardRefused, Conflict) as error:  # decided anew at the next look
             watched.look_at = self._clocks.now() + LOOK_BUSY
             log.info(
@@ -387,15 +397,15 @@ class NodeTests:
                 extra={"event": "node.test_unfinished", "node": name, "error": error},
             )
 
-    async def _look_at(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+    async def _look_at(self, name: str, watched: WatchedNode) -> None:
         node_state = self._registry.known(name)
-        await self._note_quarantine(name, watched, rules)
+        await self._note_quarantine(name, watched)
         busy = watched.test is not None and watched.test.is_busy
-        why = "" if busy else self._checks.against_memory(name, node_state, rules)
+        why = "" if busy else self._checks.against_memory(name, node_state)
         if why and watched.tainted and not watched.problem:  # no read can change that
             watched.held = why
             await self._steps.forget_leftover(name, watched)
-            await self._tell(name, watched, rules)
+            await self._tell(name, watched)
             return
         listed = self._listed_request(name)
         node = await self._cluster.read_node(name, background=True)
@@ -406,18 +416,18 @@ class NodeTests:
             self._watched.pop(name, None)
             self._tests.pop(name, None)
             return
-        watched.take_read(node, rules.taint, self._settings.domain_labels)
+        watched.take_read(node, self._rules.taint, self._settings.domain_labels)
         if watched.problem:
             return
         await self._take_later_pass(name, watched)
-        step = self._next(node, node_state, watched, rules)
+        step = self._next(node, node_state, watched)
         watched.held = step.because if step.do is NodeTestStep.NOTHING else ""
         if step.do is not NodeTestStep.ORDER:
             await self._steps.forget_leftover(name, watched)
-        await self._steps.take_step(name, watched, node, step, rules)
+        await self._steps.take_step(name, watched, node, step)
         if step.do is NodeTestStep.ORDER:  # it may have been refused after its reservation
             await self._steps.forget_leftover(name, watched)
-        await self._tell(name, watched, rules)
+        await self._tell(name, watched)
         if watched.test is not None:
             self._tests[name] = watched.test
         stays = watched.tainted or watched.requested or standing_failure(watched.test)[0]
@@ -432,7 +442,7 @@ class NodeTests:
             while len(self._done) > _MOST_DONE:
                 del self._done[next(iter(self._done))]
 
-    async def _note_quarantine(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+    async def _note_quarantine(self, name: str, watched: WatchedNode) -> None:
         """The Node remembers a quarantine after its last test: that is decided on anew after it.
 
         Without that a node that was repaired, and released, would wait for a person or a reboot.
@@ -440,7 +450,7 @@ class NodeTests:
         test = watched.test
         if test is None or test.quarantined or test.is_busy or not self._is_quarantined(name):
             return
-        if not (needs_a_person(test, watched.boot_id, rules) or standing_failure(test)[0]):
+        if not (needs_a_person(test, watched.boot_id, self._rules) or standing_failure(test)[0]):
             return
         await self._steps.change(name, watched, test, replace(test, quarantined=True))
 
@@ -460,10 +470,8 @@ class NodeTests:
             passed = ended(mine, RepairState.SUCCEEDED, text, at=at, boot_id=watched.boot_id)
             await self._steps.change(name, watched, test, passed)
 
-    def _next(
-        self, node: Node, node_state: NodeState | None, watched: WatchedNode, rules: NewNodeRules
-    ) -> NextTest:
-        test, facts = watched.test, self._checks.facts(node, node_state, rules)
+    def _next(self, node: Node, node_state: NodeState | None, watched: WatchedNode) -> NextTest:
+        test, facts = watched.test, self._checks.facts(node, node_state)
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
         asked = watched.requested and not watched.tainted and self._settings.tests_in_service
         busy = test is not None and test.is_busy
@@ -474,24 +482,24 @@ class NodeTests:
         if (test.reason == IDLE) if test is not None and busy else (asked or watched.chosen):
             idle = self._settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)
-        return next_test(test, facts, rules, pause=pause, now=now)
+        return next_test(test, facts, self._rules, pause=pause, now=now)
 
     # -- what others are told ----------------------------------------------------------------
 
-    def _show(self, rules: NewNodeRules) -> None:
+    def _show(self) -> None:
         """Give the page and the metrics the state of our own nodes."""
         self._fleet.node_tests = self._done | {
             name: NodeTestView(
                 watched.test,
                 tainted=watched.tainted,
-                held=watched.problem
-                or watched.failure
-                or watched.held
-                or self._why_over(watched, rules),
+                held=watched.problem or watched.failure or watched.held or self._why_over(watched),
                 requested=watched.requested,
-                passed=watched.tainted and has_passed(watched.test, watched.boot_id, rules),
+                passed=watched.tainted and has_passed(watched.test, watched.boot_id, self._rules),
                 needs_person=watched.tainted
-                and (bool(watched.problem) or needs_a_person(watched.test, watched.boot_id, rules)),
+                and (
+                    bool(watched.problem)
+                    or needs_a_person(watched.test, watched.boot_id, self._rules)
+                ),
             )
             for name, watched in self._watched.items()
             if self._may_act(name)
@@ -512,16 +520,15 @@ class NodeTests:
                 node_state.cluster.set_untested(lines.get(name, ""))
         self._untested = lines.keys()
 
-    @staticmethod
-    def _why_over(watched: WatchedNode, rules: NewNodeRules) -> str:
+    def _why_over(self, watched: WatchedNode) -> str:
         """Why a person has to go on, before the first look after the test's end has told it."""
-        if not watched.tainted or not needs_a_person(watched.test, watched.boot_id, rules):
+        if not watched.tainted or not needs_a_person(watched.test, watched.boot_id, self._rules):
             return ""
-        return why_over(watched.test, watched.boot_id, rules)
+        return why_over(watched.test, watched.boot_id, self._rules)
 
-    async def _tell(self, name: str, watched: WatchedNode, rules: NewNodeRules) -> None:
+    async def _tell(self, name: str, watched: WatchedNode) -> None:
         """Bring the Node's condition up to date."""
-        told = condition_of(watched.test, tainted=watched.tainted, rules=rules)
+        told = condition_of(watched.test, tainted=watched.tainted, rules=self._rules)
         if told is None or told == watched.said or watched.problem:
             return
         if self._settings.rules.mode is not RepairMode.REPAIR:

@@ -8,14 +8,13 @@ ended without a verdict: its order is taken back, what it left is removed, and t
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Cluster, ClusterError, Conflict, NodeMeta
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.new_nodes import condition_of
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, condition_of
 from aggregator.quarantine.decide.node_tests import NextTest, NodeTestStep, is_ended_by
 from aggregator.quarantine.repair.node_test_state import (
     LOOK_BUSY,
@@ -52,6 +51,7 @@ class UnwantedTests:
         fleet: FleetState,
         may_act: Callable[[str], bool],
         view: Callable[[], bool],
+        rules: NewNodeRules,
         steps: NodeTestSteps,
     ) -> None:
         """``may_act`` tells whether a node is ours to act for at this moment, ``view`` whether the
@@ -67,8 +67,7 @@ class UnwantedTests:
         self._view = view
         self._steps = steps
         self._why = REPAIRS_OFF if settings.off else NO_TESTS
-        # Without its key no step can remove a startup taint.
-        self._rules = replace(settings.rules.new_nodes, taint="")
+        self._rules = rules
         self._listed: Mapping[str, NodeMeta] = {}
         self._watched: dict[str, WatchedNode] = {}
         self._done: dict[str, NodeTestView] = {}
@@ -138,7 +137,7 @@ class UnwantedTests:
             if watched.held:
                 return
             stop = NextTest(NodeTestStep.STOP, self._why)
-            await self._steps.take_step(name, watched, node, stop, self._rules)
+            await self._steps.take_step(name, watched, node, stop)
             test = watched.test
             if test is not None and test.is_busy:  # its pod has not ended
                 return
