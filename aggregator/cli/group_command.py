@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import IO
 
 from aggregator.bisection.model import GroupOutcome
+from aggregator.runtime.command_output import last_text, wait_for_end
 
 #: Seconds for the command to end after SIGTERM.
 GRACE = 10.0
-_MOST_OUTPUT = 2000
 #: Bytes of output on the disk of this machine.
 _TOO_MUCH = 256 * 2**20
-_LOOK = 0.25
 #: The exit codes that are a verdict.
 _VERDICTS = {0: GroupOutcome.PASSED, 1: GroupOutcome.FAILED}
 
@@ -54,7 +53,7 @@ class GroupCommand:
             listed.write_text("".join(f"{node}\n" for node in nodes))
             with (Path(folder) / "output").open("w+b") as output:
                 code, said = await self._run(self._filled(nodes, listed), output)
-                text = _end_of(output)
+                text = last_text(output)
         outcome = GroupOutcome.INCONCLUSIVE
         if not said and code is not None:
             outcome = _VERDICTS.get(code, outcome)
@@ -84,25 +83,14 @@ class GroupCommand:
         said = ""
         try:
             async with asyncio.timeout(self._limit):
-                said = await _ended(process, output)
+                if not await wait_for_end(process, output, _TOO_MUCH):
+                    said = f"it wrote more than {_TOO_MUCH // 2**20} MiB"
         except TimeoutError:
             said = f"no end within {self._limit:g} s"
         finally:
             # It is shielded: a second interruption must not leave the command running.
             await asyncio.shield(_end_group(process, self._grace))
         return process.returncode, said
-
-
-async def _ended(process: asyncio.subprocess.Process, output: IO[bytes]) -> str:
-    ending = asyncio.ensure_future(process.wait())
-    try:
-        while not ending.done():
-            await asyncio.wait({ending}, timeout=_LOOK)
-            if os.fstat(output.fileno()).st_size > _TOO_MUCH:
-                return f"it wrote more than {_TOO_MUCH // 2**20} MiB"
-    finally:
-        ending.cancel()
-    return ""
 
 
 async def _end_group(process: asyncio.subprocess.Process, grace: float) -> None:
@@ -123,9 +111,3 @@ async def _end_group(process: asyncio.subprocess.Process, grace: float) -> None:
 def _signal(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _end_of(output: IO[bytes]) -> str:
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _MOST_OUTPUT))
-    return output.read(_MOST_OUTPUT).decode(errors="replace").strip()

@@ -12,21 +12,18 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from aggregator.cluster.port import Unreachable
+from aggregator.runtime.command_output import last_text, wait_for_end
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.local")
 
-_MOST_OUTPUT = 2000
 #: Characters of a value: of one that is too long for Linux no command could ever be begun, and a
 #: node whose reason is a pasted log could not be released.
 _LONGEST = 4000
 #: Bytes. The output is kept in memory until the command ends, and no command needs so much.
 _TOO_MUCH = 16 * 1024 * 1024
-#: Seconds between two checks of that size.
-_LOOK = 0.25
 
 
 class SiteCommandFailed(Unreachable):
@@ -89,46 +86,28 @@ async def finish_command(
             raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
-                await _ended(process, told, output)
+                bounded = await wait_for_end(process, output, _TOO_MUCH)
         except TimeoutError:
-            extra = {"error": "out of time", "output": _end_of(output)}
+            extra = {"error": "out of time", "output": last_text(output)}
             log.warning("site command stopped", extra=told | extra)
             raise SiteCommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
+        else:
+            if not bounded:
+                text = f"{argv[0]} was ended: it wrote more than {_TOO_MUCH // 2**20} MiB"
+                log.warning("site command stopped", extra=told | {"error": text})
+                raise SiteCommandFailed(text)
         finally:
             # Its time is over, or we stop: the command runs again, and must not run twice at once.
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        text = _end_of(output)
+        text = last_text(output)
     log.info(
         "site command ended",
         extra={"event": "command.ended", **(told | {"rc": process.returncode, "output": text})},
     )
     return Finished(process.returncode or 0, text)
-
-
-async def _ended(
-    process: asyncio.subprocess.Process, told: Mapping[str, object], output: IO[bytes]
-) -> None:
-    """Until it has ended. Raises `SiteCommandFailed` where its output is too long."""
-    ending = asyncio.ensure_future(process.wait())
-    try:
-        while not ending.done():
-            await asyncio.wait({ending}, timeout=_LOOK)
-            if not ending.done() and os.fstat(output.fileno()).st_size > _TOO_MUCH:
-                most = f"{_TOO_MUCH // 2**20} MiB"
-                text = f"{told['program']} was ended: it wrote more than {most}"
-                log.warning("site command stopped", extra={**told, "error": text})
-                raise SiteCommandFailed(text)
-    finally:
-        ending.cancel()
-
-
-def _end_of(output: IO[bytes]) -> str:
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _MOST_OUTPUT))
-    return output.read(_MOST_OUTPUT).decode(errors="replace").strip()
 
 
 def _fill(word: str, values: Mapping[str, str]) -> str:

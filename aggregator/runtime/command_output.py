@@ -1,0 +1,32 @@
+"""The output of a command that is run for a site: a file, and no pipe, with a bound on its size.
+
+A process that the command leaves running keeps a pipe open, and would keep its reader waiting.
+"""
+
+import asyncio
+import os
+from typing import IO
+
+#: Seconds between two checks of the size.
+_LOOK = 0.25
+_MOST_SHOWN = 2000
+
+
+async def wait_for_end(process: asyncio.subprocess.Process, output: IO[bytes], most: int) -> bool:
+    """Wait until the process has ended. False: it goes on, with more than ``most`` bytes."""
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=_LOOK)
+            if not ending.done() and os.fstat(output.fileno()).st_size > most:
+                return False
+    finally:
+        ending.cancel()
+    return True
+
+
+def last_text(output: IO[bytes]) -> str:
+    """The end of the output, for people."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _MOST_SHOWN))
+    return output.read(_MOST_SHOWN).decode(errors="replace").strip()
