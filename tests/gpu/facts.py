@@ -49,12 +49,12 @@ def _ecc(life: str, kind: str) -> Callable[[SmiGpu], object]:
         else ["sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable"]
     )
 
-    def told(smi: SmiGpu) -> object:
+    def count_errors(smi: SmiGpu) -> object:
         counts = [smi.total(f"ecc_errors/{life}/{name}") for name in names]
         known = [count for count in counts if count is not None]
         return sum(known) if known else None
 
-    return told
+    return count_errors
 
 
 def _rows(name: str, **values: object) -> Callable[[SmiGpu], object]:
@@ -75,11 +75,11 @@ def _clocks(smi: SmiGpu) -> object:
 
 
 def _watts(path: str) -> Callable[[SmiGpu], object]:
-    def told(smi: SmiGpu) -> object:
+    def read_watts(smi: SmiGpu) -> object:
         value = smi.number(path)
         return None if value is None else round(value)
 
-    return told
+    return read_watts
 
 
 def _fabric_state(smi: SmiGpu) -> object:

@@ -57,14 +57,14 @@ def watch(pid: int, seconds: float) -> tuple[dict[int, Watched], list[Cost]]:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                _look(process, found, is_first=not costs)
+                _measure(process, found, is_first=not costs)
         costs.append(cost(pid))
         if time.monotonic() >= end:
             return dict(found), costs
         time.sleep(_EVERY)
 
 
-def _look(process: psutil.Process, found: dict[int, Watched], *, is_first: bool) -> None:
+def _measure(process: psutil.Process, found: dict[int, Watched], *, is_first: bool) -> None:
     memory, cpu = process.memory_full_info(), process.cpu_times()
     one = found[process.pid]
     one.cpu[1] = cpu.user + cpu.system

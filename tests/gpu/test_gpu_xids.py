@@ -142,11 +142,11 @@ def test_without_the_kernel_log_nvml_tells_of_the_xid(
         agent.up()
         codes = Faulty(cuda, "invalid-address").codes
 
-        def heard() -> bool:
+        def has_codes() -> bool:
             agent.run_checks("gpu-events")
             return codes <= {each["code"] for each in agent.faults()}
 
-        wait_for(heard, f"{codes} by NVML's events", within=40.0)
+        wait_for(has_codes, f"{codes} by NVML's events", within=40.0)
     finally:
         agent.stop()
 

@@ -52,12 +52,12 @@ def main() -> None:
     calls = os.open(f"{folder}/calls", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     looks = [False]
 
-    def say(call: str) -> None:
+    def report_call(call: str) -> None:
         if looks[0]:
             os.write(calls, f"call {call}\n".encode())
             _copy("/proc/self/smaps_rollup", calls)
 
-    sampler = nvml_worker._sampler_class()(pynvml, say, time.time)
+    sampler = nvml_worker._sampler_class()(pynvml, report_call, time.time)
     if "no-inforom" in chosen:
         sampler._validate_inforom = lambda _handle: 0
     if "no-seldom" in chosen:

@@ -23,12 +23,12 @@ def test_the_replacement_is_in_use() -> None:
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, VirtualTimeLoop])
 def test_a_loop_is_found_while_it_runs_and_not_after_it(make: type[VirtualTimeLoop]) -> None:
-    async def look() -> list[object]:
+    async def find_loops() -> list[object]:
         await asyncio.sleep(0)
         return [asyncio.get_running_loop(), asyncios_own(), events._get_running_loop()]
 
     loop = make()
-    assert loop.run_until_complete(look()) == [loop] * 3
+    assert loop.run_until_complete(find_loops()) == [loop] * 3
     loop.close()
     assert events._get_running_loop() is None
     for look_up in (asyncio.get_running_loop, asyncios_own):
@@ -39,7 +39,7 @@ def test_a_loop_is_found_while_it_runs_and_not_after_it(make: type[VirtualTimeLo
 async def test_another_thread_has_a_loop_of_its_own_or_none() -> None:
     found: list[object] = []
 
-    def look() -> None:
+    def find_loops() -> None:
         found.append(events._get_running_loop())
 
         async def inside() -> None:
@@ -49,7 +49,7 @@ async def test_another_thread_has_a_loop_of_its_own_or_none() -> None:
         asyncio.run(inside())
 
     outside = asyncio.get_running_loop()
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=find_loops)
     thread.start()
     thread.join()
     assert found == [None, True, True]
