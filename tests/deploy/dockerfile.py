@@ -56,17 +56,30 @@ def is_sent(path: str, ignore: Path) -> bool:
     return sent
 
 
-def run_build_stage(dockerfile: Path, *, tree: Path, root: Path) -> Path:
+#: The environments that build others, by the steps that have made them.
+Builders = dict[tuple[Step, ...], Path]
+
+
+def run_build_stage(dockerfile: Path, *, tree: Path, root: Path, builders: Builders) -> Path:
     """Do what the first stage does, with / moved to ``root`` and this Python for the image's.
 
     Only what git doesn't ignore is copied, as from a clean clone. Returns the environment that the
-    final stage copies, still at the place where it was made.
+    final stage copies, still at the place where it was made. Steps that made /opt/build for another
+    image are not run again, as an engine takes their layer from its cache.
     """
+    builder = root / "opt/build"
+    done: list[Step] = []
     source = root / "src"
     source.mkdir(parents=True)
     for step in read(dockerfile):
         if step.stage != 0:
             continue
+        done.append(step)
+        if made := builders.get(tuple(done)):
+            builder.parent.mkdir()
+            builder.symlink_to(made)
+            continue
+        absent = not builder.exists()
         if step.instruction == "COPY":
             for what, where in copied([step]):
                 _copy_from_clone(tree, what, source / where)
@@ -75,6 +88,8 @@ def run_build_stage(dockerfile: Path, *, tree: Path, root: Path) -> Path:
             command = re.sub(r"\bpython (?=-m)", f"{sys.executable} ", command)
             command = command.replace("--no-cache-dir ", "")  # a second run need not download
             _run(command, source)
+        if absent and builder.exists():
+            builders[tuple(done)] = builder
     return root / "opt/sickbay"
 
 

@@ -25,21 +25,29 @@ def _file(program: str) -> Path:
     return DEPLOY / f"Dockerfile.{program}"
 
 
-def _build(program: str, factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def builders() -> dockerfile.Builders:
+    """Both images begin with the same steps, which one of them runs."""
+    return {}
+
+
+def _build(program: str, factory: pytest.TempPathFactory, builders: dockerfile.Builders) -> Path:
     root = factory.mktemp("image") / program
-    return dockerfile.run_build_stage(_file(program), tree=ROOT, root=root)
+    return dockerfile.run_build_stage(_file(program), tree=ROOT, root=root, builders=builders)
 
 
 @pytest.fixture(scope="module")
-def agent_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def agent_image(tmp_path_factory: pytest.TempPathFactory, builders: dockerfile.Builders) -> Path:
     """The environment that the agent's image gets."""
-    return _build("agent", tmp_path_factory)
+    return _build("agent", tmp_path_factory, builders)
 
 
 @pytest.fixture(scope="module")
-def aggregator_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def aggregator_image(
+    tmp_path_factory: pytest.TempPathFactory, builders: dockerfile.Builders
+) -> Path:
     """The environment that the aggregator's image gets."""
-    return _build("aggregator", tmp_path_factory)
+    return _build("aggregator", tmp_path_factory, builders)
 
 
 @pytest.fixture(params=PROGRAMS)
