@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from aggregator.configfile.section import Positive, Section, Strings
 from aggregator.configfile.values import (
@@ -14,6 +14,7 @@ from aggregator.configfile.values import (
     HttpUrl,
     OrdinaryPath,
     filled_with,
+    without_places,
 )
 from aggregator.configfile.yaml_source import Key
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
@@ -24,7 +25,7 @@ class HookWebhook(Section):
     request.
     """
 
-    url: HttpUrl
+    url: Annotated[HttpUrl, AfterValidator(without_places)]
     secret_file: OrdinaryPath
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from aggregator.config.field_path import parse_field_path
 from aggregator.configfile.section import Section
-from aggregator.configfile.values import kind_of, refuse, show
+from aggregator.configfile.values import PLACE, kind_of, refuse, show, wrong_places
 from aggregator.configfile.yaml_source import Key
 
 #: What is filled in, in each text of the template.
@@ -17,8 +17,6 @@ PLACES = (
     *("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason"),
     "gpus",
 )
-#: Text that looks like a placeholder, and is no "${SHELL}", "%{curl}" or "{{template}}".
-PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
 #: A name must have one of these, as the objects of two nodes must not have the same name.
 _DISTINCT = ("{operation}", "{node}", "{node_uid}")
 _NAME_PLACES = ("operation", "repair", "node", "node_uid", "quarantine")
@@ -160,11 +158,8 @@ def _place_errors(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
         for number, inner in enumerate(value):
             yield from _place_errors(inner, (*key, number))
     elif isinstance(value, str):
-        for place in PLACE.finditer(value):
-            if place[1] not in PLACES:
-                near = difflib.get_close_matches(place[1].lower(), PLACES, 1)
-                guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
-                known = ", ".join(f"{{{one}}}" for one in PLACES)
-                yield key, f'no value is filled in for "{place[0]}"{guess}; expected one of {known}'
+        known = ", ".join(f"{{{one}}}" for one in PLACES)
+        for what in wrong_places(value, PLACES):
+            yield key, f"{what}; expected one of {known}"
     elif not isinstance(value, bool | int | float | None):
         yield key, f"{show(value)}; expected a text (in quotes), a number, true or false"

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from aggregator.cluster.node_names import TAINT
 from aggregator.config.drain import HookWebhook
 from aggregator.config.external import (
-    PLACE,
     ExternalSection,
     external_errors,
     template_warnings,
@@ -19,6 +18,7 @@ from aggregator.config.external import (
 from aggregator.config.job import JobSection, job_errors
 from aggregator.configfile.section import Section, Strings
 from aggregator.configfile.values import (
+    PLACE,
     Duration,
     HttpUrl,
     MaybePath,

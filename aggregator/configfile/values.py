@@ -8,7 +8,7 @@ secret.
 import difflib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -273,7 +273,33 @@ def selector(value: object) -> dict[str, str] | None:
 
 
 #: Text that looks like a placeholder, and is no "${SHELL}", "%{curl}" or "{{template}}".
-_PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
+PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
+#: The same with a hyphen or a digit, which no placeholder has: "{node-uid}".
+_WORD = re.compile(r"(?<![$%{])\{([A-Za-z_][A-Za-z0-9_-]*)\}(?!\})")
+#: The same with spaces, as programs of awk have them: a placeholder only where it is near to one.
+_SPACED = re.compile(r"(?<![$%{])\{ *([A-Za-z_][A-Za-z0-9_ -]*?) *\}(?!\})")
+#: How near; 1 is equal.
+_NEAR = 0.8
+
+
+def wrong_places(text: str, names: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the placeholders in a text, where ``{name}`` of each of the names is
+    filled in.
+    """
+    for place in _SPACED.finditer(text):
+        if place[0][1:-1] in names:
+            continue
+        is_word = _WORD.fullmatch(place[0]) is not None
+        asked = re.sub("[ -]", "_", place[1].lower())
+        near = difflib.get_close_matches(asked, names, 1, 0.6 if is_word else _NEAR)
+        if near or is_word:
+            guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
+            yield f'no value is filled in for "{place[0]}"{guess}'
+    for name in names:
+        if re.search(rf"(?<![$%{{])\{{{name}(?![A-Za-z0-9_:,])[^}}]*\Z", text) is not None:
+            yield f'"{{{name}" has no "}}" (did you mean "{{{name}}}"?)'
+        if re.match(rf"[^{{]*(?<![A-Za-z0-9_]){name}\}}", text) is not None:
+            yield f'"{name}}}" has no "{{" (did you mean "{{{name}}}"?)'
 
 
 def filled_with(*names: str) -> AfterValidator:
@@ -284,12 +310,8 @@ def filled_with(*names: str) -> AfterValidator:
 
     def check(command: tuple[str, ...]) -> tuple[str, ...]:
         for word in command:
-            for place in _PLACE.finditer(word):
-                if place[1] not in names:
-                    near = difflib.get_close_matches(place[1].lower(), names, 1)
-                    guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
-                    what = f'no value is filled in for "{place[0]}"{guess}'
-                    raise refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
+            for what in wrong_places(word, names):
+                raise refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
         return command
 
     return AfterValidator(check)
@@ -300,6 +322,17 @@ class Shaped:
     """Checks that a text matches ``pattern`` as a whole; ``expected`` describes it for people."""
 
     pattern: str
+def without_places(url: str) -> str:
+    """A webhook's URL: it is the same for each call, and the values are in the body. Only the
+    placeholder is echoed, as the URL may be secret.
+    """
+    place = re.search(r"\{([A-Za-z_]{1,20})\}", url)
+    if place is not None:
+        what = f'no value is filled in for "{place[0]}" in a webhook\'s URL'
+        raise refuse(what, "one URL for all calls: the body has the node and the other values")
+    return url
+
+
     expected: str
 
     def __call__(self, value: object) -> str:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aggregator.config.external import PLACE, OutcomeSection
+from aggregator.config.external import OutcomeSection
 from aggregator.config.field_path import parse_field_path, read_field
+from aggregator.configfile.values import PLACE
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import RepairOrder
 from aggregator.runtime.text import truncate, visible

@@ -180,6 +180,20 @@ def test_the_nodes_own_agent_is_a_repairer_of_what_agents_can_do(tmp_path: Path)
             'no value is filled in for "{nod}"',
         ),
         (
+            "repair: {repairers: [{kind: reboot, command: [a], cancel: [b, '{node-uid}']}]}\n",
+            'repairers[0].cancel: no value is filled in for "{node-uid}" (did you mean',
+        ),
+        (
+            (
+                "repair:\n  repairers:\n    - kind: reboot\n"
+                "      webhook: {url: 'https://x/{node}/s3cret', secret_file: secret}\n"
+            ),
+            (
+                'repairers[0].webhook.url: no value is filled in for "{node}" in a webhook\'s URL; '
+                "expected one URL for all calls: the body has the node"
+            ),
+        ),
+        (
             (
                 "repair: {repairers: [{kind: replace, "
                 "ipmi: {host: '{node}', user: u, password_file: secret}}]}"
@@ -562,6 +576,10 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
         (
             external(spec='{a: [{b: "{nod}"}]}'),
             'template.spec.a[0].b: no value is filled in for "{nod}" (did you mean "{node}"?)',
+        ),
+        (
+            external(spec='{a: "{node-uid}"}'),
+            'template.spec.a: no value is filled in for "{node-uid}" (did you mean "{node_uid}"?)',
         ),
         (external(spec='{"{node}": x}'), "has a placeholder in the key"),
         (external(spec="{a: 2026-11-25}"), "spec.a: "),
