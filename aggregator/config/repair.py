@@ -25,6 +25,7 @@ from aggregator.configfile.values import (
     OrdinaryPath,
     filled_with,
     refuse,
+    shaped,
 )
 from aggregator.configfile.yaml_source import Key
 from aggregator.policy.repairs import GPU_RESET, REBOOT, REPLACE, TEST, TICKET
@@ -90,10 +91,18 @@ class RedfishSection(Section):
 class IpmiSection(Section):
     """A BMC's IPMI over LAN, by ipmitool."""
 
-    host: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9{][A-Za-z0-9._:{}-]*$")]
+    host: Annotated[
+        str,
+        shaped(
+            r"[A-Za-z0-9{][A-Za-z0-9._:{}-]*",
+            'the name or address of the BMC, such as "{node}-bmc.example"',
+        ),
+    ]
     """Such as {node}-bmc.example; it must not begin with a dash."""
     port: Annotated[int, Field(ge=1, le=65535)] = 623
-    user: Annotated[str, Field(min_length=1, pattern=r"^[^-]")]
+    user: Annotated[
+        str, shaped(r"[^-][\s\S]*", "the name of the BMC's user, which must not begin with a dash")
+    ]
     password_file: OrdinaryPath
     power: Literal["cycle", "reset"] = "cycle"
     program: Annotated[str, Field(min_length=1)] = "ipmitool"

@@ -36,11 +36,7 @@ def refuse(what: str, expected: str) -> PydanticCustomError:
 
 def show(value: object) -> str:
     """A value as it stands in the file, or its kind where it is long or may be secret."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "nothing"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, str) and len(value) <= 60 and "://" not in value:
         return f'"{value}"'
@@ -49,7 +45,10 @@ def show(value: object) -> str:
 
 def kind_of(value: object) -> str:
     """The kind of a value, without its content."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
     names: dict[type, str] = {str: "this text", list: "a list", dict: "a section"}
+    names |= {int: "a number", float: "a number", type(None): "nothing"}
     return names.get(type(value), type(value).__name__)
 
 
@@ -158,14 +157,19 @@ def http_url(value: object) -> str:
     return value
 
 
+def _short(value: object) -> str:
+    """A value that is not secret, or its kind where it is long."""
+    is_short = isinstance(value, str) and len(value) <= _LONGEST_SHOWN
+    return f'"{value}"' if is_short else show(value)
+
+
 def page_url(value: object) -> str:
     """``https://host:port`` (or http) without a path, or empty text. Not a secret."""
     if value == "":
         return ""
     expected = '"https://HOST:PORT", and nothing behind it'
     if not isinstance(value, str) or _PAGE.fullmatch(value) is None:
-        told = f'"{value}"' if isinstance(value, str) and len(value) <= _LONGEST_SHOWN else "this"
-        raise refuse(f"{told} is no URL of a page", expected)
+        raise refuse(f"{_short(value)} is no URL of a page", expected)
     return http_url(value)
 
 
@@ -175,8 +179,7 @@ def documentation_url(value: object) -> str:
         return ""
     expected = '"https://HOST/PATH" of the folder that has docs/, without "?" and "#"'
     if not isinstance(value, str) or _DOCUMENTATION.fullmatch(value) is None:
-        told = f'"{value}"' if isinstance(value, str) and len(value) <= _LONGEST_SHOWN else "this"
-        raise refuse(f"{told} is no address of the documentation", expected)
+        raise refuse(f"{_short(value)} is no address of the documentation", expected)
     return http_url(value)
 
 
@@ -317,11 +320,6 @@ def filled_with(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-@dataclass(frozen=True)
-class Shaped:
-    """Checks that a text matches ``pattern`` as a whole; ``expected`` describes it for people."""
-
-    pattern: str
 def without_places(url: str) -> str:
     """A webhook's URL: it is the same for each call, and the values are in the body. Only the
     placeholder is echoed, as the URL may be secret.
@@ -333,6 +331,11 @@ def without_places(url: str) -> str:
     return url
 
 
+@dataclass(frozen=True)
+class Shaped:
+    """Checks that a text matches ``pattern`` as a whole; ``expected`` describes it for people."""
+
+    pattern: str
     expected: str
 
     def __call__(self, value: object) -> str:

@@ -203,7 +203,7 @@ def validate(document: Document, model: type[M]) -> tuple[M | None, list[ConfigP
     except ValidationError as error:
         return None, problems + [
             document.problem(tuple(details["loc"]), _words(model, details))
-            for details in error.errors(include_url=False)
+            for details in _causes(error)
         ]
 
 
@@ -216,8 +216,17 @@ def read_section(
     except ValidationError as error:
         return None, [
             document.problem((*key, *details["loc"]), _words(kind, details))  # type: ignore[arg-type]
-            for details in error.errors(include_url=False)
+            for details in _causes(error)
         ]
+
+
+def _causes(error: ValidationError) -> list[ErrorDetails]:
+    """All refusals except that of a list as empty, whose entries have been refused one by one."""
+    return [
+        one
+        for one in error.errors(include_url=False)
+        if not (one["type"] == "too_short" and isinstance(one["input"], list) and one["input"])
+    ]
 
 
 def _words(model: SectionType, error: ErrorDetails) -> str:
@@ -227,6 +236,9 @@ def _words(model: SectionType, error: ErrorDetails) -> str:
     if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
         return f"unknown key; expected {_guess(str(key[-1]), keys_at(model, key[:-1]))}"
     if kind in {"literal_error", "enum"}:
+        if isinstance(value, bool) and "'True'" in context["expected"]:  # YAML's own True
+            wanted = str(context["expected"]).replace("'", '"')
+            return f"{show(value)}; expected {wanted}, in quotes"
         wanted = str(context["expected"]).replace("'", "")
         guess = difflib.get_close_matches(str(value), wanted.replace(" or ", ", ").split(", "), 1)
         hint = f' (did you mean "{guess[0]}"?)' if guess else ""
@@ -235,10 +247,14 @@ def _words(model: SectionType, error: ErrorDetails) -> str:
         return "missing; expected this key with a value"
     if kind == "value":
         return error["msg"]
-    if kind == "greater_than_equal" and isinstance(value, str):  # a duration, in seconds by now
-        return f'{show(value)}; expected at least "{context["ge"]:g}s"'
-    if kind == "less_than_equal" and isinstance(value, str) and not value.endswith("%"):
-        return f'{show(value)}; expected at most "{span(context["le"])}"'
+    if kind == "too_short":
+        empty = isinstance(value, str)
+        return f"is empty; expected {'text' if empty else 'at least one entry'}"
+    bound = _BOUNDS.get(kind)
+    if bound is not None and isinstance(value, str):  # a duration, in seconds by now, or a share
+        words, limit = bound[0], context[bound[1]]
+        written = f"{limit:g}%" if value.endswith("%") else span(limit)
+        return f'{show(value)}; expected {words} "{written}"'
     if kind == "model_type" and section_at(model, key) and not keys_at(model, key):
         return f"{show(value)}; expected {{}}, as it has no keys"
     expected = _EXPECTED.get(kind, "{msg}").format(msg=error["msg"], **context)
@@ -247,6 +263,12 @@ def _words(model: SectionType, error: ErrorDetails) -> str:
     return f"{show(value)}; expected {expected}"
 
 
+#: The words of a bound, and its name in pydantic's context.
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+}
 #: The meaning of pydantic's refusals for the author of the file.
 _EXPECTED = {
     "string_type": "text in quotes",
@@ -257,6 +279,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "tuple_type": "a list, such as [a, b]",
     "list_type": "a list, such as [a, b]",
+    "dict_type": "a section: keys, indented, below it",
     "model_type": "a section: keys, indented, below it",
     "dataclass_type": "a section: keys, indented, below it",
     "model_attributes_type": "a section: keys, indented, below it",
@@ -267,6 +290,7 @@ _EXPECTED = {
 
 
 _OTHER_SHAPE = {
+    "dict_type",
     "tuple_type",
     "list_type",
     "model_type",

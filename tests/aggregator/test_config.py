@@ -220,7 +220,55 @@ BAD: list[tuple[str, str]] = [
     ("limits: {clique_label: /a}", 'limits.clique_label: "/a"; expected the key of a label'),
     ("limits: {domain_labels: [a/b, 'r!']}", 'limits.domain_labels[1]: "r!"; expected the key of'),
     ("limits: {domain_labels: ['']}", "limits.domain_labels[0]: "),
-    ("history: {keep: 0s}", 'history.keep: "0s"; expected at least "3600s"'),
+    ("history: {keep: 0s}", 'history.keep: "0s"; expected at least "1h"'),
+    ("limits: {pool_percent: 0%}", 'limits.pool_percent: "0%"; expected more than "0%"'),
+    ("repair: {window: 1ms}", 'repair.window: "1ms"; expected at least "1h"'),
+    (
+        "repair: {idle_nodes: {priority_class: High}}",
+        (
+            'repair.idle_nodes.priority_class: "High"; expected the name of a PriorityClass: small '
+            "letters, digits, '-' and '.'"
+        ),
+    ),
+    (
+        "repair: {repairers: [{kind: reboot, ipmi: {host: -x, user: u, password_file: /p}}]}",
+        'repair.repairers[0].ipmi.host: "-x"; expected the name or address of the BMC, such as',
+    ),
+    (
+        "repair: {repairers: [{kind: reboot, agent: true}]}",
+        "repair.repairers[0].agent: true; expected {}, as it has no keys",
+    ),
+    (
+        "repair: {repairers: [{kind: reboot, agent: {}, timeout: 99d}]}",
+        'repair.repairers[0].timeout: "99d"; expected at most "1d"',
+    ),
+    (
+        "repair: {repairers: [{kind: test, job: {namespace: t, image: a/b:1, profiles: true}}]}",
+        "repair.repairers[0].job.profiles: true; expected a section for each profile",
+    ),
+    ("marks: {taint: {key: ''}}", "marks.taint.key: is empty; expected text"),
+    ("marks: {taint: {effect: Evict}}", 'marks.taint.effect: "Evict" is no effect of a taint; exp'),
+    (
+        "pools: [{name: a, selector: {matchLabels: x}}]",
+        "pools[0].selector.matchLabels: this text; expected a section: keys, indented, below it",
+    ),
+    (
+        "pools: [{name: a, selector: {matchLabels: [x]}}]",
+        "pools[0].selector.matchLabels: a list; expected a section: keys, indented, below it",
+    ),
+    (
+        "conditions: [{type: A, rules: [xid-hardware], unhealthy: True}]",
+        'conditions[0].unhealthy: true; expected "True" or "False", in quotes',
+    ),
+    (
+        "conditions: [{type: A, rules: [], unhealthy: 'True'}]",
+        "conditions[0].rules: is empty; expected at least one entry",
+    ),
+    (  # its entry alone, and not that the list is empty without it
+        "conditions: [{type: A, rules: [5], unhealthy: 'True'}]",
+        "conditions[0].rules[0]: 5; expected text in quotes",
+    ),
+    ("documentation_url: true", "documentation_url: true is no address of the documentation"),
     ("limits: {pool_label: 5}", "limits.pool_label: 5; expected text in quotes"),
     ("limits: {evictions_at_once: 0}", "limits.evictions_at_once: 0; expected at least 1"),
     ("agents: {silent_failing: drain}", 'agents.silent_failing: "drain"'),

@@ -251,7 +251,7 @@ def test_the_hooks_and_the_namespaces_are_built_as_configured(written: Written) 
             "/nowhere/secret can't be read",
         ),
         ("  gangs: some", 3, "expected"),
-        ('  deadline: "1s"', 3, "60"),
+        ('  deadline: "1s"', 3, 'at least "1m"'),
     ],
 )
 def test_a_drain_that_makes_no_sense_is_refused_with_its_line(

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from aggregator.cluster.port import Pod, RepairState
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import Duration, Share
+from aggregator.configfile.values import Duration, Share, shaped
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.drain_plan import work_of
@@ -62,9 +62,13 @@ class IdleNodeRules(SectionDataclass):
     profile: Profile = "quick"
     concurrent: Positive = 2
     concurrent_percent: Share = 5.0
-    priority_class: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] = (
-        "sickbay-idle-test"
-    )
+    priority_class: Annotated[
+        str,
+        shaped(
+            r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+            "the name of a PriorityClass: small letters, digits, '-' and '.'",
+        ),
+    ] = "sickbay-idle-test"
 
     def most(self, nodes: int) -> tuple[int, str, str]:
         """How many may run at once in a fleet of so many nodes, the limit's name, its value."""

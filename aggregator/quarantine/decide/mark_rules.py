@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from aggregator.cluster.node_names import KEPT, TAINT, own_annotations
 from aggregator.cluster.port import AppliedChanges, NodeChange, Taint
 from aggregator.configfile.section import SectionDataclass
-from aggregator.configfile.values import LabelKey, refuse, shaped
+from aggregator.configfile.values import LabelKey, refuse, shaped, show
 
 #: cluster-autoscaler and Karpenter do not remove a node that has theirs at "true".
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
@@ -42,7 +42,7 @@ def _effect(value: object) -> str:
         what = '"NoExecute" has the cluster delete the pods, past disruption budgets and limits'
         raise refuse(what, '"NoSchedule" or "PreferNoSchedule"; mode drain evicts the pods')
     if value not in _EFFECTS:
-        raise refuse("no effect", '"NoSchedule" or "PreferNoSchedule"')
+        raise refuse(f"{show(value)} is no effect of a taint", '"NoSchedule" or "PreferNoSchedule"')
     return str(value)
 
 
