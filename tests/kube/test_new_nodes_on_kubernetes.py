@@ -186,7 +186,8 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         jobs.end(await jobs.pod_on(node), 0)
 
         def held() -> str:
-            site.controller._node_tests._show()
+            tests = site.controller._node_tests
+            tests._display.show(tests._watched, tests._done)
             shown = site.controller._fleet.node_tests.get(node)
             return shown.held if shown is not None else ""
 

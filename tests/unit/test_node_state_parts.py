@@ -51,7 +51,7 @@ PARTS = (
             "reconcile/cluster_events.py",
             "reconcile/ownership.py",
             "reconcile/poller.py",
-            "repair/node_tests.py",
+            "repair/node_test_display.py",
             "state/node.py",
         },
     ),

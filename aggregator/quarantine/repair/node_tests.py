@@ -5,7 +5,6 @@ idle nodes now and then, and nodes in service where a person asks for that.
 import asyncio
 import logging
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 
@@ -26,12 +25,9 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, next_idle_test
 from aggregator.quarantine.decide.new_nodes import (
     condition_of,
-    has_passed,
     is_tainted,
     needs_a_person,
     next_test,
-    why_over,
-    why_untested,
 )
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
@@ -47,6 +43,7 @@ from aggregator.quarantine.decide.repair import REQUEST, RepairMode, test_reques
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
 from aggregator.quarantine.repair.node_test_state import (
     LOOK_BUSY,
@@ -105,7 +102,6 @@ class NodeTests:
         self._settings = settings
         self._rules = settings.rules.new_nodes
         self._registry = node_registry
-        self._fleet = fleet
         self._may_act = may_act
         self._view = view
         self._checks = NodeTestChecks(
@@ -154,6 +150,13 @@ class NodeTests:
         self._evidence = NodeTestEvidence(
             clocks=clocks, node_registry=node_registry, may_act=may_act, say=say
         )
+        self._display = NodeTestDisplay(
+            cluster=cluster,
+            settings=settings,
+            node_registry=node_registry,
+            fleet=fleet,
+            may_act=may_act,
+        )
         self._watched: dict[str, WatchedNode] = {}
         self._list_at = float("-inf")
         #: The uids of Nodes that were listed or read; None before the first list.
@@ -165,8 +168,6 @@ class NodeTests:
         self._tests: dict[str, NodeTest] = {}
         #: Requests that the nodes' list still has, and that a read has shown to be over, by node.
         self._followed: dict[str, str] = {}
-        #: The nodes that are shown as new ones.
-        self._untested: AbstractSet[str] = frozenset()
 
     async def run(self) -> None:
         """For ever."""
@@ -205,7 +206,7 @@ class NodeTests:
         self._start_steps()
         for name, watched in self._watched.items():
             self._evidence.give(name, watched)
-        self._show()
+        self._display.show(self._watched, self._done)
 
     # -- which nodes ------------------------------------------------------------------------
 
@@ -405,7 +406,7 @@ class NodeTests:
         if why and watched.tainted and not watched.problem:  # no read can change that
             watched.held = why
             await self._steps.forget_leftover(name, watched)
-            await self._tell(name, watched)
+            await self._display.write_condition(name, watched)
             return
         listed = self._listed_request(name)
         node = await self._cluster.read_node(name, background=True)
@@ -427,7 +428,7 @@ class NodeTests:
         await self._steps.take_step(name, watched, node, step)
         if step.do is NodeTestStep.ORDER:  # it may have been refused after its reservation
             await self._steps.forget_leftover(name, watched)
-        await self._tell(name, watched)
+        await self._display.write_condition(name, watched)
         if watched.test is not None:
             self._tests[name] = watched.test
         stays = watched.tainted or watched.requested or standing_failure(watched.test)[0]
@@ -483,55 +484,3 @@ class NodeTests:
             idle = self._settings.rules.idle_nodes
             return next_idle_test(test, facts, idle, pause=pause, now=now)
         return next_test(test, facts, self._rules, pause=pause, now=now)
-
-    # -- what others are told ----------------------------------------------------------------
-
-    def _show(self) -> None:
-        """Give the page and the metrics the state of our own nodes."""
-        self._fleet.node_tests = self._done | {
-            name: NodeTestView(
-                watched.test,
-                tainted=watched.tainted,
-                held=watched.problem or watched.failure or watched.held or self._why_over(watched),
-                requested=watched.requested,
-                passed=watched.tainted and has_passed(watched.test, watched.boot_id, self._rules),
-                needs_person=watched.tainted
-                and (
-                    bool(watched.problem)
-                    or needs_a_person(watched.test, watched.boot_id, self._rules)
-                ),
-            )
-            for name, watched in self._watched.items()
-            if self._may_act(name)
-            and (watched.tainted or watched.requested or watched.test is not None)
-        }
-        self._show_untested()
-
-    def _show_untested(self) -> None:
-        """The line about each node of ours that has the startup taint."""
-        lines = {
-            name: why_untested(view.test, view.held, needs_person=view.needs_person)
-            for name, view in self._fleet.node_tests.items()
-            if view.tainted and not view.passed
-        }
-        for name in self._untested | lines.keys():
-            node_state = self._registry.known(name)
-            if node_state is not None:
-                node_state.cluster.set_untested(lines.get(name, ""))
-        self._untested = lines.keys()
-
-    def _why_over(self, watched: WatchedNode) -> str:
-        """Why a person has to go on, before the first look after the test's end has told it."""
-        if not watched.tainted or not needs_a_person(watched.test, watched.boot_id, self._rules):
-            return ""
-        return why_over(watched.test, watched.boot_id, self._rules)
-
-    async def _tell(self, name: str, watched: WatchedNode) -> None:
-        """Bring the Node's condition up to date."""
-        told = condition_of(watched.test, tainted=watched.tainted, rules=self._rules)
-        if told is None or told == watched.said or watched.problem:
-            return
-        if self._settings.rules.mode is not RepairMode.REPAIR:
-            return
-        await self._cluster.write_test_condition(name, node_uid=watched.uid, condition=told)
-        watched.said = told
