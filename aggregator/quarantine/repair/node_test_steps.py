@@ -13,26 +13,16 @@ from dataclasses import replace
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Cluster, Conflict, Node, NodeChange, RepairState
-from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, in_use, refused, why_refused
-from aggregator.quarantine.decide.new_nodes import (
-    NewNodeRules,
-    how_to_take,
-    needs_a_person,
-    why_over,
-    without_taint,
-)
+from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.node_tests import (
-    BY_HAND,
     IDLE,
-    NEW_NODE,
     NextTest,
     NodeTest,
     NodeTestStep,
-    as_details,
     ended,
     running_of,
     write_test,
@@ -40,13 +30,9 @@ from aggregator.quarantine.decide.node_tests import (
 from aggregator.quarantine.decide.own_pods import without_tests
 from aggregator.quarantine.decide.repair import RepairMode, followed_change
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
+from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
 from aggregator.quarantine.repair.node_test_state import LOOK_BUSY, WatchedNode, parse_test
-from aggregator.quarantine.repair.protocol import (
-    AnswerState,
-    RepairAnswer,
-    RepairOrder,
-    RepairSettings,
-)
+from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -63,11 +49,6 @@ _ANSWERS: Mapping[AnswerState, RepairState] = {
     AnswerState.FAILED: RepairState.FAILED,
     AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
 }
-_IN_WORDS: Mapping[RepairState, str] = {
-    RepairState.SUCCEEDED: "passed",
-    RepairState.FAILED: "failed",
-    RepairState.CANCELLED: "was ended",
-}
 
 
 class NodeTestSteps:
@@ -83,7 +64,7 @@ class NodeTestSteps:
         rules: NewNodeRules,
         node_registry: NodeRegistry,
         fleet: FleetState,
-        event_sink: EventSink,
+        events: NodeTestEvents,
         checks: NodeTestChecks,
     ) -> None:
         self._cluster = cluster
@@ -93,24 +74,15 @@ class NodeTestSteps:
         self._rules = rules
         self._registry = node_registry
         self._fleet = fleet
-        self._event_sink = event_sink
+        self._events = events
         self._checks = checks
         #: How tests end whose leftovers are being removed: afterwards no object tells it.
         self._ends: dict[str, tuple[RepairState, str]] = {}
-        self._details: dict[str, Mapping[str, str]] = {}
-        #: The Nodes whose test mode observe has reported, by uid.
-        self._observed: set[str] = set()
-        #: Whether mode observe has reported that idle nodes would be tested.
-        self.idle_told = False
-
-    def keep_observed(self, uids: AbstractSet[str]) -> None:
-        """Forget the Nodes that are gone."""
-        self._observed &= uids
 
     def keep_operations(self, operations: AbstractSet[str]) -> None:
         """Forget the tests that are under way no more."""
         self._ends = {key: one for key, one in self._ends.items() if key in operations}
-        self._details = {key: one for key, one in self._details.items() if key in operations}
+        self._events.keep_operations(operations)
 
     async def take_step(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         test = watched.test
@@ -122,7 +94,7 @@ class NodeTestSteps:
                 await begin(name, watched, node, step)
             case NodeTestStep.ORDER if self._settings.rules.mode is RepairMode.OBSERVE:
                 watched.held = "repair.mode is observe: no test begins"
-                self._observe(name, node)
+                self._events.emit_suppressed(name, node.uid)
             case NodeTestStep.ORDER:
                 await self._begin(name, watched, node, step)
             case NodeTestStep.SEND if test is not None:
@@ -173,17 +145,6 @@ class NodeTestSteps:
 
     # -- a test begins ----------------------------------------------------------------------
 
-    def _observe(self, name: str, node: Node) -> None:
-        if node.uid in self._observed:
-            return
-        self._observed.add(node.uid)
-        rules = self._rules
-        text = (
-            f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
-            "be removed when it passes (repair.mode is observe)"
-        )
-        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
-
     async def _begin_by_hand(
         self, name: str, watched: WatchedNode, node: Node, step: NextTest
     ) -> None:
@@ -205,10 +166,7 @@ class NodeTestSteps:
         change |= followed_change(node.annotations, (test.request,))
         await self._cluster.patch_node(node, NodeChange(annotations=change))
         watched.test, watched.requested = test, ""
-        self._fleet.stages.note_test(BY_HAND, test.state.value)
-        details = {**as_details(test), "outcome": test.state.value}
-        text = f"test {test.profile} of the {_kind(test)} is {test.message}"
-        self._emit(name, EventKind.REPAIR_ENDED, text, details)
+        self._events.emit_refused(name, test)
 
     async def _begin_idle(
         self, name: str, watched: WatchedNode, node: Node, step: NextTest
@@ -221,13 +179,8 @@ class NodeTestSteps:
             watched.held = why
         elif self._settings.rules.mode is not RepairMode.OBSERVE:
             await self._begin(name, watched, node, step)
-        elif not self.idle_told:
-            self.idle_told = True
-            text = (
-                f"{TEST} {step.test.profile} of the idle node would be ordered, and of other idle "
-                "nodes too, of which nothing more is told (repair.mode is observe)"
-            )
-            self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
+        else:
+            self._events.emit_idle_suppressed(name, step.test.profile)
 
     async def _begin(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         """Reserve the test, make it durable, and send the order."""
@@ -252,8 +205,7 @@ class NodeTestSteps:
             node, NodeChange(annotations=change), guard=self._checks.beginning_guard(node)
         )
         watched.test, watched.requested = test, ""
-        text = f"test {test.profile} of the {_kind(test)} is ordered: {step.because}"
-        self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
+        self._events.emit_ordered(name, test, step.because)
         if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
             await self._send(name, watched, test, first=True)
 
@@ -301,7 +253,7 @@ class NodeTestSteps:
         self._checks.require_place(name)
         watched.look_at = self._clocks.now() + LOOK_BUSY
         answer = await entry.repairer.order(self._order(name, watched.uid, test))
-        self._keep_details(test, answer)
+        self._events.keep_details(test, answer)
         if answer.state in _ANSWERS:
             await self._end(name, watched, test, _ANSWERS[answer.state], answer.text)
         elif answer.state is AnswerState.TAKEN:
@@ -323,7 +275,7 @@ class NodeTestSteps:
             node_uid=uid,
             boot_id=test.boot_id,
             quarantine="",
-            reason=f"the {_kind(test)}" if test.reason else new,
+            reason=f"the {node_kind(test)}" if test.reason else new,
             lasts=max(1.0, test.deadline_at - self._clocks.latest()),
             profile=test.profile,
             tolerates="" if test.reason else self._rules.taint,
@@ -343,7 +295,7 @@ class NodeTestSteps:
         if entry is None or test.state is not RepairState.ORDERED:
             return False
         answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test))
-        self._keep_details(test, answer)
+        self._events.keep_details(test, answer)
         if answer.state not in _ANSWERS:
             late = self._clocks.earliest() >= test.began_at + _BEGINS_WITHIN
             if test.reason == IDLE and answer.text and late:  # its pod waits behind work
@@ -408,13 +360,12 @@ class NodeTestSteps:
             return
         written = await self._write_end(name, watched, test, state, text)
         del self._ends[test.operation]
-        details = self._details.pop(test.operation, {})
         if entry is not None and entry.clean_up is not None and verdict:
             await entry.clean_up(order)  # what stays is deleted by the cluster: job_manifest.py
         if entry is not None and entry.note_end is not None:
             entry.note_end(name, test.operation)
         if written is not None:
-            self._tell_end(name, watched, written, details)
+            self._events.emit_end(name, watched, written)
         await self._record_writer.end_test(name, test.operation)
 
     async def _write_end(
@@ -459,52 +410,6 @@ class NodeTestSteps:
                 watched.take_read(node, self._rules.taint, self._settings.domain_labels)
                 return written
         raise AssertionError("unreachable")
-
-    # -- what others are told ----------------------------------------------------------------
-
-    def _tell_end(
-        self,
-        name: str,
-        watched: WatchedNode,
-        test: NodeTest,
-        details: Mapping[str, str],
-    ) -> None:
-        passed, rules = test.state is RepairState.SUCCEEDED, self._rules
-        reason = BY_HAND if test.request else test.reason or NEW_NODE
-        self._fleet.stages.note_test(reason, test.state.value)
-        told = f": {test.message}" if test.message else ""
-        words = _IN_WORDS.get(test.state, "gave no verdict about it")
-        opened = passed and rules.remove_taint and not test.reason
-        removed = f"; the taint {rules.taint} is removed" if opened else ""
-        self._emit(
-            name,
-            EventKind.REPAIR_ENDED,
-            f"test {test.profile} of the {_kind(test)} {words}{told}{removed}",
-            {**details, **as_details(test), "outcome": test.state.value},
-        )
-        if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
-            why = why_over(test, watched.boot_id, rules)
-            text = (
-                f"the new node keeps its taint {rules.taint}: {why}. Repair it and reboot it, or "
-                f"test it again: sickbay test {name}. To take it as it is: "
-                f"{how_to_take(name, rules)}"
-            )
-            self._emit(name, EventKind.NEW_NODE_HELD, text, as_details(test))
-
-    def _keep_details(self, test: NodeTest, answer: RepairAnswer) -> None:
-        if answer.details:
-            self._details[test.operation] = answer.details
-
-    def _emit(self, name: str, kind: EventKind, text: str, details: Mapping[str, str]) -> None:
-        self._event_sink.record_event(
-            Transition(self._clocks.wall(), kind, name, text, details=details)
-        )
-
-
-def _kind(test: NodeTest) -> str:
-    if test.reason != IDLE:
-        return "new node"
-    return "node in service" if test.request else "idle node"
 
 
 def _require_same(node: Node, test: NodeTest) -> None:

@@ -44,6 +44,7 @@ from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
+from aggregator.quarantine.repair.node_test_events import NodeTestEvents
 from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
 from aggregator.quarantine.repair.node_test_state import (
     LOOK_BUSY,
@@ -113,6 +114,9 @@ class NodeTests:
             node_registry=node_registry,
             may_act=may_act,
         )
+        self._events = NodeTestEvents(
+            clocks=clocks, event_sink=event_sink, fleet=fleet, rules=self._rules
+        )
         steps_by = partial(
             NodeTestSteps,
             cluster=cluster,
@@ -121,7 +125,7 @@ class NodeTests:
             settings=settings,
             node_registry=node_registry,
             fleet=fleet,
-            event_sink=event_sink,
+            events=self._events,
             checks=self._checks,
         )
         self._steps = steps_by(rules=self._rules)
@@ -227,7 +231,7 @@ class NodeTests:
             self._watched[name] = WatchedNode("", tainted=False)
         for name in self._watched.keys() - {one.node for one in found} - reserved:
             self._drop(name)
-        self._steps.keep_observed(self._seen)
+        self._events.keep_observed(self._seen)
         self._idle_choice.forget_old()
         parsed = {one.node: parse_test(one.annotations, one.uid)[0] for one in found}
         self._tests = {name: test for name, test in parsed.items() if test is not None}
@@ -320,7 +324,7 @@ class NodeTests:
         for name, one in self._watched.items():
             if one.chosen and one.step is None and not self._may_act(name):
                 one.chosen = False
-        told = self._settings.rules.mode is RepairMode.OBSERVE and self._steps.idle_told
+        told = self._settings.rules.mode is RepairMode.OBSERVE and self._events.idle_told
         if self._seen is None or told or self._record_writer.switch.reason:
             return
         for due in await self._idle_choice.choose_due(idle, self._watched, self._tests):

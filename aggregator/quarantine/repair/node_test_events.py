@@ -1,0 +1,126 @@
+"""The events about the tests of new and idle nodes, and what mode observe would have done."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import RepairState
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.policy.repairs import TEST
+from aggregator.quarantine.decide.new_nodes import (
+    NewNodeRules,
+    how_to_take,
+    needs_a_person,
+    why_over,
+)
+from aggregator.quarantine.decide.node_tests import BY_HAND, IDLE, NEW_NODE, NodeTest, as_details
+from aggregator.quarantine.repair.node_test_state import WatchedNode
+from aggregator.quarantine.repair.protocol import RepairAnswer
+from aggregator.quarantine.state.fleet import FleetState
+
+_IN_WORDS: Mapping[RepairState, str] = {
+    RepairState.SUCCEEDED: "passed",
+    RepairState.FAILED: "failed",
+    RepairState.CANCELLED: "was ended",
+}
+
+
+class NodeTestEvents:
+    """Counts the tests that have ended, too, and remembers what repairers have told of each."""
+
+    def __init__(
+        self, *, clocks: Clocks, event_sink: EventSink, fleet: FleetState, rules: NewNodeRules
+    ) -> None:
+        self._clocks = clocks
+        self._event_sink = event_sink
+        self._fleet = fleet
+        self._rules = rules
+        #: What the repairer has told beside the text, by operation, for the event of its end.
+        self._details: dict[str, Mapping[str, str]] = {}
+        #: The Nodes whose test mode observe has reported, by uid.
+        self._observed: set[str] = set()
+        #: Whether mode observe has reported that idle nodes would be tested.
+        self.idle_told = False
+
+    def keep_observed(self, uids: AbstractSet[str]) -> None:
+        """Forget the Nodes that are gone."""
+        self._observed &= uids
+
+    def keep_operations(self, operations: AbstractSet[str]) -> None:
+        """Forget the tests that are under way no more."""
+        self._details = {key: one for key, one in self._details.items() if key in operations}
+
+    def keep_details(self, test: NodeTest, answer: RepairAnswer) -> None:
+        if answer.details:
+            self._details[test.operation] = answer.details
+
+    def emit_suppressed(self, name: str, uid: str) -> None:
+        """Mode observe orders no test of this new node: say so once."""
+        if uid in self._observed:
+            return
+        self._observed.add(uid)
+        rules = self._rules
+        text = (
+            f"{TEST} {rules.profile} of the new node would be ordered, and its taint {rules.taint} "
+            "be removed when it passes (repair.mode is observe)"
+        )
+        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": NEW_NODE})
+
+    def emit_idle_suppressed(self, name: str, profile: str) -> None:
+        """Mode observe orders no test of idle nodes: say so of the first alone."""
+        if self.idle_told:
+            return
+        self.idle_told = True
+        text = (
+            f"{TEST} {profile} of the idle node would be ordered, and of other idle "
+            "nodes too, of which nothing more is told (repair.mode is observe)"
+        )
+        self._emit(name, EventKind.REPAIR_SUPPRESSED, text, {"repair": TEST, "reason": IDLE})
+
+    def emit_refused(self, name: str, test: NodeTest) -> None:
+        """A person's request was refused, so that its test has ended before it began."""
+        self._fleet.stages.note_test(BY_HAND, test.state.value)
+        details = {**as_details(test), "outcome": test.state.value}
+        text = f"test {test.profile} of the {node_kind(test)} is {test.message}"
+        self._emit(name, EventKind.REPAIR_ENDED, text, details)
+
+    def emit_ordered(self, name: str, test: NodeTest, why: str) -> None:
+        text = f"test {test.profile} of the {node_kind(test)} is ordered: {why}"
+        self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
+
+    def emit_end(self, name: str, watched: WatchedNode, test: NodeTest) -> None:
+        """The end is durable, with the removal of the taint."""
+        passed, rules = test.state is RepairState.SUCCEEDED, self._rules
+        reason = BY_HAND if test.request else test.reason or NEW_NODE
+        self._fleet.stages.note_test(reason, test.state.value)
+        told = f": {test.message}" if test.message else ""
+        words = _IN_WORDS.get(test.state, "gave no verdict about it")
+        opened = passed and rules.remove_taint and not test.reason
+        removed = f"; the taint {rules.taint} is removed" if opened else ""
+        details = self._details.pop(test.operation, {})
+        self._emit(
+            name,
+            EventKind.REPAIR_ENDED,
+            f"test {test.profile} of the {node_kind(test)} {words}{told}{removed}",
+            {**details, **as_details(test), "outcome": test.state.value},
+        )
+        if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
+            why = why_over(test, watched.boot_id, rules)
+            text = (
+                f"the new node keeps its taint {rules.taint}: {why}. Repair it and reboot it, or "
+                f"test it again: sickbay test {name}. To take it as it is: "
+                f"{how_to_take(name, rules)}"
+            )
+            self._emit(name, EventKind.NEW_NODE_HELD, text, as_details(test))
+
+    def _emit(self, name: str, kind: EventKind, text: str, details: Mapping[str, str]) -> None:
+        self._event_sink.record_event(
+            Transition(self._clocks.wall(), kind, name, text, details=details)
+        )
+
+
+def node_kind(test: NodeTest) -> str:
+    """The words for the node that the test is of."""
+    if test.reason != IDLE:
+        return "new node"
+    return "node in service" if test.request else "idle node"
