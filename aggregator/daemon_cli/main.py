@@ -69,6 +69,8 @@ def _run(options: argparse.Namespace) -> int:
         with grpc_env.grpc_environment(os.environ):
             import grpc  # noqa: F401 - before anything else imports it
 
+        import asyncio
+
         from aggregator import app
         from aggregator.cluster.kubernetes.credentials import CredentialSources
         from aggregator.cluster.port import ClusterTooOld, Refused
@@ -77,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         from aggregator.ingest.os_limits import ListenError
         from aggregator.ingest.tls import TlsError
         from aggregator.replicas.identity import ReplicaIdentityError
-        from aggregator.runtime import event_loop, gc_tuning, logs
+        from aggregator.runtime import gc_tuning, logs
         from aggregator.web.replica_client import TrustError
         from aggregator.web.server import WebListenError
 
@@ -91,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
     gc_tuning.raise_thresholds()
     try:
         with exclusive_lock(config):
-            event_loop.run(app.run(config))
+            asyncio.run(app.run(config))
     except (
         AccessSetupError,
         ListenError,
