@@ -91,6 +91,7 @@ async def test_a_test_under_way_is_cancelled_when_repairs_are_turned_off(kind: s
     assert last["ended_at"] >= last["began_at"]
     assert site.program.cancelled == site.program.operations == [last["operation"]]
     assert site.program.ended == [last["operation"]]
+    assert (site.program.cancelled_reason == "a new node") is (kind == "new")
     assert parse_record(site.world.record.text).node_tests == {}
     assert site.taints() == taints
     assert site.kinds()[-1] == "repair.ended"

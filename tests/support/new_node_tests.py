@@ -44,6 +44,8 @@ class TestProgram:
     answer: RepairAnswer = GOING
     orders: list[RepairOrder] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    #: Why the last test that was cancelled had been ordered.
+    cancelled_reason: str = ""
     ended: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     #: Called when a process asks for a verdict, before it has its answer.
@@ -128,6 +130,7 @@ class ProgramRepairer:
     async def cancel(self, order: RepairOrder) -> bool:
         def effect() -> bool:
             self._program.cancelled.append(order.operation)
+            self._program.cancelled_reason = order.reason
             return False
 
         return await self._cluster._call("cancel", effect)

@@ -267,7 +267,8 @@ class NodeTestSteps:
 
     def _order(self, name: str, uid: str, test: NodeTest) -> RepairOrder:
         in_service = self._settings.rules.in_service if test.reason == IDLE else None
-        new = f"a new node (taint {self._rules.taint})"
+        taint = self._rules.taint
+        new = f"a new node (taint {taint})" if taint else "a new node"
         return RepairOrder(
             operation=test.operation,
             repair=TEST,
