@@ -54,6 +54,7 @@ def repair_settings(
                 withdraw=agent.withdraw,
                 note_end=agent.note_end,
                 pauses_operands=section.pause_gpu_operator,
+                by_agent=True,
             )
             continue
         repairer = _repairer(section, wall)

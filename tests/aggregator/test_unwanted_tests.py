@@ -54,7 +54,16 @@ class WithJob(IdleNodes):
         found = super().repair(cluster)
         if self.job is None:
             return found
-        entry = replace(found.repairers["test"], clean_up=self.job.clean_up)
+        entry = replace(found.repairers["test"], clean_up=self.job.clean_up, by_agent=False)
+        return replace(found, repairers={"test": entry})
+
+
+class WithoutAgent(NewNodes):
+    """Nodes whose tests are a site's command or endpoint, which tell no end after `cancel`."""
+
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
+        found = super().repair(cluster)
+        entry = replace(found.repairers["test"], by_agent=False)
         return replace(found, repairers={"test": entry})
 
 
@@ -207,6 +216,79 @@ async def test_an_agent_that_never_comes_back_is_awaited_until_the_deadline_of_t
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
     assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("kind", ["idle", "new"])
+@in_virtual_time
+async def test_a_test_whose_agent_does_not_confirm_its_end_stays_ordered_and_is_asked_again(
+    kind: str,
+) -> None:
+    site = site_with_a_test(kind)
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms = False
+    await turned_off(site)
+    await later(TIMEOUT / 2)
+    assert site.last_test()["state"] == "Ordered"
+    assert "n1" in parse_record(site.world.record.text).node_tests
+    assert "has not confirmed the end" in site.replica.fleet.node_tests["n1"].held
+    assert 3 <= len(site.program.cancelled) <= 6
+    site.program.confirms = True
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=TIMEOUT / 2)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_end_that_is_never_confirmed_is_awaited_until_the_deadline_of_the_test() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    deadline, site.program.confirms = site.last_test()["deadline_at"], False
+    await turned_off(site)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=2 * TIMEOUT)
+    assert site.last_test()["ended_at"] >= deadline
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_that_has_ended_before_it_is_cancelled_is_not_awaited() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.verdicts, site.program.confirms = [PASSED], False
+    await turned_off(site)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_test_of_an_earlier_boot_has_ended_without_the_word_of_its_agent() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms = False
+    await site.replica.stop()
+    site.names = ()
+    site.mode, site.rules = RepairMode.OFF, {}
+    node = site.world.nodes["n1"]
+    site.world.set_node(replace(node, boot_id="another"))
+    site.start()
+    await site.settles(lambda: site.last_test()["state"] == "Inconclusive", within=60.0)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_for() -> None:
+    site = WithoutAgent(verdicts=(GOING,))
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.confirms = False
+    site.names = ()
+    await turned_off(site)
+    await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     await site.replica.stop()
 
 

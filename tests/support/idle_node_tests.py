@@ -109,6 +109,7 @@ class IdleNodes(NewNodes):
             note_end=one.note_end,
             profiles=self.profiles,
             gives_way=self.gives_way,
+            by_agent=True,
         )
         return RepairSettings(rules, {"test": entry}, (RACK,))
 

@@ -44,6 +44,8 @@ class TestProgram:
     answer: RepairAnswer = GOING
     orders: list[RepairOrder] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    #: Whether a cancelled test is told to have ended.
+    confirms: bool = True
     #: Why the last test that was cancelled had been ordered.
     cancelled_reason: str = ""
     ended: list[str] = field(default_factory=list)
@@ -131,7 +133,7 @@ class ProgramRepairer:
         def effect() -> bool:
             self._program.cancelled.append(order.operation)
             self._program.cancelled_reason = order.reason
-            return False
+            return self._program.confirms
 
         return await self._cluster._call("cancel", effect)
 
@@ -172,7 +174,7 @@ class NewNodes:
         one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
         rules = RepairRules(mode=self.mode, test_pause=60.0, new_nodes=NewNodeRules(**self.rules))
         return RepairSettings(
-            rules, {"test": ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end)}
+            rules, {"test": ConfiguredRepairer(one, TIMEOUT, note_end=one.note_end, by_agent=True)}
         )
 
     def report(self, name: str, *evidence: Any) -> None:

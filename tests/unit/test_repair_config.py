@@ -640,6 +640,7 @@ def test_a_job_runs_the_tests_of_its_profiles(tmp_path: Path) -> None:
     assert one.repairer.sends_twice
     assert one.clean_up is not None
     assert one.missing_rights is not None
+    assert not one.by_agent
     assert made.test_namespace == "tests"
     [section] = found.repairers
     assert section.job is not None
@@ -728,6 +729,7 @@ def test_new_nodes_are_tested_by_the_repairer_of_tests(tmp_path: Path) -> None:
     made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, agents=AgentOrders())
     assert (made.rules.new_nodes.attempts, made.rules.new_nodes.concurrent) == (3, 4)
     assert made.rules.new_nodes.remove_taint
+    assert made.repairers["test"].by_agent
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class WatchedNode:
     ``failure``: the cluster's answer to the last step, where it refused that. ``said``: the
     condition as it was last seen or written. ``chosen``: an idle node whose test is due.
     ``requested``: the id of a person's request that no test answers yet. ``domains``: its failure
-    domains.
+    domains. ``tries``: how often in a row the end of its test was tried in vain.
     """
 
     uid: str
@@ -36,6 +36,7 @@ class WatchedNode:
     chosen: bool = False
     requested: str = ""
     domains: tuple[str, ...] = ()
+    tries: int = 0
     look_at: float = float("-inf")
     step: asyncio.Task[None] | None = None
 

@@ -116,6 +116,23 @@ class NodeTestSteps:
         """The rules that bound tests of its kind."""
         return self._settings.rules.in_service if test.reason == IDLE else self._rules
 
+    async def ask_to_end(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> bool:
+        """Whether the test has ended, as its agent tells; the agent is asked to end it.
+
+        Without that answer the test may go on, and keeps its reservation.
+        """
+        entry = self._settings.repairers.get(TEST)
+        if entry is None or test.operation in self._ends:
+            return True
+        await self._record_writer.restore_test(self._running_of(name, watched, test))
+        order = self._order(name, watched.uid, test)
+        is_over = await entry.repairer.cancel(order)
+        if not is_over:  # a test that has ended before can't be taken back either
+            is_over = (await entry.repairer.read_outcome(order)).state in _ANSWERS
+        if is_over:
+            self._ends[test.operation] = RepairState.CANCELLED, why
+        return is_over
+
     async def forget_leftover(self, name: str, watched: WatchedNode) -> None:
         """Take out a reservation whose test has ended, or was never begun."""
         known, test = self._record_writer.record.node_tests.get(name), watched.test

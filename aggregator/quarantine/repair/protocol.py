@@ -105,7 +105,9 @@ class ConfiguredRepairer:
     ``note_end`` is called with node and operation once the end of an attempt is durable: no more is
     asked about it. ``pod_namespace``: that of the pods that its orders have on the node; empty:
     none. ``profiles``: those that a test can have, or None where they are not known here.
-    ``gives_way``: work preempts its tests, so that a node in service can be tested.
+    ``gives_way``: work preempts its tests, so that a node in service can be tested. ``by_agent``:
+    the node's agent carries its orders out and tells their end, so that an order that is taken back
+    without an answer may go on. Other orders end by ``clean_up``, or tell no end after `cancel`.
     """
 
     repairer: Repairer
@@ -119,6 +121,7 @@ class ConfiguredRepairer:
     pauses_operands: bool = False
     profiles: frozenset[str] | None = None
     gives_way: bool = False
+    by_agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

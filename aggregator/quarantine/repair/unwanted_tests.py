@@ -15,7 +15,12 @@ from aggregator.cluster.port import Cluster, ClusterError, Conflict, NodeMeta
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, condition_of
-from aggregator.quarantine.decide.node_tests import NextTest, NodeTestStep, is_ended_by
+from aggregator.quarantine.decide.node_tests import (
+    NextTest,
+    NodeTest,
+    NodeTestStep,
+    is_ended_by,
+)
 from aggregator.quarantine.repair.node_test_state import (
     LOOK_BUSY,
     LOOK_EVERY,
@@ -26,11 +31,14 @@ from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
 #: The nodes are looked through so often (seconds).
 EVERY = 3.0
+#: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
+_BACKOFF = Backoff(first=LOOK_EVERY, most=300.0)
 #: Why a test is ended, where ``repair.mode`` is off.
 REPAIRS_OFF = "repairs are off (repair.mode: off)"
 #: The same where no repairer and no section of the configuration is about tests of nodes any more.
@@ -133,9 +141,16 @@ class UnwantedTests:
         watched.take_read(node, "", self._settings.domain_labels)
         test = watched.test
         if test is not None and test.is_busy:
-            watched.held = self._why_awaited(name, test.deadline_at)
+            watched.held = self._why_awaited(name, watched, test)
             if watched.held:
+                watched.tries = 0  # a new stream of the agent is asked at once
                 return
+            if self._ends_by_agent(watched, test):
+                if not await self._steps.ask_to_end(name, watched, test, self._why):
+                    watched.held = f"{self._why}; its agent has not confirmed the end of the test"
+                    self._try_later(watched)
+                    return
+                watched.tries = 0
             stop = NextTest(NodeTestStep.STOP, self._why)
             await self._steps.take_step(name, watched, node, stop)
             test = watched.test
@@ -149,10 +164,24 @@ class UnwantedTests:
         if test is not None:
             self._done[name] = NodeTestView(test, tainted=False)
 
-    def _why_awaited(self, name: str, deadline: float) -> str:
-        """Only a connected agent can be asked to end its test; after the deadline it has ended."""
-        entry, node_state = self._settings.repairers.get(TEST), self._registry.known(name)
-        if entry is None or entry.clean_up is not None or self._clocks.earliest() >= deadline:
+    def _try_later(self, watched: WatchedNode) -> None:
+        """Look at the node again after a pause that grows with each try in vain."""
+        watched.tries += 1
+        watched.look_at = self._clocks.now() + _BACKOFF.longest(watched.tries)
+
+    def _ends_by_agent(self, watched: WatchedNode, test: NodeTest) -> bool:
+        """Whether its agent alone can end the test: not beyond its deadline or a boot of the node,
+        which it does not survive.
+        """
+        entry = self._settings.repairers.get(TEST)
+        if entry is None or not entry.by_agent or not test.is_of_boot(watched.boot_id):
+            return False
+        return self._clocks.earliest() < test.deadline_at
+
+    def _why_awaited(self, name: str, watched: WatchedNode, test: NodeTest) -> str:
+        """Only a connected agent can be asked to end its test."""
+        node_state = self._registry.known(name)
+        if not self._ends_by_agent(watched, test):
             return ""
         fresh = node_state is not None and node_state.agent.is_fresh
         return "" if fresh else f"{self._why}; its agent is awaited, which is to end the test"
