@@ -293,6 +293,24 @@ async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_fo
 
 
 @in_virtual_time
+async def test_a_refusal_of_the_cluster_is_shown_until_it_is_over() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    cluster = MemoryCluster(site.world)
+    refused = Unreachable("the API server is away")
+    cluster._fails = lambda name: refused if name == "read_node" else None
+    site.program.confirms = False
+    await turned_off(site, cluster)
+    await later(30.0)
+    assert site.replica.fleet.node_tests["n1"].held == "the API server is away"
+    cluster._fails = lambda _: None
+    await later(60.0)
+    assert "has not confirmed the end" in site.replica.fleet.node_tests["n1"].held
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written() -> None:
     site = site_with_a_test("idle")
     site.program.verdicts = [RepairAnswer(AnswerState.FAILED, "too slow")]

@@ -130,6 +130,8 @@ class UnwantedTests:
                     "the test of a node can't be ended now, and is tried again",
                     extra={"event": "node.test_not_ended", "node": name, "error": str(error)},
                 )
+        else:
+            watched.failure = ""
 
     async def _look_at(self, name: str, watched: WatchedNode) -> None:
         node = await self._cluster.read_node(name, background=True)
