@@ -311,6 +311,26 @@ async def test_a_refusal_of_the_cluster_is_shown_until_it_is_over() -> None:
 
 
 @in_virtual_time
+async def test_a_condition_that_can_not_be_written_is_tried_with_growing_pauses_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.condition() == ("Unknown", "TestUnderWay"))
+    cluster = MemoryCluster(site.world)
+    refused = Unreachable("nodes/status is forbidden")
+    cluster._fails = lambda name: refused if name == "write_test_condition" else None
+    await turned_off(site, cluster)
+    await later(HOUR)
+    assert 10 <= cluster.asked["read_node"] <= 25
+    told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_not_ended"]
+    assert len(told) == 1
+    cluster._fails = lambda _: None
+    await site.settles(lambda: site.condition() == ("Unknown", "NoVerdict"), within=400.0)
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_with_repairs_off_and_no_test_under_way_no_node_is_read_or_written() -> None:
     site = site_with_a_test("idle")
     site.program.verdicts = [RepairAnswer(AnswerState.FAILED, "too slow")]

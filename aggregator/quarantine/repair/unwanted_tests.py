@@ -123,15 +123,19 @@ class UnwantedTests:
         except Conflict:  # the kubelet writes its node too: the next look decides anew
             watched.look_at = self._clocks.now() + LOOK_BUSY
         except ClusterError as error:
-            watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
-            if str(error) != watched.failure:
-                watched.failure = str(error)
-                log.warning(
-                    "the test of a node can't be ended now, and is tried again",
-                    extra={"event": "node.test_not_ended", "node": name, "error": str(error)},
-                )
+            self._try_later(watched, error.retry_after or 0.0)
+            self._note_failure(name, watched, str(error))
         else:
             watched.failure = ""
+
+    def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
+        """The log has it once, and not at each look."""
+        if error != watched.failure:
+            watched.failure = error
+            log.warning(
+                "the test of a node can't be ended now, and is tried again",
+                extra={"event": "node.test_not_ended", "node": name, "error": error},
+            )
 
     async def _look_at(self, name: str, watched: WatchedNode) -> None:
         node = await self._cluster.read_node(name, background=True)
@@ -157,6 +161,7 @@ class UnwantedTests:
             await self._steps.take_step(name, watched, node, stop)
             test = watched.test
             if test is not None and test.is_busy:  # its pod has not ended
+                watched.tries = 0
                 return
         await self._steps.forget_leftover(name, watched)
         told = condition_of(test, tainted=False, rules=self._rules)
@@ -166,10 +171,11 @@ class UnwantedTests:
         if test is not None:
             self._done[name] = NodeTestView(test, tainted=False)
 
-    def _try_later(self, watched: WatchedNode) -> None:
+    def _try_later(self, watched: WatchedNode, at_least: float = 0.0) -> None:
         """Look at the node again after a pause that grows with each try in vain."""
         watched.tries += 1
-        watched.look_at = self._clocks.now() + _BACKOFF.longest(watched.tries)
+        pause = max(_BACKOFF.longest(watched.tries), at_least)
+        watched.look_at = self._clocks.now() + pause
 
     def _ends_by_agent(self, watched: WatchedNode, test: NodeTest) -> bool:
         """Whether its agent alone can end the test: not beyond its deadline or a boot of the node,
