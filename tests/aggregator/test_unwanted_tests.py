@@ -357,6 +357,28 @@ async def test_an_annotation_that_can_not_be_read_is_left_to_a_person() -> None:
 
 
 @in_virtual_time
+async def test_a_test_whose_annotation_can_not_be_read_keeps_its_reservation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site = site_with_a_test("idle")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    await site.replica.stop()
+    site.world.person_annotates("n1", NODE_TEST, "{")
+    cluster = MemoryCluster(site.world)
+    await turned_off(site, cluster)
+    await later(HOUR)
+    assert "n1" in parse_record(site.world.record.text).node_tests
+    assert cluster.asked["read_node"] <= 25
+    told = [one for one in caplog.records if getattr(one, "event", "") == "node.test_not_ended"]
+    assert len(told) == 1
+    site.world.person_annotates("n1", NODE_TEST, None)
+    await later(400.0)
+    assert parse_record(site.world.record.text).node_tests == {}
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_a_test_is_ended_too_where_the_configuration_has_no_tests_any_more() -> None:
     site = site_with_a_test("idle")
     site.start()

@@ -126,12 +126,12 @@ class UnwantedTests:
             self._try_later(watched, error.retry_after or 0.0)
             self._note_failure(name, watched, str(error))
         else:
-            watched.failure = ""
+            self._note_failure(name, watched, watched.problem)
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
-        """The log has it once, and not at each look."""
-        if error != watched.failure:
-            watched.failure = error
+        """The log has it once, and not at each look. Empty text: there is none any more."""
+        known, watched.failure = watched.failure, error
+        if error and error != known:
             log.warning(
                 "the test of a node can't be ended now, and is tried again",
                 extra={"event": "node.test_not_ended", "node": name, "error": error},
@@ -145,6 +145,9 @@ class UnwantedTests:
             del self._watched[name]
             return
         watched.take_read(node, "", self._settings.domain_labels)
+        if watched.problem:  # its test may be under way, and keeps its reservation
+            self._try_later(watched)
+            return
         test = watched.test
         if test is not None and test.is_busy:
             watched.held = self._why_awaited(name, watched, test)
