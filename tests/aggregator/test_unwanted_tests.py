@@ -122,7 +122,8 @@ async def test_its_job_and_its_pod_are_gone_before_the_node_says_that_it_has_end
     await turned_off(site)
     await site.settles(lambda: job.state == "deleted", within=60.0)
     assert site.last_test()["state"] == "Ordered"
-    assert site.replica.fleet.node_tests["n1"].held == "its pod has not ended"
+    held = "its pod has not ended"
+    await site.settles(lambda: site.replica.fleet.node_tests["n1"].held == held, within=4.0)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     assert job.state == "gone"
     await site.replica.stop()
@@ -290,6 +291,35 @@ async def test_a_repairer_that_tells_no_end_of_a_cancelled_test_is_not_waited_fo
     await turned_off(site)
     await site.settles(lambda: site.last_test()["state"] == "Cancelled", within=60.0)
     await site.replica.stop()
+
+
+@in_virtual_time
+async def test_agents_that_answer_late_are_asked_at_the_same_time_and_few_at_once() -> None:
+    site = NewNodes(*(f"n{number}" for number in range(12)), verdicts=(GOING,))
+    site.rules["concurrent"] = site.program.concurrent = 12
+    site.start()
+    await site.settles(lambda: all(site.last_test(n).get("state") == "Ordered" for n in site.names))
+    site.program.cancel_takes = 14.0
+    await turned_off(site)
+    await site.settles(
+        lambda: all(site.last_test(n)["state"] == "Cancelled" for n in site.names), within=60.0
+    )
+    assert site.program.most_cancelling == 8
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_no_end_of_a_test_is_awaited_beyond_the_end_of_the_process() -> None:
+    site = site_with_a_test("new")
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Ordered")
+    site.program.cancel_takes = TIMEOUT
+    await turned_off(site)
+    await site.settles(lambda: site.program.cancelling == 1, within=60.0)
+    await site.replica.stop()
+    await later(1.0)
+    assert site.program.cancelling == 0
 
 
 @in_virtual_time

@@ -1,5 +1,6 @@
 """New nodes and the program that tests them, both of which outlive the aggregator's processes."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,10 @@ class TestProgram:
     cancelled: list[str] = field(default_factory=list)
     #: Whether a cancelled test is told to have ended.
     confirms: bool = True
+    #: Seconds until the answer to that, how many are awaited now, and the most of them so far.
+    cancel_takes: float = 0.0
+    cancelling: int = 0
+    most_cancelling: int = 0
     #: Why the last test that was cancelled had been ordered.
     cancelled_reason: str = ""
     ended: list[str] = field(default_factory=list)
@@ -135,7 +140,14 @@ class ProgramRepairer:
             self._program.cancelled_reason = order.reason
             return self._program.confirms
 
-        return await self._cluster._call("cancel", effect)
+        program = self._program
+        program.cancelling += 1
+        program.most_cancelling = max(program.most_cancelling, program.cancelling)
+        try:
+            await asyncio.sleep(program.cancel_takes)
+            return await self._cluster._call("cancel", effect)
+        finally:
+            program.cancelling -= 1
 
     def note_end(self, _node: str, operation: str) -> None:
         self._program.ended.append(operation)

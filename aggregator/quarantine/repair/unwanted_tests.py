@@ -37,6 +37,8 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: The nodes are looked through so often (seconds).
 EVERY = 3.0
+#: Nodes whose tests are ended at the same time.
+_AT_ONCE = 8
 #: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
 _BACKOFF = Backoff(first=LOOK_EVERY, most=300.0)
 #: Why a test is ended, where ``repair.mode`` is off.
@@ -82,18 +84,20 @@ class UnwantedTests:
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            if self._view():
-                await self._go_round()
-            await asyncio.sleep(EVERY)
+        try:
+            while True:
+                if self._view():
+                    self._go_round()
+                await asyncio.sleep(EVERY)
+        finally:
+            for watched in self._watched.values():
+                if watched.step is not None:
+                    watched.step.cancel()
 
-    async def _go_round(self) -> None:
+    def _go_round(self) -> None:
         if self._registry.metas is not self._listed:
             self._take_listed(self._registry.metas)
-        now = self._clocks.now()
-        for name, watched in list(self._watched.items()):
-            if now >= watched.look_at and self._may_act(name):
-                await self._step(name, watched)
+        self._start_steps()
         self._fleet.node_tests = self._done | {
             name: NodeTestView(one.test, tainted=False, held=one.failure or one.held)
             for name, one in self._watched.items()
@@ -116,6 +120,20 @@ class UnwantedTests:
             self._watched.setdefault(name, WatchedNode("", tainted=False))
         self._done = {name: one for name, one in self._done.items() if name in metas}
 
+    def _start_steps(self) -> None:
+        """An agent may take long to answer: the other nodes do not wait for it."""
+        now = self._clocks.now()
+        free = _AT_ONCE - sum(one.step is not None for one in self._watched.values())
+        due = [
+            name
+            for name, one in self._watched.items()
+            if one.step is None and now >= one.look_at and self._may_act(name)
+        ]
+        for name in due[: max(0, free)]:
+            watched = self._watched[name]
+            step = self._step(name, watched)
+            watched.step = asyncio.create_task(step, name=f"unwanted-test {name}")
+
     async def _step(self, name: str, watched: WatchedNode) -> None:
         watched.look_at = self._clocks.now() + LOOK_EVERY
         try:
@@ -127,6 +145,8 @@ class UnwantedTests:
             self._note_failure(name, watched, str(error))
         else:
             self._note_failure(name, watched, watched.problem)
+        finally:
+            watched.step = None
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
         """The log has it once, and not at each look. Empty text: there is none any more."""
