@@ -48,7 +48,10 @@ NO_TESTS = "the configuration has no tests of nodes any more"
 
 
 class UnwantedTests:
-    """Costs no request until the list of nodes has a test under way."""
+    """Reads a node only where the list of nodes has a test of it under way, or the admission record
+    a reservation; and once in each process where the test of a new node was ended like this, since
+    no list tells whether its condition was written.
+    """
 
     def __init__(
         self,
