@@ -1,14 +1,19 @@
 """The memory of one node with a test: its last test, and why that does not go on."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aggregator.cluster.port import Node, NodeTestCondition
 from aggregator.quarantine.decide.new_nodes import is_tainted
 from aggregator.quarantine.decide.node_tests import NodeTest, NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import domains_of, test_request
 
+#: The nodes are looked through so often (seconds).
+EVERY = 3.0
+#: Nodes that are looked at together, beside those under test.
+AT_ONCE = 8
 #: A node that waits is looked at so often (seconds), one under test so often.
 LOOK_EVERY, LOOK_BUSY = 15.0, 5.0
 #: Failure domains of a reservation.
@@ -48,6 +53,41 @@ class WatchedNode:
         asked = test_request(node.annotations)
         is_open = asked is not None and (self.test is None or self.test.request != asked.ident)
         self.requested = asked.ident if asked is not None and is_open else ""
+
+    def note_failure(self, error: str) -> bool:
+        """Keep the cluster's answer. Empty text: it refuses nothing any more. Returns whether it is
+        a new one, since the log has each once, and not at each look.
+        """
+        known, self.failure = self.failure, error
+        return bool(error) and error != known
+
+
+def start_steps(
+    watched_nodes: Mapping[str, WatchedNode],
+    now: float,
+    most: int,
+    may_start: Callable[[str, WatchedNode], bool],
+    step: Callable[[str, WatchedNode], Coroutine[Any, Any, None]],
+    task: str,
+) -> None:
+    """Start a step of each node that is due, ``most`` at the same time; they do not wait for each
+    other. ``task``: how the names of their tasks begin.
+    """
+    busy = sum(one.step is not None for one in watched_nodes.values())
+    for name, watched in watched_nodes.items():
+        if watched.step is not None or now < watched.look_at or not may_start(name, watched):
+            continue
+        if busy >= most:
+            return
+        busy += 1
+        watched.step = asyncio.create_task(step(name, watched), name=f"{task} {name}")
+
+
+def cancel_steps(watched_nodes: Mapping[str, WatchedNode]) -> None:
+    """The process ends."""
+    for watched in watched_nodes.values():
+        if watched.step is not None:
+            watched.step.cancel()
 
 
 def parse_test(annotations: Mapping[str, str], uid: str) -> tuple[NodeTest | None, str]:

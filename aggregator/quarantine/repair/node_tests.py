@@ -47,10 +47,14 @@ from aggregator.quarantine.repair.node_test_display import NodeTestDisplay
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents
 from aggregator.quarantine.repair.node_test_evidence import NodeTestEvidence
 from aggregator.quarantine.repair.node_test_state import (
+    AT_ONCE,
+    EVERY,
     LOOK_BUSY,
     LOOK_EVERY,
     WatchedNode,
+    cancel_steps,
     parse_test,
+    start_steps,
 )
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.protocol import RepairSettings
@@ -62,12 +66,8 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: The nodes are looked through so often (seconds).
-EVERY = 3.0
 #: All Nodes are listed so often (seconds). A node whose agent is new is read at once.
 LIST_EVERY = 180.0
-#: Nodes that are looked at together, beside those under test.
-_AT_ONCE = 8
 #: Nodes that are done with, and that the page shows from memory until the list of nodes has them.
 _MOST_DONE = 1000
 #: New agents whose Nodes are read in one round.
@@ -188,9 +188,7 @@ class NodeTests:
                         await self._choose_idle(idle)
                 await asyncio.sleep(EVERY)
         finally:
-            for watched in self._watched.values():
-                if watched.step is not None:
-                    watched.step.cancel()
+            cancel_steps(self._watched)
 
     async def _go_round(self) -> None:
         try:
@@ -333,18 +331,12 @@ class NodeTests:
                 watched.chosen, watched.look_at = True, float("-inf")
 
     def _start_steps(self) -> None:
+        most = AT_ONCE + self._rules.concurrent
         now = self._clocks.now()
-        busy = sum(one.step is not None for one in self._watched.values())
-        for name, watched in list(self._watched.items()):
-            if watched.step is not None or now < watched.look_at or not self._may_act(name):
-                continue
-            if self._rests(name, watched):
-                continue
-            if busy >= _AT_ONCE + self._rules.concurrent:
-                return
-            busy += 1
-            step = self._step(name, watched)
-            watched.step = asyncio.create_task(step, name=f"new-node {name}")
+        start_steps(self._watched, now, most, self._may_start, self._step, "new-node")
+
+    def _may_start(self, name: str, watched: WatchedNode) -> bool:
+        return self._may_act(name) and not self._rests(name, watched)
 
     def _rests(self, name: str, watched: WatchedNode) -> bool:
         """Whether the node is watched for its failed idle test alone, which is evidence, and no
@@ -389,14 +381,13 @@ class NodeTests:
             watched.look_at = self._clocks.now() + max(LOOK_EVERY, error.retry_after or 0.0)
             self._note_failure(name, watched, str(error))
         else:
-            watched.failure = ""
+            watched.note_failure("")
         finally:
             watched.step, watched.chosen = None, False
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
-        """The page shows what the cluster refuses; the log has it once, and not at each look."""
-        if error != watched.failure:
-            watched.failure = error
+        """The page shows what the cluster refuses, and so does the log."""
+        if watched.note_failure(error):
             log.warning(
                 "the test of a node can't go on now",
                 extra={"event": "node.test_unfinished", "node": name, "error": error},

@@ -22,10 +22,14 @@ from aggregator.quarantine.decide.node_tests import (
     is_ended_by,
 )
 from aggregator.quarantine.repair.node_test_state import (
+    AT_ONCE,
+    EVERY,
     LOOK_BUSY,
     LOOK_EVERY,
     WatchedNode,
+    cancel_steps,
     parse_test,
+    start_steps,
 )
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
 from aggregator.quarantine.repair.protocol import RepairSettings
@@ -35,10 +39,6 @@ from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: The nodes are looked through so often (seconds).
-EVERY = 3.0
-#: Nodes whose tests are ended at the same time.
-_AT_ONCE = 8
 #: The pauses after tries in vain. Without jitter: each node's begin at the end of its own try.
 _BACKOFF = Backoff(first=LOOK_EVERY, most=300.0)
 #: Why a test is ended, where ``repair.mode`` is off.
@@ -93,14 +93,13 @@ class UnwantedTests:
                     self._go_round()
                 await asyncio.sleep(EVERY)
         finally:
-            for watched in self._watched.values():
-                if watched.step is not None:
-                    watched.step.cancel()
+            cancel_steps(self._watched)
 
     def _go_round(self) -> None:
         if self._registry.metas is not self._listed:
             self._take_listed(self._registry.metas)
-        self._start_steps()
+        now = self._clocks.now()
+        start_steps(self._watched, now, AT_ONCE, self._may_start, self._step, "unwanted-test")
         self._fleet.node_tests = self._done | {
             name: NodeTestView(one.test, tainted=False, held=one.failure or one.held)
             for name, one in self._watched.items()
@@ -123,19 +122,8 @@ class UnwantedTests:
             self._watched.setdefault(name, WatchedNode("", tainted=False))
         self._done = {name: one for name, one in self._done.items() if name in metas}
 
-    def _start_steps(self) -> None:
-        """An agent may take long to answer: the other nodes do not wait for it."""
-        now = self._clocks.now()
-        free = _AT_ONCE - sum(one.step is not None for one in self._watched.values())
-        due = [
-            name
-            for name, one in self._watched.items()
-            if one.step is None and now >= one.look_at and self._may_act(name)
-        ]
-        for name in due[: max(0, free)]:
-            watched = self._watched[name]
-            step = self._step(name, watched)
-            watched.step = asyncio.create_task(step, name=f"unwanted-test {name}")
+    def _may_start(self, name: str, _: WatchedNode) -> bool:
+        return self._may_act(name)
 
     async def _step(self, name: str, watched: WatchedNode) -> None:
         watched.look_at = self._clocks.now() + LOOK_EVERY
@@ -152,9 +140,8 @@ class UnwantedTests:
             watched.step = None
 
     def _note_failure(self, name: str, watched: WatchedNode, error: str) -> None:
-        """The log has it once, and not at each look. Empty text: there is none any more."""
-        known, watched.failure = watched.failure, error
-        if error and error != known:
+        """As in `WatchedNode.note_failure`, and in the log."""
+        if watched.note_failure(error):
             log.warning(
                 "the test of a node can't be ended now, and is tried again",
                 extra={"event": "node.test_not_ended", "node": name, "error": error},
@@ -173,11 +160,12 @@ class UnwantedTests:
             return
         test = watched.test
         if test is not None and test.is_busy:
-            watched.held = self._why_awaited(name, watched, test)
+            by_agent = self._ends_by_agent(watched, test)
+            watched.held = self._why_awaited(name) if by_agent else ""
             if watched.held:
                 watched.tries = 0  # a new stream of the agent is asked at once
                 return
-            if self._ends_by_agent(watched, test):
+            if by_agent:
                 if not await self._steps.ask_to_end(name, watched, test, self._why):
                     watched.held = f"{self._why}; its agent has not confirmed the end of the test"
                     self._try_later(watched)
@@ -212,10 +200,8 @@ class UnwantedTests:
             return False
         return self._clocks.earliest() < test.deadline_at
 
-    def _why_awaited(self, name: str, watched: WatchedNode, test: NodeTest) -> str:
+    def _why_awaited(self, name: str) -> str:
         """Only a connected agent can be asked to end its test."""
         node_state = self._registry.known(name)
-        if not self._ends_by_agent(watched, test):
-            return ""
         fresh = node_state is not None and node_state.agent.is_fresh
         return "" if fresh else f"{self._why}; its agent is awaited, which is to end the test"
