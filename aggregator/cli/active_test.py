@@ -129,9 +129,8 @@ def _ask(options: argparse.Namespace) -> None:
         try:
             attempt = wait(source, options.name, ident, options.timeout or _WAITS, commands)
         except KeyboardInterrupt:
-            page = "repair" if in_quarantine else "node"
-            text = f"{options.name}: no longer waited for; the request stands: sickbay {page}"
-            print(printable(f"{text} {options.name}"), file=sys.stderr)
+            text = f"{options.name}: no longer waited for; the request stands: {commands.show}"
+            print(printable(text), file=sys.stderr)
             raise
         if attempt is not None:
             attempt["measurements"] = _measurements(source, options.name, attempt["operation"])
