@@ -150,10 +150,7 @@ async def _turns(
     trials: Trials, apart: ControlPlane, free: list[str]
 ) -> dict[int, list[tuple[float, float]]]:
     """Seconds of a burst of faults and of its requests alone, by size; they take turns to begin."""
-    kubeconfig = apart.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
-    cluster = KubeCluster(
-        kubeconfig=str(kubeconfig), qps=_MOST["requests_per_second"], burst=_MOST["burst"]
-    )
+    cluster = lifted_client(apart)
     seen = Watcher(apart, watcher.NODES, watcher.marked)
 
     async def faults(size: int) -> float:
@@ -182,6 +179,15 @@ async def _turns(
     finally:
         await cluster.close()
     return took
+
+
+def lifted_client(plane: ControlPlane) -> KubeCluster:
+    """The aggregator's client with its rights, and without its limit of requests."""
+    kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
+    most = LIFTED["cluster"]
+    return KubeCluster(
+        kubeconfig=str(kubeconfig), qps=most["requests_per_second"], burst=most["burst"]
+    )
 
 
 async def expected_nodes(cluster: KubeCluster) -> dict[str, Node]:

@@ -10,18 +10,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
+from aggregator.cluster.kubernetes.node_condition import write_condition
+from aggregator.cluster.kubernetes.objects import Meta, NodeObject
 from aggregator.cluster.node_names import CONDITION
 from aggregator.cluster.port import NodeEvent, Phase, Quarantine
-from tests.bench.limit import expected_nodes, quarantine
+from tests.bench.limit import expected_nodes, lifted_client, quarantine
 from tests.bench.parts import LIFTED, Findings, Site, plane_in_memory
 from tests.bench.simulated_agents import certify
 from tests.bench.trials import Trials
 from tests.controlplane.plane import ControlPlane
-from tests.support.stack import NAMESPACE
 
 #: Faults a second, for so many seconds: more than is wanted, so that the rate that comes out is
 #: the aggregator's.
@@ -61,12 +59,7 @@ def sustained(found: Findings) -> None:
 
 async def _trail_alone(plane: ControlPlane, requests: Mapping[str, float]) -> float:
     """Seconds for the requests that trail, all nodes' at once, until the last answer."""
-    most = LIFTED["cluster"]
-    cluster = KubeCluster(
-        kubeconfig=str(plane.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")),
-        qps=most["requests_per_second"],
-        burst=most["burst"],
-    )
+    cluster = lifted_client(plane)
     await cluster.start()
     try:
         expected = await expected_nodes(cluster)
@@ -117,22 +110,12 @@ async def _trail(
                 at=time.time(),
             )
         )
+    found = NodeObject(metadata=Meta(name=made.node, uid=uid))
+    condition: dict[str, object] = {"type": CONDITION, "status": "True", "reason": "Drain"}
+    condition["message"] = _MESSAGE
     for _ in range(counts["conditions"]):
-        await cluster.carry_out(lambda transport: _write_condition(transport, made.node))
+        await cluster.carry_out(lambda transport: write_condition(transport, found, condition))
     for _ in range(counts["pod_lists"]):
         await cluster.pods_on(made.node)
     for _ in range(counts["nodes"]):
         await cluster.read_node(made.node)
-
-
-async def _write_condition(transport: Transport, node: str) -> None:
-    condition = {"type": CONDITION, "status": "True", "reason": "Drain", "message": _MESSAGE}
-    await transport.request(
-        "PATCH",
-        f"{paths.node(node)}/status",
-        kind="nodes/status",
-        lane=Priority.STATUS,
-        body=encode({"status": {"conditions": [condition]}}),
-        content_type=STRATEGIC_PATCH,
-        accept=METADATA,
-    )
