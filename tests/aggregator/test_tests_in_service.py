@@ -13,7 +13,7 @@ from aggregator.cluster.port import Action, Phase, Unreachable
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
-from tests.support.idle_node_tests import HOUR, IdleNodes, prevent
+from tests.support.idle_node_tests import HOUR, IdleNodes, dying_before_the_order, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
     FAILED,
@@ -365,15 +365,7 @@ async def test_without_a_test_on_any_node_the_nodes_are_not_listed_in_full() -> 
 
 async def dies_before_the_order(site: IdleNodes) -> None:
     """The test is in the annotation, and its order was not sent."""
-    cluster = MemoryCluster(site.world)
-
-    def dies(name: str) -> Unreachable | None:
-        if name == "test":
-            cluster.crashed.set()
-            return Unreachable("the process is dead")
-        return None
-
-    cluster._fails = dies
+    cluster = dying_before_the_order(site.world)
     first = site.start(cluster)
     await site.settles(cluster.crashed.is_set)
     first.task.cancel()

@@ -16,7 +16,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
-from tests.support.idle_node_tests import HOUR, IdleNodes
+from tests.support.idle_node_tests import HOUR, IdleNodes, dying_before_the_order
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.new_node_tests import GOING, KEY, PASSED, POOL, TIMEOUT, UNTESTED, NewNodes
 from tests.support.virtual_replica import later
@@ -174,15 +174,7 @@ async def test_a_verdict_that_comes_with_repairs_off_removes_no_taint() -> None:
 @in_virtual_time
 async def test_an_order_that_was_not_sent_is_not_sent_with_repairs_off() -> None:
     site = site_with_a_test("idle")
-    cluster = MemoryCluster(site.world)
-
-    def dies(name: str) -> Unreachable | None:
-        if name == "test":
-            cluster.crashed.set()
-            return Unreachable("the process is dead")
-        return None
-
-    cluster._fails = dies
+    cluster = dying_before_the_order(site.world)
     site.start(cluster)
     await site.settles(cluster.crashed.is_set)
     assert site.last_test()["state"] == "Ordering"

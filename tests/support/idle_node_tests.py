@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
-from aggregator.cluster.port import Action
+from aggregator.cluster.port import Action, Unreachable
 from aggregator.quarantine.decide.admission_record import RunningRepair, parse_record
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
@@ -18,7 +18,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
-from tests.support.memory_cluster import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.new_node_tests import (
     PASSED,
     POOL,
@@ -112,6 +112,20 @@ class IdleNodes(NewNodes):
             by_agent=True,
         )
         return RepairSettings(rules, {"test": entry}, (RACK,))
+
+
+def dying_before_the_order(world: World) -> MemoryCluster:
+    """The cluster of a process that dies when the test is in the annotation, before its order."""
+    cluster = MemoryCluster(world)
+
+    def dies(name: str) -> Unreachable | None:
+        if name == "test":
+            cluster.crashed.set()
+            return Unreachable("the process is dead")
+        return None
+
+    cluster._fails = dies
+    return cluster
 
 
 def prevent(site: IdleNodes, against: str) -> None:
