@@ -41,6 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder = tmp_path_factory.mktemp("results")
     monkeypatch.setattr(side_by_side, "RESULTS", folder)
     monkeypatch.setattr(side_by_side, "COMMANDS", {"lint": ["echo", "all clean"]})
+    monkeypatch.setattr(side_by_side, "COMPILED", "")
     return folder
 
 
@@ -128,6 +129,20 @@ async def test_a_file_is_imported_by_the_one_process_that_runs_it(
     assert await side_by_side.main(OPTIONS, {"a": Group(3, [str(tmp_path)])}) == 0
     imported = (tmp_path / "imports").read_text().splitlines()
     assert sorted(one.split()[0] for one in imported) == [f"test_{number}" for number in range(8)]
+
+
+@pytest.mark.slow
+async def test_what_all_runs_import_is_compiled_before_they_begin(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "imports"
+    text = f"import pathlib\nwith pathlib.Path({str(log)!r}).open('a') as log:\n"
+    for name in ("compiled", "a"):
+        code = f"{text}    log.write(f'{{__name__}}\\n')\ndef test_it(): pass\n"
+        (tmp_path / f"test_{name}.py").write_text(code)
+    monkeypatch.setattr(side_by_side, "COMPILED", str(tmp_path / "test_compiled.py"))
+    assert await side_by_side.main(OPTIONS, {"a": Group(1, [str(tmp_path / "test_a.py")])}) == 0
+    assert log.read_text().splitlines() == ["test_compiled", "test_a"]
 
 
 @pytest.fixture
