@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from aggregator.ingest import grpc_env
 from tests.support.constants import draw_constants_of_the_product
+from tests.support.fork_server import end_fork_servers, start_programs_by_fork
 from tests.support.running_loop import look_up_loops_without_system_calls
 
 # Servers in a test's own process listen as the aggregator's do: gRPC reads this when
@@ -48,6 +49,7 @@ def pytest_configure() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
     draw_constants_of_the_product()
     look_up_loops_without_system_calls()
+    start_programs_by_fork()
     logging.getLogger("asyncio").addFilter(_of_this_test)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,5 +77,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     """The end of a session may parse, too."""
+    end_fork_servers()
     gc.collect()
     gc.disable()

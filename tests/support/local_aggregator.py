@@ -3,7 +3,6 @@
 import json
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,8 @@ import yaml
 
 from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import start_program
 
 LIMITS = {
     "concurrent": 100,
@@ -62,11 +63,8 @@ class LocalAggregator:
         }
         file = folder / "aggregator.yaml"
         file.write_text(yaml.safe_dump({**config, **(more or {})}))
-        program = Path(sys.executable).parent / "sickbay-aggregator"
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [program, "run", "--config", file], stderr=log, stdout=log
-            )
+            self.process = start_program(AGGREGATOR, ["--config", file], output=log)
         wait_until(lambda: self.ask("fleet"), what="the page", timeout_s=60)
 
     def ask(self, what: str) -> Any:

@@ -26,6 +26,8 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.aggregator_program import AGGREGATOR
+from tests.support.fork_server import start_program
 from tests.support.pki import Authority
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +164,6 @@ class AggregatorProcess:
         *,
         more: Mapping[str, Any],
         policy: str = QUICK_POLICY,
-        program: Path = Path(sys.executable).parent / "sickbay-aggregator",
         place: Place | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +178,6 @@ class AggregatorProcess:
         self.log_path = folder / "aggregator.log"
         self._log_begins = 0
         self.process: subprocess.Popen[bytes] | None = None
-        self._program = program
         hosts = dict.fromkeys(["localhost", "127.0.0.1", place.host, *place.names])
         pair = self.authority.server(f"aggregator-{place.host}", list(hosts))
         (folder / "policy.yaml").write_text(policy)
@@ -227,12 +227,7 @@ class AggregatorProcess:
 
     def start(self) -> Self:
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [self._program, "run", "--config", str(self.config)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-            )
+            self.process = start_program(AGGREGATOR, ["--config", self.config], output=log)
         return self
 
     def ready(self, *, timeout_s: float = 90) -> Self:

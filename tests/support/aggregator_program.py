@@ -1,0 +1,27 @@
+"""``sickbay-aggregator run`` as tests start it (`fork_server.start_program`)."""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.support.fork_server import Main, Program
+
+_PROGRAM = str(Path(sys.executable).parent / "sickbay-aggregator")
+AGGREGATOR = Program(__name__, (_PROGRAM,), "run")
+
+
+def load() -> Main:
+    """Import what the program imports, as it does; its main function."""
+    from aggregator.daemon_cli import entry
+    from aggregator.ingest import grpc_env
+    from aggregator.runtime.imports import imports_without_collections
+
+    with imports_without_collections():
+        import aggregator.daemon_cli.main
+
+        with grpc_env.grpc_environment(os.environ):
+            import grpc  # noqa: F401 - before anything else imports it
+
+        import aggregator.app  # noqa: F401
+
+    return entry.main

@@ -1,0 +1,180 @@
+"""Starts of the product's programs in tests, without an import of their modules at each.
+
+An import takes most of the processor's time of a start, and tests start the aggregator alone a
+hundred times. So one process for each program imports its modules once, and forks for each start
+(fork_server_main.py). What it forks is a process of its own, with its own pid, command line,
+environment and files, which can be killed.
+
+Benchmarks start the real programs, and so do the tests of a program's start.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[2]
+#: A program's main function, which takes its command line.
+Main = Callable[[Sequence[str]], object]
+#: Variables that the loader, Python and libraries read at their start, which is before a fork.
+_READ_EARLY = ("GRPC_", "LD_PRELOAD", "MALLOC_", "OPENSSL_", "PYTHON")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command of a program: ``sickbay-aggregator run``.
+
+    The function ``load`` of ``module`` imports what the command does, and returns the `Main`.
+    """
+
+    module: str
+    program: Sequence[str]
+    command: str
+
+
+def start_program(
+    what: Program,
+    arguments: Sequence[str | Path],
+    *,
+    output: IO[bytes],
+    piped: bool = False,
+    new_session: bool = False,
+    before: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start the program; in tests by a fork, where that makes no difference.
+
+    Output and errors go to ``output``. ``piped``: its standard input is a pipe. ``before``: a
+    command line that runs the program's.
+    """
+    given = [what.command, *map(str, arguments)]
+    if _forking and not before:
+        if what not in _servers:
+            _servers[what] = _ForkServer(what.module)
+        if _servers[what].can_start(os.environ):
+            return _servers[what].start(given, output, piped=piped, new_session=new_session)
+    return subprocess.Popen(
+        [*before, *what.program, *given],
+        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        start_new_session=new_session,
+    )
+
+
+def start_programs_by_fork() -> None:
+    """From now on, `start_program` forks where it can."""
+    _forking.append(True)
+
+
+def end_fork_servers() -> None:
+    """End them: the time of their processes is then that of this process's children."""
+    while _servers:
+        _, server = _servers.popitem()
+        server.close()
+
+
+class _ForkServer:
+    """The process that forks for each start of one program. It ends with this process."""
+
+    def __init__(self, module: str) -> None:
+        self._environment = _read_early(os.environ)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line = [sys.executable, "-m", "tests.support.fork_server_main", module]
+        with theirs:
+            self._process = subprocess.Popen(
+                line, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd=ROOT
+            )
+
+    def can_start(self, environment: Mapping[str, str]) -> bool:
+        """Whether a fork obeys all of this environment, and the server still runs."""
+        return _read_early(environment) == self._environment and self._process.poll() is None
+
+    def start(
+        self, arguments: list[str], output: IO[bytes], *, piped: bool, new_session: bool
+    ) -> subprocess.Popen[bytes]:
+        our_end, their_end = os.pipe()
+        if piped:
+            stdin, pipe = os.pipe()
+        else:
+            stdin, pipe = os.open(os.devnull, os.O_RDONLY), -1
+        start = {
+            "arguments": arguments,
+            "cwd": str(ROOT),
+            "environment": dict(os.environ),
+            "new_session": new_session,
+        }
+        files = [their_end, stdin, output.fileno(), output.fileno()]
+        socket.send_fds(self._channel, [json.dumps(start).encode()], files)
+        os.close(their_end)
+        os.close(stdin)
+        pid = self._channel.recv(16)
+        assert pid, "the fork server has ended; its errors are in this process's stderr"
+        return _Forked(
+            int(pid),
+            arguments,
+            os.fdopen(our_end, "rb", 0),
+            os.fdopen(pipe, "wb", 0) if piped else None,
+        )
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.wait()
+
+
+class _Forked(subprocess.Popen[bytes]):
+    """A process that a fork server has started: the server waits for it, and tells its end."""
+
+    def __init__(
+        self, pid: int, arguments: list[str], end: IO[bytes], stdin: IO[bytes] | None
+    ) -> None:
+        # Popen's own __init__ would start a process.
+        self.pid, self.args = pid, arguments
+        self.stdin, self.stdout, self.stderr = stdin, None, None
+        self.returncode: int | Any = None
+        self._end = end
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            ended = select.poll()
+            ended.register(self._end, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            with self._end:
+                told = self._end.read()
+            if not told:
+                raise ChildProcessError(f"the fork server of process {self.pid} has ended")
+            self.returncode = int(told)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key.startswith(_READ_EARLY)}
+
+
+_servers: dict[Program, _ForkServer] = {}
+_forking: list[bool] = []

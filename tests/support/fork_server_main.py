@@ -1,0 +1,89 @@
+"""The process that forks for each start of a program (fork_server.py).
+
+    python -m tests.support.fork_server_main tests.support.aggregator_program
+
+Its standard input is a socket. Each message on it is one start: JSON, and file descriptors for a
+pipe that is told the exit code, standard input, output and errors. The answer is the pid.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Bytes of a message, at most, and descriptors with it.
+_MESSAGE, _FILES = 1 << 18, 4
+
+
+class _Server:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._events = select.poll()
+        self._events.register(channel, select.POLLIN)
+        #: By the descriptor that shows a process's end: its pid, and the pipe that is told.
+        self._running: dict[int, tuple[int, int]] = {}
+
+    def serve(self) -> list[str] | None:
+        """In the server: None, once no start can come. In each forked process: its arguments."""
+        while True:
+            for file, _ in self._events.poll():
+                if file in self._running:
+                    self._tell_end(file)
+                    continue
+                message, files, *_ = socket.recv_fds(self._channel, _MESSAGE, _FILES)
+                if not message:
+                    return None
+                start = json.loads(message)
+                pid = os.fork()
+                if pid == 0:
+                    _become(start, files[1:])
+                    return list(start["arguments"])
+                self._channel.send(str(pid).encode())
+                for each in files[1:]:
+                    os.close(each)
+                shows_end = os.pidfd_open(pid)
+                self._running[shows_end] = pid, files[0]
+                self._events.register(shows_end, select.POLLIN)
+
+    def _tell_end(self, shows_end: int) -> None:
+        pid, told = self._running.pop(shows_end)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(BrokenPipeError):  # no test waits for it
+            os.write(told, str(code).encode())
+        os.close(told)
+        self._events.unregister(shows_end)
+        os.close(shows_end)
+
+
+def _become(start: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Give this forked process the files and the surroundings of one that is started so."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    os.closerange(len(files), os.sysconf("SC_OPEN_MAX"))
+    if start["new_session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(start["cwd"])
+    os.environ.clear()
+    os.environ.update(start["environment"])
+
+
+def main() -> None:
+    # Ctrl-C at the terminal is for the tests. The server ends with them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = importlib.import_module(sys.argv[1]).load()
+    channel = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    arguments = _Server(channel).serve()
+    if arguments is not None:
+        channel.detach()  # its descriptor is closed
+        run(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the fork server starts is as what a shell starts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controlplane.waiting import wait_until
+from tests.support import fork_server
+from tests.support.fork_server import ROOT, start_program
+from tests.support.shown_process import SHOWN
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def start(log: Path) -> Start:
+    def start(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
+        with log.open("wb") as output:
+            return start_program(SHOWN, arguments or ("0", "HOME"), output=output, **how)
+
+    return start
+
+
+def read_line(log: Path) -> dict[str, Any]:
+    """What the process has told first."""
+    line = wait_until(lambda: "\n" in (text := log.read_text()) and text, what="its line")
+    found: dict[str, Any] = json.loads(str(line).splitlines()[0])
+    return found
+
+
+def test_a_process_has_the_arguments_files_and_environment_of_its_start(
+    start: Start, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start().wait(30)  # the server runs now, with another environment
+    monkeypatch.setenv("SICKBAY_TEST", "of this start")
+    process = start("7", "SICKBAY_TEST", piped=True)
+    assert process.stdin is not None
+    assert read_line(log) == {
+        "command": "show",
+        "cwd": str(ROOT),
+        "files": [0, 1, 2],
+        "interruptible": True,
+        "leads_session": False,
+        "pid": process.pid,
+        "variable": "of this start",
+    }
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(30) == 7
+    assert process.poll() == process.returncode == 7
+    assert log.read_text().endswith("the end\n")
+
+
+def test_a_process_is_forked_by_a_server_and_a_real_start_tells_the_same(
+    start: Start, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parent(process: subprocess.Popen[bytes]) -> int:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])
+
+    shown = []
+    for forking in (True, False):
+        if not forking:
+            monkeypatch.setattr(fork_server, "_forking", [])
+        process = start(piped=True)
+        assert process.stdin is not None
+        shown.append({**read_line(log), "pid": 0})
+        assert (parent(process) == os.getpid()) is not forking
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_ends_a_process_and_its_code_says_so(
+    start: Start, log: Path, number: signal.Signals
+) -> None:
+    process = start(piped=True, new_session=True)
+    assert read_line(log)["leads_session"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.send_signal(number)
+    assert process.wait(30) == -number
+    process.kill()  # of a process that has ended: no other one is killed
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONHASHSEED"])
+def test_a_process_whose_loader_or_python_differs_is_no_fork(
+    start: Start, log: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "" if name == "LD_PRELOAD" else "1")
+    process = start("0", name)
+    assert read_line(log)["variable"] == os.environ[name]
+    assert process.wait(30) == 0
+    assert type(process) is subprocess.Popen
+
+
+@pytest.mark.parametrize("end", ["fork_server.end_fork_servers()", "os._exit(0)"])
+def test_a_server_ends_with_the_process_that_started_it(end: str) -> None:
+    code = f"""
+import os, sys
+from tests.support import fork_server
+from tests.support.shown_process import SHOWN
+fork_server.start_programs_by_fork()
+fork_server.start_program(SHOWN, ["0", "HOME"], output=sys.stderr.buffer).wait()
+print(fork_server._servers[SHOWN]._process.pid, flush=True)
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists(), what="the server to end")
