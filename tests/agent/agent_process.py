@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.agent.kernel_log import GPU, pci_device, raw
+from tests.support.agent_programs import AGENT, AGENT_WITH_UPLINK
+from tests.support.fork_server import start_program
 from tests.support.waiting import until
 
 #: Checks of this machine are off, because the tests must not depend on its hardware.
@@ -125,13 +126,10 @@ boot_grace = "3650d"
 
     def start(self) -> "AgentProcess":
         self.write_config()
-        line = [sys.executable, "-m", "nodeagent.cli", "run", "--config", str(self.config)]
+        program = AGENT_WITH_UPLINK if self.aggregator else AGENT
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*self.prefix, *line],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=Path(__file__).parents[2],
+            self.process = start_program(
+                program, ["--config", self.config], output=log, before=self.prefix
             )
         return self
 

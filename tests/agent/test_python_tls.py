@@ -70,6 +70,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[AgentProcess]:
     made = AgentProcess(tmp_path / "node")
+    made.prefix = ["env"]  # a real start, which imports all that it needs
     yield made
     made.close()
 

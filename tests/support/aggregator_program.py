@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.fork_server import Main, Program
 
 _PROGRAM = str(Path(sys.executable).parent / "sickbay-aggregator")
-AGGREGATOR = Program(__name__, (_PROGRAM,), "run")
+AGGREGATOR = Program(f"{__name__}:load", (_PROGRAM,), "run")
 
 
 def load() -> Main:

@@ -32,10 +32,10 @@ _READ_EARLY = ("GRPC_", "LD_PRELOAD", "MALLOC_", "OPENSSL_", "PYTHON")
 class Program:
     """A command of a program: ``sickbay-aggregator run``.
 
-    The function ``load`` of ``module`` imports what the command does, and returns the `Main`.
+    ``load``: "module:function" that imports what the command imports, and returns its `Main`.
     """
 
-    module: str
+    load: str
     program: Sequence[str]
     command: str
 
@@ -57,7 +57,7 @@ def start_program(
     given = [what.command, *map(str, arguments)]
     if _forking and not before:
         if what not in _servers:
-            _servers[what] = _ForkServer(what.module)
+            _servers[what] = _ForkServer(what.load)
         if _servers[what].can_start(os.environ):
             return _servers[what].start(given, output, piped=piped, new_session=new_session)
     return subprocess.Popen(
@@ -85,10 +85,10 @@ def end_fork_servers() -> None:
 class _ForkServer:
     """The process that forks for each start of one program. It ends with this process."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, load: str) -> None:
         self._environment = _read_early(os.environ)
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        line = [sys.executable, "-m", "tests.support.fork_server_main", module]
+        line = [sys.executable, "-m", "tests.support.fork_server_main", load]
         with theirs:
             self._process = subprocess.Popen(
                 line, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd=ROOT

@@ -1,6 +1,6 @@
 """The process that forks for each start of a program (fork_server.py).
 
-    python -m tests.support.fork_server_main tests.support.aggregator_program
+    python -m tests.support.fork_server_main tests.support.aggregator_program:load
 
 Its standard input is a socket. Each message on it is one start: JSON, and file descriptors for a
 pipe that is told the exit code, standard input, output and errors. The answer is the pid.
@@ -77,7 +77,8 @@ def _become(start: Mapping[str, Any], files: Sequence[int]) -> None:
 def main() -> None:
     # Ctrl-C at the terminal is for the tests. The server ends with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run = importlib.import_module(sys.argv[1]).load()
+    module, _, load = sys.argv[1].partition(":")
+    run = getattr(importlib.import_module(module), load)()
     channel = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     arguments = _Server(channel).serve()
     if arguments is not None:

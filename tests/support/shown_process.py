@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.fork_server import Main, Program
 
-SHOWN = Program(__name__, (sys.executable, "-m", __name__), "show")
+SHOWN = Program(f"{__name__}:load", (sys.executable, "-m", __name__), "show")
 
 
 def load() -> Main:

@@ -2,15 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.controlplane.waiting import wait_until
-
-ROOT = Path(__file__).parents[2]
+from tests.support.agent_programs import SIMULATOR
+from tests.support.fork_server import start_program
 
 
 class Simulator:
@@ -28,23 +26,14 @@ class Simulator:
         before: Sequence[str] = (),
     ) -> None:
         self.log_path = log
-        line = [
-            *before,
-            sys.executable,
-            "-m",
-            "nodeagent.cli",
-            "simulate",
-            "--stdin",
-            *map(str, arguments),
-        ]
         with log.open("ab") as file:
-            self.process = subprocess.Popen(
-                line,
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                start_new_session=True,
+            self.process = start_program(
+                SIMULATOR,
+                ["--stdin", *arguments],
+                output=file,
+                piped=True,
+                new_session=True,
+                before=before,
             )
         guard(self.process.pid)
 
