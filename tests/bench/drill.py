@@ -41,8 +41,7 @@ class Drill:
     def made(self, nodes: int) -> list[str]:
         """So many nodes, each with a running pod on it."""
         self.nodes = self.plane.create_nodes(nodes, self.name)
-        for node in self.nodes:
-            self.plane.create_pod(PODS, node, node=node)
+        self.plane.create_pods(PODS, self.nodes)
         self.plane.wait_pod_running(PODS, self.nodes[-1], timeout_s=60)
         return self.nodes
 

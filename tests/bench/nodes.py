@@ -177,9 +177,7 @@ def _plane() -> Iterator[tuple[ControlPlane, Path]]:
 
 def _create(plane: ControlPlane, count: int, *, start: int) -> list[str]:
     began = time.monotonic()
-    names = [f"gpu-{number:05d}" for number in range(start, start + count)]
-    plane.create_nodes(1, "gpu", start=start, labels=LABELS, annotations=ANNOTATIONS)
-    plane.copy_node(names[0], names[1:])
+    names = plane.create_nodes(count, "gpu", start=start, labels=LABELS, annotations=ANNOTATIONS)
     spent = time.monotonic() - began
     print(f"bench-nodes: {start + count:,} nodes, in {spent:.0f} s", file=sys.stderr, flush=True)
     return names

@@ -18,14 +18,11 @@ from typing import Any, Protocol
 import pytest
 
 from tests.controlplane import binaries
-from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.toolchain import NoControlPlane
 from tests.controlplane.versions import kubernetes_version, minor
 
 _PROGRAMS = pytest.StashKey[dict[str, Path] | NoControlPlane]()
-_QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
-_OK = 200
 _BASE_FIXTURE = "control_plane_programs"
 #: The servers of tests collect garbage seldom: they are several, and live for minutes.
 GOGC = 400
@@ -76,26 +73,22 @@ class Space:
         """Delete the pods, and every quarantine and node whose name begins with the prefix.
 
         An aggregator counts all quarantines of the plane against its limits, those of a test that
-        has ended too. Their finalizers go first: the aggregator that would undo them has gone.
+        has ended too. The aggregator that would remove their finalizers has gone, so that all are
+        deleted in etcd, by one request.
 
         The namespace is deleted only where its pods have owners, which would make new pods. The
         deletion of a namespace takes two requests for each kind of object, 40 kinds, and no other
         test looks into this namespace.
         """
-        # Before the nodes: the pods of a DaemonSet vanish with them, and the DaemonSet stays.
-        pods = self.plane.delete_pods(self.namespace)
-        found = self.plane.request("GET", _QUARANTINES)
-        for one in found.body["items"] if found.status == _OK else ():  # no definition: none
-            name = one["metadata"]["name"]
-            if name.startswith(self.node_prefix):
-                empty: dict[str, Any] = {"metadata": {"finalizers": []}}
-                self.plane.request("PATCH", f"{_QUARANTINES}/{name}", empty, MERGE_PATCH)
-                self.plane.request("DELETE", f"{_QUARANTINES}/{name}")
-        nodes = self.plane.call("GET", "/api/v1/nodes")["items"]
-        names = [node["metadata"]["name"] for node in nodes]
-        self.plane.delete_nodes(name for name in names if name.startswith(self.node_prefix))
+        pods = self.plane.call("GET", self.path("pods"))["items"]
         if any("ownerReferences" in pod["metadata"] for pod in pods):
+            # Before the nodes: the pods of a DaemonSet vanish with them, and the DaemonSet stays.
             self.plane.delete_namespace(self.namespace)
+        self.plane.delete_from_storage(
+            f"pods/{self.namespace}/",
+            f"sickbay.dev/quarantines/{self.node_prefix}",
+            f"minions/{self.node_prefix}",
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,11 +15,14 @@ import pytest
 
 from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.objects import LINGER, PENDING
-from tests.controlplane.plane import ADMIN, ControlPlane
+from tests.controlplane.plane import ADMIN, ControlPlane, PlaneError
 from tests.controlplane.ports import ReservedPort
 from tests.controlplane.processes import ended
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.controlplane.waiting import wait_until
+
+QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
+KIND = {"apiVersion": "sickbay.dev/v1alpha1", "kind": "Quarantine"}
 
 
 def _deployment(name: str, replicas: int) -> dict[str, Any]:
@@ -79,14 +82,17 @@ def test_a_daemon_set_runs_on_each_of_its_nodes(cluster_space: Space) -> None:
     wait_until(lambda: nodes_with_a_pod() == names, what=f"a pod on each of {names}")
 
 
-def test_a_cleared_space_has_no_nodes_and_no_pods_and_a_deployment_makes_none_anew(
-    control_plane: ControlPlane,
+def test_a_cleared_space_has_no_nodes_no_pods_and_no_quarantines_and_a_deployment_makes_none_anew(
+    control_plane: ControlPlane, quarantine_definition: None
 ) -> None:
     spaces = [Space(control_plane, f"t-cleared-{name}", f"n-cleared-{name}") for name in "ab"]
     for space in spaces:
         control_plane.create_namespace(space.namespace)
         [node] = space.create_nodes(1)
         control_plane.create_pod(space.namespace, "own", node=node, annotations={LINGER: "true"})
+        marked = {"name": node, "finalizers": ["sickbay.dev/test"]}
+        spec = {"action": "drain", "reason": "test", "requester": "test"}
+        control_plane.call("POST", QUARANTINES, {**KIND, "metadata": marked, "spec": spec})
     control_plane.apply(json.dumps(_deployment("web", 2)), namespace=spaces[1].namespace)
     wait_until(lambda: len(_running(spaces[1], "web")) == 2, what="2 pods to run")
 
@@ -96,7 +102,10 @@ def test_a_cleared_space_has_no_nodes_and_no_pods_and_a_deployment_makes_none_an
     assert control_plane.call("GET", spaces[0].path("pods"))["items"] == []
     control_plane.wait_gone(f"/api/v1/namespaces/{spaces[1].namespace}")
     nodes = control_plane.call("GET", "/api/v1/nodes")["items"]
-    assert not any(node["metadata"]["name"].startswith("n-cleared-") for node in nodes)
+    quarantines = control_plane.call("GET", QUARANTINES)["items"]
+    assert not any(
+        one["metadata"]["name"].startswith("n-cleared-") for one in [*nodes, *quarantines]
+    )
 
 
 def test_a_disruption_budget_blocks_an_eviction_and_says_so(cluster_space: Space) -> None:
@@ -401,37 +410,45 @@ def test_nothing_is_left_behind_however_its_starter_ends(
     wait_until(lambda: all(ended(int(pid)) for pid in pids), what=f"{pids} to end")
 
 
-def test_copies_of_a_node_are_nodes_of_their_own(
-    start_control_plane: StartControlPlane,
-) -> None:
-    """They are written past the API server, which watches, lists and changes them as any other.
-
-    A plane of its own: no controller that other tests need meets nodes that came past the API.
-    """
-    control_plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    [first] = control_plane.create_nodes(1, "copied", labels={"rack": "r1"})
-    copies = [f"copied-{number:05d}" for number in range(1, 251)]
-    control_plane.copy_node(first, copies)
-
-    def listed() -> list[dict[str, Any]]:
-        path = "/api/v1/nodes?labelSelector=rack%3Dr1&resourceVersion=0"
-        items: list[dict[str, Any]] = control_plane.call("GET", path)["items"]
-        return items
-
-    nodes = wait_until(
-        lambda: listed() if len(listed()) == 251 else None, what="250 copies in the watch cache"
-    )
-    assert {node["metadata"]["name"] for node in nodes} == {first, *copies}
+def test_many_nodes_and_their_pods_are_objects_of_their_own(cluster_space: Space) -> None:
+    """All except the first come past the API server, which lists and changes them as any other."""
+    plane, path = cluster_space.plane, cluster_space.path("pods")
+    names = cluster_space.create_nodes(251, labels={"rack": "r1"})
+    plane.create_pods(cluster_space.namespace, names[:120], prefix="rank-")
+    cached = "/api/v1/nodes?labelSelector=rack%3Dr1&resourceVersion=0"
+    nodes = plane.call("GET", cached)["items"]
+    assert {node["metadata"]["name"] for node in nodes} == set(names)
     assert len({node["metadata"]["uid"] for node in nodes}) == 251
+    for key in ("bootID", "machineID", "systemUUID"):
+        assert len({node["status"]["nodeInfo"][key] for node in nodes}) == 251
     for node in nodes:
         assert node["metadata"]["labels"]["kubernetes.io/hostname"] == node["metadata"]["name"]
+        assert node["status"]["addresses"][0]["address"] == node["metadata"]["name"]
     change = {"metadata": {"labels": {"rack": "r2"}}}
-    control_plane.call("PATCH", f"/api/v1/nodes/{copies[7]}", change, MERGE_PATCH)
-    assert control_plane.node(copies[7])["metadata"]["labels"]["rack"] == "r2"
-    assert control_plane.node(copies[8])["metadata"]["labels"]["rack"] == "r1"
-    with pytest.raises(ValueError, match="'copied-000001' is not as long as 'copied-00000'"):
-        control_plane.copy_node(first, ["copied-000001"])
-    control_plane.delete_nodes([first, *copies])
+    plane.call("PATCH", f"/api/v1/nodes/{names[7]}", change, MERGE_PATCH)
+    assert plane.node(names[7])["metadata"]["labels"]["rack"] == "r2"
+    assert plane.node(names[8])["metadata"]["labels"]["rack"] == "r1"
+
+    pods = plane.call("GET", path)["items"]
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in pods}
+    assert placed == {f"rank-{name}": name for name in names[:120]}
+    assert len({pod["metadata"]["uid"] for pod in pods}) == 120
+    plane.wait_pod_running(cluster_space.namespace, f"rank-{names[119]}")
+    assert plane.evict(cluster_space.namespace, f"rank-{names[119]}").status == 201
+    plane.wait_gone(f"{path}/rank-{names[119]}")
+
+
+def test_a_copy_takes_no_other_objects_name_and_has_words_of_the_same_length(
+    cluster_space: Space,
+) -> None:
+    plane = cluster_space.plane
+    first, second = cluster_space.create_nodes(2)
+    uid = plane.node(second)["metadata"]["uid"]
+    with pytest.raises(PlaneError, match="the key of one is taken"):
+        plane.copy_object(f"minions/{first}", [{first: second}])
+    assert plane.node(second)["metadata"]["uid"] == uid
+    with pytest.raises(ValueError, match=f"'{first}0' is not as long as '{first}'"):
+        plane.copy_object(f"minions/{first}", [{first: f"{first}0"}])
 
 
 def test_kubeconfigs_stand_alone(control_plane: ControlPlane) -> None:

@@ -54,8 +54,7 @@ async def latencies(
 
 
 def create_pods(space: Space, nodes: list[str], app: str) -> None:
-    for node in nodes:
-        space.plane.create_pod(space.namespace, f"{app}-{node}", node=node, labels={"app": app})
+    space.plane.create_pods(space.namespace, nodes, prefix=f"{app}-", labels={"app": app})
 
 
 async def block(space: Space, app: str, count: int) -> None:

@@ -129,14 +129,8 @@ spec: {{minAvailable: {available}, selector: {{matchLabels: {{job: {job}}}}}}}
 
 
 def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
-    """Removes the finalizers too: the aggregator, which would undo the marks, has gone."""
-    path = "/apis/sickbay.dev/v1alpha1/quarantines"
-    for item in plane.call("GET", path)["items"]:
-        name = item["metadata"]["name"]
-        if name.startswith(prefix):
-            body = json.dumps({"metadata": {"finalizers": []}}).encode()
-            plane.request("PATCH", f"{path}/{name}", body, MERGE_PATCH)
-            plane.request("DELETE", f"{path}/{name}")
+    """Finalizers keep none: the aggregator, which would undo the marks, has gone."""
+    plane.delete_from_storage(f"sickbay.dev/quarantines/{prefix}")
     plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
 
 
