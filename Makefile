@@ -234,7 +234,7 @@ bench-figures: env ## Put the last figures of bench-scale and bench-faults into 
 	@$(BIN)/python -m tests.bench.report
 
 .PHONY: screenshots
-screenshots: env ## The pictures in README.md and docs/tutorial.md (needs chromium)
+screenshots: env ## The pictures in README.md and docs/tutorial.md (needs Chromium)
 	@$(BIN)/python -m tests.demo.screenshot
 	@SICKBAY_TUTORIAL_PICTURE=docs/figures/tutorial.png $(BIN)/pytest -q tests/e2e/test_tutorial.py
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 PACKAGES=(
-  chromium    # the status page, as a browser sees it (tests/web)
+  chromium-headless-shell # the status page, as a browser sees it (tests/web)
   e2fsprogs   # mkfs.ext4: real filesystems on loop devices
   fio         # reads and writes of an active test (tests/agent)
   fish        # completion of commands (tests/unit)

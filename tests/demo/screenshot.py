@@ -1,6 +1,6 @@
 """`python -m tests.demo.screenshot [FILE]`: a picture of the status page, taken from the demo.
 
-It needs Debian's chromium. The demo runs its story; the picture shows the moment at which a limit
+It needs Debian's Chromium. The demo runs its story; the picture shows the moment at which a limit
 holds most of a storm.
 """
 
@@ -21,7 +21,7 @@ _NODES = 40
 def main(argv: Sequence[str]) -> int:
     """Write the picture; returns the exit status. Raises as `aggregator.demo.local.run`."""
     if not Path(CHROMIUM).exists():
-        print(f"screenshot: there is no {CHROMIUM} (Debian: apt-get install chromium)")
+        print(f"screenshot: there is no {CHROMIUM}: tests/setup-debian.sh installs it")
         return 2
     target = Path(argv[0]) if argv else TARGET
     local.run(count=_NODES, once=True, in_storm=lambda url: photograph(url, target))

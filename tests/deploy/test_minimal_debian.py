@@ -54,6 +54,6 @@ def test_root_gets_everything_that_the_tests_need(
     assert done.returncode == 0, done.stdout + done.stderr
     script = (ROOT / "tests" / "setup-debian.sh").read_text("utf-8")
     listed = re.findall(r"^  ([a-z0-9-]+) +#", script, re.MULTILINE)
-    assert "chromium" in listed
+    assert "chromium-headless-shell" in listed
     assert set(listed) - debian.installed() == set()
     assert done.stdout.count("/cache/sickbay/controlplane/") == len(control_plane_programs)

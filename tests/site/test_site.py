@@ -1,4 +1,4 @@
-"""The documentation site: built without a network, read in Debian's chromium without one.
+"""The documentation site: built without a network, read in Debian's Chromium without one.
 
 Each request of a page that leaves this machine is refused and fails the test.
 """

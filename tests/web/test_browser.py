@@ -1,4 +1,4 @@
-"""The page in Debian's chromium: it lives without a reload, says when it is cut off, and heals."""
+"""The page in Debian's Chromium: it lives without a reload, says when it is cut off, and heals."""
 
 import json
 import os
