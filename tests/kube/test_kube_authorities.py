@@ -50,13 +50,17 @@ class Fleet:
     async def settle(self) -> None:
         """All at once, until none has anything to do."""
         for _ in range(3):
-            await asyncio.gather(*(one.settle() for one in self.replicas))
+            await self._read()
 
     async def pass_time(self, seconds: float) -> None:
-        """As replicas see it that read every half a minute."""
+        """As replicas see it that read every half a minute; at its end none has anything to do."""
         for _ in range(int(seconds // 30)):
             self.ahead += 30
-            await self.settle()
+            await self._read()
+        await self.settle()
+
+    async def _read(self) -> None:
+        await asyncio.gather(*(one.settle() for one in self.replicas))
 
     def issuers(self) -> set[int]:
         found = (one.pair.issuer_among(one.known) for one in self.replicas)
