@@ -23,6 +23,14 @@ from tests.controlplane.toolchain import NoControlPlane
 from tests.controlplane.versions import kubernetes_version, minor
 
 _PROGRAMS = pytest.StashKey[dict[str, Path] | NoControlPlane]()
+_OWNERS_OF_PODS = (
+    "poddisruptionbudgets",
+    "deployments",
+    "replicasets",
+    "daemonsets",
+    "statefulsets",
+    "jobs",
+)
 _BASE_FIXTURE = "control_plane_programs"
 #: The servers of tests collect garbage seldom: they are several, and live for minutes.
 GOGC = 400
@@ -70,20 +78,16 @@ class Space:
         return f"/api/v1/namespaces/{self.namespace}/{resource}" + (f"/{name}" if name else "")
 
     def clear(self) -> None:
-        """Delete the pods, and every quarantine and node whose name begins with the prefix.
+        """Delete the pods, their owners and budgets, and the quarantines and nodes of the prefix.
 
         An aggregator counts all quarantines of the plane against its limits, those of a test that
         has ended too. The aggregator that would remove their finalizers has gone, so that all are
-        deleted in etcd, by one request.
+        deleted in etcd. Owners go first, as they would make new pods.
 
-        The namespace is deleted only where its pods have owners, which would make new pods. The
-        deletion of a namespace takes two requests for each kind of object, 40 kinds, and no other
-        test looks into this namespace.
+        The namespace stays: its deletion takes two requests for each kind of object, 40 kinds, and
+        no other test looks into it.
         """
-        pods = self.plane.call("GET", self.path("pods"))["items"]
-        if any("ownerReferences" in pod["metadata"] for pod in pods):
-            # Before the nodes: the pods of a DaemonSet vanish with them, and the DaemonSet stays.
-            self.plane.delete_namespace(self.namespace)
+        self.plane.delete_from_storage(*(f"{kind}/{self.namespace}/" for kind in _OWNERS_OF_PODS))
         self.plane.delete_from_storage(
             f"pods/{self.namespace}/",
             f"sickbay.dev/quarantines/{self.node_prefix}",
@@ -164,7 +168,7 @@ def control_plane(control_plane_programs: dict[str, Path]) -> Iterator[ControlPl
 
 @pytest.fixture
 def cluster_space(control_plane: ControlPlane) -> Iterator[Space]:
-    """A fresh namespace and node name prefix; pods and nodes are removed after the test."""
+    """A fresh namespace and node name prefix; Space.clear says what is removed after the test."""
     own = uuid.uuid4().hex[:8]
     space = Space(control_plane, namespace=f"t-{own}", node_prefix=f"n-{own}")
     control_plane.create_namespace(space.namespace)
