@@ -104,22 +104,27 @@ class ClusterObjects:
         body = node_object(first, labels or {}, annotations or {}, gpus=gpus, ready=ready)
         made = self.call("POST", "/api/v1/nodes", body)
         own = [made["metadata"]["uid"], *(made["status"]["nodeInfo"][key] for key in _NODE_IDS)]
-        self.copy_object(f"minions/{first}", (_own_ids(own) | {first: name} for name in others))
-        self.wait_for_node_cache()
+        copies = (_own_ids(own) | {first: name} for name in others)
+        version = self.copy_object(f"minions/{first}", copies)
+        self.wait_for_node_cache(version or made["metadata"]["resourceVersion"])
         return names
 
-    def wait_for_node_cache(self) -> None:
-        """Wait until the API server's cache of nodes has all changes until now.
+    def wait_for_node_cache(self, version: str = "") -> None:
+        """Wait until the API server's cache of nodes has all changes up to this version, or now.
 
         The aggregator lists nodes from that cache. A list that may not be older than a version is
         answered only when the cache has it.
         """
-        now = self.call("GET", "/api/v1/nodes?limit=1")["metadata"]["resourceVersion"]
-        fresh = f"resourceVersion={now}&resourceVersionMatch=NotOlderThan"
+        if not version:
+            version = self.call("GET", "/api/v1/nodes?limit=1")["metadata"]["resourceVersion"]
+        fresh = f"resourceVersion={version}&resourceVersionMatch=NotOlderThan"
         self.call("GET", f"/api/v1/nodes?limit=1&{fresh}")
 
-    def copy_object(self, key: str, copies: Iterable[Mapping[str, str]]) -> None:
-        """Copy an object in the cluster's storage, each time with these words exchanged."""
+    def copy_object(self, key: str, copies: Iterable[Mapping[str, str]]) -> str:
+        """Copy an object in the cluster's storage, each time with these words exchanged.
+
+        Returns the resourceVersion of the last copy, or "" for none.
+        """
         raise NotImplementedError
 
     def delete_nodes(self, names: Iterable[str]) -> None:
