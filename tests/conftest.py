@@ -77,6 +77,10 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     """The end of a session may parse, too."""
-    end_fork_servers()
     gc.collect()
     gc.disable()
+
+
+def pytest_unconfigure() -> None:
+    """After the end of all fixtures, those of a session that Ctrl-C has ended too."""
+    end_fork_servers()

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ class _ForkServer:
     def __init__(self, load: str) -> None:
         self._environment = _read_early(os.environ)
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._one_start = threading.Lock()
         line = [sys.executable, "-m", "tests.support.fork_server_main", load]
         with theirs:
             self._process = subprocess.Popen(
@@ -113,10 +115,11 @@ class _ForkServer:
             "new_session": new_session,
         }
         files = [their_end, stdin, output.fileno(), output.fileno()]
-        socket.send_fds(self._channel, [json.dumps(start).encode()], files)
+        with self._one_start:
+            socket.send_fds(self._channel, [json.dumps(start).encode()], files)
+            pid = self._channel.recv(16)
         os.close(their_end)
         os.close(stdin)
-        pid = self._channel.recv(16)
         assert pid, "the fork server has ended; its errors are in this process's stderr"
         return _Forked(
             int(pid),

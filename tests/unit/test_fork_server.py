@@ -122,3 +122,36 @@ print(fork_server._servers[SHOWN]._process.pid, flush=True)
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists(), what="the server to end")
+
+
+def test_a_run_that_ctrl_c_ends_can_still_kill_what_it_has_started(tmp_path: Path) -> None:
+    (tmp_path / "test_interrupted.py").write_text(
+        """
+import os, signal
+from pathlib import Path
+import pytest
+from tests.support.fork_server import start_program
+from tests.support.shown_process import SHOWN
+
+@pytest.fixture
+def process(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        started = start_program(SHOWN, ["0", "HOME"], output=log, piped=True)
+    yield started
+    started.kill()
+    Path("code").write_text(str(started.wait(30)))
+
+def test_is_interrupted(process):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert (tmp_path / "code").read_text() == "-9", done.stdout + done.stderr
