@@ -122,7 +122,7 @@ def test_the_api_server_away_while_20_faults_come_in_loses_none(
     break_it: Callable[[ControlPlane], Callable[[], None]],
     seconds: float,
 ) -> None:
-    plane = start_control_plane()
+    plane = start_control_plane(controller_manager=False, scheduler=False)
     nodes = plane.create_nodes(40, "gpu")
     stack, simulator = begin(plane, nodes)
     since = time.monotonic()
