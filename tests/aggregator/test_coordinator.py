@@ -730,16 +730,16 @@ class _CountedTimers(virtual_time.VirtualTimeLoop):
         self.timers: Counter[str] = Counter()
         super().__init__()
 
-    def call_at(
+    def add_timer(
         self,
         when: float,
         callback: Callable[..., object],
-        *args: object,
-        context: Context | None = None,
+        args: tuple[object, ...],
+        context: Context | None,
     ) -> asyncio.TimerHandle:
         task = asyncio.current_task(self)
         self.timers[task.get_name() if task is not None else ""] += 1
-        return super().call_at(when, callback, *args, context=context)
+        return super().add_timer(when, callback, args, context)
 
 
 def test_a_replica_that_is_alone_wakes_up_to_coordinate_only_once_it_has_company() -> None:

@@ -21,37 +21,32 @@ _DAY = 24 * 3600.0
 OWN_FILES = 1
 
 
-def _init_handle(
-    self: Any,
-    callback: Callable[..., object],
-    args: tuple[Any, ...],
-    loop: asyncio.AbstractEventLoop,
-    context: Context | None,
-) -> None:
-    self._context = copy_context() if context is None else context
-    self._loop = loop
-    self._callback = callback
-    self._args = args
-    self._cancelled = False
-    self._repr = None
-    self._source_traceback = None
-
-
-class _Callback(asyncio.Handle):
-    """A handle without a trace of its source."""
-
-    __slots__ = ()
-    __init__ = _init_handle
-
-
 class _Timer(asyncio.TimerHandle):
-    """The same, of a timer; `LeanLoop.call_at` gives it its time."""
+    """A timer without a trace of its source; `LeanLoop` makes it."""
 
-    _when: float  # asyncio's own, which its stubs leave out
+    # asyncio's own, which its stubs leave out.
+    _when: float
     _scheduled: bool
+    _cancelled: bool
+    _loop: "LeanLoop"
+    _context: Context
+    _callback: Any
+    _args: Any
+    _repr: Any
+    _source_traceback: Any
 
     __slots__ = ()
-    __init__ = _init_handle
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            if self._scheduled:
+                self._loop._timer_cancelled_count += 1
+            self._callback = self._args = None
+
+
+#: A call of a class with an __init__ in Python would take twice as long.
+_new = object.__new__
 
 
 class _When(float):
@@ -80,11 +75,18 @@ class Files(selectors.DefaultSelector):
         return super().select(0)
 
 
+#: What a task or a future calls, its arguments and its context.
+_Step = tuple[Callable[..., object], tuple[Any, ...], Context]
+
+
 class LeanLoop(asyncio.SelectorEventLoop):
     """``time`` and ``_wait`` are a subclass's, or ``_run_once``."""
 
+    #: It remembers no asynchronous generators, so it can't close those that are left at its end.
+    _asyncgen_firstiter_hook = None
+
     # asyncio's own, which its stubs leave out.
-    _ready: "deque[asyncio.Handle]"
+    _ready: "deque[asyncio.Handle | _Step]"
     _scheduled: list[_When]
     _timer_cancelled_count: int
     _clock_resolution: float
@@ -104,9 +106,13 @@ class LeanLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]  # mypy can't see that the same is passed on
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
+        """As asyncio's. Tasks and futures, which alone give a context, take no handle."""
         if self._closed:
             self._check_closed()  # type: ignore[attr-defined]
-        handle: asyncio.Handle = _Callback(callback, args, self, context)
+        if context is not None:
+            self._ready.append((callback, args, context))
+            return None  # type: ignore[return-value]
+        handle = asyncio.Handle(callback, args, self)
         self._ready.append(handle)
         return handle
 
@@ -117,14 +123,7 @@ class LeanLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        if self._closed:
-            self._check_closed()  # type: ignore[attr-defined]
-        place = _When(when)
-        timer: _Timer = _Timer(callback, args, self, context)
-        timer._when, timer._scheduled = when, True
-        place.timer = timer
-        heapq.heappush(self._scheduled, place)
-        return timer
+        return self.add_timer(when, callback, args, context)
 
     def call_later(  # type: ignore[override]  # as above
         self,
@@ -133,7 +132,30 @@ class LeanLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.add_timer(self.time() + delay, callback, args, context)
+
+    def add_timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> asyncio.TimerHandle:
+        """The one way to a timer: a subclass may note it."""
+        if self._closed:
+            self._check_closed()  # type: ignore[attr-defined]
+        timer: _Timer = _new(_Timer)
+        timer._context = copy_context() if context is None else context
+        timer._loop = self
+        timer._callback = callback
+        timer._args = args
+        timer._cancelled = False
+        timer._repr = timer._source_traceback = None
+        timer._when, timer._scheduled = when, True
+        place = _When(when)
+        place.timer = timer
+        heapq.heappush(self._scheduled, place)
+        return timer
 
     def _run_once(self) -> None:
         """One turn, in asyncio's order: timers that are due, then all that was ready by then."""
@@ -153,17 +175,27 @@ class LeanLoop(asyncio.SelectorEventLoop):
                 timer._scheduled = False
                 ready.append(timer)
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+            handle: Any = ready.popleft()  # asyncio's stubs leave its fields out
+            if handle.__class__ is tuple:
+                callback, args, context = handle
+            elif handle._cancelled:
+                continue
+            else:
+                callback, args, context = handle._callback, handle._args, handle._context
+            try:
+                context.run(callback, *args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self._report(callback, args, error)
 
-    def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
+    def _report(
+        self, callback: Callable[..., object], args: tuple[Any, ...], error: BaseException
+    ) -> None:
         """As `asyncio.Handle` reports what its callback raises."""
-        called: Any = handle  # asyncio's stubs leave its fields out
-        source = format_helpers._format_callback_source(called._callback, called._args)
-        self.call_exception_handler(
-            {"message": f"Exception in callback {source}", "exception": error, "handle": handle}
-        )
+        source = format_helpers._format_callback_source(callback, args)
+        message = f"Exception in callback {source}"
+        self.call_exception_handler({"message": message, "exception": error})
 
     def _remove_cancelled(self) -> list[_When]:
         scheduled = self._scheduled

@@ -46,15 +46,15 @@ class Process(LeanLoop):
         self._stirred = True
         return super().call_soon(callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]  # as above
+    def add_timer(
         self,
         when: float,
         callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
+        args: tuple[Any, ...],
+        context: Context | None,
     ) -> asyncio.TimerHandle:
         heapq.heappush(self._wakes, (when - self._offset) / self._rate)
-        return super().call_at(when, callback, *args, context=context)
+        return super().add_timer(when, callback, args, context)
 
     def is_due(self) -> bool:
         """Whether it has something to do now."""

@@ -49,14 +49,18 @@ class VirtualTimeLoop(LeanLoop):
                 raise AssertionError("everything waits for something that will never happen")
             for _ in range(len(ready)):
                 handle: Any = ready.popleft()  # asyncio's stubs leave its fields out
-                if handle._cancelled:
+                if handle.__class__ is tuple:
+                    callback, args, context = handle
+                elif handle._cancelled:
                     continue
+                else:
+                    callback, args, context = handle._callback, handle._args, handle._context
                 try:
-                    handle._context.run(handle._callback, *handle._args)
+                    context.run(callback, *args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
-                    self._report(handle, error)
+                    self._report(callback, args, error)
             if self._stopping:
                 return
 
