@@ -146,8 +146,9 @@ def identifier(text: str) -> str:
         return text
     if not text:
         return UNNAMED
-    printable = "".join(one if one.isprintable() else _escaped(one) for one in _text(text))
-    return _marked(printable, limits.MAX_NAME)
+    text = _text(text)
+    odd = {ord(one): _escaped(one) for one in set(text) if not one.isprintable()}
+    return _marked(text.translate(odd), limits.MAX_NAME)
 
 
 def component_name(text: str) -> str:
