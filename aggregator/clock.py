@@ -75,11 +75,13 @@ class Clocks:
 
     def earliest(self) -> float:
         """The earliest time that it may be."""
-        return min(self.wall(), self.trusted_wall())
+        wall = self.wall()
+        return min(wall, self._guard.trusted_wall(self.now(), wall))
 
     def latest(self) -> float:
         """The latest time that it may be."""
-        return max(self.wall(), self.trusted_wall())
+        wall = self.wall()
+        return max(wall, self._guard.trusted_wall(self.now(), wall))
 
     def doubt(self) -> str:
         """Why the wall clock is not believed now; empty: it is."""

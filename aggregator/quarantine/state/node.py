@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Node, Quarantine, is_older
+from aggregator.cluster.port import Action, Node, Quarantine, QuarantineStatus, is_older
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.node_rules import reweighed
@@ -237,21 +237,6 @@ class NodeState:
             self.quarantine_view.uncordoned, quarantine, rules
         )
 
-    def _recordon_at(self, wall: float) -> float:
-        """When the node may be cordoned again: wall clock seconds, ``wall`` or earlier for now."""
-        quarantine = self.node_summary.quarantine
-        return recordon_due(quarantine.status, wall) if quarantine is not None else wall
-
-    def _evictions_wait(self, wall: float) -> bool:
-        """Whether evictions wait until the response to an uncordon is decided."""
-        quarantine = self.node_summary.quarantine
-        if quarantine is None:
-            return False
-        pending = self.quarantine_view.uncordoned is not Uncordoned.NO and not has_given_up(
-            quarantine.status
-        )
-        return pending or wall < quarantine.status.evictions_held_until
-
     @property
     def release_held(self) -> str:
         """Why it is not released although its cause is over; empty: no check holds it."""
@@ -310,24 +295,6 @@ class NodeState:
         words = words_of(latest.values()) | remembered
         return frozenset(word for word in words if word.key not in over)
 
-    def _marks_untold(self) -> bool:
-        """Whether the object does not list yet which marks the node lacks."""
-        quarantine = self.node_summary.quarantine
-        if quarantine is None or quarantine.status.phase not in MARKED or self.cluster.node_gone:
-            return False
-        return self.quarantine_view.missing != marks_told(quarantine)
-
-    def _restore_due(self, rules: RestoreRules, wall: float) -> bool:
-        quarantine = self.node_summary.quarantine
-        if (
-            not self.quarantine_view.missing
-            or quarantine is None
-            or quarantine.status.marks is None
-        ):
-            return False
-        at = restore_at(quarantine.status.marks, rules)
-        return quarantine.status.phase in MARKED and at is not None and at <= wall
-
     def situation(
         self,
         *,
@@ -350,11 +317,14 @@ class NodeState:
         """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
         node's agent as long as it has to. ``marks``: when lost marks are set again.
         """
-        view, agent, requests = self.quarantine_view, self.agent, self.cluster.operator_requests
-        quarantine, fresh = view.quarantine, agent.is_fresh
+        view, agent, cluster = self.quarantine_view, self.agent, self.cluster
+        requests, quarantine, fresh = cluster.operator_requests, view.quarantine, agent.is_fresh
+        status = quarantine.status if quarantine is not None else None
         if requests is not NONE and (quarantine is None or quarantine.spec.requester == OURS):
             mode = min(mode, requests.cap(wall), key=lambda action: action.strength)
-        recordon_at = self._recordon_at(wall)
+        recordon_at = recordon_due(status, wall) if status is not None else wall
+        schedulable = view.uncordoned is not Uncordoned.NO
+        marked = quarantine if status is not None and status.phase in MARKED else None
         return Situation(
             quarantine=quarantine,
             in_record=in_record,
@@ -365,27 +335,32 @@ class NodeState:
             fresh=fresh,
             recovered=fresh and not self.acting,
             uncordoned=self.is_released_by_uncordon(uncordon),
-            schedulable=view.uncordoned is not Uncordoned.NO,
+            schedulable=schedulable,
             recordon=recordon_at <= wall,
             recordon_at=recordon_at,
-            evictions_wait=self._evictions_wait(wall),
+            evictions_wait=status is not None
+            and _evictions_wait(status, wall, schedulable=schedulable),
             node_replaced=view.node_replaced,
             reborn=bool(view.reborn),
-            node_gone=self.cluster.node_gone,
-            node_found=self.cluster.node_found,
+            node_gone=cluster.node_gone,
+            node_found=cluster.node_found,
             absent_too_long=absent_too_long,
-            maintained=bool(self.cluster.maintained),
+            maintained=bool(cluster.maintained),
             stopped=stopped,
             conflict=bool(agent.conflict),
             definition_going=view.definition_going,
-            marks_untold=self._marks_untold(),
-            restore_due=self._restore_due(marks, wall),
+            marks_untold=marked is not None
+            and not cluster.node_gone
+            and view.missing != marks_told(marked),
+            restore_due=marked is not None
+            and bool(view.missing)
+            and _restore_due(marked.status, marks, wall),
             conditions_old=view.are_conditions_old(),
-            release_held=bool(self.release_held),
+            release_held=status is not None and bool(view.release_held or status.release_held),
             look_later=now < view.release_look,
             forced=requests.forced(wall),
-            unforced=self.cluster.node_gone
-            or (self.cluster.operator_requests_known and not requests.force_asked),
+            unforced=cluster.node_gone
+            or (cluster.operator_requests_known and not requests.force_asked),
             exempt=requests.exempt(wall),
             unclaimed=bool(view.unclaimed),
             repair_busy=repair_busy,
@@ -393,6 +368,17 @@ class NodeState:
             repair_due=repair_due,
             untested=untested,
         )
+
+
+def _evictions_wait(status: QuarantineStatus, wall: float, *, schedulable: bool) -> bool:
+    """Whether evictions wait until the response to an uncordon is decided."""
+    return (schedulable and not has_given_up(status)) or wall < status.evictions_held_until
+
+
+def _restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:
+    """Whether the marks that the node lacks are to be set again now."""
+    at = restore_at(status.marks, rules) if status.marks is not None else None
+    return at is not None and at <= wall
 
 
 def _is_past(one: Quarantine, other: Quarantine) -> bool:
