@@ -55,6 +55,7 @@ from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 from aggregator.replicas.membership.view import Ownership, SingleReplica
@@ -468,25 +469,26 @@ class Controller:
             and node_state.decision.requests != describe(requests, wall)
         ):
             self._evaluator.evaluate_node(node_state)  # an exemption has ended
-        quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
-        waits = (
-            view.missing
-            or _is_schedulable(node_state)
-            or (
-                quarantine is not None
-                and (
-                    quarantine.status.phase in _IN_SUSPENSE
-                    or node_state.release_held
-                    or _is_absent(node_state)
-                    or self._repairs.waits(node_state)
-                )
-            )
-        )
-        if waits:
+        if node_state.node_summary.quarantine_view is NO_QUARANTINE:  # most nodes of a fleet
+            self._queue.resume(node_state)
+            return
+        if self._waits(node_state):
             self._attend_again(node_state)
         self._queue.resume(node_state)
         if node_state.age_trail():
             self._queue.add_for_read(node_state)
+
+    def _waits(self, node_state: NodeState) -> bool:
+        """Whether its quarantine waits for something that time or its node may bring."""
+        view = node_state.quarantine_view
+        if view.missing or _is_schedulable(node_state):
+            return True
+        return view.quarantine is not None and (
+            view.quarantine.status.phase in _IN_SUSPENSE
+            or bool(node_state.release_held)
+            or _is_absent(node_state)
+            or self._repairs.waits(node_state)
+        )
 
     async def _rest(self) -> None:
         """Until the next round, which comes sooner once enough agents have reported: proposals that
