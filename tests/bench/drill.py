@@ -36,6 +36,8 @@ class Drill:
         self.recoveries: list[float] = []
         self._ends = ends
         ends.callback(remove_quarantines, plane, name)
+        # Without its node each would be collected by five requests of the controller manager.
+        ends.callback(plane.delete_from_storage, f"pods/{PODS}/{name}")
         self.nodes: list[str] = []
 
     def made(self, nodes: int) -> list[str]:
