@@ -94,9 +94,9 @@ def gpus_with_nvlink_evidence(
     if health is None:
         return frozenset(found)
     found |= {
-        one.component
-        for one in health.components.that_are(Status.FAILED)
-        if one.check in NVLINK_CHECKS and one.component
+        component
+        for check, component, status, _ in health.components.findings()
+        if status is Status.FAILED and check in NVLINK_CHECKS and component
     }
     return frozenset(found) - gpus_with_memory_errors(health, found, policy)
 
@@ -106,6 +106,8 @@ def gpus_with_memory_errors(
 ) -> frozenset[str]:
     """Those of the ``gpus`` on which the driver's verdict came with an error of the memory."""
     wanted = set(gpus)
+    if not wanted:
+        return _NONE
     verdicts: dict[str, list[float]] = {}
     errors: list[Fault] = []
     for fault in health.faults.values():
