@@ -1,5 +1,6 @@
 """Damage to the files and logs that tests give the agent."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,27 @@ def fill(root: Path, files: dict[str, bytes | str | None]) -> None:
             path.mkdir()
 
 
+@cache
+def _edits(size: int, most: int) -> st.SearchStrategy[list[tuple[int, int, bytes]]]:
+    """Where, the number of bytes that are lost there, and the bytes that take their place.
+
+    One draw for all of them, because each draw of a test has a cost of its own.
+    """
+    number = st.integers(1, most)
+    edit = st.tuples(st.integers(0, size), st.integers(0, 40), st.binary(max_size=40))
+
+    @st.composite
+    def edits(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
+        return [draw(edit) for _ in range(draw(number))]
+
+    return edits()
+
+
 def decodes_damaged(raw: bytes, log: Path, data: st.DataObject, *, most: int) -> None:
     """Overwrite, cut out and double bytes of ``raw``, ``most`` times, and decode the result."""
     damaged = bytearray(raw)
-    for _ in range(data.draw(st.integers(1, most))):
-        at = data.draw(st.integers(0, len(damaged)))
-        damaged[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
+    for at, length, new in data.draw(_edits(len(raw), most)):
+        damaged[at : at + length] = new
     log.write_bytes(damaged)
     if why_not_text(bytes(damaged[:HEAD])):  # the damage is the first bytes of a compressed file
         with pytest.raises(OSError, match="expected text"):
