@@ -47,7 +47,6 @@ class Setting:
     service_account_key: Path
     service_account_public: Path
     audit_log: Path
-    tokens: Path
     etcd_port: int
     etcd_peer_port: int
     apiserver_port: int
@@ -142,7 +141,6 @@ def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
         f"--tls-cert-file={at.serving.certificate}",
         f"--tls-private-key-file={at.serving.key}",
         f"--client-ca-file={at.ca_file}",
-        f"--token-auth-file={at.tokens}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         *([f"--disable-admission-plugins={','.join(disabled)}"] if disabled else []),

@@ -13,7 +13,6 @@ import contextlib
 import http.client
 import itertools
 import json
-import secrets
 import shutil
 import tempfile
 from collections import Counter
@@ -318,12 +317,10 @@ class ControlPlane(ClusterObjects):
         self.url = f"https://127.0.0.1:{self.port}"
         self.audit_log = self.folder / "audit.log"
         self.audit_log.touch()
-        self._tokens = self.folder / "tokens.csv"
-        self._tokens.touch(mode=0o600)
-        admin = self._known_token(ADMIN)
-        self.client = self._closing(ApiClient(self.port, self.ca_file, token=admin))
+        admin = self._issue(ADMIN, ["system:masters"])
+        self.client = self._closing(ApiClient(self.port, self.ca_file, certificate=admin))
         self.kubeconfig = kubeconfigs.write(
-            self.folder / "admin.kubeconfig", self.url, self.ca_file, token=admin
+            self.folder / "admin.kubeconfig", self.url, self.ca_file, certificate=admin
         )
 
     def _define(self, programs: dict[str, Path]) -> None:
@@ -336,7 +333,6 @@ class ControlPlane(ClusterObjects):
             service_account_key=private,
             service_account_public=public,
             audit_log=self.audit_log,
-            tokens=self._tokens,
             etcd_port=self._etcd_port.number,
             etcd_peer_port=self._peer_port.number,
             apiserver_port=self.port,
@@ -405,18 +401,7 @@ class ControlPlane(ClusterObjects):
 
     def _component_kubeconfig(self, user: str) -> Path:
         # Each under its own name, so that the audit log tells them apart.
-        return self._write_kubeconfig(token=self._known_token(user))
-
-    def _known_token(self, user: str) -> str:
-        """A token of this member of system:masters, which the API server knows from its start.
-
-        The signature of a client's certificate is verified at each request: a sixteenth of the API
-        server's work in tests.
-        """
-        token = secrets.token_hex(16)
-        with self._tokens.open("a", encoding="utf-8") as file:
-            file.write(f"{token},{user},{user},system:masters\n")
-        return token
+        return self.kubeconfig_for(user, ["system:masters"])
 
     def _write_kubeconfig(
         self, *, certificate: KeyPair | None = None, token: str | None = None
