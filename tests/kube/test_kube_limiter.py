@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.cluster.kubernetes import limiter as kube_limiter
 from aggregator.cluster.kubernetes.limiter import (
     HURRY,
+    TRAILS_FOR,
     URGENT_PAUSE,
     Limiter,
     Priority,
@@ -113,6 +115,69 @@ async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> N
     assert went == [(lane, turn) for lane in reversed(lanes) for turn in (1, 2)]
 
 
+async def test_what_trails_goes_in_the_order_of_the_taints_whatever_its_kind() -> None:
+    limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
+    for node in ("n1", "n2", "n3"):
+        async with limited.turn(Priority.TAINT, node):
+            pass
+    went: list[tuple[str, Priority]] = []
+
+    async def one(node: str, lane: Priority) -> None:
+        async with limited.turn(lane, node):
+            went.append((node, lane))
+
+    await limited.acquire(Priority.READ)
+    trailing = (Priority.PHASE, Priority.STATUS, Priority.EVENT)
+    mixed = [(node, lane) for lane in trailing for node in ("n3", "n1", "n2")]
+    others = [("", Priority.STATUS), ("n4", Priority.STATUS), ("", Priority.PHASE)]
+    urgent = [("n3", Priority.EVICTION), ("n4", Priority.TAINT)]
+    begun = [asyncio.create_task(one(*each)) for each in (*mixed, *others, *urgent)]
+    await settled()
+    limited.release(Priority.READ)
+    await asyncio.gather(*begun)
+    assert went == [
+        ("n4", Priority.TAINT),
+        ("n3", Priority.EVICTION),
+        *((node, lane) for node in ("n1", "n2", "n3") for lane in trailing),
+        ("", Priority.PHASE),
+        # They came before the taint of their node.
+        ("", Priority.STATUS),
+        ("n4", Priority.STATUS),
+    ]
+
+
+async def test_what_comes_long_after_the_taint_has_the_priority_of_its_kind() -> None:
+    time = FakeTime()
+    limited = limiter(time, qps=1e6, burst=1000, at_once=1)
+    async with limited.turn(Priority.TAINT, "n1"):
+        pass
+    time.now += TRAILS_FOR
+    flights = Flights(limited)
+    await flights.ask("under way", Priority.READ)
+    await flights.ask("late", Priority.EVENT, "n1")
+    await flights.ask("phase", Priority.PHASE)
+    for name in ("under way", "phase", "late"):
+        await flights.end(name)
+    assert flights.began == ["under way", "phase", "late"]
+
+
+async def test_the_order_of_taints_is_kept_for_a_bounded_number_of_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kube_limiter, "_MOST_TAINTED", 2)
+    limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
+    for node in ("n1", "n2", "n3", "n2"):
+        async with limited.turn(Priority.TAINT, node):
+            pass
+    flights = Flights(limited)
+    await flights.ask("under way", Priority.READ)
+    for node in ("n1", "n2", "n3"):
+        await flights.ask(node, Priority.STATUS, node)
+    for name in ("under way", "n3", "n2", "n1"):
+        await flights.end(name)
+    assert flights.began == ["under way", "n3", "n2", "n1"]
+
+
 async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     time = FakeTime()
     limited = limiter(time)
@@ -202,9 +267,9 @@ class Flights:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def ask(self, name: str, lane: Priority) -> "asyncio.Task[None]":
+    async def ask(self, name: str, lane: Priority, node: str = "") -> "asyncio.Task[None]":
         async def fly() -> None:
-            async with self._limited.turn(lane):
+            async with self._limited.turn(lane, node):
                 self.began.append(name)
                 await self._ends[name].wait()
 

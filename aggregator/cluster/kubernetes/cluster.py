@@ -384,6 +384,7 @@ class KubeCluster:
                 content_type=JSON_PATCH if checked else MERGE_PATCH,
                 accept=METADATA,
                 guard=guard,
+                node=node.name,
             )
         except AdmissionRefused:
             raise

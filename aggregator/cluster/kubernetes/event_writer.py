@@ -39,8 +39,11 @@ async def write_event(transport: Transport, event: NodeEvent) -> None:
             await post_event(transport, body)
 
 
-async def post_event(transport: Transport, body: dict[str, object]) -> None:
-    """Write one Event, after all other requests. Raises ClusterError."""
+async def post_event(transport: Transport, body: dict[str, object], *, node: str = "") -> None:
+    """Write one Event, after all other requests. Raises ClusterError.
+
+    ``node``: the one whose taint it trails, if any (`Limiter.acquire`).
+    """
     await transport.request(
         "POST",
         paths.EVENTS,
@@ -48,6 +51,7 @@ async def post_event(transport: Transport, body: dict[str, object]) -> None:
         lane=Priority.EVENT,
         body=encode(body),
         accept=METADATA,
+        node=node,
     )
 
 

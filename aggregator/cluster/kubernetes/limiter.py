@@ -10,11 +10,16 @@ taint is queued, and the trailing requests of the nodes already tainted would ta
 then the time, of the taints still to come. So trailing requests get only a few places while taints
 are under way. To prevent starvation in a storm without an end, now and then the request that has
 waited longest goes.
+
+What trails about a node that was tainted lately goes in the order of the taints, whatever its kind:
+else all nodes' phases would go before the first node's condition, and of a storm each node would be
+complete only at its end.
 """
 
 import asyncio
 import enum
-from collections import deque
+import heapq
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -55,6 +60,10 @@ SHARE = 16
 URGENT_PAUSE = 5.0
 #: One in so many that go is the request that has waited longest, of any priority.
 FAIR = 64
+#: For so long after its taint (seconds) a node's trailing requests go in the order of the taints,
+#: and so many nodes are remembered.
+TRAILS_FOR = 300.0
+_MOST_TAINTED = 8192
 
 
 class TokenBucket:
@@ -95,22 +104,29 @@ class TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    """``turn``: the order of arrival. ``rank``: that in its line."""
+
     lane: Priority
+    rank: int
     turn: int
     go: asyncio.Future[None]
+
+    def __lt__(self, other: "_Waiter") -> bool:
+        return (self.rank, self.turn) < (other.rank, other.turn)
 
 
 class Slot:
     """One request's. A class, and no generator: there are three for each node that fails."""
 
-    __slots__ = ("_lane", "_limiter")
+    __slots__ = ("_lane", "_limiter", "_node")
 
-    def __init__(self, limiter: "Limiter", lane: Priority) -> None:
+    def __init__(self, limiter: "Limiter", lane: Priority, node: str) -> None:
         self._limiter = limiter
         self._lane = lane
+        self._node = node
 
     async def __aenter__(self) -> None:
-        await self._limiter.acquire(self._lane)
+        await self._limiter.acquire(self._lane, self._node)
 
     async def __aexit__(self, *_: object) -> None:
         self._limiter.release(self._lane)
@@ -118,6 +134,9 @@ class Slot:
 
 class Limiter:
     """Lets requests go in order of priority, then of arrival, as the bucket allows.
+
+    The trailing requests about a node whose taint went through here have the priority `PHASE`, and
+    go in the order of the taints.
 
     ``at_once``: how many may be under way, if that is bounded. Releases are above it: requests that
     hang must not hold them up. ``clock`` and ``sleep`` belong together; a test gives both.
@@ -140,8 +159,11 @@ class Limiter:
         self._clock = clock
         self._sleep = sleep
         self._bucket = TokenBucket(qps, burst, clock())
-        self._lines: dict[Priority, deque[_Waiter]] = {lane: deque() for lane in Priority}
+        #: Heaps.
+        self._lines: dict[Priority, list[_Waiter]] = {lane: [] for lane in Priority}
         self._turn = 0
+        #: By node: when its taint went, by turn and by the clock; the oldest first.
+        self._tainted: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._unfair = 0
         self._paused_until = self._trailing_paused_until = clock()
         self._alarm_at = float("inf")
@@ -153,25 +175,28 @@ class Limiter:
         """How many requests stand in line."""
         return sum(not one.go.done() for line in self._lines.values() for one in line)
 
-    def turn(self, lane: Priority) -> "Slot":
+    def turn(self, lane: Priority, node: str = "") -> "Slot":
         """Around a request: enters when it may be sent. Raises Unreachable when closed."""
-        return Slot(self, lane)
+        return Slot(self, lane, node)
 
-    async def acquire(self, lane: Priority) -> None:
+    async def acquire(self, lane: Priority, node: str = "") -> None:
         """Return when the request may be sent. Raises Unreachable when the limiter is closed.
 
-        It counts as under way until it is released.
+        ``node``: the one that it is about, where it taints the node or trails behind its taint. It
+        counts as under way until it is released.
         """
         if lane.unlimited:
             return
         now = self._clock()
+        self._turn += 1
+        turn = self._turn
+        lane, rank = self._place_of(lane, node, turn, now)
         free = now >= self._paused_until and self._has_place(lane, now) and self._is_first(lane)
         if free and self._bucket.take(now):
             self._begin(lane)
             return
-        self._turn += 1
-        waiter = _Waiter(lane, self._turn, asyncio.get_running_loop().create_future())
-        self._lines[lane].append(waiter)
+        waiter = _Waiter(lane, rank, turn, asyncio.get_running_loop().create_future())
+        heapq.heappush(self._lines[lane], waiter)
         self._stirred.set()  # it may go where the first in line could not
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._let_go(), name="kube-limiter")
@@ -181,6 +206,21 @@ class Limiter:
             if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
                 self.release(lane)  # it was let go just as it was cancelled
             raise
+
+    def _place_of(self, lane: Priority, node: str, turn: int, now: float) -> tuple[Priority, int]:
+        """The line of the request, and its rank there."""
+        if not node:
+            return lane, turn
+        if lane is Priority.TAINT:
+            self._tainted[node] = turn, now
+            self._tainted.move_to_end(node)
+            if len(self._tainted) > _MOST_TAINTED:
+                self._tainted.popitem(last=False)
+        elif lane >= Priority.PHASE and (known := self._tainted.get(node)) is not None:
+            rank, at = known
+            if now - at < TRAILS_FOR:
+                return Priority.PHASE, rank
+        return lane, turn
 
     def release(self, lane: Priority) -> None:
         """The request that was let go has ended, however it did."""
@@ -259,7 +299,7 @@ class Limiter:
                 ends = (self._hurried_until - now, self._trailing_paused_until - now)
                 await self._until_stirred(min((end for end in ends if end > 0), default=0.0))
                 continue
-            self._lines[waiter.lane].popleft()
+            heapq.heappop(self._lines[waiter.lane])
             self._bucket.take(now)
             self._begin(waiter.lane)
             waiter.go.set_result(None)
@@ -304,5 +344,5 @@ class Limiter:
         """Drop waiters that gave up at the head of their line; whether any waiter is left."""
         for line in self._lines.values():
             while line and line[0].go.done():
-                line.popleft()
+                heapq.heappop(line)
         return any(self._lines.values())

@@ -75,7 +75,7 @@ async def publish(
                 warning=quarantined,
                 now=said["now"],
             )
-            await post_event(transport, event)
+            await post_event(transport, event, node=node)
             told = True
             if watched is not None:  # the Event has waited for its turn: the node may have changed
                 newer = marked_nodes.find(node, node_uid)
@@ -96,7 +96,7 @@ async def _due(
     query = {"resourceVersion": "0"} if cached else None
     try:
         body = await transport.request(
-            "GET", paths.node(node), kind="nodes", lane=Priority.STATUS, query=query
+            "GET", paths.node(node), kind="nodes", lane=Priority.STATUS, query=query, node=node
         )
     except NotFound:
         if cached:
@@ -156,4 +156,5 @@ async def write_condition(
         body=encode(patch),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,
+        node=meta.name,
     )

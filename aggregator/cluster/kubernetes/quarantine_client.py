@@ -91,6 +91,7 @@ class QuarantineStore:
             f"{paths.quarantine(quarantine.node)}/status",
             {"metadata": _fence(quarantine), "status": body},
             _lane(quarantine.status, status),
+            node=quarantine.node,
         )
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
@@ -159,7 +160,9 @@ class QuarantineStore:
             "GET", paths.quarantine(node), kind="quarantines", lane=Priority.READ
         )
 
-    async def _patch(self, path: str, patch: Mapping[str, object], lane: Priority) -> Quarantine:
+    async def _patch(
+        self, path: str, patch: Mapping[str, object], lane: Priority, *, node: str = ""
+    ) -> Quarantine:
         body = await self._transport.request(
             "PATCH",
             path,
@@ -167,6 +170,7 @@ class QuarantineStore:
             lane=lane,
             body=encode(patch),
             content_type=MERGE_PATCH,
+            node=node,
         )
         return decode_quarantine(body, self._installation)
 

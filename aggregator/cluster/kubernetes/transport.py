@@ -134,12 +134,13 @@ class Transport:
         accept: str = JSON,
         deadline: float | None = None,
         guard: Guard | None = None,
+        node: str = "",
     ) -> bytes:
         """The body of a 2xx answer; any other raises its typed error.
 
         ``path`` begins with "/"; see paths.py. ``kind`` is the key of the counters. A GET is
         read-only, and is retried where one answer is lost. ``guard`` is awaited between the
-        limiter's turn and the sending.
+        limiter's turn and the sending. ``node``: see `Limiter.acquire`.
         """
 
         async def once() -> bytes:
@@ -154,6 +155,7 @@ class Transport:
                 accept=accept,
                 deadline=deadline,
                 guard=guard,
+                node=node,
             )
             if isinstance(answer, Failure):
                 raise answer.error()
@@ -177,6 +179,7 @@ class Transport:
         accept: str = JSON,
         deadline: float | None = None,
         guard: Guard | None = None,
+        node: str = "",
     ) -> bytes | Failure:
         """As `request`, but a refusal is returned. Raises Unreachable where no answer came.
 
@@ -187,7 +190,7 @@ class Transport:
             headers[hdrs.CONTENT_TYPE] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
         ask = _Ask(method, target, kind, headers, body, deadline or self._deadline)
-        async with self._limiter.turn(lane):
+        async with self._limiter.turn(lane, node):
             if guard is not None:
                 await guard()
             wire = self._current()
