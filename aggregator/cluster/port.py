@@ -779,7 +779,9 @@ class Cluster(Protocol):
         """
         ...
 
-    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+    async def pods_on(
+        self, node: str, *, background: bool = False, guard: Guard | None = None
+    ) -> list[Pod]:
         """All pods of the node. ``background``: they were read before, and little has changed."""
         ...
 

@@ -621,14 +621,16 @@ class MemoryCluster:
 
         return await self._call("patch_node", effect, guard)
 
-    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+    async def pods_on(
+        self, node: str, *, background: bool = False, guard: Guard | None = None
+    ) -> list[Pod]:
         self.in_background["pods_on"] += background
 
         def effect() -> list[Pod]:
             prefix = f"{node}/"
             return [pod for key, pod in self.world.pods.items() if key.startswith(prefix)]
 
-        return await self._call("pods_on", effect)
+        return await self._call("pods_on", effect, guard)
 
     async def pods_labelled(
         self, namespace: str, label: str, value: str, *, background: bool = False

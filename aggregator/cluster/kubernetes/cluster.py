@@ -394,13 +394,16 @@ class KubeCluster:
             raise
         return patched(node, change, decode(answer, PartialObjectMetadata).metadata)
 
-    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+    async def pods_on(
+        self, node: str, *, background: bool = False, guard: Guard | None = None
+    ) -> list[Pod]:
         body = await self._transport.request(
             "GET",
             paths.PODS,
             kind="pods",
             lane=_of_drains(background=background),
             query={"fieldSelector": f"spec.nodeName={node}"},
+            guard=guard,
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 

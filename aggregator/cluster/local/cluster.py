@@ -284,8 +284,16 @@ class LocalCluster:
             await self._run(self._commands.release, node.name, "release")
         return await self._write(self._open.write_node, after)
 
-    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:  # noqa: ARG002
+    async def pods_on(
+        self,
+        node: str,
+        *,
+        background: bool = False,  # noqa: ARG002
+        guard: Guard | None = None,
+    ) -> list[Pod]:
         """The drain command stands in for the pods: one, until it has succeeded."""
+        if guard is not None:
+            await guard()
         quarantine = await self.read_quarantine(node)
         if quarantine is None or not self._commands.drain:
             return []

@@ -7,10 +7,15 @@ those that wait in a queue are dropped, and no caller waits for them.
 
 A drain that is blocked asks ever less often. All of a replica's blocked drains together make a few
 requests a second, however many they are, and these go after all new requests.
+
+Of many drains that begin together each looks for pods before it writes anything: a node without
+pods to evict is drained by one write, and the drains of nodes with pods do not wait for the begins
+of the others.
 """
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -54,6 +59,8 @@ NODE_EVERY = 10.0
 #: so long after the taint in any case. So one read is enough where it begins that late and nothing
 #: can be on its way back; see `Drainer._is_proof`.
 EMPTY_FOR = 5.0
+#: With so many begins of drains under way, a further one reads the node's pods first.
+MANY_BEGIN = 32
 _LOOK_FIRST = 0.1
 #: The pods of a drain that is blocked are read so often (seconds) ...
 _LOOK_MOST = 30.0
@@ -61,6 +68,7 @@ _LOOK_MOST = 30.0
 LOOKS_A_SECOND = 3.0
 _EVICTING = "evicting pods"
 _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
+_EMPTY = "no pods are left that would go"
 _EMPTY_AGAIN = "no pods are left that would go: those that came after the drain are gone"
 _PLACED = "it was placed here after the drain"
 _MOST_NAMED = 3
@@ -110,7 +118,7 @@ class Drainer:
         self._off_balancers = off_balancers
         self._rng = rng
         self._test_namespace = test_namespace
-        self._running = 0
+        self._running = self._begins = 0
         self._memories: dict[str, DrainMemory] = {}
         self._landing: set[asyncio.Task[bool]] = set()
 
@@ -285,16 +293,75 @@ class Drainer:
         """Whether a node that was just marked needs no other change before its drain begins."""
         return not self._off_balancers or exclude_change(node) is None
 
-    async def begin_with_marks(self, node_state: NodeState, marks: NewMarks) -> None:
+    async def begin_with_marks(
+        self, node_state: NodeState, marks: NewMarks, still: Callable[[], bool]
+    ) -> None:
         """Write phase Draining in place of Cordoned, for a node whose very next step is its drain.
 
         The patch that marked the node came before this compare-and-set, and the node was then as
         decided on: that is what the read of a drain that begins later shows. Before the first
-        eviction the node is read in any case.
+        eviction the node is read in any case. Of a node that is found empty among many begins phase
+        Drained is written at once, and where ``still`` says no meanwhile, phase Cordoned.
         """
-        await self._write_begin(node_state, marks.quarantine, marks.status)
+        self._begins += 1
+        try:
+            if self._begins > MANY_BEGIN and not self._hook_runner.is_due(marks.status):
+                empty = self._empty_since_marks(node_state, marks)
+                read = await while_it_stands(node_state, empty, still)
+                if not still():
+                    await self._acts.write_status(node_state, marks.quarantine, marks.status)
+                    return
+                if read is not None:
+                    await self._finish_with_marks(node_state, marks, read)
+                    return
+            await self._write_begin(node_state, marks.quarantine, marks.status)
+        finally:
+            self._begins -= 1
         self._memory(node_state).begun_at = self._clocks.now()
         node_state.work.note_poll(marks.at)  # a poll at once would show no more
+
+    async def _empty_since_marks(self, node_state: NodeState, marks: NewMarks) -> _Read | None:
+        """The read that proves the node empty before a drain has begun, or None.
+
+        It is a proof as in `_is_proof`: no pod was asked to leave where no drain ever began.
+        """
+        if marks.status.drain_started_at or marks.status.pre_evict is not None:
+            return None
+        began = 0.0
+
+        async def note_begin() -> None:
+            nonlocal began
+            began = self._clocks.now()  # the request may have waited for its turn
+
+        while True:
+            try:
+                pods = await self._cluster.pods_on(node_state.node, guard=note_begin)
+            except ClusterError:
+                return None  # the drain itself reads them again, and reports what is wrong
+            moment = self._moment(marks.status)
+            plan = plan_drain(without_own(pods, None, self._test_namespace), self._rules, moment)
+            marked_for = began - node_state.quarantine_view.begun_at(marks.quarantine.uid)
+            if plan.remaining or plan.stuck or math.isinf(marked_for):
+                return None
+            if marked_for >= EMPTY_FOR:
+                return _Read(plan, moment, round(self._clocks.wall(), 3), began)
+            await asyncio.sleep(EMPTY_FOR - marked_for + _LOOK_FIRST)  # past it, by any rounding
+
+    async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> None:
+        """Write phase Drained in place of Cordoned; the begin of the drain is told with its end."""
+        began = self._clocks.latest()
+        drained = replace(
+            marks.status,
+            phase=Phase.DRAINED,
+            message=_EMPTY,
+            drain_started_at=began,
+            deadline_at=began + self._deadline,
+            drained_at=self._clocks.wall(),
+            pods_remaining=0,
+            pods_read_at=read.at,
+        )
+        told = (EventKind.DRAINING, "draining"), (EventKind.DRAINED, "drained")
+        await self._enter_phase(node_state, marks.quarantine, drained, *told)
 
     async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
@@ -349,7 +416,8 @@ class Drainer:
             drain_started_at=began,
             deadline_at=status.deadline_at or began + self._deadline,
         )
-        await self._enter_phase(node_state, quarantine, draining, EventKind.DRAINING, "draining")
+        told = EventKind.DRAINING, "draining"
+        await self._enter_phase(node_state, quarantine, draining, told)
         # Evictions come after this phase, so none was sent before its first compare-and-set.
         self._memory(node_state).is_new = not status.drain_started_at
 
@@ -357,7 +425,7 @@ class Drainer:
         quarantine, plan = node_state.node_summary.quarantine, read.plan
         if quarantine is None:
             return
-        message = "no pods are left that would go"
+        message = _EMPTY
         if plan.stuck:
             message += f"; stuck in Terminating, and not waited for: {', '.join(plan.stuck)}"
         status = replace(
@@ -372,23 +440,22 @@ class Drainer:
         if evictions.memory.found_empty:  # after one read alone, a repair reads the pods once more
             node_state.own_quarantine_view().note_empty(read.began)
         text = "drained" if not plan.stuck else f"drained: {message}"
-        await self._enter_phase(node_state, quarantine, status, EventKind.DRAINED, text)
+        await self._enter_phase(node_state, quarantine, status, (EventKind.DRAINED, text))
 
     async def _enter_phase(
         self,
         node_state: NodeState,
         quarantine: Quarantine,
         status: QuarantineStatus,
-        kind: EventKind,
-        text: str,
+        *told: tuple[EventKind, str],
     ) -> None:
-        """Write a phase and emit its event, also where the answer to the write is lost."""
-        self._memory(node_state).unreported_phase = status.phase, kind, text
+        """Write a phase and emit its events, also where the answer to the write is lost."""
+        self._memory(node_state).unreported_phase = status.phase, told
         await self._acts.write_status(node_state, quarantine, status)
         self.report_phase(node_state)
 
     def report_phase(self, node_state: NodeState) -> None:
-        """Emit the event of a phase that we wrote, once the Quarantine shows that phase."""
+        """Emit the events of a phase that we wrote, once the Quarantine shows that phase."""
         quarantine = node_state.node_summary.quarantine
         memory = self._memories.get(node_state.node)
         if quarantine is None:
@@ -396,11 +463,12 @@ class Drainer:
             return
         if memory is None or memory.unreported_phase is None:
             return
-        phase, kind, text = memory.unreported_phase
+        phase, told = memory.unreported_phase
         if quarantine.uid != memory.uid or quarantine.status.phase is not phase:
             return
         memory.unreported_phase = None
-        self._acts.emit_event(node_state, kind, text)
+        for kind, text in told:
+            self._acts.emit_event(node_state, kind, text)
         if phase is Phase.DRAINED:
             status = quarantine.status
             self._acts.stages.note_drained(status.cordoned_at, status.drained_at)

@@ -269,10 +269,16 @@ class Reconciler:
         if marks is None:
             return
         marked = replace(marks.quarantine, status=marks.status)
-        then = next_step(replace(self._situation(node_state), quarantine=marked))
-        ready = self._drain.is_ready(marks.node) and not node_state.work.needs_read
-        if then.do is Step.DRAIN and ready:
-            await self._drain.begin_with_marks(node_state, marks)
+
+        def still() -> bool:
+            known = node_state.node_summary.quarantine
+            if known is None or known.version != marked.version or node_state.work.needs_read:
+                return False  # the write would be refused, or the node is not as it was
+            then = next_step(replace(self._situation(node_state), quarantine=marked))
+            return self._queue.may_act(node_state) and then.do is Step.DRAIN
+
+        if self._drain.is_ready(marks.node) and still():
+            await self._drain.begin_with_marks(node_state, marks, still)
         else:
             await self._acts.write_status(node_state, marks.quarantine, marks.status)
 

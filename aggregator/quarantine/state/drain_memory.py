@@ -65,7 +65,7 @@ class DrainMemory:
     ``first_seen``: the uids of the first list of pods. ``evicted``: accepted evictions by slot, and
     ``returns`` the backoff of returned pods, by slot (`decide.returned_pods`). ``found_empty``: the
     last read found no pod that would go. ``written_at`` is monotonic. ``unreported_phase``: the
-    phase that was sent to the API server, and the event to emit once the Quarantine shows it.
+    phase that was sent to the API server, and the events to emit once the Quarantine shows it.
     ``is_new``: this process began the drain, which had never begun before. ``begun_at``: when it
     wrote that begin together with the marks (monotonic), until the drain itself comes.
     """
@@ -79,7 +79,7 @@ class DrainMemory:
     returns: dict[str, ReturnRetry] = field(default_factory=dict)
     found_empty: bool = False
     written_at: float = float("-inf")
-    unreported_phase: tuple[Phase, EventKind, str] | None = None
+    unreported_phase: tuple[Phase, tuple[tuple[EventKind, str], ...]] | None = None
     is_new: bool = False
     begun_at: float = float("-inf")
 
