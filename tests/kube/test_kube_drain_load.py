@@ -1,4 +1,4 @@
-"""Many drains at once on a real API server: 200 that budgets block, and 200 that begin together.
+"""Many drains at once on a real API server: some that budgets block, and some that begin together.
 
 Each time is compared with the same at rest, in one run on one machine.
 """
@@ -10,9 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.events import EventKind, Transition
+from aggregator.quarantine.drain import drainer
+from aggregator.quarantine.drain.drainer import MANY_BEGIN
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_drain import Aggregator, aggregator
 from tests.support.replica import Notes
@@ -22,6 +26,7 @@ BLOCKED = 200
 FAULTS = 40
 EVICTABLE = 20
 BURST = 200
+EMPTY = 150
 BY_HAND = QuarantineSpec(Action.DRAIN, "manual", "blocked on purpose", requester="test")
 
 
@@ -132,3 +137,23 @@ async def test_of_many_drains_that_begin_together_the_first_evicts_soon_after_th
     told = f"tainted {tainted:.2f} s, first eviction {first:.2f} s, last {last:.2f} s"
     print(told)
     assert first <= 1.6 * tainted, told
+
+
+async def test_many_nodes_without_pods_are_drained_by_hardly_more_than_a_write_each(
+    kube: KubeCluster, cluster_space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drainer, "EMPTY_FOR", 3.0)
+    space, notes = cluster_space, TimedNotes()
+    nodes = await asyncio.to_thread(space.create_nodes, EMPTY)
+    async with aggregator(kube, space, notes=notes) as running:
+        before = Counter(kube.counters.answers)
+        for node in nodes:
+            running.falls_ill(node)
+        await until(notes.all_have(nodes, EventKind.DRAINED), "all drained", within=120)
+        asked = Counter(kube.counters.answers) - before
+    written = asked["PATCH", "quarantines", 200]
+    assert EMPTY <= written <= EMPTY + 2 * MANY_BEGIN, asked
+    for node in nodes:
+        waited = notes.at[node, EventKind.DRAINED] - notes.at[node, EventKind.CORDONED]
+        assert waited >= 3.0
+        assert notes.kinds(node).count("quarantine.draining") == 1
