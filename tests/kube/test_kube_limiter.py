@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes import limiter as kube_limiter
 from aggregator.cluster.kubernetes.limiter import (
+    FAIR,
     HURRY,
     TRAILS_FOR,
     URGENT_PAUSE,
@@ -420,3 +421,25 @@ def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
         await asyncio.wait(storming)
 
     virtual_time.play(test)
+
+
+async def test_many_requests_about_a_node_do_not_starve_the_phase_of_a_later_one() -> None:
+    time = FakeTime()
+    limited = limiter(time, qps=10.0, burst=1)
+    for node in ("n1", "n2"):
+        async with limited.turn(Priority.TAINT, node):
+            pass
+    went: list[str] = []
+
+    async def one(node: str, lane: Priority) -> None:
+        async with limited.turn(lane, node):
+            went.append(node)
+            if node == "n1" and len(went) < 3 * FAIR:
+                begun.append(asyncio.create_task(one("n1", Priority.STATUS)))
+
+    begun = [asyncio.create_task(one("n1", Priority.STATUS)) for _ in range(3)]
+    await asyncio.sleep(0)
+    begun.append(asyncio.create_task(one("n2", Priority.PHASE)))
+    while not all(each.done() for each in begun):
+        await asyncio.gather(*begun)
+    assert went.index("n2") <= FAIR + 3  # three came before it

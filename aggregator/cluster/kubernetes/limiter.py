@@ -19,8 +19,8 @@ complete only at its end.
 import asyncio
 import enum
 import heapq
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from aggregator.cluster.port import Unreachable
@@ -115,6 +115,48 @@ class _Waiter:
         return (self.rank, self.turn) < (other.rank, other.turn)
 
 
+class _Line:
+    """The waiters of one priority: by rank, and by arrival. Those that went or gave up stay until
+    they come to the head of both.
+    """
+
+    __slots__ = ("_arrived", "_ranked")
+
+    def __init__(self) -> None:
+        self._ranked: list[_Waiter] = []
+        self._arrived: deque[_Waiter] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._ranked)
+
+    def __iter__(self) -> Iterator[_Waiter]:
+        return iter(self._ranked)
+
+    @property
+    def first(self) -> _Waiter:
+        """The next by rank. `drop_gone` comes before."""
+        return self._ranked[0]
+
+    @property
+    def oldest(self) -> _Waiter:
+        """The one that has waited longest. `drop_gone` comes before."""
+        return self._arrived[0]
+
+    def append(self, waiter: _Waiter) -> None:
+        heapq.heappush(self._ranked, waiter)
+        self._arrived.append(waiter)
+
+    def drop_gone(self) -> None:
+        while self._ranked and self._ranked[0].go.done():
+            heapq.heappop(self._ranked)
+        while self._arrived and self._arrived[0].go.done():
+            self._arrived.popleft()
+
+    def clear(self) -> None:
+        self._ranked.clear()
+        self._arrived.clear()
+
+
 class Slot:
     """One request's. A class, and no generator: there are three for each node that fails."""
 
@@ -159,8 +201,7 @@ class Limiter:
         self._clock = clock
         self._sleep = sleep
         self._bucket = TokenBucket(qps, burst, clock())
-        #: Heaps.
-        self._lines: dict[Priority, list[_Waiter]] = {lane: [] for lane in Priority}
+        self._lines = {lane: _Line() for lane in Priority}
         self._turn = 0
         #: By node: when its taint went, by turn and by the clock; the oldest first.
         self._tainted: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -196,7 +237,7 @@ class Limiter:
             self._begin(lane)
             return
         waiter = _Waiter(lane, rank, turn, asyncio.get_running_loop().create_future())
-        heapq.heappush(self._lines[lane], waiter)
+        self._lines[lane].append(waiter)
         self._stirred.set()  # it may go where the first in line could not
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._let_go(), name="kube-limiter")
@@ -299,7 +340,6 @@ class Limiter:
                 ends = (self._hurried_until - now, self._trailing_paused_until - now)
                 await self._until_stirred(min((end for end in ends if end > 0), default=0.0))
                 continue
-            heapq.heappop(self._lines[waiter.lane])
             self._bucket.take(now)
             self._begin(waiter.lane)
             waiter.go.set_result(None)
@@ -308,14 +348,14 @@ class Limiter:
         """The first waiter of the most urgent priority that has a place, or None while all are
         taken.
         """
-        firsts = [line[0] for lane, line in self._lines.items() if line]
-        firsts = [one for one in firsts if self._has_place(one.lane, now)]
-        if not firsts:
+        lines = [line for line in self._lines.values() if line]
+        lines = [line for line in lines if self._has_place(line.first.lane, now)]
+        if not lines:
             return None
-        chosen = firsts[0]
+        chosen = lines[0].first
         if chosen.lane is Priority.RELEASE:
             return chosen
-        oldest = min(firsts, key=lambda one: one.turn)
+        oldest = min((line.oldest for line in lines), key=lambda one: one.turn)
         if chosen is oldest:
             self._unfair = 0
         elif self._unfair + 1 >= FAIR:
@@ -343,6 +383,5 @@ class Limiter:
     def _drop_gone(self) -> bool:
         """Drop waiters that gave up at the head of their line; whether any waiter is left."""
         for line in self._lines.values():
-            while line and line[0].go.done():
-                heapq.heappop(line)
+            line.drop_gone()
         return any(self._lines.values())
