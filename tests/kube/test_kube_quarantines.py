@@ -1,6 +1,7 @@
 """The Quarantine's JSON, there and back, and specs that people write by hand."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import seconds
+from aggregator.cluster.kubernetes.quarantine_client import QuarantineStore
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
     decode_quarantine,
     encode_spec,
     encode_status,
 )
+from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import (
     Action,
     Blocker,
@@ -162,3 +165,28 @@ def test_no_spec_and_no_status_is_too_odd_to_be_told(
 def test_what_is_no_object_at_all_is_refused() -> None:
     with pytest.raises(Refused, match="is this an API server"):
         decode_quarantine(b"<html>")
+
+
+class Noting(Transport):
+    """Notes the node whose taint each request is said to trail, and answers with one object."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.trailed: list[str] = []
+
+    async def request(self, *_: object, **how: Any) -> bytes:
+        self.trailed.append(how["node"])
+        return self.answer
+
+
+async def test_a_phase_goes_in_the_order_of_the_taints_and_progress_does_not() -> None:
+    """Progress comes again and again: else the phases of nodes tainted later would wait for it."""
+    spec = QuarantineSpec(action=Action.DRAIN, kind="gpu", reason="")
+    before = QuarantineStatus(phase=Phase.DRAINING, admitted_at=1.0)
+    answer = stored(encode_spec(spec), encode_status(before))
+    draining = decode_quarantine(answer, "")
+    transport = Noting(answer)
+    store = QuarantineStore(transport, "", lambda: 1.0)
+    await store.write_status(draining, replace(before, phase=Phase.DRAINED))
+    await store.write_status(draining, replace(before, pods_remaining=3))
+    assert transport.trailed == ["n1", ""]

@@ -87,11 +87,13 @@ class QuarantineStore:
         expect_lossless(quarantine, status)
         written = with_conditions(quarantine, status, self._wall())
         body = encode_changes(quarantine, written) if quarantine.unread else encode_status(written)
+        lane = _lane(quarantine.status, status)
         return await self._patch(
             f"{paths.quarantine(quarantine.node)}/status",
             {"metadata": _fence(quarantine), "status": body},
-            _lane(quarantine.status, status),
-            node=quarantine.node,
+            lane,
+            # Progress comes again and again, and the phases of nodes tainted later do not wait.
+            node=quarantine.node if lane is Priority.PHASE else "",
         )
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
