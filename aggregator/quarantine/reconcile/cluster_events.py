@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import LABEL, is_marked
@@ -71,6 +72,15 @@ def _may_be_marked(node_state: NodeState, quarantine: Quarantine) -> bool:
     """Whether the node carries our marks, also where the status does not tell of them yet."""
     phase = quarantine.status.phase
     return phase in MARKED or (phase is Phase.ADMITTED and node_state.cluster.marked)
+
+
+def _shows_known_marks(node: Node, node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether the node lacks just those marks that are known to be missing."""
+    if quarantine.status.phase not in MARKED:  # its status does not tell of them yet
+        status = replace(quarantine.status, node_uid=node.uid)
+        return not node_state.lacks(node, replace(quarantine, status=status))
+    known = node_state.quarantine_view.missing
+    return node_state.lacks(node, quarantine) == known == marks_told(quarantine)
 
 
 def _has_lost(node_state: NodeState, meta: NodeMeta) -> bool:
@@ -195,13 +205,9 @@ class ClusterEventHandler:
         """
         node_state = self._registry.known(node.name)
         quarantine = node_state.node_summary.quarantine if node_state is not None else None
-        if node_state is None or quarantine is None or quarantine.status.phase not in MARKED:
+        if node_state is None or quarantine is None or not _may_be_marked(node_state, quarantine):
             return
-        if (
-            node_state.lacks(node, quarantine)
-            == node_state.quarantine_view.missing
-            == marks_told(quarantine)
-        ) and not (
+        if _shows_known_marks(node, node_state, quarantine) and not (
             self._pools.has_moved(node)
             or _asks_for_repair(node.annotations, node_state)
             or _is_asked_for_otherwise(node, node_state)

@@ -1,0 +1,81 @@
+"""What happens to a node between its marks and the proof that it is empty, beside many others."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from aggregator.cluster.port import Phase
+from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.drain import drainer
+from tests.aggregator.test_many_drains import Noted
+from tests.support.drains import ILL, world_with
+from tests.support.memory_cluster import World, phase_of
+from tests.support.replica import SETTINGS, Replica
+from tests.support.virtual_replica import Running
+from tests.support.virtual_time import in_virtual_time
+from tests.support.waiting import until
+
+THEIRS = "remediation.medik8s.io/exclude-from-remediation"
+
+
+@pytest.fixture(autouse=True)
+def _among_many(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
+    """Each drain begins as if many others did, and a node counts as empty after 5 s."""
+    monkeypatch.setattr(drainer, "MANY_BEGIN", 0)
+    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
+
+
+async def marked(world: World, cluster: Noted) -> Replica:
+    """The node has had its taint for a second, and no list of the nodes comes for minutes."""
+    replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster)
+    await until(lambda: not replica.fleet.view_lost)
+    await asyncio.sleep(30)
+    replica.agent("n1", ILL)
+    await until(lambda: world.nodes["n1"].taints)
+    await asyncio.sleep(1)
+    return replica
+
+
+def _exempts(world: World) -> None:
+    world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z the job must end")
+
+
+def _is_taken(world: World) -> None:
+    node = world.nodes["n1"]
+    world.set_node(replace(node, labels={**node.labels, THEIRS: "true"}))
+
+
+def _loses_its_taint(world: World) -> None:
+    world.set_node(replace(world.nodes["n1"], taints=()))
+
+
+@pytest.mark.parametrize("changes", [_exempts, _is_taken, _loses_its_taint])
+def test_a_change_of_the_node_that_its_watch_shows_ends_the_wait(
+    changes: Callable[[World], None],
+) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        cluster = Noted(world)
+        replica = await marked(world, cluster)
+        changes(world)
+        await asyncio.sleep(3)
+        assert cluster.phases[:1] == [("n1", Phase.CORDONED)]
+        await replica.stop()
+
+    test()
+
+
+def test_the_condition_that_came_before_the_end_of_the_drain_costs_no_read() -> None:
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        replica = await marked(world, Noted(world))
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        await asyncio.sleep(60)
+        assert replica.cluster.asked["read_node"] == 0
+        await replica.stop()
+
+    test()
