@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.port import Phase
+from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
 from tests.aggregator.test_many_drains import Noted
@@ -76,6 +77,20 @@ def test_the_condition_that_came_before_the_end_of_the_drain_costs_no_read() -> 
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         await asyncio.sleep(60)
         assert replica.cluster.asked["read_node"] == 0
+        await replica.stop()
+
+    test()
+
+
+def test_a_sign_is_acknowledged_before_the_node_is_proved_empty() -> None:
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        replica = await marked(world, Noted(world))
+        durable = replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-2", "gpu-reset"),)))
+        assert durable is not None
+        await asyncio.wait_for(asyncio.ensure_future(durable), 1.0)
+        assert phase_of(world, "n1") is Phase.ADMITTED
         await replica.stop()
 
     test()

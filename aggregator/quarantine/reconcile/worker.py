@@ -274,8 +274,12 @@ class Reconciler:
             known = node_state.node_summary.quarantine
             if known is None or known.version != marked.version or node_state.work.needs_read:
                 return False  # the write would be refused, or the node is not as it was
-            then = next_step(replace(self._situation(node_state), quarantine=marked))
-            return self._queue.may_act(node_state) and then.do is Step.DRAIN
+            if not self._queue.may_act(node_state) or node_state.cluster.ended_overrides:
+                return False
+            if next_step(replace(self._situation(node_state), quarantine=marked)).do is Step.DRAIN:
+                self._settle_waiters(node_state)  # the wait may take longer than their agent's
+                return True
+            return False
 
         if self._drain.is_ready(marks.node) and still():
             await self._drain.begin_with_marks(node_state, marks, still)
