@@ -10,7 +10,7 @@ from aggregator.cluster.port import Phase
 from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
-from tests.aggregator.test_many_drains import Noted
+from tests.aggregator.test_many_drains import Noted, transitions
 from tests.support.drains import ILL, world_with
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
@@ -91,6 +91,22 @@ def test_a_sign_is_acknowledged_before_the_node_is_proved_empty() -> None:
         assert durable is not None
         await asyncio.wait_for(asyncio.ensure_future(durable), 1.0)
         assert phase_of(world, "n1") is Phase.ADMITTED
+        await replica.stop()
+
+    test()
+
+
+def test_an_edit_of_the_quarantine_meanwhile_doubles_no_transition() -> None:
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        replica = await marked(world, Noted(world))
+        world.put_quarantine(world.quarantines["n1"])  # a label, say
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        await asyncio.sleep(60)
+        told = transitions(replica)
+        kinds = ("cordoned", "draining", "drained")
+        assert [told.count(f"quarantine.{kind}") for kind in kinds] == [1, 1, 1]
         await replica.stop()
 
     test()

@@ -8,6 +8,7 @@ acts on an older state fails with `Conflict`, reads again, and decides again.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -342,7 +343,7 @@ class NodeActions:
             await self._begin_again(node_state, wanted, quarantine)
             return
         node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
-        self._report_marks(node_state, quarantine, patched)
+        self._report_marks(node_state, quarantine, patched, again=False)
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
@@ -458,16 +459,23 @@ class NodeActions:
 
     async def _mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         patched = await self._patch_marks(node_state, quarantine, node)
-        self._report_marks(node_state, quarantine, patched)
+        # Marks that this process set, and that no read found missing since, were told of then.
+        again = node_state.quarantine_view.begun_at(quarantine.uid) < math.inf
+        self._report_marks(node_state, quarantine, patched, again=again)
 
     async def _patch_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
         change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
         return await self.mark_writer.mark(node, change, guard=self.guard(node_state))
 
-    def _report_marks(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
-        """The marks stand: the announcement and the metrics follow, and the status as next step."""
-        if not quarantine.status.cordoned_at:  # else it is marked again
+    def _report_marks(
+        self, node_state: NodeState, quarantine: Quarantine, patched: Node, *, again: bool
+    ) -> None:
+        """The marks stand: the announcement and the metrics follow, and the status as next step.
+
+        ``again``: only the status is lacking.
+        """
+        if not quarantine.status.cordoned_at and not again:  # else it is marked again
             self.stages.note_taint(node_state.node, self._clocks.now())
             self.stages.note_causes(quarantine.spec)
         now = self._clocks.wall()
@@ -484,6 +492,8 @@ class NodeActions:
         marks = NewMarks(quarantine, status, patched, self._clocks.now())
         node_state.own_quarantine_view().note_marks(marks)
         node_state.cluster.note_marks()
+        if again:
+            return
         self.emit_event(
             node_state, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
         )
