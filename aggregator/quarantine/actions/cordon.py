@@ -147,6 +147,10 @@ class NodeActions:
         self._rng = rng
         self.stages = stages
 
+    def may_act(self, node_state: NodeState) -> bool:
+        """Whether the node is ours to act for at this moment."""
+        return self._may_act(node_state.node)
+
     def guard(self, node_state: NodeState, *, granted: bool = True) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
 

@@ -309,7 +309,8 @@ class Drainer:
                 empty = self._empty_since_marks(node_state, marks)
                 read = await while_it_stands(node_state, empty, still)
                 if not still():
-                    await self._acts.write_status(node_state, marks.quarantine, marks.status)
+                    if self._acts.may_act(node_state):  # else its new owner writes it
+                        await self._acts.write_status(node_state, marks.quarantine, marks.status)
                     return
                 if read is not None:
                     await self._finish_with_marks(node_state, marks, read)
