@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import Phase
+from aggregator.cluster.port import Action, Phase, QuarantineSpec
 from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
@@ -123,6 +123,24 @@ def test_a_node_that_is_handed_over_meanwhile_is_left_to_its_new_owner() -> None
         shards.become("b")
         await asyncio.sleep(60)
         assert cluster.phases == []
+        await replica.stop()
+
+    test()
+
+
+def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drain_alone() -> None:
+    """One read is no proof there, so the drain reads them twice after its begin."""
+
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        cluster = Noted(world)
+        replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster)
+        await until(lambda: not replica.fleet.view_lost)
+        world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "a new power supply"))
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        assert cluster.phases[0] == ("n1", Phase.DRAINING)
+        assert len(cluster.looked_at) == 2
         await replica.stop()
 
     test()

@@ -328,6 +328,9 @@ class Drainer:
         """
         if marks.status.drain_started_at or marks.status.pre_evict is not None:
             return None
+        view, uid = node_state.quarantine_view, marks.quarantine.uid
+        if math.isinf(view.begun_at(uid)):
+            return None  # when it was tainted is unknown
         began = 0.0
 
         async def note_begin() -> None:
@@ -341,7 +344,7 @@ class Drainer:
                 return None  # the drain itself reads them again, and reports what is wrong
             moment = self._moment(marks.status)
             plan = plan_drain(without_own(pods, None, self._test_namespace), self._rules, moment)
-            marked_for = began - node_state.quarantine_view.begun_at(marks.quarantine.uid)
+            marked_for = began - view.begun_at(uid)
             if plan.remaining or plan.stuck or math.isinf(marked_for):
                 return None
             if marked_for >= EMPTY_FOR:
