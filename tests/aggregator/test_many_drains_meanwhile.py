@@ -10,6 +10,7 @@ from aggregator.cluster.port import Action, Phase, QuarantineSpec
 from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
+from aggregator.quarantine.reconcile import poller
 from tests.aggregator.test_many_drains import Noted, transitions
 from tests.support.coordination import PlayedShards
 from tests.support.drains import ILL, world_with
@@ -141,6 +142,26 @@ def test_the_pods_of_a_node_that_a_person_quarantines_are_read_by_its_drain_alon
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
         assert cluster.phases[0] == ("n1", Phase.DRAINING)
         assert len(cluster.looked_at) == 2
+        await replica.stop()
+
+    test()
+
+
+def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_minutes() -> None:
+    """Also where the node was polled long ago, for an earlier quarantine."""
+
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        cluster = Noted(world)
+        replica = await marked(world, cluster)
+        replica.fleet.node_summaries["n1"].work.note_poll(0.0)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        looks = len(cluster.looked_at)
+        await asyncio.sleep(poller.DRAINED_EVERY - 20)
+        assert len(cluster.looked_at) == looks
+        await asyncio.sleep(30)
+        assert len(cluster.looked_at) == looks + 1
         await replica.stop()
 
     test()

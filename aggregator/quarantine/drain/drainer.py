@@ -364,6 +364,7 @@ class Drainer:
             pods_remaining=0,
             pods_read_at=read.at,
         )
+        node_state.work.note_poll(read.began)  # a poll at once would show no more
         told = (EventKind.DRAINING, "draining"), (EventKind.DRAINED, "drained")
         await self._enter_phase(node_state, marks.quarantine, drained, *told)
 
