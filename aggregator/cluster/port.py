@@ -782,7 +782,10 @@ class Cluster(Protocol):
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
-        """All pods of the node. ``background``: they were read before, and little has changed."""
+        """All pods of the node. ``background``: they were read before, and little has changed.
+
+        ``guard``: no drain has begun there, and evictions of other nodes go first.
+        """
         ...
 
     async def pods_labelled(

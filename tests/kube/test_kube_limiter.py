@@ -116,7 +116,7 @@ async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> N
     assert went == [(lane, turn) for lane in reversed(lanes) for turn in (1, 2)]
 
 
-async def test_what_trails_goes_in_the_order_of_the_taints_whatever_its_kind() -> None:
+async def test_phases_and_then_reports_go_in_the_order_of_the_taints() -> None:
     limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
     for node in ("n1", "n2", "n3"):
         async with limited.turn(Priority.TAINT, node):
@@ -139,8 +139,9 @@ async def test_what_trails_goes_in_the_order_of_the_taints_whatever_its_kind() -
     assert went == [
         ("n4", Priority.TAINT),
         ("n3", Priority.EVICTION),
-        *((node, lane) for node in ("n1", "n2", "n3") for lane in trailing),
+        *((node, Priority.PHASE) for node in ("n1", "n2", "n3")),
         ("", Priority.PHASE),
+        *((node, lane) for node in ("n1", "n2", "n3") for lane in trailing[1:]),
         # They came before the taint of their node.
         ("", Priority.STATUS),
         ("n4", Priority.STATUS),

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import seconds
 from aggregator.cluster.kubernetes.quarantine_client import QuarantineStore
@@ -172,15 +174,15 @@ class Noting(Transport):
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
-        self.trailed: list[str] = []
+        self.trailed: list[tuple[Priority, str]] = []
 
     async def request(self, *_: object, **how: Any) -> bytes:
-        self.trailed.append(how["node"])
+        self.trailed.append((how["lane"], how["node"]))
         return self.answer
 
 
 async def test_a_phase_goes_in_the_order_of_the_taints_and_progress_does_not() -> None:
-    """Progress comes again and again: else the phases of nodes tainted later would wait for it."""
+    """Progress comes again and again: else what trails about later nodes would wait for it."""
     spec = QuarantineSpec(action=Action.DRAIN, kind="gpu", reason="")
     before = QuarantineStatus(phase=Phase.DRAINING, admitted_at=1.0)
     answer = stored(encode_spec(spec), encode_status(before))
@@ -189,4 +191,27 @@ async def test_a_phase_goes_in_the_order_of_the_taints_and_progress_does_not() -
     store = QuarantineStore(transport, "", lambda: 1.0)
     await store.write_status(draining, replace(before, phase=Phase.DRAINED))
     await store.write_status(draining, replace(before, pods_remaining=3))
-    assert transport.trailed == ["n1", ""]
+    assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.STATUS, "")]
+
+
+async def test_the_end_of_a_drain_that_no_pod_had_to_leave_waits_for_the_begins_of_others() -> None:
+    spec = QuarantineSpec(action=Action.DRAIN, kind="gpu", reason="")
+    answer = stored(encode_spec(spec), encode_status(QuarantineStatus()))
+    transport = Noting(answer)
+    store = QuarantineStore(transport, "", lambda: 1.0)
+    admitted = decode_quarantine(answer, "")
+    for phase in (Phase.DRAINING, Phase.DRAINED):
+        await store.write_status(admitted, QuarantineStatus(phase=phase, admitted_at=1.0))
+    assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.REPORT, "n1")]
+
+
+async def test_the_pods_are_read_after_the_evictions_of_others_where_no_drain_has_begun() -> None:
+    transport = Noting(b'{"metadata": {}, "items": []}')
+    cluster = KubeCluster(environ={"KUBECONFIG": "/nowhere"})
+    cluster._transport = transport
+
+    async def note() -> None: ...
+
+    for guard in (note, None):
+        await cluster.pods_on("n1", guard=guard)
+    assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.EVICTION, "")]

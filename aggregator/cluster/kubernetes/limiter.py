@@ -11,8 +11,9 @@ then the time, of the taints still to come. So trailing requests get only a few 
 are under way. To prevent starvation in a storm without an end, now and then the request that has
 waited longest goes.
 
-What trails about a node that was tainted lately goes in the order of the taints, whatever its kind:
-else all nodes' phases would go before the first node's condition, and of a storm each node would be
+What trails about a node that was tainted lately goes in the order of the taints: first the begins
+of drains, because evictions wait for them, then the reports, whatever their kind. Else all nodes'
+ends of drains would go before the first node's condition, and of a storm each node would be
 complete only at its end.
 """
 
@@ -37,9 +38,10 @@ class Priority(enum.IntEnum):
     READ = 4  # after the taints: work that is begun is finished before new work is begun
     EVICTION = 5  # for a drain that is begun, without its retries: before the next is begun
     PHASE = 6  # the next step of a quarantine waits for it
-    BACKGROUND = 7  # retries, and reads that no new fault waits for
-    STATUS = 8
-    EVENT = 9
+    REPORT = 7  # about a node that was tainted lately, in the order of the taints
+    BACKGROUND = 8  # retries, and reads that no new fault waits for
+    STATUS = 9
+    EVENT = 10
 
     @property
     def unlimited(self) -> bool:
@@ -177,8 +179,8 @@ class Slot:
 class Limiter:
     """Lets requests go in order of priority, then of arrival, as the bucket allows.
 
-    The trailing requests about a node whose taint went through here have the priority `PHASE`, and
-    go in the order of the taints.
+    Requests of the priority `PHASE` about a node whose taint went through here go in the order of
+    the taints, and so do less urgent ones, with the priority `REPORT`.
 
     ``at_once``: how many may be under way, if that is bounded. Releases are above it: requests that
     hang must not hold them up. ``clock`` and ``sleep`` belong together; a test gives both.
@@ -260,7 +262,7 @@ class Limiter:
         elif lane >= Priority.PHASE and (known := self._tainted.get(node)) is not None:
             rank, at = known
             if now - at < TRAILS_FOR:
-                return Priority.PHASE, rank
+                return min(lane, Priority.REPORT), rank
         return lane, turn
 
     def release(self, lane: Priority) -> None:

@@ -92,8 +92,8 @@ class QuarantineStore:
             f"{paths.quarantine(quarantine.node)}/status",
             {"metadata": _fence(quarantine), "status": body},
             lane,
-            # Progress comes again and again, and the phases of nodes tainted later do not wait.
-            node=quarantine.node if lane is Priority.PHASE else "",
+            # Progress comes again and again, and no report about a later node waits for it.
+            node=quarantine.node if lane <= Priority.REPORT else "",
         )
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
@@ -190,6 +190,8 @@ def _lane(before: QuarantineStatus, after: QuarantineStatus) -> Priority:
         return Priority.RELEASE
     if after.phase is Phase.DRAINING and before.phase is Phase.CORDONED:
         return Priority.EVICTION  # of many drains the first evicts while others have yet to begin
+    if after.phase is Phase.DRAINED and before.phase is Phase.ADMITTED:
+        return Priority.REPORT  # no pod is there, and no eviction waits for it
     if after.phase is not before.phase or not before.admitted_at:
         return Priority.PHASE
     return Priority.STATUS
