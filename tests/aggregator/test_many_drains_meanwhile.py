@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import Action, Phase, QuarantineSpec
+from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineSpec, QuarantineStatus
 from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
@@ -162,6 +162,72 @@ def test_the_pods_of_a_node_that_was_found_empty_are_read_again_after_5_minutes(
         assert len(cluster.looked_at) == looks
         await asyncio.sleep(30)
         assert len(cluster.looked_at) == looks + 1
+        await replica.stop()
+
+    test()
+
+
+class Queued(Noted):
+    """A phase waits for its turn for a minute, except those of a release."""
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        if status.phase in (Phase.DRAINING, Phase.DRAINED):
+            await asyncio.sleep(60)
+        return await super().write_quarantine_status(quarantine, status)
+
+
+def _deletes(world: World) -> None:
+    world.person_deletes("n1")
+
+
+def _uncordons(world: World) -> None:
+    world.person_uncordons("n1")
+
+
+@pytest.mark.parametrize("pods", [0, 1])
+@pytest.mark.parametrize("many", [0, 32])
+@pytest.mark.parametrize("ends", [_deletes, _uncordons])
+def test_a_release_does_not_wait_for_the_turn_of_a_phase(
+    ends: Callable[[World], None], many: int, pods: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drainer, "MANY_BEGIN", many)
+
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with(*["a"] * pods)
+        replica = await marked(world, Queued(world))
+        await asyncio.sleep(10)
+        ends(world)
+        await until(lambda: "n1" not in world.quarantines, within=3)
+        assert not world.nodes["n1"].taints
+        assert world.evicted == []
+        await replica.stop()
+
+    test()
+
+
+def test_a_phase_that_the_watch_shows_before_its_answer_is_told_once() -> None:
+    class Late(Noted):
+        async def write_quarantine_status(
+            self, quarantine: Quarantine, status: QuarantineStatus
+        ) -> Quarantine:
+            written = await super().write_quarantine_status(quarantine, status)
+            await asyncio.sleep(0.5)
+            return written
+
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        cluster = Late(world)
+        replica = await marked(world, cluster)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        await asyncio.sleep(60)
+        assert cluster.phases == [("n1", Phase.DRAINED)]
+        told = transitions(replica)
+        kinds = ("cordoned", "draining", "drained")
+        assert [told.count(f"quarantine.{kind}") for kind in kinds] == [1, 1, 1]
         await replica.stop()
 
     test()

@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     Blocker,
     Cluster,
     ClusterError,
+    Conflict,
     Node,
     Phase,
     Pod,
@@ -294,32 +295,50 @@ class Drainer:
         return not self._off_balancers or exclude_change(node) is None
 
     async def begin_with_marks(
-        self, node_state: NodeState, marks: NewMarks, still: Callable[[], bool]
+        self,
+        node_state: NodeState,
+        marks: NewMarks,
+        still: Callable[[], bool],
+        writable: Callable[[], bool],
     ) -> None:
         """Write phase Draining in place of Cordoned, for a node whose very next step is its drain.
 
         The patch that marked the node came before this compare-and-set, and the node was then as
         decided on: that is what the read of a drain that begins later shows. Before the first
         eviction the node is read in any case. Of a node that is found empty among many begins phase
-        Drained is written at once, and where ``still`` says no meanwhile, phase Cordoned.
+        Drained is written at once, and where ``still`` says no meanwhile, phase Cordoned. Where
+        ``writable`` says no, a write that waits for its turn is given up: a release waits for it.
         """
         self._begins += 1
         try:
+            read = None
             if self._begins > MANY_BEGIN and not self._hook_runner.is_due(marks.status):
                 empty = self._empty_since_marks(node_state, marks)
                 read = await while_it_stands(node_state, empty, still)
                 if not still():
-                    if self._acts.may_act(node_state):  # else its new owner writes it
-                        await self._acts.write_status(node_state, marks.quarantine, marks.status)
+                    await self._write_marks_alone(node_state, marks)
                     return
-                if read is not None:
-                    await self._finish_with_marks(node_state, marks, read)
-                    return
-            await self._write_begin(node_state, marks.quarantine, marks.status)
+            if read is not None:
+                write = self._finish_with_marks(node_state, marks, read)
+            else:
+                write = self._write_begin(node_state, marks.quarantine, marks.status)
+            if not await while_it_stands(node_state, write, writable):
+                await self._write_marks_alone(node_state, marks)
+                return
         finally:
             self._begins -= 1
-        self._memory(node_state).begun_at = self._clocks.now()
-        node_state.work.note_poll(marks.at)  # a poll at once would show no more
+        if read is None:
+            self._memory(node_state).begun_at = self._clocks.now()
+            node_state.work.note_poll(marks.at)  # a poll at once would show no more
+
+    async def _write_marks_alone(self, node_state: NodeState, marks: NewMarks) -> None:
+        """Write phase Cordoned, unless the node is another replica's, which then writes it."""
+        if not self._acts.may_act(node_state):
+            return
+        known = node_state.node_summary.quarantine
+        if known is None or known.version != marks.quarantine.version:
+            raise Conflict(f"the quarantine of {node_state.node} has changed since the marks")
+        await self._acts.write_status(node_state, marks.quarantine, marks.status)
 
     async def _empty_since_marks(self, node_state: NodeState, marks: NewMarks) -> _Read | None:
         """The read that proves the node empty before a drain has begun, or None.
@@ -351,8 +370,11 @@ class Drainer:
                 return _Read(plan, moment, round(self._clocks.wall(), 3), began)
             await asyncio.sleep(EMPTY_FOR - marked_for + _LOOK_FIRST)  # past it, by any rounding
 
-    async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> None:
-        """Write phase Drained in place of Cordoned; the begin of the drain is told with its end."""
+    async def _finish_with_marks(self, node_state: NodeState, marks: NewMarks, read: _Read) -> bool:
+        """Write phase Drained in place of Cordoned; the begin of the drain is told with its end.
+
+        Returns True once it is written, as `_write_begin` does.
+        """
         began = self._clocks.latest()
         drained = replace(
             marks.status,
@@ -367,6 +389,7 @@ class Drainer:
         node_state.work.note_poll(read.began)  # a poll at once would show no more
         told = (EventKind.DRAINING, "draining"), (EventKind.DRAINED, "drained")
         await self._enter_phase(node_state, marks.quarantine, drained, *told)
+        return True
 
     async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
         """Check that we may drain the node, take it off the load balancers, and write the phase.
@@ -411,7 +434,7 @@ class Drainer:
 
     async def _write_begin(
         self, node_state: NodeState, quarantine: Quarantine, status: QuarantineStatus
-    ) -> None:
+    ) -> bool:
         """Write phase Draining, and the time of its first begin, over ``status``."""
         began = status.drain_started_at or self._clocks.latest()
         draining = replace(
@@ -425,6 +448,7 @@ class Drainer:
         await self._enter_phase(node_state, quarantine, draining, told)
         # Evictions come after this phase, so none was sent before its first compare-and-set.
         self._memory(node_state).is_new = not status.drain_started_at
+        return True
 
     async def _finish(self, node_state: NodeState, read: _Read, evictions: Evictor) -> None:
         quarantine, plan = node_state.node_summary.quarantine, read.plan

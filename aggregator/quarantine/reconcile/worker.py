@@ -41,6 +41,7 @@ from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.runtime.backoff import Backoff
 
@@ -270,11 +271,18 @@ class Reconciler:
             return
         marked = replace(marks.quarantine, status=marks.status)
 
+        def writable() -> bool:
+            known = node_state.node_summary.quarantine
+            if known is None or node_state.work.needs_read or not self._queue.may_act(node_state):
+                return False
+            # The watch may show the phase that was written before its answer comes.
+            return known.version == marked.version or known.status.phase in MARKED
+
         def still() -> bool:
             known = node_state.node_summary.quarantine
-            if known is None or known.version != marked.version or node_state.work.needs_read:
+            if known is None or known.version != marked.version or not writable():
                 return False  # the write would be refused, or the node is not as it was
-            if not self._queue.may_act(node_state) or node_state.cluster.ended_overrides:
+            if node_state.cluster.ended_overrides:
                 return False
             if next_step(replace(self._situation(node_state), quarantine=marked)).do is Step.DRAIN:
                 self._settle_waiters(node_state)  # the wait may take longer than their agent's
@@ -282,7 +290,7 @@ class Reconciler:
             return False
 
         if self._drain.is_ready(marks.node) and still():
-            await self._drain.begin_with_marks(node_state, marks, still)
+            await self._drain.begin_with_marks(node_state, marks, still, writable)
         else:
             await self._acts.write_status(node_state, marks.quarantine, marks.status)
 
