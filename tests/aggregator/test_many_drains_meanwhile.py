@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineSpec, QuarantineStatus
+from aggregator.cluster.port import (
+    Action,
+    ClusterError,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Unreachable,
+)
 from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
@@ -228,6 +236,38 @@ def test_a_phase_that_the_watch_shows_before_its_answer_is_told_once() -> None:
         told = transitions(replica)
         kinds = ("cordoned", "draining", "drained")
         assert [told.count(f"quarantine.{kind}") for kind in kinds] == [1, 1, 1]
+        await replica.stop()
+
+    test()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("many", [0, 32])
+def test_an_uncordon_is_not_undone_where_the_status_of_the_marks_can_not_be_written(
+    many: int, monkeypatch: pytest.MonkeyPatch, *, dies: bool
+) -> None:
+    monkeypatch.setattr(drainer, "MANY_BEGIN", many)
+
+    @in_virtual_time
+    async def test() -> None:
+        world, loop = world_with(), asyncio.get_running_loop()
+        fails_until = loop.time() + 45.0
+
+        def fails(name: str) -> ClusterError | None:
+            is_write = name == "write_quarantine_status" and loop.time() < fails_until
+            return Unreachable("503") if is_write else None
+
+        replica = await marked(world, Noted(world, fails=fails))
+        world.person_uncordons("n1")
+        if dies:
+            await asyncio.sleep(5)
+            await replica.stop()
+            replica = Replica(world, clock=Running(), settings=SETTINGS)
+            await until(lambda: not replica.fleet.view_lost)
+            replica.agent("n1", ILL)
+        await until(lambda: "n1" not in world.quarantines, within=120)
+        assert not world.nodes["n1"].taints
+        assert not {"quarantine.draining", "quarantine.drained"} & set(transitions(replica))
         await replica.stop()
 
     test()

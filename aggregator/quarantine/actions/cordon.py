@@ -52,6 +52,7 @@ from aggregator.quarantine.decide.mark_rules import MarkRules
 from aggregator.quarantine.decide.node_marks import (
     MOST_REASON,
     cordon_change,
+    marked_by,
     read_applied,
 )
 from aggregator.quarantine.decide.operator_requests import FORCED
@@ -384,6 +385,11 @@ class NodeActions:
         if not quarantine.has_finalizer:
             quarantine = await self._cluster.add_finalizer(quarantine)
             node_state.wrote(quarantine)
+        if marked_by(node) == quarantine.uid and is_marked(node) and not node.unschedulable:
+            # It was uncordoned before the status told of the marks: the next read decides on that.
+            node_state.work.request_read()
+            self._report_marks(node_state, quarantine, node, again=self._is_told(node_state))
+            return
         await self._mark(node_state, quarantine, node)
 
     async def _begin_again(
@@ -463,9 +469,15 @@ class NodeActions:
 
     async def _mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         patched = await self._patch_marks(node_state, quarantine, node)
-        # Marks that this process set, and that no read found missing since, were told of then.
-        again = node_state.quarantine_view.begun_at(quarantine.uid) < math.inf
-        self._report_marks(node_state, quarantine, patched, again=again)
+        self._report_marks(node_state, quarantine, patched, again=self._is_told(node_state))
+
+    def _is_told(self, node_state: NodeState) -> bool:
+        """Whether this process set the marks of its quarantine before, and has told of them then.
+
+        No read since found one missing.
+        """
+        quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
+        return quarantine is not None and view.begun_at(quarantine.uid) < math.inf
 
     async def _patch_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
