@@ -8,7 +8,6 @@ acts on an older state fails with `Conflict`, reads again, and decides again.
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -348,7 +347,7 @@ class NodeActions:
             await self._begin_again(node_state, wanted, quarantine)
             return
         node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
-        self._report_marks(node_state, quarantine, patched, again=False)
+        self._report_marks(node_state, quarantine, patched)
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
@@ -388,7 +387,7 @@ class NodeActions:
         if marked_by(node) == quarantine.uid and is_marked(node) and not node.unschedulable:
             # It was uncordoned before the status told of the marks: the next read decides on that.
             node_state.work.request_read()
-            self._report_marks(node_state, quarantine, node, again=self._is_told(node_state))
+            self._report_marks(node_state, quarantine, node)
             return
         await self._mark(node_state, quarantine, node)
 
@@ -469,28 +468,16 @@ class NodeActions:
 
     async def _mark(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> None:
         patched = await self._patch_marks(node_state, quarantine, node)
-        self._report_marks(node_state, quarantine, patched, again=self._is_told(node_state))
-
-    def _is_told(self, node_state: NodeState) -> bool:
-        """Whether this process set the marks of its quarantine before, and has told of them then.
-
-        No read since found one missing.
-        """
-        quarantine, view = node_state.node_summary.quarantine, node_state.quarantine_view
-        return quarantine is not None and view.begun_at(quarantine.uid) < math.inf
+        self._report_marks(node_state, quarantine, patched)
 
     async def _patch_marks(self, node_state: NodeState, quarantine: Quarantine, node: Node) -> Node:
         off = self._off_load_balancers and self._pools.mode_of(node_state.node) is Action.DRAIN
         change = cordon_change(node, quarantine, off_balancers=off, rules=self._marks)
         return await self.mark_writer.mark(node, change, guard=self.guard(node_state))
 
-    def _report_marks(
-        self, node_state: NodeState, quarantine: Quarantine, patched: Node, *, again: bool
-    ) -> None:
-        """The marks stand: the announcement and the metrics follow, and the status as next step.
-
-        ``again``: only the status is lacking.
-        """
+    def _report_marks(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
+        """The marks stand: the announcement and the metrics follow, and the status as next step."""
+        again = node_state.quarantine_view.told == quarantine.uid  # only the status is lacking
         if not quarantine.status.cordoned_at and not again:  # else it is marked again
             self.stages.note_taint(node_state.node, self._clocks.now())
             self.stages.note_causes(quarantine.spec)
