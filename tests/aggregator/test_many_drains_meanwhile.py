@@ -9,6 +9,7 @@ import pytest
 from aggregator.cluster.port import (
     Action,
     ClusterError,
+    NodeMeta,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -268,6 +269,33 @@ def test_an_uncordon_is_not_undone_where_the_status_of_the_marks_can_not_be_writ
         await until(lambda: "n1" not in world.quarantines, within=120)
         assert not world.nodes["n1"].taints
         assert not {"quarantine.draining", "quarantine.drained"} & set(transitions(replica))
+        await replica.stop()
+
+    test()
+
+
+def test_a_list_of_nodes_that_was_asked_for_before_the_taint_does_not_end_the_wait() -> None:
+    class SlowList(Noted):
+        lists = 0
+
+        async def list_nodes(self) -> list[NodeMeta]:
+            listed = await super().list_nodes()
+            self.lists += 1
+            if self.lists > 2:  # those of the start
+                await asyncio.sleep(3)
+            return listed
+
+    @in_virtual_time
+    async def test() -> None:
+        world = world_with()
+        cluster = SlowList(world)
+        replica = Replica(world, clock=Running(), settings=SETTINGS, cluster=cluster)
+        await until(lambda: not replica.fleet.view_lost)
+        await until(lambda: cluster.lists > 2)
+        replica.agent("n1", ILL)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        assert cluster.phases == [("n1", Phase.DRAINED)]
+        assert cluster.asked["read_node"] == 0
         await replica.stop()
 
     test()

@@ -494,7 +494,7 @@ class NodeActions:
         )
         marks = NewMarks(quarantine, status, patched, self._clocks.now())
         node_state.own_quarantine_view().note_marks(marks)
-        node_state.cluster.note_marks()
+        node_state.cluster.note_marks(self._clocks.now())
         if again:
             return
         self.emit_event(

@@ -448,12 +448,12 @@ class ClusterEventHandler:
             _log_unreadable(meta, view.meta)
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
-        if view.read_at is not None and is_marked(meta) != view.marked:
+        # A list of before our marks does not tell of them; what the watch shows since counts.
+        marked = is_marked(meta) or (view.marked and view.marked_at > asked_at)
+        if view.read_at is not None and marked != view.marked:
             # The list may be older than our own last write, and no event would correct that.
             node_state.work.request_read()
-        view.take_listed(
-            meta, self._clocks.now(), marked=is_marked(meta), keeps_labels=moved and is_older
-        )
+        view.take_listed(meta, self._clocks.now(), marked=marked, keeps_labels=moved and is_older)
         if moved and is_older:
             node_state.work.request_read()  # the pool that it has left must not decide again
         elif moved:

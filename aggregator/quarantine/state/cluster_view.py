@@ -25,7 +25,8 @@ class ClusterView:
     ``meta``: the Node as last listed. ``labels``: as it was last read or listed, also after it is
     gone; None before the first time.
     ``marked``: our marks are on the node, as it was last read or listed; ``read_at``: when that was
-    (monotonic seconds), None before the first time.
+    (monotonic seconds), None before the first time. ``marked_at``: when we have set them (monotonic
+    seconds).
     ``node_gone``, ``node_found``: the last read of the node found none, or found it.
     ``unread``: the node's overrides may have changed while another replica owned it.
     ``foreign``: cordoned by another party, being maintained: shown, left alone.
@@ -42,6 +43,7 @@ class ClusterView:
     labels: Mapping[str, str] | None = None
     marked: bool = False
     read_at: float | None = None
+    marked_at: float = float("-inf")
     node_gone: bool = False
     node_found: bool = False
     unread: bool = False
@@ -90,9 +92,9 @@ class ClusterView:
         """The operators' requests alone, of a read that may be old."""
         self.operator_requests = requests
 
-    def note_marks(self) -> None:
+    def note_marks(self, now: float) -> None:
         """Our marks were just written."""
-        self.marked = True
+        self.marked, self.marked_at = True, now
 
     def set_untested(self, why: str) -> None:
         """``why``: the reason for the startup taint of a new node, in words; empty: it has none."""
