@@ -25,6 +25,7 @@ from tests.kube.test_kube_drain import SETTINGS, aggregator, pod, pods_left, unt
 from tests.support.evictions import accepted_evictions
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy
 from tests.support.kube_cluster import kube_cluster
+from tests.support.waiting import until as until_true
 
 TOLERATES_ALL = [{"operator": "Exists"}]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -226,7 +227,8 @@ async def test_an_eviction_that_admission_rejects_is_a_blocker_and_its_deadline_
             assert words in await running.until_blocked(node, f"{space.namespace}/a")
             status = await running.until_status(node, lambda one: one.get("overdueAt"))
             assert status["podsRemaining"] == 1 + gang
-            assert running.notes.kinds(node).count("quarantine.overdue") == 1
+            # The transition is noted once the write of the status is answered.
+            await until_true(lambda: running.notes.kinds(node).count("quarantine.overdue") == 1)
             assert await pods_left(space) == {"a": False} | ({"b": False} if gang else {})
             await running.release(node)
 

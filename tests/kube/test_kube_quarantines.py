@@ -214,4 +214,4 @@ async def test_the_pods_are_read_after_the_evictions_of_others_where_no_drain_ha
 
     for guard in (note, None):
         await cluster.pods_on("n1", guard=guard)
-    assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.EVICTION, "")]
+    assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.EVICTION, "n1")]

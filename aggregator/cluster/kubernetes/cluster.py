@@ -397,16 +397,15 @@ class KubeCluster:
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
-        new = guard is not None
         body = await self._transport.request(
             "GET",
             paths.PODS,
             kind="pods",
             # For a drain that has not begun, after the evictions of those that have.
-            lane=Priority.PHASE if new else _of_drains(background=background),
+            lane=Priority.PHASE if guard is not None else _of_drains(background=background),
             query={"fieldSelector": f"spec.nodeName={node}"},
             guard=guard,
-            node=node if new else "",
+            node=node,  # the read that ends a drain is a report of its node
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
