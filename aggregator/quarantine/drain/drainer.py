@@ -387,8 +387,8 @@ class Drainer:
             pods_read_at=read.at,
         )
         node_state.work.note_poll(read.began)  # a poll at once would show no more
-        told = (EventKind.DRAINING, "draining"), (EventKind.DRAINED, "drained")
-        await self._enter_phase(node_state, marks.quarantine, drained, *told)
+        events = (EventKind.DRAINING, "draining"), (EventKind.DRAINED, "drained")
+        await self._enter_phase(node_state, marks.quarantine, drained, *events)
         return True
 
     async def _begin(self, node_state: NodeState, still: Callable[[], bool]) -> float | None:
@@ -444,8 +444,8 @@ class Drainer:
             drain_started_at=began,
             deadline_at=status.deadline_at or began + self._deadline,
         )
-        told = EventKind.DRAINING, "draining"
-        await self._enter_phase(node_state, quarantine, draining, told)
+        event = EventKind.DRAINING, "draining"
+        await self._enter_phase(node_state, quarantine, draining, event)
         # Evictions come after this phase, so none was sent before its first compare-and-set.
         self._memory(node_state).is_new = not status.drain_started_at
         return True
@@ -476,10 +476,10 @@ class Drainer:
         node_state: NodeState,
         quarantine: Quarantine,
         status: QuarantineStatus,
-        *told: tuple[EventKind, str],
+        *events: tuple[EventKind, str],
     ) -> None:
         """Write a phase and emit its events, also where the answer to the write is lost."""
-        self._memory(node_state).unreported_phase = status.phase, told
+        self._memory(node_state).unreported_phase = status.phase, events
         await self._acts.write_status(node_state, quarantine, status)
         self.report_phase(node_state)
 
@@ -492,11 +492,11 @@ class Drainer:
             return
         if memory is None or memory.unreported_phase is None:
             return
-        phase, told = memory.unreported_phase
+        phase, events = memory.unreported_phase
         if quarantine.uid != memory.uid or quarantine.status.phase is not phase:
             return
         memory.unreported_phase = None
-        for kind, text in told:
+        for kind, text in events:
             self._acts.emit_event(node_state, kind, text)
         if phase is Phase.DRAINED:
             status = quarantine.status
