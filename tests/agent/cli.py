@@ -1,23 +1,21 @@
-"""The commands of ``sickbay-agent`` as processes, and a stand-in for an agent on a unix socket."""
+"""The real ``sickbay-agent`` as a process, and a stand-in for an agent on a unix socket."""
 
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from nodeagent.local.findings import Findings, Latched, Result
 from nodeagent.model import ClearedBy, Status
 from tests.agent.agent_process import QUIET
 from tests.agent.kernel_log import pci_device
-from tests.support.agent_programs import COMMANDS
-from tests.support.fork_server import start_program
 
 PROGRAM = Path(sys.executable).with_name("sickbay-agent")
 
@@ -42,31 +40,17 @@ class Done:
 
 
 def agent(*arguments: str | Path, env: Mapping[str, str] | None = None, limit: float = 60) -> Done:
-    """Run a command. It is not over while a process that it has left keeps its output open."""
     began = time.monotonic()
-    (out, their_out), (err, their_err) = _pipe(), _pipe()
-    with their_out, their_err:
-        process = start_program(
-            COMMANDS,
-            arguments,
-            output=their_out,
-            errors=their_err,
-            environment={**os.environ, **(env or {})},
-        )
-    timer = threading.Timer(limit, process.kill)
-    timer.start()
-    with ThreadPoolExecutor(1) as pool, out, err:
-        errors = pool.submit(err.read)
-        said = out.read().decode()
-        code = process.wait()
-        timer.cancel()
-        assert time.monotonic() - began < limit, f"no end within {limit:.0f} s: {said}"
-        return Done(code, said, errors.result().decode(), time.monotonic() - began)
-
-
-def _pipe() -> tuple[IO[bytes], IO[bytes]]:
-    ours, theirs = os.pipe()
-    return os.fdopen(ours, "rb"), os.fdopen(theirs, "wb")
+    done = subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
 
 def configured(folder: Path, more: str = QUIET, *, top: str = "") -> Path:

@@ -9,8 +9,6 @@ _PROGRAM = (sys.executable, "-m", "nodeagent.cli")
 AGENT = Program(f"{__name__}:load_agent", _PROGRAM, "run")
 #: An agent with the address of an aggregator: others do without gRPC.
 AGENT_WITH_UPLINK = Program(f"{__name__}:load_agent_with_uplink", _PROGRAM, "run")
-#: The commands of a person or a prolog: check, checks, explain, parse-kmsg, test, quiesce.
-COMMANDS = Program(f"{__name__}:load_commands", _PROGRAM, "")
 SIMULATOR = Program(f"{__name__}:load_simulator", _PROGRAM, "simulate")
 
 
@@ -30,21 +28,6 @@ def load_agent_with_uplink() -> Main:
     import nodeagent.uplink.uplink  # noqa: F401
 
     return main
-
-
-def load_commands() -> Main:
-    import nodeagent.local.client
-    import nodeagent.local.explain
-    import nodeagent.terminal.active_test
-    import nodeagent.terminal.arguments
-    import nodeagent.terminal.collect
-    import nodeagent.terminal.kmsg_file
-    import nodeagent.terminal.list_checks
-    import nodeagent.terminal.order
-    import nodeagent.terminal.report  # noqa: F401
-    from nodeagent import cli
-
-    return cli.main
 
 
 def load_simulator() -> Main:

@@ -34,7 +34,6 @@ class Program:
     """A command of a program: ``sickbay-aggregator run``.
 
     ``load``: "module:function" that imports what the command imports, and returns its `Main`.
-    ``command``: its first argument; empty where each start names its own.
     """
 
     load: str
@@ -47,35 +46,27 @@ def start_program(
     arguments: Sequence[str | Path],
     *,
     output: IO[bytes],
-    errors: IO[bytes] | None = None,
     piped: bool = False,
     new_session: bool = False,
     before: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start the program; in tests by a fork, where that makes no difference.
 
-    Output goes to ``output``, and so do errors without ``errors``. ``piped``: its standard input is
-    a pipe. ``before``: a command line that runs the program's. ``environment``: in place of this
-    process's.
+    Output and errors go to ``output``. ``piped``: its standard input is a pipe. ``before``: a
+    command line that runs the program's.
     """
-    given = [*([what.command] if what.command else []), *map(str, arguments)]
-    errors = output if errors is None else errors
-    environment = os.environ if environment is None else environment
+    given = [what.command, *map(str, arguments)]
     if _forking and not before:
         if what not in _servers:
             _servers[what] = _ForkServer(what.load)
-        if _servers[what].can_start(environment):
-            files = (output, errors)
-            how = {"environment": dict(environment), "new_session": new_session}
-            return _servers[what].start(given, files, piped=piped, how=how)
+        if _servers[what].can_start(os.environ):
+            return _servers[what].start(given, output, piped=piped, new_session=new_session)
     return subprocess.Popen(
         [*before, *what.program, *given],
         stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
         stdout=output,
-        stderr=errors,
+        stderr=subprocess.STDOUT,
         cwd=ROOT,
-        env=environment,
         start_new_session=new_session,
     )
 
@@ -110,22 +101,22 @@ class _ForkServer:
         return _read_early(environment) == self._environment and self._process.poll() is None
 
     def start(
-        self,
-        arguments: list[str],
-        files: Sequence[IO[bytes]],
-        *,
-        piped: bool,
-        how: Mapping[str, object],
+        self, arguments: list[str], output: IO[bytes], *, piped: bool, new_session: bool
     ) -> subprocess.Popen[bytes]:
         our_end, their_end = os.pipe()
         if piped:
             stdin, pipe = os.pipe()
         else:
             stdin, pipe = os.open(os.devnull, os.O_RDONLY), -1
-        start = {"arguments": arguments, "cwd": str(ROOT), **how}
-        sent = [their_end, stdin, *(file.fileno() for file in files)]
+        start = {
+            "arguments": arguments,
+            "cwd": str(ROOT),
+            "environment": dict(os.environ),
+            "new_session": new_session,
+        }
+        files = [their_end, stdin, output.fileno(), output.fileno()]
         with self._one_start:
-            socket.send_fds(self._channel, [json.dumps(start).encode()], sent)
+            socket.send_fds(self._channel, [json.dumps(start).encode()], files)
             pid = self._channel.recv(16)
         os.close(their_end)
         os.close(stdin)

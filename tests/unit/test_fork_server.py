@@ -96,20 +96,6 @@ def test_a_signal_ends_a_process_and_its_code_says_so(
     process.kill()  # of a process that has ended: no other one is killed
 
 
-@pytest.mark.parametrize("forking", [True, False])
-def test_errors_and_the_environment_are_those_that_a_start_names(
-    start: Start, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forking: bool
-) -> None:
-    monkeypatch.setattr(fork_server, "_forking", [True] if forking else [])
-    environment = {**os.environ, "SICKBAY_TEST": "of this start alone"}
-    with (tmp_path / "errors").open("wb") as errors:
-        process = start("0", "SICKBAY_TEST", errors=errors, environment=environment)
-    assert read_line(log)["variable"] == "of this start alone"
-    assert process.wait(30) == 0
-    assert (tmp_path / "errors").read_text() == "the end\n"
-    assert "the end" not in log.read_text()
-
-
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONHASHSEED"])
 def test_a_process_whose_loader_or_python_differs_is_no_fork(
     start: Start, log: Path, monkeypatch: pytest.MonkeyPatch, name: str
