@@ -280,14 +280,9 @@ class Reconciler:
 
         def still() -> bool:
             known = node_state.node_summary.quarantine
-            if known is None or known.version != marked.version or not writable():
-                return False  # the write would be refused, or the node is not as it was
-            if node_state.cluster.ended_overrides:
-                return False
-            if next_step(replace(self._situation(node_state), quarantine=marked)).do is Step.DRAIN:
-                self._settle_waiters(node_state)  # the wait may take longer than their agent's
-                return True
-            return False
+            if known is None or known.version != marked.version:
+                return False  # the write would be refused
+            return self._still_draining(node_state, marked)
 
         if self._drain.is_ready(marks.node) and still():
             await self._drain.begin_with_marks(node_state, marks, still, writable)
@@ -385,15 +380,21 @@ class Reconciler:
         else:
             await self._acts.show_cordon(node_state, quarantine, step.because)
 
-    def _still_draining(self, node_state: NodeState) -> bool:
-        """Called again and again while a drain, which may last for days, is this node's step."""
+    def _still_draining(self, node_state: NodeState, marked: Quarantine | None = None) -> bool:
+        """Called again and again while a drain, which may last for days, is this node's step.
+
+        ``marked``: the quarantine as it will be once its status tells of the marks.
+        """
         if (
             not self._queue.may_act(node_state)
             or node_state.work.needs_read
             or node_state.cluster.ended_overrides
         ):
             return False
-        if next_step(self._situation(node_state)).do is not Step.DRAIN:
+        situation = self._situation(node_state)
+        if marked is not None:
+            situation = replace(situation, quarantine=marked)
+        if next_step(situation).do is not Step.DRAIN:
             return False
         self._settle_waiters(node_state)  # evidence since then calls for no other step
         return True
