@@ -174,6 +174,11 @@ class LeanLoop(asyncio.SelectorEventLoop):
                 timer = heapq.heappop(scheduled).timer
                 timer._scheduled = False
                 ready.append(timer)
+        self._run_ready()
+
+    def _run_ready(self) -> None:
+        """Run all that was ready at the call, and leave what comes meanwhile."""
+        ready = self._ready
         for _ in range(len(ready)):
             handle: Any = ready.popleft()  # asyncio's stubs leave its fields out
             if handle.__class__ is tuple:

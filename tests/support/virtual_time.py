@@ -47,20 +47,7 @@ class VirtualTimeLoop(LeanLoop):
                     ready.append(timer)
             elif not ready and not self._stopping:
                 raise AssertionError("everything waits for something that will never happen")
-            for _ in range(len(ready)):
-                handle: Any = ready.popleft()  # asyncio's stubs leave its fields out
-                if handle.__class__ is tuple:
-                    callback, args, context = handle
-                elif handle._cancelled:
-                    continue
-                else:
-                    callback, args, context = handle._callback, handle._args, handle._context
-                try:
-                    context.run(callback, *args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self._report(callback, args, error)
+            self._run_ready()
             if self._stopping:
                 return
 
