@@ -9,9 +9,7 @@ import pytest
 
 from aggregator.cluster.port import (
     ClusterError,
-    Guard,
     Phase,
-    Pod,
     Quarantine,
     QuarantineStatus,
     Unreachable,
@@ -19,8 +17,17 @@ from aggregator.cluster.port import (
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
-from tests.support.drains import ILL, begun, status, world_with
-from tests.support.memory_cluster import MemoryCluster, World, phase_of
+from tests.support.drains import (
+    ILL,
+    Noted,
+    begin_among_many,
+    begun,
+    drained,
+    status,
+    transitions,
+    world_with,
+)
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import in_virtual_time
@@ -29,37 +36,7 @@ from tests.support.waiting import until
 
 @pytest.fixture(autouse=True)
 def _among_many(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    """Each drain begins as if many others did, and a node counts as empty after 5 s."""
-    monkeypatch.setattr(drainer, "MANY_BEGIN", 0)
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
-
-
-class Noted(MemoryCluster):
-    """Notes each phase that is written, and when each request for pods is sent, after a wait."""
-
-    def __init__(self, world: World, *, delay: float = 0.0, **more: Any) -> None:
-        super().__init__(world, **more)
-        self.delay = delay
-        self.phases: list[tuple[str, Phase]] = []
-        self.looked_at: list[float] = []
-
-    async def write_quarantine_status(
-        self, quarantine: Quarantine, status: QuarantineStatus
-    ) -> Quarantine:
-        self.phases.append((quarantine.node, status.phase))
-        return await super().write_quarantine_status(quarantine, status)
-
-    async def pods_on(
-        self, node: str, *, background: bool = False, guard: Guard | None = None
-    ) -> list[Pod]:
-        await asyncio.sleep(self.delay)
-        self.looked_at.append(asyncio.get_running_loop().time())
-        return await super().pods_on(node, background=background, guard=guard)
-
-
-def transitions(replica: Replica, node: str = "n1") -> list[str]:
-    kinds = replica.notes.kinds(node)
-    return [one for one in kinds if one.startswith("quarantine.")]
+    begin_among_many(monkeypatch)
 
 
 async def marked(world: World, cluster: Noted, **more: Any) -> tuple[Replica, float]:
@@ -110,11 +87,7 @@ def test_a_pod_that_a_scheduler_placed_before_it_saw_the_taint_is_evicted() -> N
         await asyncio.sleep(3)
         world.add_pod("n1", "late")
 
-        def settled() -> bool:
-            world.kubelets_finish()
-            return phase_of(world, "n1") is Phase.DRAINED
-
-        await until(settled)
+        await drained(world)
         assert world.evicted == ["uid-late"]
         assert cluster.phases[0] == ("n1", Phase.DRAINING)
         await replica.stop()

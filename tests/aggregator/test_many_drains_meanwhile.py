@@ -20,9 +20,8 @@ from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.reconcile import poller
-from tests.aggregator.test_many_drains import Noted, transitions
 from tests.support.coordination import PlayedShards
-from tests.support.drains import ILL, world_with
+from tests.support.drains import ILL, Noted, begin_among_many, transitions, world_with
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_replica import Running
@@ -34,9 +33,7 @@ THEIRS = "remediation.medik8s.io/exclude-from-remediation"
 
 @pytest.fixture(autouse=True)
 def _among_many(monkeypatch: pytest.MonkeyPatch, _soon_drained: None) -> None:
-    """Each drain begins as if many others did, and a node counts as empty after 5 s."""
-    monkeypatch.setattr(drainer, "MANY_BEGIN", 0)
-    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
+    begin_among_many(monkeypatch)
 
 
 async def marked(world: World, cluster: Noted, shards: PlayedShards | None = None) -> Replica:

@@ -36,7 +36,7 @@ from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from aggregator.quarantine.reconcile import poller
 from aggregator.quarantine.settings import Settings
-from tests.support.drains import Busy, begun, status, world_with
+from tests.support.drains import Busy, begun, drained, status, transitions, world_with
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
 from tests.support.virtual_time import in_virtual_time
@@ -72,10 +72,6 @@ class Logged(Busy):
     async def delete_pod(self, pod: Pod, **how: Any) -> EvictionResult:
         self._note("delete")
         return await super().delete_pod(pod, **how)
-
-
-def transitions(replica: Replica) -> list[str]:
-    return [one for one in replica.notes.kinds("n1") if one.startswith("quarantine.")]
 
 
 async def marked(world: World, settings: Settings, cluster: Logged) -> Replica:
@@ -299,11 +295,7 @@ def test_marks_that_were_taken_away_before_the_status_count_from_when_they_are_s
         await until(lambda: world.nodes["n1"].taints, within=60)
         loop.call_later(2.0, world.add_pod, "n1", "late")
 
-        def settled() -> bool:
-            world.kubelets_finish()
-            return phase_of(world, "n1") is Phase.DRAINED
-
-        await until(settled)
+        await drained(world)
         assert world.evicted == ["uid-late"]
         await replica.stop()
 

@@ -3,7 +3,10 @@
 import asyncio
 from typing import Any
 
-from aggregator.cluster.port import Phase, Quarantine, QuarantineStatus
+import pytest
+
+from aggregator.cluster.port import Guard, Phase, Pod, Quarantine, QuarantineStatus
+from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.settings import Settings
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import Replica, fault, snapshot
@@ -55,3 +58,37 @@ async def drained(world: World, *, within: float = 60) -> None:
 
 def status(world: World) -> Any:
     return world.quarantines["n1"].status
+
+
+class Noted(MemoryCluster):
+    """Notes each phase that is written, and when each request for pods is sent, after a wait."""
+
+    def __init__(self, world: World, *, delay: float = 0.0, **more: Any) -> None:
+        super().__init__(world, **more)
+        self.delay = delay
+        self.phases: list[tuple[str, Phase]] = []
+        self.looked_at: list[float] = []
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        self.phases.append((quarantine.node, status.phase))
+        return await super().write_quarantine_status(quarantine, status)
+
+    async def pods_on(
+        self, node: str, *, background: bool = False, guard: Guard | None = None
+    ) -> list[Pod]:
+        await asyncio.sleep(self.delay)
+        self.looked_at.append(asyncio.get_running_loop().time())
+        return await super().pods_on(node, background=background, guard=guard)
+
+
+def transitions(replica: Replica, node: str = "n1") -> list[str]:
+    kinds = replica.notes.kinds(node)
+    return [one for one in kinds if one.startswith("quarantine.")]
+
+
+def begin_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drain begins as if many others did, and a node counts as empty after 5 s."""
+    monkeypatch.setattr(drainer, "MANY_BEGIN", 0)
+    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
