@@ -478,7 +478,7 @@ class NodeActions:
     def _report_marks(self, node_state: NodeState, quarantine: Quarantine, patched: Node) -> None:
         """The marks stand: the announcement and the metrics follow, and the status as next step."""
         # Of marks that were reported before only the status is lacking.
-        again = node_state.quarantine_view.reported == quarantine.uid
+        again = node_state.quarantine_view.reported_marks == quarantine.uid
         if not quarantine.status.cordoned_at and not again:  # else it is marked again
             self.stages.note_taint(node_state.node, self._clocks.now())
             self.stages.note_causes(quarantine.spec)

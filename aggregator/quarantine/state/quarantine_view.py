@@ -61,8 +61,8 @@ class QuarantineView:
     ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
     ``begun``: the uid of the quarantine that this process created, and when it had marked the node
     for it (monotonic). It is None where the node lacked a mark since or may have had another owner.
-    ``reported``: the uid of the quarantine whose marks this process has set and reported, unless a
-    read since found the node without.
+    ``reported_marks``: the uid of the quarantine whose marks this process has set and reported,
+    unless a read since found the node without.
     ``new_marks``: to be told of by the next write of the status. A process that loses them before
     sets the marks again.
     """
@@ -91,7 +91,7 @@ class QuarantineView:
     repair_look: float = 0.0
     empty_at: float | None = None
     begun: tuple[str, float] | None = None
-    reported: str = ""
+    reported_marks: str = ""
     new_marks: NewMarks | None = None
 
     # -- the object -------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class QuarantineView:
         self.node_replaced, self.uncordoned, self.reborn = False, Uncordoned.NO, ""
         quarantine = self.quarantine
         if node is None or quarantine is None:
-            self.begun, self.reported = None, ""
+            self.begun, self.reported_marks = None, ""
             return
         # Until the node is marked, the spec alone tells which Node it was.
         known = quarantine.status.node_uid or quarantine.spec.node_uid
@@ -224,7 +224,7 @@ class QuarantineView:
         if another and ended_by_birth(quarantine.spec, node.boot_id):
             self.reborn = node.boot_id
         if not is_marked(node):
-            self.begun, self.reported = None, ""
+            self.begun, self.reported_marks = None, ""
         if quarantine.status.phase in MARKED:
             self.missing = self.lacks(node, quarantine, elsewhere=elsewhere)
             self.node_replaced = node.uid != quarantine.status.node_uid
@@ -256,7 +256,7 @@ class QuarantineView:
     def note_marks(self, marks: NewMarks) -> None:
         """Our marks were just written."""
         self.node_replaced, self.missing = False, ()
-        self.new_marks, self.reported = marks, marks.quarantine.uid
+        self.new_marks, self.reported_marks = marks, marks.quarantine.uid
 
     def take_new_marks(self) -> NewMarks | None:
         """Those that the object does not tell of yet; they are forgotten here."""
@@ -338,7 +338,7 @@ class QuarantineView:
     def hand_over(self) -> None:
         """Another replica releases and adopts now."""
         self.begun = self.new_marks = None
-        self.reported = self.release_held = self.orphan = self.vanished = ""
+        self.reported_marks = self.release_held = self.orphan = self.vanished = ""
         self.to_adopt = False
 
 
