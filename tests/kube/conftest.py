@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.cluster.kubernetes import node_condition
+from aggregator.cluster.kubernetes import node_condition, paths
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine import controller
 from aggregator.quarantine.drain import drainer
@@ -81,8 +81,12 @@ def rights(control_plane: ControlPlane, aggregator: Path, jobs: Jobs) -> Iterato
 async def policies(
     control_plane: ControlPlane, aggregator: Path, cluster_space: Space
 ) -> AsyncIterator[None]:
-    """All three are in force: each has denied something."""
+    """Those about nodes and Quarantines are in force: each has denied something."""
     [probe] = cluster_space.create_nodes(1, start=900)
+    quarantine = f"{paths.QUARANTINES}/{probe}"
+    spec = {"action": "cordon", "reason": "a probe", "requester": "test"}
+    made = {"apiVersion": "sickbay.dev/v1alpha1", "kind": "Quarantine", "spec": spec}
+    intent = {"spec": {"intentAction": "cordon"}}
     account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
     probes = ((kubelet_of(control_plane, probe), OWN), (account, "example.test/probe"))
     values = itertools.count()
@@ -97,9 +101,16 @@ async def policies(
             for client, key in probes
         ]
 
+    def may_edit() -> bool:
+        """Whether a person may edit what the aggregator decided."""
+        return patch(control_plane.client, f"{quarantine}?dryRun=All", intent)[0] == 200
+
     control_plane.apply(POLICIES)
     try:
         await until(lambda: allowed() == [False, False], within=20)
+        control_plane.call("POST", paths.QUARANTINES, made | {"metadata": {"name": probe}})
+        await until(lambda: not may_edit(), within=20)
+        control_plane.call("DELETE", quarantine)
         yield
     finally:
         remove(control_plane, POLICIES)
