@@ -269,9 +269,11 @@ class Flights:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def ask(self, name: str, lane: Priority, node: str = "") -> "asyncio.Task[None]":
+    async def ask(
+        self, name: str, lane: Priority, node: str = "", *, is_list: bool = False
+    ) -> "asyncio.Task[None]":
         async def fly() -> None:
-            async with self._limited.turn(lane, node):
+            async with self._limited.turn(lane, node, is_list=is_list):
                 self.began.append(name)
                 await self._ends[name].wait()
 
@@ -306,6 +308,76 @@ async def test_only_so_many_are_under_way_and_the_most_urgent_is_next() -> None:
     await flights.end("d")
     assert flights.began == ["a", "b", "d", "c"]
     await flights.end("c")
+
+
+async def test_lists_take_no_place_of_other_requests_and_others_none_of_theirs() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=2))
+    for name in ("l1", "l2", "l3"):
+        await flights.ask(name, Priority.PHASE, is_list=True)
+    for name in ("r1", "r2", "r3"):
+        await flights.ask(name, Priority.STATUS)
+    assert flights.began == ["l1", "l2", "r1", "r2"]
+    await flights.end("r1")
+    await flights.end("l1")
+    assert flights.began == ["l1", "l2", "r1", "r2", "r3", "l3"]
+    for name in ("l2", "l3", "r2", "r3"):
+        await flights.end(name)
+
+
+async def test_a_list_without_a_place_holds_up_no_other_request_of_its_priority() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=1))
+    for name in ("l1", "l2"):
+        await flights.ask(name, Priority.STATUS, is_list=True)
+    for name in ("r1", "r2"):
+        await flights.ask(name, Priority.STATUS)
+    assert flights.began == ["l1", "r1"]
+    await flights.end("r1")
+    assert flights.began == ["l1", "r1", "r2"]
+    await flights.end("l1")
+    assert flights.began == ["l1", "r1", "r2", "l2"]
+    for name in ("r2", "l2"):
+        await flights.end(name)
+
+
+async def test_lists_and_others_of_one_priority_go_in_the_order_they_came() -> None:
+    time = FakeTime()
+    limited = limiter(time, at_once=100)
+    await limited.acquire(Priority.EVENT)  # the bucket is empty
+    went: list[int] = []
+
+    async def one(turn: int) -> None:
+        await limited.acquire(Priority.STATUS, is_list=turn % 3 == 0)
+        went.append(turn)
+
+    await asyncio.gather(*map(one, range(20)))
+    assert went == list(range(20))
+
+
+async def test_the_request_that_has_waited_longest_gets_no_place_above_the_bound() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=10_000, at_once=1))
+    for name in ("l1", "l2"):
+        await flights.ask(name, Priority.EVENT, is_list=True)
+    for number in range(2 * FAIR):
+        await flights.ask(f"r{number}", Priority.STATUS)
+    for number in range(2 * FAIR):
+        await flights.end(f"r{number}")
+    assert flights.began == ["l1", *(f"r{number}" for number in range(2 * FAIR))]
+    await flights.end("l1")
+    assert flights.began[-1] == "l2"
+    await flights.end("l2")
+
+
+async def test_lists_have_few_places_while_nodes_are_on_their_way_to_their_taint() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=16))
+    await flights.ask("taint", Priority.TAINT)
+    for name in ("l1", "l2"):
+        await flights.ask(name, Priority.PHASE, is_list=True)
+    await flights.ask("r1", Priority.STATUS)
+    assert flights.began == ["taint", "l1"]
+    await flights.end("l1")
+    assert flights.began == ["taint", "l1", "l2"]
+    for name in ("l2", "r1", "taint"):
+        await flights.end(name)
 
 
 async def test_a_release_waits_for_none_of_those_under_way() -> None:
@@ -353,8 +425,8 @@ class Storm:
         self.begun = loop.time()
         self.under_way = 0
 
-    async def request(self, lane: Priority) -> None:
-        async with self.limited.turn(lane):
+    async def request(self, lane: Priority, *, is_list: bool = False) -> None:
+        async with self.limited.turn(lane, is_list=is_list):
             self.under_way += 1
             await asyncio.sleep(0.001 * self.under_way)
             self.under_way -= 1
@@ -403,7 +475,11 @@ def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
         storming = [asyncio.create_task(storm.nodes(10_000)) for _ in range(200)]
         await asyncio.sleep(0.2)
         late = [lane for lane in Priority if lane.trails]
-        waiting = [asyncio.create_task(storm.request(lane)) for lane in late for _ in range(10)]
+        waiting = [
+            asyncio.create_task(storm.request(lane, is_list=number % 2 == 0))
+            for lane in late
+            for number in range(10)
+        ]
         await asyncio.sleep(0.02)
         release = asyncio.create_task(storm.request(Priority.RELEASE))
         asked = loop.time()

@@ -406,6 +406,7 @@ class KubeCluster:
             query={"fieldSelector": f"spec.nodeName={node}"},
             guard=guard,
             node=node,  # the read that ends a drain is a report of its node
+            is_list=True,
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
@@ -418,6 +419,7 @@ class KubeCluster:
             kind="pods",
             lane=_of_drains(background=background),
             query={"labelSelector": f"{label}={value}"},
+            is_list=True,
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 

@@ -15,13 +15,17 @@ What trails about a node that was tainted lately goes in the order of the taints
 of drains, because evictions wait for them, then the reports, whatever their kind. Else all nodes'
 ends of drains would go before the first node's condition, and of a storm each node would be
 complete only at its end.
+
+Lists have places of their own. The server answers a list when its cache has caught up with etcd,
+up to a tenth of a second later, and does little for it until then. In the places of others, the
+lists with which many drains begin would leave the server idle while reports wait.
 """
 
 import asyncio
 import enum
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from aggregator.cluster.port import Unreachable
@@ -109,6 +113,7 @@ class _Waiter:
     """``turn``: the order of arrival. ``rank``: that in its line."""
 
     lane: Priority
+    is_list: bool
     rank: int
     turn: int
     go: asyncio.Future[None]
@@ -122,58 +127,53 @@ class _Line:
     they come to the head of both.
     """
 
-    __slots__ = ("_arrived", "_ranked")
+    __slots__ = ("arrived", "ranked")
 
     def __init__(self) -> None:
-        self._ranked: list[_Waiter] = []
-        self._arrived: deque[_Waiter] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._ranked)
-
-    def __iter__(self) -> Iterator[_Waiter]:
-        return iter(self._ranked)
+        self.ranked: list[_Waiter] = []
+        self.arrived: deque[_Waiter] = deque()
 
     @property
     def first(self) -> _Waiter:
         """The next by rank. `drop_gone` comes before."""
-        return self._ranked[0]
+        return self.ranked[0]
 
     @property
     def oldest(self) -> _Waiter:
         """The one that has waited longest. `drop_gone` comes before."""
-        return self._arrived[0]
+        return self.arrived[0]
 
     def append(self, waiter: _Waiter) -> None:
-        heapq.heappush(self._ranked, waiter)
-        self._arrived.append(waiter)
+        heapq.heappush(self.ranked, waiter)
+        self.arrived.append(waiter)
 
     def drop_gone(self) -> None:
-        while self._ranked and self._ranked[0].go.done():
-            heapq.heappop(self._ranked)
-        while self._arrived and self._arrived[0].go.done():
-            self._arrived.popleft()
+        while self.ranked and self.ranked[0].go.done():
+            heapq.heappop(self.ranked)
+        while self.arrived and self.arrived[0].go.done():
+            self.arrived.popleft()
 
     def clear(self) -> None:
-        self._ranked.clear()
-        self._arrived.clear()
+        self.ranked.clear()
+        self.arrived.clear()
 
 
 class Slot:
     """One request's. A class, and no generator: there are three for each node that fails."""
 
-    __slots__ = ("_lane", "_limiter", "_node")
+    __slots__ = ("_is_list", "_lane", "_limiter", "_node")
 
-    def __init__(self, limiter: "Limiter", lane: Priority, node: str) -> None:
+    def __init__(self, limiter: "Limiter", lane: Priority, node: str, *, is_list: bool) -> None:
         self._limiter = limiter
         self._lane = lane
         self._node = node
+        self._is_list = is_list
 
     async def __aenter__(self) -> None:
-        await self._limiter.acquire(self._lane, self._node)
+        await self._limiter.acquire(self._lane, self._node, is_list=self._is_list)
 
     async def __aexit__(self, *_: object) -> None:
-        self._limiter.release(self._lane)
+        self._limiter.release(self._lane, is_list=self._is_list)
 
 
 class Limiter:
@@ -182,8 +182,9 @@ class Limiter:
     Requests of the priority `PHASE` about a node whose taint went through here go in the order of
     the taints, and so do less urgent ones, with the priority `REPORT`.
 
-    ``at_once``: how many may be under way, if that is bounded. Releases are above it: requests that
-    hang must not hold them up. ``clock`` and ``sleep`` belong together; a test gives both.
+    ``at_once``: how many may be under way, if that is bounded, and as many lists beside them.
+    Releases are above it: requests that hang must not hold them up. ``clock`` and ``sleep`` belong
+    together; a test gives both.
     """
 
     def __init__(
@@ -197,13 +198,14 @@ class Limiter:
     ) -> None:
         self._at_once = at_once
         self._few = None if at_once is None else max(1, at_once // SHARE)
-        self._under_way = self._tainting = self._trailing = 0
+        self._under_way = self._lists = self._tainting = self._trailing = 0
         self._hurried_until = float("-inf")
         self._stirred = asyncio.Event()
         self._clock = clock
         self._sleep = sleep
         self._bucket = TokenBucket(qps, burst, clock())
-        self._lines = {lane: _Line() for lane in Priority}
+        #: In order of priority: the lists of one, and its other requests.
+        self._lines = {(lane, is_list): _Line() for lane in Priority for is_list in (False, True)}
         self._turn = 0
         #: By node: when its taint went, by turn and by the clock; the oldest first.
         self._tainted: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -216,17 +218,17 @@ class Limiter:
     @property
     def waiting(self) -> int:
         """How many requests stand in line."""
-        return sum(not one.go.done() for line in self._lines.values() for one in line)
+        return sum(not one.go.done() for line in self._lines.values() for one in line.ranked)
 
-    def turn(self, lane: Priority, node: str = "") -> "Slot":
+    def turn(self, lane: Priority, node: str = "", *, is_list: bool = False) -> "Slot":
         """Around a request: enters when it may be sent. Raises Unreachable when closed."""
-        return Slot(self, lane, node)
+        return Slot(self, lane, node, is_list=is_list)
 
-    async def acquire(self, lane: Priority, node: str = "") -> None:
+    async def acquire(self, lane: Priority, node: str = "", *, is_list: bool = False) -> None:
         """Return when the request may be sent. Raises Unreachable when the limiter is closed.
 
         ``node``: the one that it is about, where it taints the node or trails behind its taint. It
-        counts as under way until it is released.
+        counts as under way until it is released, as a list where it ``is_list``.
         """
         if lane.unlimited:
             return
@@ -234,12 +236,12 @@ class Limiter:
         self._turn += 1
         turn = self._turn
         lane, rank = self._place_of(lane, node, turn, now)
-        free = now >= self._paused_until and self._has_place(lane, now) and self._is_first(lane)
-        if free and self._bucket.take(now):
-            self._begin(lane)
+        has_place = now >= self._paused_until and self._has_place(lane, now, is_list=is_list)
+        if has_place and self._is_first(lane) and self._bucket.take(now):
+            self._begin(lane, is_list=is_list)
             return
-        waiter = _Waiter(lane, rank, turn, asyncio.get_running_loop().create_future())
-        self._lines[lane].append(waiter)
+        waiter = _Waiter(lane, is_list, rank, turn, asyncio.get_running_loop().create_future())
+        self._lines[lane, is_list].append(waiter)
         self._stirred.set()  # it may go where the first in line could not
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._let_go(), name="kube-limiter")
@@ -247,7 +249,7 @@ class Limiter:
             await waiter.go
         except asyncio.CancelledError:
             if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
-                self.release(lane)  # it was let go just as it was cancelled
+                self.release(lane, is_list=is_list)  # it was let go just as it was cancelled
             raise
 
     def _place_of(self, lane: Priority, node: str, turn: int, now: float) -> tuple[Priority, int]:
@@ -265,11 +267,14 @@ class Limiter:
                 return min(lane, Priority.REPORT), rank
         return lane, turn
 
-    def release(self, lane: Priority) -> None:
+    def release(self, lane: Priority, *, is_list: bool = False) -> None:
         """The request that was let go has ended, however it did."""
         if lane.unlimited:
             return
-        self._under_way -= 1
+        if is_list:
+            self._lists -= 1
+        else:
+            self._under_way -= 1
         self._trailing -= lane.trails
         if lane is Priority.TAINT:
             self._tainting -= 1
@@ -293,28 +298,32 @@ class Limiter:
             if task is not None:
                 task.cancel()
         for line in self._lines.values():
-            for waiter in line:
+            for waiter in line.ranked:
                 if not waiter.go.done():
                     waiter.go.set_exception(Unreachable("the connection to the cluster was closed"))
             line.clear()
 
     # -- requests under way -----------------------------------------------------------------
 
-    def _begin(self, lane: Priority) -> None:
-        self._under_way += 1
+    def _begin(self, lane: Priority, *, is_list: bool) -> None:
+        if is_list:
+            self._lists += 1
+        else:
+            self._under_way += 1
         self._tainting += lane is Priority.TAINT
         self._trailing += lane.trails
 
     def _hurries(self, now: float) -> bool:
         """Whether nodes are on their way to their taint."""
-        return bool(self._tainting or self._lines[Priority.TAINT]) or now < self._hurried_until
+        tainting = self._tainting or self._lines[Priority.TAINT, False].ranked
+        return bool(tainting) or now < self._hurried_until
 
-    def _has_place(self, lane: Priority, now: float) -> bool:
+    def _has_place(self, lane: Priority, now: float, *, is_list: bool) -> bool:
         if lane.trails and now < self._trailing_paused_until:
             return False
         if self._at_once is None or self._few is None or lane is Priority.RELEASE:
             return True
-        if self._under_way >= self._at_once:
+        if (self._lists if is_list else self._under_way) >= self._at_once:
             return False
         return not lane.trails or self._trailing < self._few or not self._hurries(now)
 
@@ -322,7 +331,7 @@ class Limiter:
 
     def _is_first(self, lane: Priority) -> bool:
         """Whether one that has just come need not stand in line; it is counted if it overtakes."""
-        others = [other for other, line in self._lines.items() if line]
+        others = [other for (other, _), line in self._lines.items() if line.ranked]
         if not others:
             return True
         if others[0] <= lane or self._unfair + 1 >= FAIR:
@@ -331,30 +340,40 @@ class Limiter:
         return True
 
     async def _let_go(self) -> None:
-        while self._drop_gone():
+        while lines := self._standing():
             now = self._clock()
             delay = max(self._paused_until - now, self._bucket.wait(now))
             if delay > 0:
                 await self._sleep(delay)
                 continue  # a pause may have come, or a more urgent request
-            waiter = self._next(now)
+            waiter = self._next(lines, now)
             if waiter is None:
                 ends = (self._hurried_until - now, self._trailing_paused_until - now)
                 await self._until_stirred(min((end for end in ends if end > 0), default=0.0))
                 continue
             self._bucket.take(now)
-            self._begin(waiter.lane)
+            self._begin(waiter.lane, is_list=waiter.is_list)
             waiter.go.set_result(None)
 
-    def _next(self, now: float) -> _Waiter | None:
+    def _standing(self) -> list[_Line]:
+        """The lines with waiters, in order of priority, without those that gave up at the head."""
+        lines = [line for line in self._lines.values() if line.ranked]
+        for line in lines:
+            line.drop_gone()
+        return [line for line in lines if line.ranked]
+
+    def _next(self, lines: Sequence[_Line], now: float) -> _Waiter | None:
         """The first waiter of the most urgent priority that has a place, or None while all are
         taken.
         """
-        lines = [line for line in self._lines.values() if line]
-        lines = [line for line in lines if self._has_place(line.first.lane, now)]
+
+        def may_go(waiter: _Waiter) -> bool:
+            return self._has_place(waiter.lane, now, is_list=waiter.is_list)
+
+        lines = [line for line in lines if may_go(line.first)]
         if not lines:
             return None
-        chosen = lines[0].first
+        chosen = min(line.first for line in lines if line.first.lane is lines[0].first.lane)
         if chosen.lane is Priority.RELEASE:
             return chosen
         oldest = min((line.oldest for line in lines), key=lambda one: one.turn)
@@ -381,9 +400,3 @@ class Limiter:
         """One is enough: it may ring too soon, and an earlier one replaces it."""
         await self._sleep(seconds)
         self._stirred.set()
-
-    def _drop_gone(self) -> bool:
-        """Drop waiters that gave up at the head of their line; whether any waiter is left."""
-        for line in self._lines.values():
-            line.drop_gone()
-        return any(self._lines.values())

@@ -135,12 +135,13 @@ class Transport:
         deadline: float | None = None,
         guard: Guard | None = None,
         node: str = "",
+        is_list: bool = False,
     ) -> bytes:
         """The body of a 2xx answer; any other raises its typed error.
 
         ``path`` begins with "/"; see paths.py. ``kind`` is the key of the counters. A GET is
         read-only, and is retried where one answer is lost. ``guard`` is awaited between the
-        limiter's turn and the sending. ``node``: see `Limiter.acquire`.
+        limiter's turn and the sending. ``node`` and ``is_list``: see `Limiter.acquire`.
         """
 
         async def once() -> bytes:
@@ -156,6 +157,7 @@ class Transport:
                 deadline=deadline,
                 guard=guard,
                 node=node,
+                is_list=is_list,
             )
             if isinstance(answer, Failure):
                 raise answer.error()
@@ -180,6 +182,7 @@ class Transport:
         deadline: float | None = None,
         guard: Guard | None = None,
         node: str = "",
+        is_list: bool = False,
     ) -> bytes | Failure:
         """As `request`, but a refusal is returned. Raises Unreachable where no answer came.
 
@@ -190,7 +193,7 @@ class Transport:
             headers[hdrs.CONTENT_TYPE] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
         ask = _Ask(method, target, kind, headers, body, deadline or self._deadline)
-        async with self._limiter.turn(lane, node):
+        async with self._limiter.turn(lane, node, is_list=is_list):
             if guard is not None:
                 await guard()
             wire = self._current()
