@@ -170,24 +170,26 @@ class Database:
         They are searched among its newest 20,000.
         """
         table = transitions.c
+        newest = (
+            sa.select(transitions)
+            .where(table.node == sa.bindparam("its_node"), table.at >= since)
+            .order_by(table.at.desc(), table.id.desc())
+            .limit(MOST_PASSED)
+            .subquery()
+        )
+        # Built once: to build it takes longer than the database does to answer it.
+        query = (
+            sa.select(newest)
+            .where(newest.c.kind.in_(kinds))
+            .order_by(newest.c.at.desc(), newest.c.id.desc())
+            .limit(rows)
+        )
 
         def work(connection: sa.Connection) -> dict[str, list[Transition]]:
             found = {}
             for node in nodes:
-                newest = (
-                    sa.select(transitions)
-                    .where(table.node == node, table.at >= since)
-                    .order_by(table.at.desc(), table.id.desc())
-                    .limit(MOST_PASSED)
-                    .subquery()
-                )
-                query = (
-                    sa.select(newest)
-                    .where(newest.c.kind.in_(kinds))
-                    .order_by(newest.c.at.desc(), newest.c.id.desc())
-                    .limit(rows)
-                )
-                told = (from_row(dict(row)) for row in connection.execute(query).mappings())
+                passed = connection.execute(query, {"its_node": node}).mappings()
+                told = (from_row(dict(row)) for row in passed)
                 found[node] = [one for one in told if one is not None]
             return found
 

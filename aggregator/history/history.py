@@ -9,7 +9,6 @@ import datetime as dt
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +18,7 @@ from aggregator.history.database import Cursor, Database, HistoryError, Page
 from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.reader import Reader, close
 from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
+from aggregator.history.row_queue import RowQueue
 from aggregator.history.tables import evidence, transitions
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.byte_budget import Budgets
@@ -94,9 +94,7 @@ class History:
         self._rng = rng
         self._most = most_waiting
         self._numbers = IdGenerator(rng.getrandbits(22))
-        self._queue: deque[dict[str, Any]] = deque()
-        self._told: deque[dict[str, Any]] = deque()
-        self._queue_bytes = self._told_bytes = 0
+        self._queue, self._told = RowQueue(), RowQueue()
         self._told_budgets = Budgets(burst=TOLD_BURST, rate=TOLD_RATE)
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -137,7 +135,7 @@ class History:
 
     def record_event(self, transition: Transition) -> None:
         """Queue it. Never blocks and never raises."""
-        if self._closing or len(self._queue) >= self._most or self._queue_bytes >= MOST_BYTES:
+        if self._closing or len(self._queue) >= self._most or self._queue.bytes >= MOST_BYTES:
             if self.lost == self._reported:
                 self._gap_from = transition.at
             self.lost += 1
@@ -151,15 +149,14 @@ class History:
         if (
             self._closing
             or len(self._told) >= MOST_TOLD
-            or self._told_bytes + size > MOST_BYTES
+            or self._told.bytes + size > MOST_BYTES
             or not (spared or self._told_budgets.spend(node, size, self._clocks.now()))
         ):
             self.untold += 1
             return
         at = self._clocks.wall()
         row = evidence_row(self._numbers.next(at), at, node, kind, body, self._replica)
-        self._told_bytes += size_of(row["body"])
-        self._told.append(row)
+        self._told.append(row, size)
         self._some.set()
 
     @property
@@ -255,10 +252,9 @@ class History:
         """Write the oldest that wait. They leave the queue when they are written. Returns their
         number.
         """
-        batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
+        batch = self._queue.oldest(BATCH)
         await self._in_thread(self._database.write, batch)
-        for _ in batch:
-            self._queue_bytes -= size_of(self._queue.popleft())
+        self._queue.drop(len(batch))
         self.written += len(batch)
         self._well()
         self._say_losses()
@@ -266,10 +262,9 @@ class History:
 
     async def _write_told(self) -> int:
         """A transition that comes meanwhile is written before the next batch."""
-        batch = [self._told[i] for i in range(min(BATCH, len(self._told)))]
+        batch = self._told.oldest(BATCH)
         await self._in_thread(self._database.write, batch, evidence)
-        for _ in batch:
-            self._told_bytes -= size_of(self._told.popleft()["body"])
+        self._told.drop(len(batch))
         self._well()
         return len(batch)
 
@@ -353,8 +348,7 @@ class History:
     def _append(self, transition: Transition) -> None:
         ident = self._numbers.next(transition.at)
         row = to_row(ident, transition, self._replica)
-        self._queue_bytes += size_of(row)
-        self._queue.append(row)
+        self._queue.append(row, size_of(row))
         self._some.set()
 
     def _losses(self) -> str:
