@@ -3,6 +3,7 @@
 import http.client
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -29,6 +30,7 @@ class Watcher:
         self.reopened = 0
         self._keys = keys
         self._come = threading.Condition()
+        self._awaited = Counter[str]()
         self._plane = plane
         self._path = path
         first = plane.client.watch(path)
@@ -45,7 +47,9 @@ class Watcher:
                 with self._come:
                     for key in keys:
                         self.seen.setdefault(key, now)
-                    self._come.notify_all()
+                    # To wake those who wait for other keys would take time from the server.
+                    if not self._awaited.keys().isdisjoint(keys):
+                        self._come.notify_all()
             try:  # from version 0 on: missed changes come as they are now
                 lines = self._plane.client.watch(self._path)
             except (OSError, http.client.HTTPException):
@@ -55,7 +59,10 @@ class Watcher:
     def when(self, key: str, *, within: float = 30.0) -> float:
         """The moment (monotonic seconds) at which ``key`` was first seen. Raises TimeoutError."""
         with self._come:
-            if not self._come.wait_for(lambda: key in self.seen, within):
+            self._awaited[key] += 1
+            seen = self._come.wait_for(lambda: key in self.seen, within)
+            self._awaited -= Counter([key])
+            if not seen:
                 raise TimeoutError(f"{key} was not seen within {within:g} s")
             return self.seen[key]
 
