@@ -108,6 +108,7 @@ async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> N
         Priority.PHASE,
         Priority.EVICTION,
         Priority.READ,
+        Priority.CREATE,
         Priority.TAINT,
         Priority.RECORD,
         Priority.RELEASE,
@@ -308,6 +309,35 @@ async def test_only_so_many_are_under_way_and_the_most_urgent_is_next() -> None:
     await flights.end("d")
     assert flights.began == ["a", "b", "d", "c"]
     await flights.end("c")
+
+
+@pytest.mark.parametrize("lane", [Priority.TAINT, Priority.CREATE])
+async def test_what_trails_has_few_places_beside_either_request_before_a_taint(
+    lane: Priority,
+) -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=16))
+    await flights.ask("before a taint", lane)
+    await flights.ask("r1", Priority.STATUS)
+    await flights.ask("r2", Priority.STATUS)
+    assert flights.began == ["before a taint", "r1"]
+    await flights.end("before a taint")
+    await flights.end("r1")
+    await flights.end("r2")
+
+
+async def test_nodes_of_a_storm_are_tainted_one_after_the_other_and_not_all_at_its_end() -> None:
+    """The rate allows a request each tenth of a second, and each node needs two."""
+    time = FakeTime()
+    limited = limiter(time, qps=10)
+    tainted: list[float] = []
+
+    async def one(number: int) -> None:
+        await limited.acquire(Priority.CREATE)
+        await limited.acquire(Priority.TAINT, f"n{number}")
+        tainted.append(time.now - 1000.0)
+
+    await asyncio.gather(*map(one, range(50)))
+    assert tainted == pytest.approx([0.1 + 0.2 * number for number in range(50)], abs=0.15)
 
 
 async def test_lists_take_no_place_of_other_requests_and_others_none_of_theirs() -> None:

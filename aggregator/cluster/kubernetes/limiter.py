@@ -39,13 +39,14 @@ class Priority(enum.IntEnum):
     RELEASE = 1
     RECORD = 2  # the admission record: all proposals of a moment wait for it together
     TAINT = 3
-    READ = 4  # after the taints: work that is begun is finished before new work is begun
-    EVICTION = 5  # for a drain that is begun, without its retries: before the next is begun
-    PHASE = 6  # the next step of a quarantine waits for it
-    REPORT = 7  # about a node that was tainted lately, in the order of the taints
-    BACKGROUND = 8  # retries, and reads that no new fault waits for
-    STATUS = 9
-    EVENT = 10
+    CREATE = 4  # the Quarantine of a node: its taint is next, so those that have one go first
+    READ = 5  # after the taints: work that is begun is finished before new work is begun
+    EVICTION = 6  # for a drain that is begun, without its retries: before the next is begun
+    PHASE = 7  # the next step of a quarantine waits for it
+    REPORT = 8  # about a node that was tainted lately, in the order of the taints
+    BACKGROUND = 9  # retries, and reads that no new fault waits for
+    STATUS = 10
+    EVENT = 11
 
     @property
     def unlimited(self) -> bool:
@@ -58,6 +59,8 @@ class Priority(enum.IntEnum):
         return self > Priority.READ
 
 
+#: Those of nodes that are on their way to their taint.
+_TAINTING = (Priority.TAINT, Priority.CREATE)
 #: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
 HURRY = 0.05
 #: While taints are under way, one place in so many is for trailing requests.
@@ -276,7 +279,7 @@ class Limiter:
         else:
             self._under_way -= 1
         self._trailing -= lane.trails
-        if lane is Priority.TAINT:
+        if lane in _TAINTING:
             self._tainting -= 1
             self._hurried_until = self._clock() + HURRY
         self._stirred.set()
@@ -310,13 +313,13 @@ class Limiter:
             self._lists += 1
         else:
             self._under_way += 1
-        self._tainting += lane is Priority.TAINT
+        self._tainting += lane in _TAINTING
         self._trailing += lane.trails
 
     def _hurries(self, now: float) -> bool:
         """Whether nodes are on their way to their taint."""
-        tainting = self._tainting or self._lines[Priority.TAINT, False].ranked
-        return bool(tainting) or now < self._hurried_until
+        waiting = any(self._lines[lane, False].ranked for lane in _TAINTING)
+        return bool(self._tainting) or waiting or now < self._hurried_until
 
     def _has_place(self, lane: Priority, now: float, *, is_list: bool) -> bool:
         if lane.trails and now < self._trailing_paused_until:

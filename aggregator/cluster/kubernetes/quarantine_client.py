@@ -59,7 +59,7 @@ class QuarantineStore:
             "POST",
             paths.QUARANTINES,
             kind="quarantines",
-            lane=Priority.TAINT,
+            lane=Priority.CREATE,
             body=encode(body),
             guard=guard,
         )
