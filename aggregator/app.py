@@ -316,6 +316,7 @@ async def run(config: Config) -> None:
         evidence_recording=EvidenceRecorder(history.record),
         shards=replica_runtime.shards,
     )
+    orders.note_ends(controller.on_order_end)
     keys = _keys(config, cluster)
     ingest = build(
         config,

@@ -603,6 +603,9 @@ class Controller:
     def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
         self._agent_events.on_command_result(node, command_id, ok=ok, message=message)
 
+    def on_order_end(self, node: str) -> None:
+        self._agent_events.on_order_end(node)
+
     def on_disconnect(self, node: str, line: AgentLine, reason: str) -> None:
         self._agent_events.on_disconnect(node, line, reason)
 

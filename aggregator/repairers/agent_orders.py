@@ -9,7 +9,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -114,14 +114,23 @@ class AgentOrders:
 
     def __init__(self) -> None:
         self._lines: OrderLines | None = None
+        self._note_end: Callable[[str], None] | None = None
         self._results: dict[str, dict[str, AgentResult]] = {}
         #: The quarantine of each operation that this process has ordered, by node.
         self._ordered: dict[str, dict[str, str]] = {}
+        #: The latest of these whose end was reported, by node.
+        self._ended: dict[str, str] = {}
         #: The evidence of a quarantine's operations, by node; the one that came last is the last.
         self._collected: dict[str, tuple[str, dict[str, str]]] = {}
         #: Operations whose end is durable, by node, the latest ones.
         self._over: dict[str, deque[str]] = {}
         self._changed: dict[str, asyncio.Event] = {}
+
+    def note_ends(self, note_end: Callable[[str], None]) -> None:
+        """Call ``note_end`` with the node when the end of an order of this process is first
+        told.
+        """
+        self._note_end = note_end
 
     # -- called by ingest ----------------------------------------------------------------
 
@@ -155,6 +164,16 @@ class AgentOrders:
         while len(kept) > _MOST_KEPT:
             del kept[next(iter(kept))]
         self._wake(node)
+        if result.is_final:
+            self._report_end(node, result.operation)
+
+    def _report_end(self, node: str, operation: str) -> None:
+        """Once for each order of ours, however often its agent tells it: a look has its cost."""
+        ours = operation in self._ordered.get(node, ())
+        if self._note_end is None or not ours or self._ended.get(node) == operation:
+            return
+        self._ended[node] = operation
+        self._note_end(node)
 
     def on_detach(self, node: str) -> None:
         """The node's stream has ended. In the next one its agent tells each open state anew."""

@@ -82,6 +82,25 @@ class Bench:
         self.orders.on_detach("node-1")
 
 
+@pytest.mark.parametrize("state", [S.SUCCEEDED, S.FAILED, S.REFUSED, S.UNKNOWN, S.INCONCLUSIVE])
+def test_the_end_of_an_order_is_reported_once(state: OrderState) -> None:
+    orders, ended = AgentOrders(), list[str]()
+    orders.note_ends(ended.append)
+    orders.begin("node-1", "op-1", "q")
+    for told in (S.ACCEPTED, S.RUNNING):
+        orders.on_result("node-1", AgentResult("op-1", told))
+    assert ended == []
+    for _ in range(3):
+        orders.on_result("node-1", AgentResult("op-1", state))
+        for number in range(20):  # as many as make room for others
+            orders.on_result("node-1", AgentResult(f"other-{number}", state))
+    assert ended == ["node-1"]
+    orders.begin("node-1", "op-2", "q")
+    orders.on_result("node-1", AgentResult("op-2", state))
+    orders.on_result("node-2", AgentResult("op-2", state))  # not ours
+    assert ended == ["node-1", "node-1"]
+
+
 @pytest.mark.parametrize(
     ("order", "state", "answer"),
     [

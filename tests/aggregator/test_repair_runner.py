@@ -30,6 +30,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
+from aggregator.quarantine.repair.runner import LOOK_EVERY
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
@@ -442,6 +443,36 @@ async def test_an_order_with_an_unknown_outcome_that_worked_is_proved_by_the_nod
     site.shop._boot("n1")
     await site.settles(site.is_released)
     assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("told", [True, False])
+@in_virtual_time
+async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: bool) -> None:
+    site = Site()
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await later(LOOK_EVERY + 1.0)
+    begun = asyncio.get_running_loop().time()
+    site.shop.look = RepairAnswer(AnswerState.FAILED, "no")
+    if told:
+        site.replica.controller.on_order_end("n1")
+    await site.settles(lambda: site.attempts()[0] == ("reboot", RepairState.FAILED))
+    assert (asyncio.get_running_loop().time() - begun < 1.0) is told
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing() -> None:
+    site = Site()
+    site.start()
+    await site.settles(site.is_released)
+    writes = list(site.world.writes)
+    for node in ("n1", "unknown"):
+        site.replica.controller.on_order_end(node)
+    await later(60)
+    assert site.world.writes == writes
     await site.replica.stop()
 
 

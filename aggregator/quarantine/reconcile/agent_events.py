@@ -21,7 +21,6 @@ from aggregator.replicas.membership.view import Ownership
 
 log = logging.getLogger("sickbay.quarantine")
 
-
 class AgentLine(Protocol):
     """The way back to an agent: the part of ingest's `AgentConnection` that is used here."""
 
@@ -198,6 +197,13 @@ class AgentEventHandler:
                 "text": message,
             },
         )
+
+    def on_order_end(self, node: str) -> None:
+        """Its agent has told the end of an order: the repair need not wait for its next look."""
+        node_state = self._registry.known(node)
+        if node_state is not None and node_state.node_summary.quarantine is not None:
+            node_state.own_quarantine_view().delay_repair(self._clocks.now())
+            self._queue.add(node_state)
 
     def on_disconnect(self, node: str, line: AgentLine, reason: str) -> None:
         if self._lines.get(node) is not line:
