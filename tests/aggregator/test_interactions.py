@@ -528,6 +528,32 @@ def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("changes", [1, 500])
+def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: int) -> None:
+    """Not at each of them: a check reads the node, and an agent may tell a change each moment."""
+
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
+        replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+        await soon(lambda: world.quarantines["n1"].status.release_held)
+        before, begun = replica.cluster.calls, asyncio.get_running_loop().time()
+        for number in range(changes - 1):
+            replica.agent("n1", Delta((replace(starts, message=f"the driver starts: {number}"),)))
+            await later(0.05)
+        spent = replica.cluster.calls - before
+        assert spent <= 10 + 4 * (asyncio.get_running_loop().time() - begun)
+        replica.agent("n1", Delta((replace(starts, status=Status.OK),)))
+        begun = asyncio.get_running_loop().time()
+        await soon(lambda: not world.quarantines)
+        assert asyncio.get_running_loop().time() - begun < 10.0
+
+    virtual_time.run(main())
+
+
 def test_what_held_a_release_is_forgotten_with_its_quarantine() -> None:
     async def main() -> None:
         world = one_node(annotations={PIN: "RMA"})

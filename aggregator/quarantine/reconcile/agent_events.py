@@ -21,6 +21,10 @@ from aggregator.replicas.membership.view import Ownership
 
 log = logging.getLogger("sickbay.quarantine")
 
+#: The objections to a node's release are checked again so long after its checks changed (seconds).
+RELEASE_SOON = 1.0
+
+
 class AgentLine(Protocol):
     """The way back to an agent: the part of ingest's `AgentConnection` that is used here."""
 
@@ -133,6 +137,9 @@ class AgentEventHandler:
                 node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
             )
         self._network_tracker.on_evidence(node, evidence)
+        if evidence.components and node_state.release_held:
+            soon = self._clocks.now() + RELEASE_SOON
+            node_state.own_quarantine_view().hasten_release_check(soon)
         if evidence.cleared:
             self._outliers.on_cleared(node, evidence.cleared, at)
         self._evaluator.evaluate_node(node_state, at if isinstance(evidence, Delta) else None)
