@@ -410,6 +410,21 @@ async def test_lists_have_few_places_while_nodes_are_on_their_way_to_their_taint
         await flights.end(name)
 
 
+async def test_a_list_goes_when_the_last_that_was_on_its_way_to_a_taint_gives_up() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=2))
+    for name in ("r1", "r2"):
+        await flights.ask(name, Priority.READ)
+    taint = await flights.ask("taint", Priority.TAINT)
+    for name in ("l1", "l2"):
+        await flights.ask(name, Priority.PHASE, is_list=True)
+    assert flights.began == ["r1", "r2", "l1"]
+    taint.cancel()
+    await settled()
+    assert flights.began == ["r1", "r2", "l1", "l2"]
+    for name in ("r1", "r2", "l1", "l2"):
+        await flights.end(name)
+
+
 async def test_a_release_waits_for_none_of_those_under_way() -> None:
     flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=1))
     await flights.ask("hangs", Priority.TAINT)

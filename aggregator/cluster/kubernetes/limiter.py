@@ -253,6 +253,7 @@ class Limiter:
         except asyncio.CancelledError:
             if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
                 self.release(lane, is_list=is_list)  # it was let go just as it was cancelled
+            self._stirred.set()  # it may have been the last on its way to a taint
             raise
 
     def _place_of(self, lane: Priority, node: str, turn: int, now: float) -> tuple[Priority, int]:
