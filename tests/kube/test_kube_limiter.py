@@ -410,6 +410,38 @@ async def test_lists_have_few_places_while_nodes_are_on_their_way_to_their_taint
         await flights.end(name)
 
 
+async def test_lists_that_go_do_not_starve_a_request_that_waits_for_a_place_of_others() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=10_000, at_once=1))
+    await flights.ask("t0", Priority.TAINT)
+    await flights.ask("waits", Priority.EVENT)
+    for number in range(1, FAIR + 1):
+        await flights.ask(f"t{number}", Priority.TAINT)
+        await flights.ask(f"l{number}", Priority.READ, is_list=True)
+        await flights.end(f"l{number}")
+        await flights.end(f"t{number - 1}")
+    assert flights.began[-1] == "waits"
+    for name in ("waits", f"t{FAIR}"):
+        await flights.end(name)
+
+
+async def test_taints_that_go_do_not_starve_one_that_waits_for_a_place_of_what_trails() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=10_000, at_once=2))
+    await flights.ask("t0", Priority.TAINT)
+    await flights.ask("p0", Priority.PHASE)
+    await flights.ask("waits", Priority.EVENT)
+    for number in range(1, FAIR + 1):
+        await flights.ask(f"p{number}", Priority.PHASE)
+        await flights.end(f"p{number - 1}")
+        if flights.began[-1] == "waits":
+            break
+        await flights.ask(f"t{number}", Priority.TAINT)
+        await flights.end(f"t{number - 1}")
+    assert number == FAIR
+    assert flights.began[-1] == "waits"
+    for name in ("waits", f"p{FAIR}", f"t{FAIR - 1}"):
+        await flights.end(name)
+
+
 async def test_a_list_goes_when_the_last_that_was_on_its_way_to_a_taint_gives_up() -> None:
     flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=2))
     for name in ("r1", "r2"):

@@ -24,7 +24,7 @@ lists with which many drains begin would leave the server idle while reports wai
 import asyncio
 import enum
 import heapq
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,7 +67,8 @@ HURRY = 0.05
 SHARE = 16
 #: Urgent requests pause for so long at most (seconds), whatever the server asked for.
 URGENT_PAUSE = 5.0
-#: One in so many that go is the request that has waited longest, of any priority.
+#: One in so many that go is the request that has waited longest, of any priority: one of the lists,
+#: and one of the others, and for each of what trails and of what does not.
 FAIR = 64
 #: For so long after its taint (seconds) a node's trailing requests go in the order of the taints,
 #: and so many nodes are remembered.
@@ -120,6 +121,11 @@ class _Waiter:
     rank: int
     turn: int
     go: asyncio.Future[None]
+
+    @property
+    def group(self) -> tuple[bool, bool]:
+        """All of one have a place at the same moments."""
+        return self.is_list, self.lane.trails
 
     def __lt__(self, other: "_Waiter") -> bool:
         return (self.rank, self.turn) < (other.rank, other.turn)
@@ -212,7 +218,8 @@ class Limiter:
         self._turn = 0
         #: By node: when its taint went, by turn and by the clock; the oldest first.
         self._tainted: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._unfair = 0
+        #: By group: how often its oldest was overtaken while it had a place.
+        self._unfair: Counter[tuple[bool, bool]] = Counter()
         self._paused_until = self._trailing_paused_until = clock()
         self._alarm_at = float("inf")
         self._pump: asyncio.Task[None] | None = None
@@ -240,7 +247,7 @@ class Limiter:
         turn = self._turn
         lane, rank = self._place_of(lane, node, turn, now)
         has_place = now >= self._paused_until and self._has_place(lane, now, is_list=is_list)
-        if has_place and self._is_first(lane) and self._bucket.take(now):
+        if has_place and self._is_first(lane, now) and self._bucket.take(now):
             self._begin(lane, is_list=is_list)
             return
         waiter = _Waiter(lane, is_list, rank, turn, asyncio.get_running_loop().create_future())
@@ -331,16 +338,23 @@ class Limiter:
             return False
         return not lane.trails or self._trailing < self._few or not self._hurries(now)
 
+    def _may_go(self, waiter: _Waiter, now: float) -> bool:
+        return self._has_place(waiter.lane, now, is_list=waiter.is_list)
+
     # -- the next request -----------------------------------------------------------------------
 
-    def _is_first(self, lane: Priority) -> bool:
+    def _is_first(self, lane: Priority, now: float) -> bool:
         """Whether one that has just come need not stand in line; it is counted if it overtakes."""
-        others = [other for (other, _), line in self._lines.items() if line.ranked]
+        others = [line.first for line in self._lines.values() if line.ranked]
         if not others:
             return True
-        if others[0] <= lane or self._unfair + 1 >= FAIR:
+        if others[0].lane <= lane:
             return False
-        self._unfair += 1
+        of_groups = {other.group: other for other in others}
+        overtaken = [group for group, other in of_groups.items() if self._may_go(other, now)]
+        if any(self._unfair[group] + 1 >= FAIR for group in overtaken):
+            return False
+        self._unfair.update(overtaken)
         return True
 
     async def _let_go(self) -> None:
@@ -370,23 +384,25 @@ class Limiter:
         """The first waiter of the most urgent priority that has a place, or None while all are
         taken.
         """
-
-        def may_go(waiter: _Waiter) -> bool:
-            return self._has_place(waiter.lane, now, is_list=waiter.is_list)
-
-        lines = [line for line in lines if may_go(line.first)]
+        lines = [line for line in lines if self._may_go(line.first, now)]
         if not lines:
             return None
         chosen = min(line.first for line in lines if line.first.lane is lines[0].first.lane)
         if chosen.lane is Priority.RELEASE:
             return chosen
-        oldest = min((line.oldest for line in lines), key=lambda one: one.turn)
-        if chosen is oldest:
-            self._unfair = 0
-        elif self._unfair + 1 >= FAIR:
-            self._unfair, chosen = 0, oldest
-        else:
-            self._unfair += 1
+        # Not the oldest of all: while others have no place, lists that go overtake none of them.
+        oldest: dict[tuple[bool, bool], _Waiter] = {}
+        for one in sorted((line.oldest for line in lines), key=lambda one: one.turn):
+            oldest.setdefault(one.group, one)
+        for group, one in oldest.items():
+            if one.turn < chosen.turn and self._unfair[group] + 1 >= FAIR:
+                chosen = one
+                break
+        for group, one in oldest.items():
+            if one is chosen:
+                self._unfair[group] = 0
+            elif one.turn < chosen.turn:
+                self._unfair[group] += 1
         return chosen
 
     async def _until_stirred(self, most: float) -> None:
