@@ -315,12 +315,15 @@ async def test_only_so_many_are_under_way_and_the_most_urgent_is_next() -> None:
 async def test_what_trails_has_few_places_beside_either_request_before_a_taint(
     lane: Priority,
 ) -> None:
-    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=16))
+    time = FakeTime()
+    flights = Flights(limiter(time, qps=1e6, burst=1000, at_once=16))
     await flights.ask("before a taint", lane)
     await flights.ask("r1", Priority.STATUS)
     await flights.ask("r2", Priority.STATUS)
     assert flights.began == ["before a taint", "r1"]
     await flights.end("before a taint")
+    assert flights.began == ["before a taint", "r1", "r2"]
+    assert time.now == pytest.approx(1000.0 + HURRY, abs=0.001)  # the next may be on its way
     await flights.end("r1")
     await flights.end("r2")
 
@@ -410,13 +413,23 @@ async def test_lists_have_few_places_while_nodes_are_on_their_way_to_their_taint
         await flights.end(name)
 
 
-async def test_lists_that_go_do_not_starve_a_request_that_waits_for_a_place_of_others() -> None:
+@pytest.mark.parametrize(
+    ("waits", "lists"),
+    [
+        (Priority.EVENT, Priority.READ),
+        (Priority.EVENT, Priority.EVICTION),
+        (Priority.READ, Priority.READ),
+    ],
+)
+async def test_lists_that_go_do_not_starve_a_request_that_waits_for_a_place_of_others(
+    waits: Priority, lists: Priority
+) -> None:
     flights = Flights(limiter(FakeTime(), qps=1e6, burst=10_000, at_once=1))
     await flights.ask("t0", Priority.TAINT)
-    await flights.ask("waits", Priority.EVENT)
+    await flights.ask("waits", waits)
     for number in range(1, FAIR + 1):
         await flights.ask(f"t{number}", Priority.TAINT)
-        await flights.ask(f"l{number}", Priority.READ, is_list=True)
+        await flights.ask(f"l{number}", lists, is_list=True)
         await flights.end(f"l{number}")
         await flights.end(f"t{number - 1}")
     assert flights.began[-1] == "waits"
@@ -442,11 +455,14 @@ async def test_taints_that_go_do_not_starve_one_that_waits_for_a_place_of_what_t
         await flights.end(name)
 
 
-async def test_a_list_goes_when_the_last_that_was_on_its_way_to_a_taint_gives_up() -> None:
+@pytest.mark.parametrize("lane", [Priority.TAINT, Priority.CREATE])
+async def test_a_list_goes_when_the_last_that_was_on_its_way_to_a_taint_gives_up(
+    lane: Priority,
+) -> None:
     flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=2))
     for name in ("r1", "r2"):
         await flights.ask(name, Priority.READ)
-    taint = await flights.ask("taint", Priority.TAINT)
+    taint = await flights.ask("taint", lane)
     for name in ("l1", "l2"):
         await flights.ask(name, Priority.PHASE, is_list=True)
     assert flights.began == ["r1", "r2", "l1"]
@@ -472,17 +488,21 @@ async def test_a_release_waits_for_none_of_those_under_way() -> None:
     await flights.end("waits")
 
 
-async def test_one_that_gives_up_under_way_or_just_let_go_leaves_its_room() -> None:
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("turns", [1, 2, 3])  # after two it is let go, and has not heard of it
+async def test_one_that_gives_up_waiting_just_let_go_or_under_way_leaves_its_room(
+    turns: int, *, is_list: bool
+) -> None:
     limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
     flights = Flights(limited)
-    first = await flights.ask("first", Priority.TAINT)
-    second = await flights.ask("second", Priority.TAINT)
+    first = await flights.ask("first", Priority.READ, is_list=is_list)
+    second = await flights.ask("second", Priority.READ, is_list=is_list)
     first.cancel()
-    for _ in range(3):  # the pump lets it go; it has not heard of it when it is cancelled
+    for _ in range(turns):
         await asyncio.sleep(0)
     second.cancel()
     await settled()
-    await flights.ask("third", Priority.TAINT)
+    await flights.ask("third", Priority.READ, is_list=is_list)
     assert flights.began[-1] == "third"
     await flights.end("third")
 
