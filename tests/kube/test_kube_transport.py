@@ -117,6 +117,26 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks_but_for_leases
         assert transport.counters.throttled == 1
 
 
+async def test_a_lease_waits_for_no_connection_while_requests_lists_and_releases_hang(
+    tmp_path: Path,
+) -> None:
+    hang = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        if request.path == "/x":
+            await hang.wait()
+        return web.json_response({})
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        lanes = [Priority.TAINT] * 32 + [Priority.READ] * 32 + [Priority.RELEASE] * 60
+        hanging = [asyncio.create_task(get(transport, lane)) for lane in lanes]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(2):
+            await transport.request("GET", "/lease", kind="leases", lane=Priority.LEASE)
+        hang.set()
+        await asyncio.gather(*hanging)
+
+
 async def test_a_server_that_fails_for_a_while_is_told_each_time_and_counted(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,9 @@ from aggregator.cluster.kubernetes.credentials import ApiCredentials
 #: The API server closes idle connections after 90 s; we do so before, as a write that meets a
 #: closing connection can't be told from one that was carried out.
 _IDLE_S = 75.0
+#: 32 requests and 32 lists may be under way; the rest are for watches, releases and leases, which
+#: the limiter does not bound: a lease must not wait for a connection.
+_MOST_CONNECTIONS = 132
 CONNECT_S = 5.0
 
 # A peer that vanished without closing (power loss, a firewall's table) is noticed in about 30 s.
@@ -46,7 +49,7 @@ class HttpSession:
         )
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=100,
+                limit=_MOST_CONNECTIONS,
                 ssl=credentials.tls or True,
                 keepalive_timeout=_IDLE_S,
                 socket_factory=_socket,
