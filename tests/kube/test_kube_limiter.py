@@ -405,11 +405,29 @@ async def test_lists_have_few_places_while_nodes_are_on_their_way_to_their_taint
     await flights.ask("taint", Priority.TAINT)
     for name in ("l1", "l2"):
         await flights.ask(name, Priority.PHASE, is_list=True)
-    await flights.ask("r1", Priority.STATUS)
-    assert flights.began == ["taint", "l1"]
+    for name in ("r1", "r2"):
+        await flights.ask(name, Priority.STATUS)
+    assert flights.began == ["taint", "l1", "r1"]
     await flights.end("l1")
-    assert flights.began == ["taint", "l1", "l2"]
-    for name in ("l2", "r1", "taint"):
+    assert flights.began == ["taint", "l1", "r1", "l2"]
+    await flights.end("r1")
+    assert flights.began == ["taint", "l1", "r1", "l2", "r2"]
+    for name in ("l2", "r2", "taint"):
+        await flights.end(name)
+
+
+async def test_lists_that_trail_do_not_starve_what_trails_without_one() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=10_000, at_once=1))
+    await flights.ask("t0", Priority.TAINT)
+    await flights.ask("l0", Priority.PHASE, is_list=True)
+    await flights.ask("waits", Priority.EVENT)
+    for number in range(1, FAIR + 1):
+        await flights.ask(f"l{number}", Priority.PHASE, is_list=True)
+        await flights.end(f"l{number - 1}")
+        await flights.ask(f"t{number}", Priority.TAINT)
+        await flights.end(f"t{number - 1}")
+    assert flights.began[-1] == "waits"
+    for name in ("waits", f"l{FAIR}", f"t{FAIR}"):
         await flights.end(name)
 
 

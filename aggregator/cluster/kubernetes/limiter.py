@@ -63,7 +63,7 @@ class Priority(enum.IntEnum):
 _TAINTING = (Priority.TAINT, Priority.CREATE)
 #: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
 HURRY = 0.05
-#: While taints are under way, one place in so many is for trailing requests.
+#: While taints are under way, one place in so many is for what trails, of lists and of others.
 SHARE = 16
 #: Urgent requests pause for so long at most (seconds), whatever the server asked for.
 URGENT_PAUSE = 5.0
@@ -207,7 +207,9 @@ class Limiter:
     ) -> None:
         self._at_once = at_once
         self._few = None if at_once is None else max(1, at_once // SHARE)
-        self._under_way = self._lists = self._tainting = self._trailing = 0
+        self._under_way = self._lists = self._tainting = 0
+        #: Of lists, and of others: lists in all of the few places would starve the others.
+        self._trailing = {True: 0, False: 0}
         self._hurried_until = float("-inf")
         self._stirred = asyncio.Event()
         self._clock = clock
@@ -286,7 +288,7 @@ class Limiter:
             self._lists -= 1
         else:
             self._under_way -= 1
-        self._trailing -= lane.trails
+        self._trailing[is_list] -= lane.trails
         if lane in _TAINTING:
             self._tainting -= 1
             self._hurried_until = self._clock() + HURRY
@@ -322,7 +324,7 @@ class Limiter:
         else:
             self._under_way += 1
         self._tainting += lane in _TAINTING
-        self._trailing += lane.trails
+        self._trailing[is_list] += lane.trails
 
     def _hurries(self, now: float) -> bool:
         """Whether nodes are on their way to their taint."""
@@ -336,7 +338,7 @@ class Limiter:
             return True
         if (self._lists if is_list else self._under_way) >= self._at_once:
             return False
-        return not lane.trails or self._trailing < self._few or not self._hurries(now)
+        return not lane.trails or self._trailing[is_list] < self._few or not self._hurries(now)
 
     def _may_go(self, waiter: _Waiter, now: float) -> bool:
         return self._has_place(waiter.lane, now, is_list=waiter.is_list)
