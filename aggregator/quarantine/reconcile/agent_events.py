@@ -137,9 +137,8 @@ class AgentEventHandler:
                 node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
             )
         self._network_tracker.on_evidence(node, evidence)
-        if evidence.components and node_state.release_held:
-            soon = self._clocks.now() + RELEASE_SOON
-            node_state.own_quarantine_view().hasten_release_check(soon)
+        if evidence.components:
+            node_state.hasten_release_check(RELEASE_SOON)
         if evidence.cleared:
             self._outliers.on_cleared(node, evidence.cleared, at)
         self._evaluator.evaluate_node(node_state, at if isinstance(evidence, Delta) else None)
@@ -209,7 +208,7 @@ class AgentEventHandler:
         """Its agent has told the end of an order: the repair need not wait for its next look."""
         node_state = self._registry.known(node)
         if node_state is not None and node_state.node_summary.quarantine is not None:
-            node_state.own_quarantine_view().delay_repair(self._clocks.now())
+            node_state.hasten_repair()
             self._queue.add(node_state)
 
     def on_disconnect(self, node: str, line: AgentLine, reason: str) -> None:

@@ -59,8 +59,8 @@ class NodeEvaluator:
         )
         policy = self._pools.policy_of(node_state.node, self._policy)
         closed, again = node_state.rejudge(policy, mode, now, silent_action=self._silent_action)
-        if closed and node_state.node_summary.quarantine is not None:
-            node_state.own_quarantine_view().delay_repair(now)  # its test may be next
+        if closed:
+            node_state.hasten_repair()  # its test may be next
         wanted = node_state.decision.wanted
         self._stages.note_decision(
             node_state.node,

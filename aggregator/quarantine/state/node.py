@@ -245,6 +245,18 @@ class NodeState:
             return ""
         return self.node_summary.quarantine_view.release_held or quarantine.status.release_held
 
+    def hasten_repair(self) -> None:
+        """What its repair waits for has changed: it need not wait for the next look."""
+        if self.node_summary.quarantine is not None:
+            self.own_quarantine_view().delay_repair(self.now())
+
+    def hasten_release_check(self, after: float) -> None:
+        """Its checks have changed: what holds its release is checked again after so long
+        (seconds) at most.
+        """
+        if self.release_held:
+            self.own_quarantine_view().hasten_release_check(self.now() + after)
+
     def rejudge(
         self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"
     ) -> tuple[list[Incident], float | None]:
