@@ -167,7 +167,7 @@ async def site(
     silent_after: float = 60.0,
     heartbeat: float = 10.0,
     clock: Clock | None = None,
-    address: str = "localhost:0",
+    address: str = "127.0.0.1:0",  # localhost may be ::1 too, where the port is not ours
     intake: EvidenceSink | None = None,
     connections: int | None = None,
     deleted_pods: DeletedPods | None = None,
