@@ -376,6 +376,8 @@ def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
     node.agent.xid(95)
     node.stack.until(lambda: node.reached(step), f"the order to be {step}", timeout_s=60)
     node.stack.aggregator.kill()
+    # The first process may have written the end, and died before it logged it.
+    [(_, known)] = node.states()
     hold.unlink(missing_ok=True)
     node.stack.until(lambda: "an order is succeeded" in node.agent.log(), "the reset's end")
     node.stack.aggregator.start().ready()
@@ -383,7 +385,8 @@ def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
     assert len(node.resets()) == 1
     [operation] = node.operations().values()
     assert operation["state"] == "succeeded"
-    node.stack.aggregator.wait_for_log("gpu-reset succeeded")
+    if known != "Succeeded":
+        node.stack.aggregator.wait_for_log("gpu-reset succeeded")
 
 
 @pytest.mark.parametrize(
