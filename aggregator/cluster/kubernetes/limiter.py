@@ -207,8 +207,9 @@ class Limiter:
     ) -> None:
         self._at_once = at_once
         self._few = None if at_once is None else max(1, at_once // SHARE)
-        self._under_way = self._lists = self._tainting = 0
-        #: Of lists, and of others: lists in all of the few places would starve the others.
+        self._tainting = 0
+        #: Of lists (True), and of others. Lists in all of the few places would starve the others.
+        self._under_way = {True: 0, False: 0}
         self._trailing = {True: 0, False: 0}
         self._hurried_until = float("-inf")
         self._stirred = asyncio.Event()
@@ -284,10 +285,7 @@ class Limiter:
         """The request that was let go has ended, however it did."""
         if lane.unlimited:
             return
-        if is_list:
-            self._lists -= 1
-        else:
-            self._under_way -= 1
+        self._under_way[is_list] -= 1
         self._trailing[is_list] -= lane.trails
         if lane in _TAINTING:
             self._tainting -= 1
@@ -319,10 +317,7 @@ class Limiter:
     # -- requests under way -----------------------------------------------------------------
 
     def _begin(self, lane: Priority, *, is_list: bool) -> None:
-        if is_list:
-            self._lists += 1
-        else:
-            self._under_way += 1
+        self._under_way[is_list] += 1
         self._tainting += lane in _TAINTING
         self._trailing[is_list] += lane.trails
 
@@ -336,7 +331,7 @@ class Limiter:
             return False
         if self._at_once is None or self._few is None or lane is Priority.RELEASE:
             return True
-        if (self._lists if is_list else self._under_way) >= self._at_once:
+        if self._under_way[is_list] >= self._at_once:
             return False
         return not lane.trails or self._trailing[is_list] < self._few or not self._hurries(now)
 
