@@ -128,7 +128,7 @@ async def test_a_lease_waits_for_no_connection_while_requests_lists_and_releases
         return web.json_response({})
 
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
-        lanes = [Priority.TAINT] * 32 + [Priority.READ] * 32 + [Priority.RELEASE] * 60
+        lanes = [Priority.TAINT] * 32 + [Priority.READ] * 32 + [Priority.RELEASE] * 200
         hanging = [asyncio.create_task(get(transport, lane)) for lane in lanes]
         await asyncio.sleep(0.2)
         async with asyncio.timeout(2):

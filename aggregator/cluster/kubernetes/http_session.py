@@ -18,9 +18,11 @@ from aggregator.cluster.kubernetes.credentials import ApiCredentials
 #: The API server closes idle connections after 90 s; we do so before, as a write that meets a
 #: closing connection can't be told from one that was carried out.
 _IDLE_S = 75.0
-#: 32 requests and 32 lists may be under way; the rest are for watches, releases and leases, which
-#: the limiter does not bound: a lease must not wait for a connection.
+#: 32 requests and 32 lists may be under way; the rest are for watches and releases, which the
+#: limiter does not bound.
 _MOST_CONNECTIONS = 132
+#: Leases have connections of their own: releases that hang, at a webhook say, may use up the rest.
+_LEASE_CONNECTIONS = 4
 CONNECT_S = 5.0
 
 # A peer that vanished without closing (power loss, a firewall's table) is noticed in about 30 s.
@@ -47,18 +49,8 @@ class HttpSession:
             if credentials.expires
             else None
         )
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=_MOST_CONNECTIONS,
-                ssl=credentials.tls or True,
-                keepalive_timeout=_IDLE_S,
-                socket_factory=_socket,
-            ),
-            # identity: compressing costs the server more than the few bytes on the way to it.
-            headers={hdrs.USER_AGENT: "sickbay-aggregator", hdrs.ACCEPT_ENCODING: "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=2**20,
-        )
+        self._session = _session(credentials, _MOST_CONNECTIONS)
+        self._lease_session = _session(credentials, _LEASE_CONNECTIONS)
 
     async def send(
         self,
@@ -67,14 +59,17 @@ class HttpSession:
         headers: Mapping[str, str],
         body: bytes | None,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
+        *,
+        is_lease: bool = False,
     ) -> aiohttp.ClientResponse:
         """The answer's head; its body is not read yet. Raises as aiohttp does.
 
         ``target`` is path and query, quoted.
         """
         credentials = self._credentials
+        session = self._lease_session if is_lease else self._session
         try:
-            return await self._session.request(
+            return await session.request(
                 method,
                 self._url_of(target),
                 headers={**headers, **await self._authorization()},
@@ -140,6 +135,23 @@ class HttpSession:
             if self._fresh is not None:
                 self._fresh.cancel()
             await self._session.close()
+            await self._lease_session.close()
+
+
+def _session(credentials: ApiCredentials, most: int) -> aiohttp.ClientSession:
+    """A session of at most so many connections."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=most,
+            ssl=credentials.tls or True,
+            keepalive_timeout=_IDLE_S,
+            socket_factory=_socket,
+        ),
+        # identity: compressing costs the server more than the few bytes on the way to it.
+        headers={hdrs.USER_AGENT: "sickbay-aggregator", hdrs.ACCEPT_ENCODING: "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=2**20,
+    )
 
 
 def _socket(info: tuple[Any, ...]) -> socket.socket:

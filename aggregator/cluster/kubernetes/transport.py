@@ -76,6 +76,7 @@ class _Ask(NamedTuple):
     headers: Mapping[str, str]
     body: bytes | None = None
     deadline: float = 0.0  # seconds, for the answer as a whole
+    is_lease: bool = False
 
     @property
     def name(self) -> str:
@@ -192,7 +193,15 @@ class Transport:
         if body is not None:
             headers[hdrs.CONTENT_TYPE] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
-        ask = _Ask(method, target, kind, headers, body, deadline or self._deadline)
+        ask = _Ask(
+            method,
+            target,
+            kind,
+            headers,
+            body,
+            deadline or self._deadline,
+            is_lease=lane is Priority.LEASE,
+        )
         async with self._limiter.turn(lane, node, is_list=is_list):
             if guard is not None:
                 await guard()
@@ -266,11 +275,13 @@ class Transport:
         raise failure.error()
 
     async def _once(self, wire: HttpSession, ask: _Ask) -> bytes | Failure:
-        method, target, _, headers, body, deadline = ask
+        method, target, _, headers, body, deadline, is_lease = ask
         timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
         began = self._clock()
         try:
-            async with await wire.send(method, target, headers, body, timeout) as response:
+            async with await wire.send(
+                method, target, headers, body, timeout, is_lease=is_lease
+            ) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.counters.note_duration(method, ask.kind, self._clock() - began)
