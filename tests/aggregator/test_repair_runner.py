@@ -15,7 +15,7 @@ from aggregator.cluster.port import (
     RepairState,
     Unreachable,
 )
-from aggregator.health.model import Cleared
+from aggregator.health.model import Cleared, Delta, Status
 from aggregator.quarantine.controller import ROUNDS
 from aggregator.quarantine.decide.admission_record import (
     RunningRepair,
@@ -33,7 +33,14 @@ from aggregator.quarantine.repair.protocol import (
 from aggregator.quarantine.repair.runner import LOOK_EVERY
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
-from tests.support.replica import SETTINGS, Replica, fault, shipped_policy, snapshot
+from tests.support.replica import (
+    SETTINGS,
+    Replica,
+    component,
+    fault,
+    shipped_policy,
+    snapshot,
+)
 from tests.support.virtual_replica import Running, later, soon
 from tests.support.virtual_time import in_virtual_time
 
@@ -473,6 +480,30 @@ async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing()
         site.replica.controller.on_order_end(node)
     await later(60)
     assert site.world.writes == writes
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("action", ["observe", "cordon"])
+@in_virtual_time
+async def test_incidents_that_come_and_go_bring_no_look_at_a_repair(action: str) -> None:
+    """An agent may tell of twenty a second, and each look reads the node and asks the repairer."""
+    site = Site()
+    flapping = f"{{name: flapping, kind: disk, check: own, status: failed, action: {action}, "
+    site.policy = shipped_policy(
+        "rules:\n  - {name: gpu-gone, repair: [reboot, ticket]}\n"
+        f"  - {flapping}for: 0s, healthyFor: 0s}}\n"
+    )
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await later(LOOK_EVERY + 1.0)
+    before, closed = site.replica.cluster.asked["read_node"], len(site.replica.notes.transitions)
+    for _ in range(300):
+        for status in (Status.FAILED, Status.OK):
+            site.replica.agent("n1", Delta((component("own", "", status),)))
+            await later(0.05)
+    assert len(site.replica.notes.transitions) - closed >= 300
+    assert site.replica.cluster.asked["read_node"] - before <= 30 / LOOK_EVERY + 1
     await site.replica.stop()
 
 

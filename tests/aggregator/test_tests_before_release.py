@@ -55,6 +55,21 @@ async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> Non
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("phase", [0.0, 5.0, 10.0])
+@in_virtual_time
+async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> None:
+    site = site_that_tests()
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.repaired == ["reboot"])
+    await later(60.0 + phase)
+    site.shop._boot("n1")
+    await site.settles(lambda: site.repaired == ["reboot", "test"])
+    told = {one.kind.value: one.at for one in site.replica.notes.transitions if one.node == "n1"}
+    assert told["repair.ordered"] - told["incident.closed"] < 1.0
+    await site.replica.stop()
+
+
 @in_virtual_time
 async def test_a_test_that_fails_is_followed_by_the_next_rung_and_another_test() -> None:
     site = site_that_tests(verdicts=(FAILED, PASSED))

@@ -59,7 +59,7 @@ class NodeEvaluator:
         )
         policy = self._pools.policy_of(node_state.node, self._policy)
         closed, again = node_state.rejudge(policy, mode, now, silent_action=self._silent_action)
-        if closed:
+        if any(one.action != "observe" for one in closed) and not node_state.acting:
             node_state.hasten_repair()  # its test may be next
         wanted = node_state.decision.wanted
         self._stages.note_decision(
