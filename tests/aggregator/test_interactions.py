@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     RecordSeen,
     Taint,
+    Unreachable,
 )
 from aggregator.events import Transition
 from aggregator.health.model import Cleared, Delta, Status
@@ -546,6 +547,42 @@ def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: 
             await later(0.05)
         spent = replica.cluster.calls - before
         assert spent <= 10 + 4 * (asyncio.get_running_loop().time() - begun)
+        replica.agent("n1", Delta((replace(starts, status=Status.OK),)))
+        begun = asyncio.get_running_loop().time()
+        await soon(lambda: not world.quarantines)
+        assert asyncio.get_running_loop().time() - begun < 10.0
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails: bool) -> None:
+    """``fails``: the write does, once."""
+
+    async def main() -> None:
+        world, written = one_node(), asyncio.Event()
+        failures = [Unreachable("busy")] * fails
+
+        class Slow(MemoryCluster):
+            async def write_quarantine_status(
+                self, quarantine: Quarantine, status: QuarantineStatus, **more: Any
+            ) -> Quarantine:
+                if not status.release_held:
+                    return await super().write_quarantine_status(quarantine, status, **more)
+                if failures:
+                    raise failures.pop()
+                result = await super().write_quarantine_status(quarantine, status, **more)
+                written.set()
+                await later(1.0)
+                return result
+
+        replica = Replica(world, clock=Running(), cluster=Slow(world))
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
+        replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+        async with asyncio.timeout(610.0):
+            await written.wait()
         replica.agent("n1", Delta((replace(starts, status=Status.OK),)))
         begun = asyncio.get_running_loop().time()
         await soon(lambda: not world.quarantines)

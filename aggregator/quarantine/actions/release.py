@@ -150,12 +150,17 @@ class ReleaseActions:
             text = f"its cause is over, and it is not released: {why}"
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
         node_state.own_quarantine_view().hold_release(why)
-        looked_at = self._clocks.now()
-        if quarantine.status.release_held != why and not quarantine.unread:
+        # Before the write: a change of the node's checks meanwhile hastens the next check.
+        node_state.own_quarantine_view().delay_release_check(self._clocks.now() + LOOK_AGAIN)
+        if quarantine.status.release_held == why or quarantine.unread:
+            return
+        try:
             await self._acts.write_status(
                 node_state, quarantine, replace(quarantine.status, release_held=why)
             )
-        node_state.own_quarantine_view().delay_release_check(looked_at + LOOK_AGAIN)
+        except Exception:
+            node_state.hasten_release_check(0.0)  # it is not written yet
+            raise
 
     async def unhold(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """The node is unhealthy again: the objections to its release no longer apply."""
