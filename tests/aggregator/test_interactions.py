@@ -555,6 +555,40 @@ def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: 
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize(
+    ("check", "statuses", "most"),
+    [
+        ("gpu-inventory", (Status.UNKNOWN,), 11),
+        ("cpu-load", (Status.OK, Status.FAILED), 11),
+        ("gpu-inventory", (Status.UNKNOWN, Status.FAILED), 60),
+    ],
+)
+def test_checks_that_change_for_ever_read_a_node_whose_release_is_held_seldom(
+    check: str, statuses: tuple[Status, ...], most: int
+) -> None:
+    """With its write of the status and its event, each has its cost, and a pin stands for days."""
+
+    async def main() -> None:
+        world = one_node(annotations={PIN: "RMA"} if check == "cpu-load" else {})
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
+        replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+        await soon(lambda: world.quarantines["n1"].status.release_held)
+        before = replica.cluster.asked.copy()
+        for number in range(6000):
+            changed = component(check, "", statuses[number % len(statuses)])
+            replica.agent("n1", Delta((replace(changed, message=f"look {number}"),)))
+            await later(0.05)
+        asked = replica.cluster.asked - before
+        assert max(asked["read_node"], asked["write_quarantine_status"]) <= most
+        assert asked["read_node"] >= 8
+        await replica.stop()
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails: bool) -> None:
     """``fails``: the write does, once."""

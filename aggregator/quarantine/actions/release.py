@@ -151,7 +151,7 @@ class ReleaseActions:
             self._acts.emit_event(node_state, EventKind.RELEASE_HELD, text)
         node_state.own_quarantine_view().hold_release(why)
         # Before the write: a change of the node's checks meanwhile hastens the next check.
-        node_state.own_quarantine_view().delay_release_check(self._clocks.now() + LOOK_AGAIN)
+        node_state.own_quarantine_view().delay_release_check(self._clocks.now(), LOOK_AGAIN)
         if quarantine.status.release_held == why or quarantine.unread:
             return
         try:
@@ -159,7 +159,7 @@ class ReleaseActions:
                 node_state, quarantine, replace(quarantine.status, release_held=why)
             )
         except Exception:
-            node_state.hasten_release_check(0.0)  # it is not written yet
+            node_state.own_quarantine_view().repeat_release_check()
             raise
 
     async def unhold(self, node_state: NodeState, quarantine: Quarantine) -> None:

@@ -12,6 +12,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
+from aggregator.quarantine.decide.release_checks import standing_of_gpus
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
@@ -113,6 +114,7 @@ class AgentEventHandler:
         if health is None or node not in self._lines:
             return _never()  # rejected, and its stream has not ended yet
         node_state.agent.note_message(at)
+        before = standing_of_gpus(health) if node_state.release_held else None
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
             self._registry.count(node_state)
@@ -137,7 +139,7 @@ class AgentEventHandler:
                 node_state, EventKind.EVIDENCE_LOST, text, {"source": lost.source}
             )
         self._network_tracker.on_evidence(node, evidence)
-        if evidence.components:
+        if before is not None and standing_of_gpus(health) != before:
             node_state.hasten_release_check(RELEASE_SOON)
         if evidence.cleared:
             self._outliers.on_cleared(node, evidence.cleared, at)

@@ -16,6 +16,8 @@ from aggregator.quarantine.decide.uncordon import Uncordoned, whose_uncordon
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 #: No other write of the object is to be expected in these.
 _AT_REST = (Phase.CORDONED, Phase.DRAINED)
+#: Between two checks of what holds a release, the second of which is hastened (seconds).
+_SHORTEST_PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class QuarantineView:
     ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
     ``missing``: our marks that it lacks although its quarantine stands.
     ``release_held``: its cause is over, and this holds its release; ``release_look``: when to check
-    that again (monotonic).
+    that again, ``release_looked``: when it was checked (monotonic). ``release_pause``: a hastened
+    check comes so long after that at least (seconds).
     ``most_pods``: the most pods that were left in its drain since this replica knows of it.
     ``conditions_of``: the version whose conditions were written last for their own sake;
     ``conditions_current``: whether the conditions of the object that was last looked at are its
@@ -82,6 +85,8 @@ class QuarantineView:
     missing: tuple[str, ...] = ()
     release_held: str = ""
     release_look: float = 0.0
+    release_looked: float = -math.inf
+    release_pause: float = 0.0
     most_pods: int = 0
     conditions_of: str = ""
     conditions_current: tuple[Quarantine, bool] | None = None
@@ -328,13 +333,24 @@ class QuarantineView:
     def hold_release(self, why: str) -> None:
         self.release_held = why
 
-    def delay_release_check(self, until: float) -> None:
-        """The objections to its release are checked again then (monotonic seconds)."""
-        self.release_look = until
+    def delay_release_check(self, now: float, after: float) -> None:
+        """The objections to its release are checked now, and again after so long (seconds).
+
+        A check that was hastened doubles the pause before the next one may be: an agent's checks
+        may change for ever.
+        """
+        hastened = now < self.release_looked + after
+        self.release_pause = 2 * self.release_pause if hastened else _SHORTEST_PAUSE
+        self.release_looked, self.release_look = now, now + after
 
     def hasten_release_check(self, until: float) -> None:
-        """They are checked again by then: its evidence has changed."""
-        self.release_look = min(self.release_look, until)
+        """They are checked again by then, or after the pause: its evidence has changed."""
+        soonest = max(until, self.release_looked + self.release_pause)
+        self.release_look = min(self.release_look, soonest)
+
+    def repeat_release_check(self) -> None:
+        """They are checked again at once: what was found is not written."""
+        self.release_look = 0.0
 
     def unhold_release(self) -> None:
         self.release_held, self.release_look = "", 0.0
@@ -362,7 +378,7 @@ def _shared() -> QuarantineView:
     return made
 
 
-#: The view of each node that never had a quarantine: it would take 184 bytes each.
+#: The view of each node that never had a quarantine: it would take 256 bytes each.
 NO_QUARANTINE: Final = _shared()
 
 
