@@ -106,6 +106,7 @@ class AgentRepairer:
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         """The agent's latest word. A reset without an end is not known to have failed."""
+        self._orders.follow(order.node, order.operation, order.quarantine)
         known = self._orders.result_of(order.node, order.operation)
         waits = RepairAnswer(
             AnswerState.UNSURE if order.repair == GPU_RESET else AnswerState.TAKEN,

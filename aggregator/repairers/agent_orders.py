@@ -116,7 +116,7 @@ class AgentOrders:
         self._lines: OrderLines | None = None
         self._note_end: Callable[[str], None] | None = None
         self._results: dict[str, dict[str, AgentResult]] = {}
-        #: The quarantine of each operation that this process has ordered, by node.
+        #: The quarantine of each operation that this process has ordered or follows, by node.
         self._ordered: dict[str, dict[str, str]] = {}
         #: The latest of these whose end was reported, by node.
         self._ended: dict[str, str] = {}
@@ -127,8 +127,8 @@ class AgentOrders:
         self._changed: dict[str, asyncio.Event] = {}
 
     def note_ends(self, note_end: Callable[[str], None]) -> None:
-        """Call ``note_end`` with the node when the end of an order of this process is first
-        told.
+        """Call ``note_end`` with the node when the end of an order that this process has sent, or
+        waits for, is first told.
         """
         self._note_end = note_end
 
@@ -238,6 +238,11 @@ class AgentOrders:
         self._ordered[node] = {operation: quarantine}
         for earlier in [name for name in self._results.get(node, {}) if name != operation]:
             self.settle(node, earlier)
+
+    def follow(self, node: str, operation: str, quarantine: str) -> None:
+        """The order's end is waited for here; another process may have sent it."""
+        if operation not in self._ordered.get(node, ()):
+            self._ordered[node] = {operation: quarantine}
 
     def settle(self, node: str, operation: str) -> None:
         """The end of the order's attempt is durable: the agent need not tell it again."""

@@ -101,6 +101,21 @@ def test_the_end_of_an_order_is_reported_once(state: OrderState) -> None:
     assert ended == ["node-1", "node-1"]
 
 
+@in_virtual_time
+async def test_the_end_of_an_order_of_an_earlier_process_is_reported_once_it_is_looked_at() -> None:
+    bench, ended = Bench(), list[str]()
+    bench.orders.note_ends(ended.append)
+    done = AgentResult(RESET.operation, S.SUCCEEDED)
+    bench.orders.on_result("node-1", done)
+    assert ended == []  # the first look sees it
+    bench.orders = AgentOrders()
+    bench.orders.note_ends(ended.append)
+    await AgentRepairer(bench.orders).read_outcome(RESET)
+    for _ in range(3):
+        bench.orders.on_result("node-1", done)
+    assert ended == ["node-1"]
+
+
 @pytest.mark.parametrize(
     ("order", "state", "answer"),
     [
