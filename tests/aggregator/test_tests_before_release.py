@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.port import Action, ClusterError, Phase, RepairState, Unreachable
-from aggregator.health.model import Cleared
+from aggregator.health.model import Cleared, Delta, Status
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
@@ -15,7 +15,7 @@ from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.aggregator.test_repair_runner import Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT
-from tests.support.replica import fault, shipped_policy, snapshot
+from tests.support.replica import component, fault, shipped_policy, snapshot
 from tests.support.virtual_replica import later
 from tests.support.virtual_time import in_virtual_time
 
@@ -67,6 +67,27 @@ async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> 
     await site.settles(lambda: site.repaired == ["reboot", "test"])
     told = {one.kind.value: one.at for one in site.replica.notes.transitions if one.node == "n1"}
     assert told["repair.ordered"] - told["incident.closed"] < 1.0
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_node_that_recovers_again_and_again_is_not_looked_at_each_time() -> None:
+    """By a rule without a healthy time an agent may tell of ten recoveries a second."""
+    site = site_that_tests(verdicts=(GOING,))
+    flapping = "{name: flapping, kind: disk, check: own, status: failed, action: cordon, "
+    site.policy = shipped_policy(
+        "rules:\n  - {name: gpu-gone, repair: [reboot, ticket]}\n"
+        f"  - {flapping}for: 0s, healthyFor: 0s}}\n"
+    )
+    site.start()
+    await site.settles(lambda: site.repaired == ["reboot", "test"])
+    await later(20.0)
+    before = site.replica.cluster.asked["read_node"]
+    for _ in range(300):
+        for status in (Status.FAILED, Status.OK):
+            site.replica.agent("n1", Delta((component("own", "", status),)))
+            await later(0.05)
+    assert site.replica.cluster.asked["read_node"] - before <= 6
     await site.replica.stop()
 
 

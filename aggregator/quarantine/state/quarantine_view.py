@@ -16,6 +16,8 @@ from aggregator.quarantine.decide.uncordon import Uncordoned, whose_uncordon
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 #: No other write of the object is to be expected in these.
 _AT_REST = (Phase.CORDONED, Phase.DRAINED)
+#: Between two looks at a repair that recoveries bring (seconds).
+_BETWEEN_RECOVERIES = 15.0
 #: Between two checks of what holds a release, the second of which is hastened (seconds).
 _SHORTEST_PAUSE = 1.0
 
@@ -60,7 +62,8 @@ class QuarantineView:
     own.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
-    ``repair_look``: when to look at its repair again (monotonic).
+    ``repair_look``: when to look at its repair again; ``repair_hastened``: when its recovery last
+    brought such a look (monotonic).
     ``empty_at``: when the read began that found the node empty at the end of its drain (monotonic).
     ``begun``: the uid of the quarantine that this process created, and when it had marked the node
     for it (monotonic). It is None where the node lacked a mark since or may have had another owner.
@@ -94,6 +97,7 @@ class QuarantineView:
     trail_aged: bool = False
     condition_seen: bool = False
     repair_look: float = 0.0
+    repair_hastened: float = -math.inf
     empty_at: float | None = None
     begun: tuple[str, float] | None = None
     reported_marks: str = ""
@@ -320,6 +324,13 @@ class QuarantineView:
         """Its repair is looked at again then (monotonic seconds)."""
         self.repair_look = until
 
+    def look_at_recovery(self, now: float) -> None:
+        """All its incidents that act have ended: its repair is looked at now, unless the last such
+        look was just before. An agent may tell of a recovery at each moment.
+        """
+        if now >= self.repair_hastened + _BETWEEN_RECOVERIES:
+            self.repair_hastened = self.repair_look = now
+
     def note_empty(self, began: float) -> None:
         """The drain's last read of the pods, which began then, found none that would go."""
         self.empty_at = began
@@ -378,7 +389,7 @@ def _shared() -> QuarantineView:
     return made
 
 
-#: The view of each node that never had a quarantine: it would take 256 bytes each.
+#: The view of each node that never had a quarantine: it would take 264 bytes each.
 NO_QUARANTINE: Final = _shared()
 
 
