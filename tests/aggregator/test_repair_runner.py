@@ -471,6 +471,29 @@ async def test_the_end_of_an_order_is_taken_up_when_the_agent_tells_it(*, told: 
 
 
 @in_virtual_time
+async def test_an_end_that_is_told_while_its_order_is_written_is_taken_up_at_once() -> None:
+    site, told = Site(), list[float]()
+    site.shop.boots = False
+
+    class Slow(MemoryCluster):
+        async def write_quarantine_status(
+            self, quarantine: Quarantine, status: QuarantineStatus
+        ) -> Quarantine:
+            written = await super().write_quarantine_status(quarantine, status)
+            if not told and site.attempts() == [("reboot", RepairState.ORDERED)]:
+                told.append(asyncio.get_running_loop().time())
+                site.shop.look = RepairAnswer(AnswerState.FAILED, "no")
+                site.replica.controller.on_order_end("n1")
+            return written
+
+    site.start(Slow(site.world))
+    await site.settles(lambda: told)
+    await site.settles(lambda: site.attempts()[0] == ("reboot", RepairState.FAILED))
+    assert asyncio.get_running_loop().time() - told[0] < 1.0
+    await site.replica.stop()
+
+
+@in_virtual_time
 async def test_the_end_of_an_order_to_a_node_out_of_quarantine_changes_nothing() -> None:
     site = Site()
     site.start()

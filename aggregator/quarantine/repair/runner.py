@@ -265,7 +265,8 @@ class RepairRunner:
             case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self._status.change(node_state, attempt, taken)
-                node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
+                if not self.is_due(node_state):  # (its end was told meanwhile)
+                    node_state.own_quarantine_view().delay_repair(self._clocks.now() + LOOK_SOON)
             case AnswerState.UNSURE:
                 log.warning(
                     "the outcome of a repair's order is not known",
