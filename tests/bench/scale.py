@@ -3,8 +3,8 @@
 The nodes are objects on the real API server, each with a simulated agent: real latch, real uplink,
 real gRPC over mutual TLS, a connection of its own. Run by `make bench-scale`. BENCH_NODES sets the
 nodes (10,000; a part that needs more is left out), BENCH_SECONDS the time over which the cost at
-rest is taken (60), BENCH_PARTS which parts are run, of bare, limit, steady, sustained, growth and
-failover: the others' figures of an earlier run stay in build/bench/scale.json then.
+rest is taken (60), BENCH_PARTS which parts are run, of bare, limit, floor, steady, sustained,
+growth and failover: the others' figures of an earlier run stay in build/bench/scale.json then.
 """
 
 import os
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tests.bench import parts
 from tests.bench.failover import failover
 from tests.bench.figures import read, table, write
+from tests.bench.floor import floor
 from tests.bench.limit import limit
 from tests.bench.parts import Findings
 from tests.bench.progress import Progress
@@ -25,6 +26,7 @@ from tests.bench.sustained import sustained
 PARTS: dict[str, tuple[Callable[[Findings], None], float]] = {
     "bare": (parts.bare, 90.0),
     "limit": (limit, 560.0),
+    "floor": (floor, 120.0),
     "steady": (parts.steady, 400.0),
     "sustained": (sustained, 150.0),
     "growth": (parts.growth, 250.0),
