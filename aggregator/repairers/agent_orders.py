@@ -235,14 +235,13 @@ class AgentOrders:
 
     def begin(self, node: str, operation: str, quarantine: str) -> None:
         """Another order of the node begins: no earlier one is of interest any more."""
-        self._ordered[node] = {operation: quarantine}
+        self.follow(node, operation, quarantine)
         for earlier in [name for name in self._results.get(node, {}) if name != operation]:
             self.settle(node, earlier)
 
     def follow(self, node: str, operation: str, quarantine: str) -> None:
         """The order's end is waited for here; another process may have sent it."""
-        if operation not in self._ordered.get(node, ()):
-            self._ordered[node] = {operation: quarantine}
+        self._ordered[node] = {operation: quarantine}
 
     def settle(self, node: str, operation: str) -> None:
         """The end of the order's attempt is durable: the agent need not tell it again."""
