@@ -29,6 +29,6 @@ def test_each_hastened_check_of_a_release_doubles_the_pause_before_the_next() ->
 def test_a_node_that_is_in_no_quarantine_keeps_the_view_of_all_such_nodes() -> None:
     node_state = NodeState(NodeSummary("n1"), lambda: 100.0)
     node_state.hasten_repair()
-    node_state.look_at_recovery()
+    node_state.note_recovery()
     node_state.hasten_release_check(1.0)
     assert node_state.quarantine_view is NO_QUARANTINE

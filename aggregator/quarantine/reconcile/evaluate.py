@@ -60,7 +60,7 @@ class NodeEvaluator:
         policy = self._pools.policy_of(node_state.node, self._policy)
         closed, again = node_state.rejudge(policy, mode, now, silent_action=self._silent_action)
         if any(one.action != "observe" for one in closed) and not node_state.acting:
-            node_state.look_at_recovery()
+            node_state.note_recovery()
         wanted = node_state.decision.wanted
         self._stages.note_decision(
             node_state.node,

@@ -250,10 +250,10 @@ class NodeState:
         if self.node_summary.quarantine is not None:
             self.own_quarantine_view().delay_repair(self.now())
 
-    def look_at_recovery(self) -> None:
+    def note_recovery(self) -> None:
         """No incident acts any more: the test before its release may be next."""
         if self.node_summary.quarantine is not None:
-            self.own_quarantine_view().look_at_recovery(self.now())
+            self.own_quarantine_view().note_recovery(self.now())
 
     def hasten_release_check(self, after: float) -> None:
         """Its checks have changed: what holds its release is checked again after so long

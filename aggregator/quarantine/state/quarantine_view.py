@@ -324,7 +324,7 @@ class QuarantineView:
         """Its repair is looked at again then (monotonic seconds)."""
         self.repair_look = until
 
-    def look_at_recovery(self, now: float) -> None:
+    def note_recovery(self, now: float) -> None:
         """All its incidents that act have ended: its repair is looked at now, unless the last such
         look was just before. An agent may tell of a recovery at each moment.
         """
