@@ -14,7 +14,7 @@ from statistics import median
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from tests.bench import watcher
-from tests.bench.limit import expected_nodes, lifted_client, quarantine
+from tests.bench.limit import expected_nodes, lifted_client, quarantine_all
 from tests.bench.parts import SETTLE, Findings, bare_streams, plane_in_memory
 from tests.bench.simulated_agents import Crowd, certify
 from tests.bench.trials import PATIENCE, until_rest
@@ -62,8 +62,7 @@ async def _turns(
             begun = time.monotonic()
             if full:
                 await asyncio.to_thread(crowd.fall_ill, some)
-            await asyncio.gather(*(quarantine(cluster, expected[node]) for node in some))
-            return max(await asyncio.to_thread(seen.all_of, some, within=PATIENCE)) - begun
+            return await quarantine_all(cluster, [expected[node] for node in some], seen) - begun
 
         pairs = []
         for turn in range(turns):

@@ -160,8 +160,7 @@ async def _turns(
         await asyncio.to_thread(trials.until_quiet)
         some = [free.pop() for _ in range(size)]
         begun = time.monotonic()
-        await asyncio.gather(*(quarantine(cluster, expected[node]) for node in some))
-        return max(await asyncio.to_thread(seen.all_of, some, within=PATIENCE)) - begun
+        return await quarantine_all(cluster, [expected[node] for node in some], seen) - begun
 
     took = dict[int, list[tuple[float, float]]]()
     await cluster.start()
@@ -205,6 +204,13 @@ async def expected_nodes(cluster: KubeCluster) -> dict[str, Node]:
         )
         for meta in await cluster.list_nodes()
     }
+
+
+async def quarantine_all(cluster: KubeCluster, nodes: Sequence[Node], seen: Watcher) -> float:
+    """The requests for these nodes at once; when the last taint was seen (monotonic)."""
+    await asyncio.gather(*(quarantine(cluster, node) for node in nodes))
+    names = [node.name for node in nodes]
+    return max(await asyncio.to_thread(seen.all_of, names, within=PATIENCE))
 
 
 async def quarantine(
