@@ -27,7 +27,7 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.events import Transition
-from aggregator.health.model import Cleared, Delta, Status
+from aggregator.health.model import Cleared, Component, Delta, Status
 from aggregator.history.evidence_recorder import EvidenceRecorder
 from aggregator.history.lemon_detector import LemonDetector
 from aggregator.policy.lemons import Lemon, LemonThresholds, evidence
@@ -529,6 +529,15 @@ def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
     virtual_time.run(main())
 
 
+async def recover_while_its_driver_starts(world: World, replica: Replica) -> Component:
+    """Quarantine the node and end its cause; the check that is returned holds its release."""
+    replica.agent("n1", ILL)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
+    replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+    return starts
+
+
 @pytest.mark.parametrize("changes", [1, 500])
 def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: int) -> None:
     """Not at each of them: a check reads the node, and an agent may tell a change each moment."""
@@ -536,10 +545,7 @@ def test_a_held_release_is_checked_soon_after_the_nodes_checks_changed(changes: 
     async def main() -> None:
         world = one_node()
         replica = Replica(world, clock=Running())
-        replica.agent("n1", ILL)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
-        replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+        starts = await recover_while_its_driver_starts(world, replica)
         await soon(lambda: world.quarantines["n1"].status.release_held)
         before, begun = replica.cluster.calls, asyncio.get_running_loop().time()
         for number in range(changes - 1):
@@ -571,10 +577,7 @@ def test_checks_that_change_for_ever_read_a_node_whose_release_is_held_seldom(
     async def main() -> None:
         world = one_node(annotations={PIN: "RMA"} if check == "cpu-load" else {})
         replica = Replica(world, clock=Running())
-        replica.agent("n1", ILL)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
-        replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+        await recover_while_its_driver_starts(world, replica)
         await soon(lambda: world.quarantines["n1"].status.release_held)
         before = replica.cluster.asked.copy()
         for number in range(6000):
@@ -611,10 +614,7 @@ def test_checks_that_change_while_a_hold_is_written_are_seen_soon(*, fails: bool
                 return result
 
         replica = Replica(world, clock=Running(), cluster=Slow(world))
-        replica.agent("n1", ILL)
-        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        starts = component("gpu-inventory", "", Status.UNKNOWN, "the driver starts")
-        replica.agent("n1", Delta((starts,), cleared=(Cleared("xid:79", "GPU-1", "reboot"),)))
+        starts = await recover_while_its_driver_starts(world, replica)
         async with asyncio.timeout(610.0):
             await written.wait()
         replica.agent("n1", Delta((replace(starts, status=Status.OK),)))
