@@ -15,11 +15,13 @@ from aiohttp.test_utils import TestServer
 
 from aggregator.cluster.kubernetes.credentials import CredentialSources
 from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.http_session import MOST_CONNECTIONS
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.retry import TRIES
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.port import GuardRefused, Refused, Unreachable
 from tests.controlplane.plane import ControlPlane
+from tests.support.waiting import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -120,21 +122,23 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks_but_for_leases
 async def test_a_lease_waits_for_no_connection_while_requests_lists_and_releases_hang(
     tmp_path: Path,
 ) -> None:
-    hang = asyncio.Event()
+    hang, hanging = asyncio.Event(), 0
 
     async def handler(request: web.Request) -> web.Response:
+        nonlocal hanging
         if request.path == "/x":
+            hanging += 1
             await hang.wait()
         return web.json_response({})
 
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
         lanes = [Priority.TAINT] * 32 + [Priority.READ] * 32 + [Priority.RELEASE] * 200
-        hanging = [asyncio.create_task(get(transport, lane)) for lane in lanes]
-        await asyncio.sleep(0.2)
+        asked = [asyncio.create_task(get(transport, lane)) for lane in lanes]
+        await until(lambda: hanging == MOST_CONNECTIONS)
         async with asyncio.timeout(2):
             await transport.request("GET", "/lease", kind="leases", lane=Priority.LEASE)
         hang.set()
-        await asyncio.gather(*hanging)
+        await asyncio.gather(*asked)
 
 
 async def test_a_server_that_fails_for_a_while_is_told_each_time_and_counted(

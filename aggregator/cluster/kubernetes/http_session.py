@@ -20,7 +20,7 @@ from aggregator.cluster.kubernetes.credentials import ApiCredentials
 _IDLE_S = 75.0
 #: 32 requests and 32 lists may be under way; the rest are for watches and releases, which the
 #: limiter does not bound.
-_MOST_CONNECTIONS = 132
+MOST_CONNECTIONS = 132
 #: Leases have connections of their own: releases that hang, at a webhook say, may use up the rest.
 _LEASE_CONNECTIONS = 4
 CONNECT_S = 5.0
@@ -49,7 +49,7 @@ class HttpSession:
             if credentials.expires
             else None
         )
-        self._session = _session(credentials, _MOST_CONNECTIONS)
+        self._session = _session(credentials, MOST_CONNECTIONS)
         self._lease_session = _session(credentials, _LEASE_CONNECTIONS)
 
     async def send(
