@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Self
@@ -32,11 +31,13 @@ from aggregator.quarantine.decide.admission_record import Entry, Record, dump_re
 from tests.bench.figures import percentile, table, write
 from tests.bench.limit import expected_nodes, quarantine
 from tests.bench.parts import plane_in_memory
+from tests.bench.trials import until_rest
 from tests.bench.watcher import Watcher, marked
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.waiting import wait_until
 from tests.support.stack import HAS_AGENT, NAMESPACE, Stack, start_job, write_real_kmsg
 
+#: A real cluster's TTL controller annotates each node; here it does not run.
+_ANNOTATIONS = {"node.alpha.kubernetes.io/ttl": "0"}
 #: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s on a fast disk,
 #: and the figure would measure the memory's bandwidth.
 _BUSY = """
@@ -150,12 +151,6 @@ class RequestsAlone:
         self._runner.close()
 
 
-def annotated(plane: ControlPlane) -> bool:
-    """Whether the controllers have annotated every node."""
-    nodes = plane.call("GET", "/api/v1/nodes")["items"]
-    return all(node["metadata"].get("annotations") for node in nodes)
-
-
 def main() -> None:
     trials = int(os.environ.get("BENCH_TRIALS", "100"))
     namespace = "bench"
@@ -171,12 +166,12 @@ def main() -> None:
         # With the label of an agent's pod: a node whose labels have changed since the last list is
         # read before it is marked.
         labels = {HAS_AGENT: "true"}
-        calm = plane.create_nodes(trials + 5, "quiet", labels=labels)
-        beside = plane.create_nodes(trials // 2, "busy", labels=labels)
-        free = apart.create_nodes(trials + 5, "alone")
-        # Controllers annotate a new Node, which then differs from what the aggregator has listed.
+        calm = plane.create_nodes(trials + 5, "quiet", labels=labels, annotations=_ANNOTATIONS)
+        beside = plane.create_nodes(trials // 2, "busy", labels=labels, annotations=_ANNOTATIONS)
+        free = apart.create_nodes(trials + 5, "alone", annotations=_ANNOTATIONS)
+        # A node that a controller changes later would differ from what the aggregator has listed.
         for one in (plane, apart):
-            wait_until(partial(annotated, one), what="the controllers' annotations", timeout_s=90)
+            until_rest(one)
         with Stack(plane, Path(folder)) as stack:
             stack.aggregator.log_path = Path(memory) / "aggregator.log"
             stack.aggregator.start().ready()
