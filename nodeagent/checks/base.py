@@ -38,14 +38,20 @@ class Check(Protocol):
 class LogCheck(Protocol):
     """A check that reads kernel log records as they come; it is pure."""
 
-    def read(self, record: Record) -> Sequence[FaultSighting]: ...
+    def read(self, record: Record) -> Sequence[FaultSighting | Observation]: ...
 
 
 @runtime_checkable
 class SelectiveLogCheck(LogCheck, Protocol):
-    """A log check that only wants records whose first four bytes are in ``first``."""
+    """A log check that only wants some records.
+
+    Those whose first bytes are in ``first``; with ``of_pci`` those of a PCI device's driver; and
+    those in which the four bytes after a name and a colon are in ``after_name``.
+    """
 
     first: frozenset[bytes]
+    after_name: frozenset[bytes]
+    of_pci: bool
 
 
 class Kind(enum.Enum):

@@ -1,4 +1,4 @@
-"""Which log checks a kernel record is given to: by its first four bytes, looked up once.
+"""Which log checks a kernel record is given to: by its beginning, looked up once.
 
 Nearly all records concern no check. To ask each of them costs a call; one lookup for all does not
 grow with their number.
@@ -7,35 +7,48 @@ grow with their number.
 from collections.abc import Mapping
 
 from nodeagent.checks.base import LogCheck, SelectiveLogCheck
+from nodeagent.checks.loglines import names_pci_device, words_at
 
 #: Checks with their names, in the order in which they are asked.
 Named = tuple[tuple[str, LogCheck], ...]
 
 
 class ChecksByStart:
-    """The checks, by the first four bytes of the records that they want.
+    """The checks, by the beginnings of the records that they want.
 
     A check that is no SelectiveLogCheck is given every record.
     """
 
     def __init__(self, checks: Mapping[str, LogCheck]) -> None:
-        starts = {
-            start
-            for check in checks.values()
-            if isinstance(check, SelectiveLogCheck)
-            for start in check.first
-        }
-        self._others = _wanting(None, checks)
-        self._by_start = {start: _wanting(start, checks) for start in starts}
+        self._checks = checks
+        selective = [each for each in checks.values() if isinstance(each, SelectiveLogCheck)]
+        self._first = frozenset(start for check in selective for start in check.first)
+        self._lengths = sorted({len(start) for start in self._first})
+        self._after_name = frozenset(start for check in selective for start in check.after_name)
+        self._of_pci = any(check.of_pci for check in selective)
+        self._found: dict[tuple[tuple[bytes, ...], bytes, bool], Named] = {}
 
     def of(self, text: bytes) -> Named:
         """The checks that want a record with this text."""
-        return self._by_start.get(text[:4], self._others)
+        starts = tuple(text[:n] for n in self._lengths if text[:n] in self._first)
+        words = b""
+        of_pci = self._of_pci and names_pci_device(text)
+        if not of_pci and self._after_name:
+            at = words_at(text)
+            words = text[at : at + 4]
+            words = words if words in self._after_name else b""
+        key = (starts, words, of_pci)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._wanting(*key)
+        return found
 
-
-def _wanting(start: bytes | None, checks: Mapping[str, LogCheck]) -> Named:
-    return tuple(
-        (name, check)
-        for name, check in checks.items()
-        if not isinstance(check, SelectiveLogCheck) or start in check.first
-    )
+    def _wanting(self, starts: tuple[bytes, ...], words: bytes, of_pci: bool) -> Named:  # noqa: FBT001  a key
+        return tuple(
+            (name, check)
+            for name, check in self._checks.items()
+            if not isinstance(check, SelectiveLogCheck)
+            or not check.first.isdisjoint(starts)
+            or words in check.after_name
+            or (of_pci and check.of_pci)
+        )

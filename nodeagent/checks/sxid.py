@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import first_bytes
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.gpus import GpuMap, normalise
@@ -59,7 +58,9 @@ _LONGEST_MESSAGE = 512
 class SxidCheck:
     """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
 
-    first = first_bytes((_PREFIX,))
+    first = frozenset({_PREFIX[:4]})
+    after_name: frozenset[bytes] = frozenset()
+    of_pci = False
 
     def __init__(self, gpus: GpuMap) -> None:
         self.foreign = 0

@@ -13,11 +13,10 @@ from typing import Any
 
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.driver_lines import DriverLines
-from nodeagent.checks.loglines import first_bytes
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
-from nodeagent.sources.gpus import normalise
+from nodeagent.sources.driver_log import DriverLog
+from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
 
 NAME = "xid"
@@ -89,10 +88,22 @@ _CAUSE = re.compile(rb"caused by previous Xid (\d{1,5})\b")
 _LONGEST_MESSAGE = 512
 
 
-class XidCheck(DriverLines):
-    """Reads records as they come. The driver's log gets its loads and its messages of each GPU."""
+class XidCheck:
+    """Reads records as they come. The driver's log gets its loads and its messages of each GPU.
 
-    first = first_bytes((_PREFIX,))
+    ``foreign`` counts lines about GPUs that the node does not have, ``packets`` lines that were a
+    logged packet's prefix, which is an attempted forgery.
+    """
+
+    first = frozenset({_PREFIX[:4]})
+    after_name: frozenset[bytes] = frozenset()
+    of_pci = False
+
+    def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
+        self.foreign = 0
+        self.packets = 0
+        self._gpus = gpus
+        self._log = log or DriverLog()
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The Xid of this record, if any. Raises no exception, whatever the record."""
@@ -111,6 +122,21 @@ class XidCheck(DriverLines):
         elif text.startswith(_LOADED) and not (record.historical or is_packet_log(text)):
             self._log.loaded(record.at)
         return ()
+
+    def _is_packet(self, line: bytes) -> bool:
+        """Whether the line is a logged packet; it is counted then."""
+        found = is_packet_log(line)
+        self.packets += found
+        return found
+
+    def _own(self, raw_address: bytes) -> str | None:
+        """The address of an error's GPU ("0000:3b:00"); None where it is not of this node."""
+        address = normalise(raw_address.decode("ascii"))
+        if address is None or not self._gpus.has_gpu(address):
+            self.foreign += 1
+            return None
+        self._log.erred(address)
+        return address
 
     def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:
         address = None if self._is_packet(record.text) else self._own(line[1])

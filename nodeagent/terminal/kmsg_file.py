@@ -8,30 +8,22 @@ import errno
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from nodeagent.checks import kernel_lines, sxid, xid
 from nodeagent.checks.base import LogCheck
-from nodeagent.checks.cpu_thermal import CpuThermal
-from nodeagent.checks.disk_io import DiskIo
-from nodeagent.checks.file_server import FileServer
-from nodeagent.checks.hung_task import HungTask
-from nodeagent.checks.kernel_limits import KernelLimits
-from nodeagent.checks.kernel_oops import KernelOops
-from nodeagent.checks.machine_check import MachineCheck
-from nodeagent.checks.nic_driver import NicDriver
-from nodeagent.checks.nvidia_driver import NvidiaDriver
-from nodeagent.checks.oom import Oom
-from nodeagent.checks.pcie_aer import PcieAer
+from nodeagent.checks.kernel_lines import KernelLines
+from nodeagent.checks.line_places import Place, device_of, pci_address
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
 from nodeagent.configfile import regular_file
 from nodeagent.dataclass import dataclass
 from nodeagent.model import FaultSighting
-from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.host import HostRoots
 from nodeagent.terminal.log_file import file_type
 from nodeagent.terminal.log_file.entries import read_entries
@@ -62,61 +54,36 @@ class _AnyGpu(GpuMap):
         return True
 
 
-class _AnyBus:
-    def has(self, address: str) -> bool:
-        del address
-        return True
+class AnyPlaces:
+    """Every device that a line names may have been the machine's; no mount is known, so the device
+    stands for it.
+    """
 
-    def behind(self, address: str) -> tuple[str, ...]:
-        del address
-        return ()
-
-    def interfaces(self, address: str) -> tuple[str, ...]:
-        del address
-        return ()
-
-    def has_interface(self, name: str) -> bool:
-        del name
-        return True
-
-
-class _AnyMounts:
-    """No mount is known, so the device stands for it."""
-
-    def on(self, device: str, sector: int | None) -> tuple[str, ...]:
-        del sector
-        return (device,)
-
-    def on_controller(self, controller: str) -> tuple[str, ...]:
-        return (controller,)
+    def find(self, kind: str, fields: Mapping[str, str]) -> Sequence[Place]:
+        match kind:
+            case "gpu":
+                address = normalise(fields["gpu"]) or fields["gpu"]
+                return (Place(f"pci:{address}", {"pci": address}),)
+            case "device":
+                address = pci_address(fields)
+                return (Place(f"pci:{address}", {"pci": address}, most=300),)
+            case "adapter":
+                return (Place(f"pci:{pci_address(fields)}", {"driver": fields["driver"]}),)
+            case "interface":
+                return (Place(fields["iface"]),)
+            case _:
+                device = fields.get("controller") or fields.get("pool") or device_of(fields)
+                return (Place(device, {"device": device}, before=f"{device}: "),)
 
 
-class _NoGpu(GpuMap):
-    """Any device reports PCIe errors: its address is its name."""
-
-    def has_gpu(self, address: str) -> bool:
-        del address
-        return False
-
-
-def _checks() -> tuple[LogCheck, ...]:
-    machine = HostRoots(SystemClock())
-    gpus = _AnyGpu(machine)
-    return (
-        XidCheck(gpus),
-        SxidCheck(gpus),
-        NvidiaDriver(gpus),
-        MachineCheck(),
-        PcieAer(_AnyBus(), _NoGpu(machine)),
-        CpuThermal(),
-        DiskIo(_AnyMounts()),
-        FileServer(),
-        NicDriver(_AnyBus()),
-        Oom(),
-        HungTask(),
-        KernelOops(),
-        KernelLimits(),
-    )
+def _checks() -> dict[str, LogCheck]:
+    gpus = _AnyGpu(HostRoots(SystemClock()))
+    places = AnyPlaces()
+    return {
+        xid.NAME: XidCheck(gpus),
+        sxid.NAME: SxidCheck(gpus),
+        **{name: KernelLines(name, rows, places) for name, rows in kernel_lines.ROWS.items()},
+    }
 
 
 @dataclass(slots=True)
@@ -177,12 +144,13 @@ def _decode(file: BufferedReader, name: str) -> Decoded:
     reason = file_type.why_not_text(file.peek(file_type.HEAD)[: file_type.HEAD])
     if reason:
         raise OSError(errno.EINVAL, reason, name)
-    checks = _checks()
+    checks = _checks().values()
     decoded = Decoded([], [], [], [], empty=True)
     for entry in read_entries(file):
         decoded.empty = False
         record = entry.record
-        seen = [s for check in checks for s in check.read(record)] if record else []
+        found = [each for check in checks for each in check.read(record)] if record else []
+        seen = [each for each in found if isinstance(each, FaultSighting)]
         decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
         if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
             _list_for(decoded, entry).append(entry.number)

@@ -10,7 +10,6 @@ import pytest
 from nodeagent.checks import (
     disk_common,
     disk_ext4,
-    disk_io,
     disk_md,
     disk_mounts,
     disk_nvme,
@@ -18,12 +17,17 @@ from nodeagent.checks import (
     disk_space,
     disk_write,
 )
+from nodeagent.checks.kernel_lines import SPECS
+from nodeagent.checks.line_places import NodePlaces
 from nodeagent.model import Status
+from nodeagent.sources.block_devices import Stacks
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space, Written
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mdraid import Array
 from nodeagent.sources.mountinfo import Mount, parse
 from nodeagent.sources.nvme import Controller, Health
 from tests.agent.kernel_log import HandClock, record
+from tests.agent.line_checks import faults, line_check
 from tests.agent.machines import made_up, observations, options, sources, verdicts
 from tests.agent.test_disk_nvme import Drives, controller, nvme
 
@@ -513,17 +517,18 @@ def test_ext4_without_an_error_and_with_one_of_no_known_time_or_place() -> None:
 # -- disk-io --------------------------------------------------------------------------------------
 
 
-class Everywhere:
+class Everywhere(Stacks):
     """Every device is under /data; the requests are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: HostRoots) -> None:
+        super().__init__(machine)
         self.asked: list[tuple[str, int | None]] = []
 
-    def on(self, device: str, sector: int | None) -> tuple[str, ...]:
-        self.asked.append((device, sector))
+    def points(self, name: str, sector: int | None) -> tuple[str, ...]:
+        self.asked.append((name, sector))
         return ("/data",)
 
-    def on_controller(self, controller: str) -> tuple[str, ...]:
+    def controller(self, controller: str) -> tuple[str, ...]:
         self.asked.append((controller, -1))
         return ("/data",)
 
@@ -593,15 +598,16 @@ class Everywhere:
 def test_a_disk_s_line_with_its_device_and_details(
     line: bytes, code: str, asked: tuple[str, int | None], details: dict[str, str]
 ) -> None:
-    mounts = Everywhere()
-    check = disk_io.DiskIo(mounts)
-    [found] = check.read(record(line, seq=7, historical=True))
+    machine = HostRoots(HandClock())
+    mounts = Everywhere(machine)
+    check = line_check("disk-io", NodePlaces(sources(machine), stacks=mounts))
+    [found] = faults(check, record(line, seq=7, historical=True))
     assert mounts.asked == [asked]
     assert (found.code, found.check, found.component) == (f"disk-io:{code}", "disk-io", "/data")
     expected = {"device": asked[0]} | {name: value for name, value in details.items() if value}
     assert {name: value for name, value in found.details.items() if value} == expected
     assert found.message == f"{asked[0]}, under /data: {line.decode()}"
-    assert (found.source_seq, found.historical, check.unwatched) == (7, True, 0)
+    assert (found.source_seq, found.historical, check.foreign) == (7, True, 0)
     assert check.read(record(b"x" + line)) == (), "only where the kernel's own words begin"
 
 
@@ -621,7 +627,7 @@ def test_a_storm_of_a_disk_s_lines_reads_the_mount_table_once_in_ten_seconds(
     clock = HandClock(1000.0)
     machine = made_up(tmp_path, clock)
     (tmp_path / "proc/self/mountinfo").write_text(f"1 0 8:1 / {tmp_path} rw - ext4 /dev/sda rw\n")
-    watched = disk_common.Watch(machine, options(disk_io.SPEC))
+    watched = disk_common.Watch(machine, options(SPECS["disk-io"]))
     read, reads = watched.mounts, []
 
     def mounts() -> tuple[Mount, ...]:
@@ -629,13 +635,13 @@ def test_a_storm_of_a_disk_s_lines_reads_the_mount_table_once_in_ten_seconds(
         return read()
 
     watched.mounts = mounts  # type: ignore[method-assign]
-    check = disk_io.DiskIo(disk_io.WatchedMounts(machine, watched))
+    check = line_check("disk-io", NodePlaces(sources(machine), watched))
     line = record(b"I/O error, dev sdz, sector 2048")
     for after in (0.0, 0.0, 9.9, 0.1, 1.0):
         clock.now += after
         assert check.read(line) == ()
     assert reads == [1000.0, 1010.0]
-    assert check.unwatched == 5
+    assert check.foreign == 5
     (tmp_path / "proc/self/mountinfo").unlink()
     clock.now += 10.0
     assert check.read(line) == (), "what was known stays"

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.checks.base import LogCheck
-from nodeagent.checks.disk_common import Watch
-from nodeagent.checks.disk_io import SPEC, DiskIo, WatchedMounts
+from nodeagent.checks.kernel_lines import SPECS, KernelLines
 from nodeagent.clock import SystemClock
 from nodeagent.model import FaultSighting
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import KmsgReader, Record
 from tests.agent import real_disks
 from tests.agent.kernel_log import HandClock, fixture_records, record
+from tests.agent.line_checks import faults, node_check
 from tests.agent.machines import made_up, options, sources, this_machine
 from tests.support.folders import fresh_folder
 
@@ -71,29 +71,28 @@ def a_machine(root: Path) -> HostRoots:
     return machine
 
 
-def a_check(root: Path) -> DiskIo:
-    machine = a_machine(root)
-    return DiskIo(WatchedMounts(machine, Watch(machine, options(SPEC))))
+def a_check(root: Path) -> KernelLines:
+    return node_check("disk-io", a_machine(root))
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> DiskIo:
+def check(tmp_path: Path) -> KernelLines:
     return a_check(tmp_path)
 
 
 def seen(check: LogCheck, fixture: str) -> dict[int, list[FaultSighting]]:
     found: dict[int, list[FaultSighting]] = {}
     for each in fixture_records(fixture):
-        for fault in check.read(each):
+        for fault in faults(check, each):
             found.setdefault(each.seq - 1000, []).append(fault)
     return found
 
 
 def see(check: LogCheck, text: str) -> list[tuple[str, str]]:
-    return [(fault.code, fault.component) for fault in check.read(record(text.encode()))]
+    return [(fault.code, fault.component) for fault in faults(check, record(text.encode()))]
 
 
-def test_every_line_is_tied_to_the_mounts_on_its_device(check: DiskIo) -> None:
+def test_every_line_is_tied_to_the_mounts_on_its_device(check: KernelLines) -> None:
     found = seen(check, "disk-io.log")
     assert {at: [(f.code, f.component) for f in faults] for at, faults in found.items()} == {
         0: [("disk-io:error", "/")],
@@ -120,20 +119,20 @@ def test_every_line_is_tied_to_the_mounts_on_its_device(check: DiskIo) -> None:
     assert "sda, under /" in first.message
 
 
-def test_a_pods_volume_and_a_disk_of_no_mount_are_not_the_nodes(check: DiskIo) -> None:
+def test_a_pods_volume_and_a_disk_of_no_mount_are_not_the_nodes(check: KernelLines) -> None:
     found = seen(check, "disk-io.log")
     assert not {7, 19, 21} & found.keys()
-    assert check.unwatched == 3
+    assert check.foreign == 3
 
 
-def test_a_sector_of_another_partition_is_another_mounts(check: DiskIo) -> None:
+def test_a_sector_of_another_partition_is_another_mounts(check: KernelLines) -> None:
     assert see(check, "I/O error, dev sda, sector 2048 op 0x0:(READ)") == [("disk-io:error", "/")]
     in_the_second = "I/O error, dev sda, sector 1002048 op 0x0:(READ)"
     assert see(check, in_the_second) == [("disk-io:error", "/data")], "through device mapper"
     assert see(check, "I/O error, dev sda, sector 9002048 op 0x0:(READ)") == []
 
 
-def test_a_member_of_a_mirror_is_its_arrays(check: DiskIo) -> None:
+def test_a_member_of_a_mirror_is_its_arrays(check: KernelLines) -> None:
     assert see(check, "I/O error, dev sdd, sector 2050 op 0x1:(WRITE)") == [
         ("disk-io:error", "/raid")
     ]
@@ -149,7 +148,7 @@ def test_an_nvme_disk_whose_name_does_not_follow_its_controllers(tmp_path: Path)
 
 def test_a_disk_that_has_gone_from_under_its_mount_is_still_known(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
-    check = DiskIo(WatchedMounts(machine, Watch(machine, options(SPEC))))
+    check = node_check("disk-io", machine)
     line = "Buffer I/O error on dev nvme0n1p1, logical block 0, lost async page write"
     assert see(check, line) == [("disk-io:error", "/scratch")]
     (machine.sys / "dev/block/259:1").unlink()
@@ -162,7 +161,7 @@ def test_a_loop_of_devices_ends(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
     mirror = machine.sys / "devices/virtual/block/md0"
     (mirror / "slaves/md0").symlink_to(mirror)
-    check = DiskIo(WatchedMounts(machine, Watch(machine, options(SPEC))))
+    check = node_check("disk-io", machine)
     assert see(check, "I/O error, dev sdd, sector 2050 op 0x1:(WRITE)") == [
         ("disk-io:error", "/raid")
     ]
@@ -170,11 +169,11 @@ def test_a_loop_of_devices_ends(tmp_path: Path) -> None:
 
 def test_without_a_mount_table_nothing_is_known_and_nothing_breaks(tmp_path: Path) -> None:
     machine = made_up(tmp_path, HandClock())
-    check = DiskIo(WatchedMounts(machine, Watch(machine, options(SPEC))))
+    check = node_check("disk-io", machine)
     assert see(check, "I/O error, dev sda, sector 2048 op 0x0:(READ)") == []
 
 
-def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: DiskIo) -> None:
+def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: KernelLines) -> None:
     assert seen(check, "forged-machine.log") == {}
     assert see(check, "I/O error, dev sda, sector 4096 op 0x0:(READ)"), "it would be"
 
@@ -211,7 +210,7 @@ def _until(reader: KmsgReader, check: LogCheck, code: str, component: str) -> Fa
     end = time.monotonic() + 20.0
     while time.monotonic() < end:
         for each in reader.read_batch():
-            for fault in check.read(each) if isinstance(each, Record) else ():
+            for fault in faults(check, each) if isinstance(each, Record) else ():
                 if (fault.code, fault.component) == (code, component):
                     return fault
         poll.poll(500)
@@ -245,8 +244,10 @@ def test_a_disk_that_loses_its_sectors_is_seen_in_the_real_log(tmp_path: Path) -
             (point / "file").write_bytes(b"x" * (4 << 20))
             real_disks.run("sync", "-f", point)
             machine = this_machine()
-            check = SPEC.build(sources(machine), options(SPEC, mounts=(str(point),)))
-            assert isinstance(check, DiskIo)
+            check = SPECS["disk-io"].build(
+                sources(machine), options(SPECS["disk-io"], mounts=(str(point),))
+            )
+            assert isinstance(check, KernelLines)
             with point.with_suffix(".img").open("r+b") as image:
                 image.truncate(1 << 20)
             subprocess.run(
@@ -268,8 +269,10 @@ def test_a_real_ext4_error_names_its_device(tmp_path: Path) -> None:
     reader = _open_kernel_log()
     try:
         with real_disks.ext4(point, "errors=continue"):
-            check = SPEC.build(sources(this_machine()), options(SPEC, mounts=(str(point),)))
-            assert isinstance(check, DiskIo)
+            check = SPECS["disk-io"].build(
+                sources(this_machine()), options(SPECS["disk-io"], mounts=(str(point),))
+            )
+            assert isinstance(check, KernelLines)
             real_disks.provoke_error(point)
             fault = _until(reader, check, "disk-io:filesystem", str(point))
             assert fault.details["device"] == real_disks.loop_of(point)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.checks.disk_lines import FIRST, DiskLine, parse
+from nodeagent.model import FaultSighting
 from nodeagent.sources.block_devices import Stacks, namespaces
 from nodeagent.sources.mountinfo import Mount
-from tests.agent.kernel_log import fixture_records
+from tests.agent.kernel_log import fixture_records, record
+from tests.agent.line_checks import line_check
 from tests.agent.test_disk_io import a_machine, device, made_of
 
 #: The kinds and devices of the fixture's lines, by the index of the first line of each run.
@@ -38,8 +39,12 @@ RUNS = {
 }
 
 
-def found_in(line: bytes) -> DiskLine | None:
-    return parse(line) if line[:4] in FIRST else None
+def found_in(line: bytes) -> FaultSighting | None:
+    return next(iter(line_check("disk-io").read(record(line))), None)
+
+
+def kind(found: FaultSighting | None) -> str | None:
+    return found.code.removeprefix("disk-io:") if found else None
 
 
 def test_every_line_has_the_kind_and_the_device_that_it_states() -> None:
@@ -47,17 +52,17 @@ def test_every_line_has_the_kind_and_the_device_that_it_states() -> None:
     for at, each in enumerate(fixture_records("disk-lines.log")):
         expected = RUNS.get(at, expected)
         found = found_in(each.text)
-        assert (found and (found.kind, found.device)) == expected, each.text
+        assert (found and (kind(found), found.component)) == expected, each.text
 
 
 @pytest.mark.parametrize(
-    ("operation", "kind"),
+    ("operation", "told"),
     [("0x3:(DISCARD)", None), ("0x9:(WRITE_ZEROES)", None), ("0x1:(WRITE)", "error")],
 )
-def test_a_hint_that_the_device_refuses_is_no_error(operation: str, kind: str | None) -> None:
+def test_a_hint_that_the_device_refuses_is_no_error(operation: str, told: str | None) -> None:
     head = b"blk_update_request: critical target error, dev sdc, sector 0 op "
     found = found_in(head + operation.encode() + b" flags 0x800 phys_seg 1 prio class 0")
-    assert (found and found.kind) == kind
+    assert kind(found) == told
 
 
 def test_a_completion_that_was_polled_is_a_lost_interrupt_and_no_timeout() -> None:
@@ -65,7 +70,7 @@ def test_a_completion_that_was_polled_is_a_lost_interrupt_and_no_timeout() -> No
     reset = found_in(b"nvme nvme0: I/O 12 QID 2 timeout, reset controller")
     assert polled is not None
     assert reset is not None
-    assert (polled.kind, reset.kind) == ("lost-interrupt", "timeout")
+    assert (kind(polled), kind(reset)) == ("lost-interrupt", "timeout")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_a_completion_that_was_polled_is_a_lost_interrupt_and_no_timeout() -> No
 )
 def test_an_array_that_starts_without_a_member_is_trouble(line: bytes, device: str | None) -> None:
     found = found_in(line)
-    assert (found and (found.kind, found.device)) == (device and ("array", device))
+    assert (found and (kind(found), found.component)) == (device and ("array", device))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_the_member_of_an_array_and_the_path_of_a_map_are_details() -> None:
     path = found_in(b"device-mapper: multipath: 252:0: Failing path 8:2.")
     assert array is not None
     assert path is not None
-    assert (array.details, path.details) == ({"member": "sdc1"}, {"path": "8:2"})
+    assert (array.details["member"], path.details["path"]) == ("sdc1", "8:2")
 
 
 def test_a_device_told_by_its_numbers_is_that_of_the_mount_on_it(tmp_path: Path) -> None:
@@ -164,4 +169,4 @@ def test_the_name_of_a_process_is_not_read_as_trouble(line: bytes) -> None:
 )
 def test_no_text_raises(start: bytes, rest: bytes, repeat: int) -> None:
     found = found_in(start + rest * repeat)
-    assert found is None or (len(found.device) <= 32 and found.kind)
+    assert found is None or (len(found.component) <= 32 and kind(found))

@@ -13,6 +13,7 @@ from nodeagent.checks.base import LogCheck
 from nodeagent.sources.kmsg import Record
 from nodeagent.terminal.kmsg_file import _checks
 from tests.agent.kernel_log import FIXTURES, fixture_records, record
+from tests.agent.line_checks import faults
 from tests.agent.test_log_edges import PACKET
 
 #: Fixtures of lines that kernels print; those of forged lines are tests of their own.
@@ -60,15 +61,15 @@ IN_A_NAME = (
 @pytest.fixture(scope="module")
 def checks() -> tuple[LogCheck, ...]:
     """All of them, on a machine that has every device."""
-    return _checks()
+    return tuple(_checks().values())
 
 
 def believed(checks: tuple[LogCheck, ...], item: Record) -> list[str]:
-    return [fault.code for check in checks for fault in check.read(item)]
+    return [fault.code for check in checks for fault in faults(check, item)]
 
 
 def lines() -> list[bytes]:
-    checks = _checks()
+    checks = tuple(_checks().values())
     return [
         each.text for name in GENUINE for each in fixture_records(name) if believed(checks, each)
     ]
@@ -112,7 +113,7 @@ def test_no_name_of_words_that_the_kernel_writes_is_believed(
     line: bytes, cut: int, words: list[bytes], after: bytes
 ) -> None:
     name = (line[:cut] + b"".join(words))[:15]
-    assert believed(_checks(), record(name + after)) == []
+    assert believed(tuple(_checks().values()), record(name + after)) == []
 
 
 def test_lines_with_a_user_s_text_between_the_kernel_s_words_are_not_believed(
@@ -129,8 +130,8 @@ def test_no_damage_to_a_line_raises_or_makes_a_message_endless(
 ) -> None:
     cut = data.draw(st.integers(0, len(line)))
     rest = data.draw(st.binary(max_size=60)) * data.draw(st.sampled_from([1, 400]))
-    for check in _checks():
-        for fault in check.read(record(line[:cut] + rest)):
+    for check in _checks().values():
+        for fault in faults(check, record(line[:cut] + rest)):
             assert len(fault.message) <= 512
             assert len(fault.component) <= 128
             assert all(len(value) <= 512 for value in fault.details.values())

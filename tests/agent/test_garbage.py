@@ -16,6 +16,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.sources.host import HostRoots
 from tests.agent.damage import REFUSED, fill
 from tests.agent.kernel_log import FIXTURES, GPU, HandClock, record
+from tests.agent.line_checks import faults
 from tests.agent.machines import options, sources
 from tests.support.folders import fresh_folder
 
@@ -133,7 +134,7 @@ def test_no_line_breaks_a_log_check(  # hypothesis gives each its own
     root = tmp_path_factory.getbasetemp() / "log-checks"
     check = spec.build(sources(a_machine(root, {})), options(spec))
     damaged = line[:cut] + filler * repeat + (line[cut:] if tail else b"")
-    for fault in check.read(record(damaged)):  # type: ignore[union-attr]  # without an interval it is a LogCheck
+    for fault in faults(check, record(damaged)):  # type: ignore[arg-type]  # without an interval it is a LogCheck
         assert fault.check == spec.name
         assert len(fault.message) <= 512
         assert all(len(value) <= 512 for value in fault.details.values())

@@ -4,22 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.checks import hung_task, machine_check, oom
 from nodeagent.checks.base import LogCheck
-from nodeagent.checks.hung_task import HungTask
-from nodeagent.checks.machine_check import MachineCheck
-from nodeagent.checks.oom import Oom
+from nodeagent.checks.kernel_lines import SPECS
 from nodeagent.model import ClearedBy, FaultSighting
 from tests.agent.kernel_log import FIXTURES, fixture_records, only_records, open_log, record
+from tests.agent.line_checks import faults, line_check
 
 
 def seen(check: LogCheck, fixture: str) -> dict[int, FaultSighting]:
-    found = [fault for each in fixture_records(fixture) for fault in check.read(each)]
+    found = [fault for each in fixture_records(fixture) for fault in faults(check, each)]
     return {fault.source_seq - 1000: fault for fault in found}
 
 
 def test_every_machine_check_has_the_severity_that_its_line_states() -> None:
-    found = seen(MachineCheck(), "machine-check.log")
+    found = seen(line_check("machine-check"), "machine-check.log")
     assert {at: fault.code.removeprefix("machine-check:") for at, fault in found.items()} == {
         0: "unstated",
         1: "fatal",  # processor context corrupt
@@ -44,7 +42,7 @@ def test_every_machine_check_has_the_severity_that_its_line_states() -> None:
 
 
 def test_a_memory_module_is_named_where_its_driver_names_it() -> None:
-    found = seen(MachineCheck(), "machine-check.log")
+    found = seen(line_check("machine-check"), "machine-check.log")
     assert found[9].component == "mc1/CPU_SrcID#1_Ha#0_Chan#0_DIMM#0"
     assert found[9].details["what"] == "memory scrubbing error"
     assert found[10].component == "mc0/CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
@@ -60,7 +58,7 @@ def test_a_memory_module_is_named_where_its_driver_names_it() -> None:
 
 
 def test_the_whole_nodes_memory_is_told_from_one_containers_limit() -> None:
-    found = seen(Oom(), "context.log")
+    found = seen(line_check("oom"), "context.log")
     assert {at: fault.code for at, fault in found.items()} == {
         0: "oom:node",
         1: "oom:cgroup",
@@ -75,18 +73,18 @@ def test_the_whole_nodes_memory_is_told_from_one_containers_limit() -> None:
 
 
 def test_what_hangs_is_named() -> None:
-    found = seen(HungTask(), "context.log")
+    found = seen(line_check("hung-task"), "context.log")
     assert {at: fault.code for at, fault in found.items()} == {
-        5: "hung-task",
-        6: "hung-task",
-        7: "hung-task",
-        8: "soft-lockup",
-        9: "soft-lockup",
-        10: "hard-lockup",
-        11: "hard-lockup",
-        12: "rcu-stall",
-        13: "rcu-stall",
-        14: "rcu-stall",
+        5: "hung-task:blocked",
+        6: "hung-task:blocked",
+        7: "hung-task:blocked",
+        8: "hung-task:soft-lockup",
+        9: "hung-task:soft-lockup",
+        10: "hung-task:hard-lockup",
+        11: "hung-task:hard-lockup",
+        12: "hung-task:rcu-stall",
+        13: "hung-task:rcu-stall",
+        14: "hung-task:rcu-stall",
     }
     assert dict(found[5].details) == {"name": "jbd2/sda1-8", "pid": "310", "seconds": "120"}
     assert dict(found[6].details) == {"name": "a: b:9", "pid": "4711", "seconds": "241"}
@@ -99,13 +97,13 @@ def test_what_hangs_is_named() -> None:
     assert found[9].details["name"] == "kworker/1:2"
 
 
-CHECKS = [MachineCheck, Oom, HungTask]
+CHECKS = ["machine-check", "oom", "hung-task"]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: type[LogCheck]) -> None:
+def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: str) -> None:
     """The fixture has mount options, netfilter prefixes and process names at a line's start."""
-    assert seen(check(), "forged-machine.log") == {}
+    assert seen(line_check(check), "forged-machine.log") == {}
 
 
 def test_each_forged_line_would_be_believed_without_its_mark() -> None:
@@ -113,39 +111,43 @@ def test_each_forged_line_would_be_believed_without_its_mark() -> None:
     reader = open_log(FIXTURES / "forged-machine.log", accept_user_records=True)
     records = reader.read_batch()
     reader.close()
-    checks: list[LogCheck] = [MachineCheck(), Oom(), HungTask()]
+    checks: list[LogCheck] = [
+        line_check("machine-check"),
+        line_check("oom"),
+        line_check("hung-task"),
+    ]
     codes = {
         fault.code
         for each in only_records(records)
         for check in checks
-        for fault in check.read(each)
+        for fault in faults(check, each)
     }
-    assert codes == {"machine-check:fatal", "oom:node", "hung-task"}
+    assert codes == {"machine-check:fatal", "oom:node", "hung-task:blocked"}
 
 
 @pytest.mark.parametrize(
     ("check", "start"),
     [
-        (MachineCheck, b"mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank "),
-        (MachineCheck, b"EDAC MC0: 1 CE "),
-        (MachineCheck, b"Memory failure: 0x12ab3: recovery action for "),
-        (Oom, b"Out of memory: Killed process 1 ("),
-        (HungTask, b"INFO: task "),
-        (HungTask, b"watchdog: BUG: soft lockup - CPU#3 stuck for 22s! ["),
+        ("machine-check", b"mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank "),
+        ("machine-check", b"EDAC MC0: 1 CE "),
+        ("machine-check", b"Memory failure: 0x12ab3: recovery action for "),
+        ("oom", b"Out of memory: Killed process 1 ("),
+        ("hung-task", b"INFO: task "),
+        ("hung-task", b"watchdog: BUG: soft lockup - CPU#3 stuck for 22s! ["),
     ],
 )
 @given(rest=st.binary(max_size=200), repeat=st.sampled_from([1, 500]))
 def test_no_text_raises_and_no_message_is_endless(
-    check: type[LogCheck], start: bytes, rest: bytes, repeat: int
+    check: str, start: bytes, rest: bytes, repeat: int
 ) -> None:
-    for fault in check().read(record(start + rest * repeat)):
+    for fault in line_check(check).read(record(start + rest * repeat)):
         assert len(fault.message) <= 512
         assert all(len(value) <= 128 for value in fault.details.values())
         assert len(fault.component) <= 128
         (fault.component + fault.message + "".join(fault.details.values())).encode()
 
 
-@pytest.mark.parametrize("spec", [machine_check.SPEC, oom.SPEC, hung_task.SPEC])
+@pytest.mark.parametrize("spec", [SPECS[name] for name in CHECKS])
 def test_the_checks_are_in_the_shape_that_the_registry_takes(spec: object) -> None:
     assert getattr(spec, "interval", None) == 0
     assert getattr(spec, "blind_to", "")

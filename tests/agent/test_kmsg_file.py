@@ -79,7 +79,7 @@ Nov 21 11:22:33 host kernel: I/O error, dev sda, sector 4096 op 0x0:(READ) flags
         (2, "pcie-aer:corrected", "pci:0000:3b:00.0"),
         (3, "machine-check:corrected", ""),
         (4, "oom:node", ""),
-        (5, "hung-task", ""),
+        (5, "hung-task:blocked", ""),
         (6, "disk-io:lost", "nvme0"),
     ]
 

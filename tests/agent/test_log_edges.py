@@ -1,20 +1,25 @@
 """The kernel log checks, line by line: each field of a sighting, and lines that are not theirs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nodeagent.checks import hung_task, machine_check, oom, xid_codes
+from nodeagent.checks import xid_codes
 from nodeagent.checks.base import LogCheck
+from nodeagent.checks.kernel_lines import ROWS, KernelLines
+from nodeagent.checks.line_places import NodePlaces
 from nodeagent.checks.loglines import LONGEST_DETAIL, LONGEST_MESSAGE, sighting
-from nodeagent.checks.pcie_aer import PcieAer
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import SOURCE, Record
-from tests.agent.kernel_log import GPU, OTHER_GPU, UUID, gpu_machine, record
+from tests.agent.kernel_log import GPU, OTHER_GPU, UUID, HandClock, gpu_machine, record
+from tests.agent.line_checks import faults, line_check
+from tests.agent.machines import sources
 
 #: The end of a line that a netfilter rule's prefix begins.
 PACKET = b" IN=eth0 OUT= MAC=00 SRC=192.0.2.1 DST=192.0.2.2 LEN=40 TOS=0x00 PROTO=TCP"
@@ -36,7 +41,7 @@ def check(gpus: GpuMap, log: DriverLog) -> XidCheck:
 
 
 def one(check: LogCheck, line: str) -> FaultSighting:
-    [found] = check.read(record(line.encode(), seq=7))
+    [found] = faults(check, record(line.encode(), seq=7))
     return found
 
 
@@ -364,7 +369,7 @@ def bank(status: int, exception: str = "") -> str:
 def test_a_hardware_error(
     line: str, severity: str, component: str, details: dict[str, str]
 ) -> None:
-    check = machine_check.MachineCheck()
+    check = line_check("machine-check")
     found = one(check, line)
     assert (found.code, found.component) == (f"machine-check:{severity}", component)
     assert found.details == {"by": "mce"} | details
@@ -399,7 +404,8 @@ class Bus:
     ],
 )
 def test_a_pcie_error(gpus: GpuMap, rest: str, severity: str, details: str) -> None:
-    check = PcieAer(Bus(), gpus)
+    parts = replace(sources(HostRoots(HandClock())), gpus=gpus)
+    check = KernelLines("pcie-aer", ROWS["pcie-aer"], NodePlaces(parts, bus=Bus()))
     line = f"pcieport 0000:3a:00.0: {rest}"
     found = one(check, line)
     assert (found.code, found.component) == (f"pcie-aer:{severity}", "pci:0000:3a:00.0")
@@ -423,39 +429,39 @@ def test_a_pcie_error(gpus: GpuMap, rest: str, severity: str, details: str) -> N
     ("check", "line", "code", "details"),
     [
         (
-            oom.Oom(),
+            line_check("oom"),
             "Out of memory: Killed process 4711 (python3) total-vm:9kB, anon-rss:7kB, file-rss:1kB",
             "oom:node",
             {"pid": "4711", "name": "python3", "resident_kib": "7"},
         ),
         (
-            oom.Oom(),
+            line_check("oom"),
             "Memory cgroup out of memory: Killed process 1 (a) b), UID 0, total-vm:9kB",
             "oom:cgroup",
             {"pid": "1", "name": "a) b"},
         ),
         (
-            hung_task.HungTask(),
+            line_check("hung-task"),
             "INFO: task jbd2/sda1-8:310 blocked in I/O wait for more than 120 seconds.",
-            "hung-task",
+            "hung-task:blocked",
             {"name": "jbd2/sda1-8", "pid": "310", "seconds": "120"},
         ),
         (
-            hung_task.HungTask(),
+            line_check("hung-task"),
             "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]",
-            "soft-lockup",
+            "hung-task:soft-lockup",
             {"cpu": "3", "seconds": "22", "name": "python3", "pid": "4711"},
         ),
         (
-            hung_task.HungTask(),
+            line_check("hung-task"),
             "NMI watchdog: Watchdog detected hard LOCKUP on cpu 5",
-            "hard-lockup",
+            "hung-task:hard-lockup",
             {"cpu": "5"},
         ),
         (
-            hung_task.HungTask(),
+            line_check("hung-task"),
             "rcu: INFO: rcu_preempt self-detected stall on CPU",
-            "rcu-stall",
+            "hung-task:rcu-stall",
             {"flavour": "rcu_preempt"},
         ),
     ],
@@ -474,8 +480,10 @@ def test_what_the_kernel_says_of_processes(
 
 def test_a_line_in_other_letters_than_the_kernel_s_is_none() -> None:
     line = b"NMI WATCHDOG: Watchdog detected hard LOCKUP on cpu 5"
-    assert hung_task.HungTask().read(record(line)) == ()
-    assert oom.Oom().read(record(b"out of memory: Killed process 1 (a), total-vm:9kB")) == ()
+    assert line_check("hung-task").read(record(line)) == ()
+    assert (
+        line_check("oom").read(record(b"out of memory: Killed process 1 (a), total-vm:9kB")) == ()
+    )
 
 
 def test_a_sighting_has_its_record_s_place_and_its_bounds() -> None:

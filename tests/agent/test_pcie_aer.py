@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.checks.pcie_aer import SPEC, PcieAer
+from nodeagent.checks.kernel_lines import SPECS, KernelLines
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.pci_bus import PciBus
 from tests.agent.kernel_log import GPU, UUID, HandClock, fixture_records, record
+from tests.agent.line_checks import node_check
 from tests.support.folders import fresh_folder
 
 PORT = "0000:3a:00.0"
@@ -35,22 +35,22 @@ def a_bus(sys: Path) -> Path:
     return sys
 
 
-def a_check(sys: Path, clock: HandClock | None = None) -> PcieAer:
+def a_check(sys: Path, clock: HandClock | None = None) -> KernelLines:
     machine = HostRoots(clock=clock or HandClock(), sys=sys)
-    return PcieAer(PciBus(machine), GpuMap(machine, {GPU: UUID}))
+    return node_check("pcie-aer", machine, GpuMap(machine, {GPU: UUID}))
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> PcieAer:
+def check(tmp_path: Path) -> KernelLines:
     return a_check(a_bus(tmp_path))
 
 
-def seen(check: PcieAer) -> dict[int, FaultSighting]:
+def seen(check: KernelLines) -> dict[int, FaultSighting]:
     found = [fault for each in fixture_records("pcie-aer.log") for fault in check.read(each)]
     return {fault.source_seq - 1000: fault for fault in found}
 
 
-def test_every_severity_is_seen_once_with_the_device_that_reported(check: PcieAer) -> None:
+def test_every_severity_is_seen_once_with_the_device_that_reported(check: KernelLines) -> None:
     assert {at: (f.code, f.component) for at, f in seen(check).items()} == {
         1: ("pcie-aer:corrected", UUID),
         4: ("pcie-aer:corrected", f"pci:{PORT}"),
@@ -62,14 +62,14 @@ def test_every_severity_is_seen_once_with_the_device_that_reported(check: PcieAe
     }
 
 
-def test_a_port_is_told_by_what_it_leads_to(check: PcieAer) -> None:
+def test_a_port_is_told_by_what_it_leads_to(check: KernelLines) -> None:
     found = seen(check)
     assert found[4].details["behind"] == UUID
     assert UUID in found[4].message
     assert found[7].details["behind"] == "eth0 mlx5_0"
 
 
-def test_a_device_of_another_machine_is_ignored_and_counted(check: PcieAer) -> None:
+def test_a_device_of_another_machine_is_ignored_and_counted(check: KernelLines) -> None:
     assert 12 not in seen(check)
     assert check.foreign == 1
 
@@ -99,7 +99,7 @@ def test_a_machine_without_a_pci_bus_is_no_error(tmp_path: Path) -> None:
     assert seen(check) == {}
 
 
-def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: PcieAer) -> None:
+def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: KernelLines) -> None:
     found = [f for each in fixture_records("forged-machine.log") for f in check.read(each)]
     assert found == []
 
@@ -126,4 +126,5 @@ def test_no_text_raises_and_no_message_is_endless(
 
 
 def test_the_check_is_in_the_shape_that_the_registry_takes() -> None:
-    assert (SPEC.name, SPEC.interval, SPEC.on) == ("pcie-aer", 0, True)
+    spec = SPECS["pcie-aer"]
+    assert (spec.name, spec.interval, spec.on) == ("pcie-aer", 0, True)
