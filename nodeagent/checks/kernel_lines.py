@@ -159,7 +159,7 @@ class KernelLines:
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class BuildLines:
     """Builds the check of some rows; ``watches``: it looks up mounts, by the check's options."""
 
     name: str
@@ -201,7 +201,7 @@ def _spec(name: str, entry: Mapping[str, Any]) -> CheckSpec:
         blind_to=entry["blind_to"],
         interval=0,
         deadline=0,
-        build=Build(name, rows, watches),
+        build=BuildLines(name, rows, watches),
         options=MOUNT_OPTIONS if watches else (),
     )
 
