@@ -13,7 +13,7 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch
 from nodeagent.checks.line_pattern import LinePattern, line_pattern, starts
-from nodeagent.checks.line_places import KINDS, OF_MOUNTS, NodePlaces, Place, Places
+from nodeagent.checks.line_places import KINDS, OF_MOUNTS, LinePlace, LinePlaces, NodePlaces
 from nodeagent.checks.loglines import names_pci_device, sighting, text, words_at
 from nodeagent.dataclass import dataclass
 from nodeagent.model import ClearedBy, FaultSighting
@@ -95,7 +95,7 @@ class RowsByStart:
 class KernelLines:
     """Reads records as they come. ``foreign`` counts lines about parts that the node lacks."""
 
-    def __init__(self, name: str, rows: Sequence[LineRow], places: Places) -> None:
+    def __init__(self, name: str, rows: Sequence[LineRow], places: LinePlaces) -> None:
         self.foreign = 0
         self._name = name
         self._places = places
@@ -131,13 +131,13 @@ class KernelLines:
         self.foreign += not places
         return tuple(self._at(record, row, fields, place) for place in places)
 
-    def _found(self, row: LineRow, fields: Mapping[str, str]) -> Sequence[Place]:
+    def _found(self, row: LineRow, fields: Mapping[str, str]) -> Sequence[LinePlace]:
         if row.component in KINDS:
             return self._places.find(row.component, fields)
-        return (Place(_filled(row.component, fields)),)
+        return (LinePlace(_filled(row.component, fields)),)
 
     def _at(
-        self, record: Record, row: LineRow, fields: Mapping[str, str], place: Place
+        self, record: Record, row: LineRow, fields: Mapping[str, str], place: LinePlace
     ) -> FaultSighting:
         shown = {
             name: each

@@ -54,7 +54,7 @@ def parsed(pattern: LinePattern) -> Any:
 def starts(pattern: LinePattern) -> frozenset[bytes]:
     """The first bytes that a line must have, up to ``START`` of them.
 
-    One that is shorter is all that is fixed there; an empty one fixes nothing.
+    A shorter one is all that is fixed there; an empty one fixes no byte.
     """
     return frozenset(head for head, _ in _extended({(b"", True)}, parsed(pattern)))
 
@@ -109,7 +109,7 @@ def _with_bytes(heads: _Heads, members: bytes) -> _Heads:
 
 
 def _members(options: Iterable[tuple[Any, Any]]) -> bytes:
-    """The members of a character class; none where they are many or not those that it lists."""
+    """The members of a character class; empty where they are many, or others than it lists."""
     members = b""
     for operation, argument in options:
         match str(operation):

@@ -24,7 +24,7 @@ _PATH = re.compile(r"(?<=\d)c\d+(?=n)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """``before``, ``after``: words for people around the kernel's, of which ``most`` are kept."""
 
     component: str
@@ -34,11 +34,11 @@ class Place:
     most: int = 512
 
 
-class Places(Protocol):
+class LinePlaces(Protocol):
     """Where on the node a line's fields point."""
 
-    def find(self, kind: str, fields: Fields) -> Sequence[Place]:
-        """The parts of this ``kind`` that the fields name; none for one that the node lacks."""
+    def find(self, kind: str, fields: Fields) -> Sequence[LinePlace]:
+        """The parts of this ``kind`` that the fields name; empty for one that the node lacks."""
         ...
 
 
@@ -67,7 +67,7 @@ class NodePlaces:
         self._interfaces = sources.machine.sys / "class/net"
         self._watch = watch
         self._stacks = stacks or Stacks(sources.machine)
-        self._finders: Mapping[str, Callable[[Fields], Sequence[Place]]] = {
+        self._finders: Mapping[str, Callable[[Fields], Sequence[LinePlace]]] = {
             "gpu": self._gpu,
             "device": self._device,
             "adapter": self._adapter,
@@ -77,17 +77,17 @@ class NodePlaces:
             "pool": self._mounts_of_pool,
         }
 
-    def find(self, kind: str, fields: Fields) -> Sequence[Place]:
+    def find(self, kind: str, fields: Fields) -> Sequence[LinePlace]:
         return self._finders[kind](fields)
 
-    def _gpu(self, fields: Fields) -> Sequence[Place]:
+    def _gpu(self, fields: Fields) -> Sequence[LinePlace]:
         address = normalise(fields["gpu"])
         if address is None or not self._sources.gpus.has_gpu(address):
             return ()
         self._sources.driver_log.erred(address)
-        return (Place(self._sources.gpus.component(address), {"pci": address}),)
+        return (LinePlace(self._sources.gpus.component(address), {"pci": address}),)
 
-    def _device(self, fields: Fields) -> Sequence[Place]:
+    def _device(self, fields: Fields) -> Sequence[LinePlace]:
         address = pci_address(fields)
         if not self._bus.has(address):
             return ()
@@ -99,37 +99,37 @@ class NodePlaces:
         component = next(iter(self._gpu_name(address)), f"pci:{address}")
         after = f" (leads to {', '.join(behind)})" if behind else ""
         details = {"pci": address, "behind": " ".join(behind)}
-        return (Place(component, details, after=after, most=300),)
+        return (LinePlace(component, details, after=after, most=300),)
 
     def _gpu_name(self, address: str) -> list[str]:
         slot = normalise(address)
         own = slot is not None and self._sources.gpus.has_gpu(slot)
         return [self._sources.gpus.component(address)] if own else []
 
-    def _adapter(self, fields: Fields) -> Sequence[Place]:
+    def _adapter(self, fields: Fields) -> Sequence[LinePlace]:
         address = pci_address(fields)
         if not self._bus.has(address):
             return ()
         names = " ".join(self._bus.interfaces(address))
-        return (Place(f"pci:{address}", {"driver": fields["driver"], "interfaces": names}),)
+        return (LinePlace(f"pci:{address}", {"driver": fields["driver"], "interfaces": names}),)
 
-    def _interface(self, fields: Fields) -> Sequence[Place]:
+    def _interface(self, fields: Fields) -> Sequence[LinePlace]:
         """An interface in the node's own network namespace."""
         name = fields["iface"]
         there = name not in (".", "..") and (self._interfaces / name).exists()
-        return (Place(name),) if there else ()
+        return (LinePlace(name),) if there else ()
 
-    def _mounts_on(self, fields: Fields) -> Sequence[Place]:
+    def _mounts_on(self, fields: Fields) -> Sequence[LinePlace]:
         device = device_of(fields)
         sector = fields.get("sector")
         self._refresh()
         return _on(self._stacks.points(device, None if sector is None else int(sector)), device)
 
-    def _mounts_on_controller(self, fields: Fields) -> Sequence[Place]:
+    def _mounts_on_controller(self, fields: Fields) -> Sequence[LinePlace]:
         self._refresh()
         return _on(self._stacks.controller(fields["controller"]), fields["controller"])
 
-    def _mounts_of_pool(self, fields: Fields) -> Sequence[Place]:
+    def _mounts_of_pool(self, fields: Fields) -> Sequence[LinePlace]:
         """The watched filesystems of a ZFS pool; the pool itself where there is none."""
         pool = fields["pool"]
         points = [
@@ -137,7 +137,7 @@ class NodePlaces:
             for mount in self._mounts() or ()
             if mount.fstype == "zfs" and mount.source.partition("/")[0] == pool
         ]
-        return _on(points, pool) or (Place(pool, {"device": pool}),)
+        return _on(points, pool) or (LinePlace(pool, {"device": pool}),)
 
     def _refresh(self) -> None:
         if self._stacks.due():
@@ -146,7 +146,7 @@ class NodePlaces:
                 self._stacks.read_stacks(mounts)
 
     def _mounts(self) -> Sequence[Mount] | None:
-        """The watched mounts; None where the table cannot be read, which disk-readonly reports."""
+        """The watched mounts, or None: disk-readonly reports a table that cannot be read."""
         try:
             return () if self._watch is None else self._watch.mounts()
         except OSError:
@@ -167,8 +167,8 @@ def pci_address(fields: Fields) -> str:
     return fields.get("pci") or (address if address.count(":") == 2 else f"0000:{address}")
 
 
-def _on(points: Sequence[str], device: str) -> Sequence[Place]:
+def _on(points: Sequence[str], device: str) -> Sequence[LinePlace]:
     return [
-        Place(point, {"device": device}, before=f"{device}, under {point}: ", most=400)
+        LinePlace(point, {"device": device}, before=f"{device}, under {point}: ", most=400)
         for point in points
     ]

@@ -130,7 +130,7 @@ class XidCheck:
         return found
 
     def _own(self, raw_address: bytes) -> str | None:
-        """The address of an error's GPU ("0000:3b:00"); None where it is not of this node."""
+        """The address of an error's GPU ("0000:3b:00"), or None if it is not of this node."""
         address = normalise(raw_address.decode("ascii"))
         if address is None or not self._gpus.has_gpu(address):
             self.foreign += 1

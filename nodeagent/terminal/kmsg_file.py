@@ -16,7 +16,7 @@ from typing import Any
 from nodeagent.checks import kernel_lines, sxid, xid
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.kernel_lines import KernelLines
-from nodeagent.checks.line_places import Place, device_of, pci_address
+from nodeagent.checks.line_places import LinePlace, device_of, pci_address
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
@@ -59,21 +59,21 @@ class AnyPlaces:
     stands for it.
     """
 
-    def find(self, kind: str, fields: Mapping[str, str]) -> Sequence[Place]:
+    def find(self, kind: str, fields: Mapping[str, str]) -> Sequence[LinePlace]:
         match kind:
             case "gpu":
                 address = normalise(fields["gpu"]) or fields["gpu"]
-                return (Place(f"pci:{address}", {"pci": address}),)
+                return (LinePlace(f"pci:{address}", {"pci": address}),)
             case "device":
                 address = pci_address(fields)
-                return (Place(f"pci:{address}", {"pci": address}, most=300),)
+                return (LinePlace(f"pci:{address}", {"pci": address}, most=300),)
             case "adapter":
-                return (Place(f"pci:{pci_address(fields)}", {"driver": fields["driver"]}),)
+                return (LinePlace(f"pci:{pci_address(fields)}", {"driver": fields["driver"]}),)
             case "interface":
-                return (Place(fields["iface"]),)
+                return (LinePlace(fields["iface"]),)
             case _:
                 device = fields.get("controller") or fields.get("pool") or device_of(fields)
-                return (Place(device, {"device": device}, before=f"{device}: "),)
+                return (LinePlace(device, {"device": device}, before=f"{device}: "),)
 
 
 def _checks() -> dict[str, LogCheck]:

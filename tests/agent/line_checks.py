@@ -6,7 +6,7 @@ from typing import Any
 
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.kernel_lines import ROWS, SPECS, KernelLines
-from nodeagent.checks.line_places import Places
+from nodeagent.checks.line_places import LinePlaces
 from nodeagent.model import FaultSighting
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
@@ -21,7 +21,7 @@ def faults(check: LogCheck, record: Record) -> Sequence[FaultSighting]:
     return [each for each in check.read(record) if isinstance(each, FaultSighting)]
 
 
-def line_check(name: str, places: Places | None = None) -> KernelLines:
+def line_check(name: str, places: LinePlaces | None = None) -> KernelLines:
     """On a machine that has every device; ``places`` are the parts of another one."""
     return KernelLines(name, ROWS[name], places or AnyPlaces())
 
