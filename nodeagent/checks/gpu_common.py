@@ -19,6 +19,10 @@ COST_SELDOM = "no cost beside gpu-inventory; a few calls for each GPU every 5 mi
 
 _NO_GPU = Off("no GPU")
 
+#: Answers that a GPU has no such value, and those that are about this process alone.
+ABSENT = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
+_OF_THE_AGENT = ABSENT | {Code.NO_PERMISSION, Code.MEMORY, Code.INSUFFICIENT_RESOURCES}
+
 #: The report if every GPU of the node is too old, too new or not built for the check.
 NOT_SUPPORTED = Off("not supported by these GPUs")
 
@@ -39,17 +43,22 @@ async def take_sample(sources: Sources) -> GpuSample | Off:
 
     A library without a GPU is common (a container image that brings one): it is no GPU either.
     """
-    if sources.expected_gpus or sources.gpus.addresses():
+    given = sources.gpus.given_away()
+    if (sources.expected_gpus or 0) > len(given) or sources.gpus.addresses():
         sample = await sources.nvml.sample()
         sources.fabric.learn(sample)
         sources.driver.learn(sample)
         return sample
+    off = _NO_GPU
+    if given:
+        drivers = ", ".join(sorted(set(given.values())))
+        off = Off(f"all GPUs are given to virtual machines ({drivers})")
     if not sources.nvml.has_library():
-        return _NO_GPU
+        return off
     sample = await sources.nvml.sample()
     absent = (TroubleKind.NO_LIBRARY, TroubleKind.DRIVER_NOT_LOADED)
-    if not sample.gpus and (sample.trouble is None or sample.trouble.kind in absent):
-        return _NO_GPU
+    if not sample.gpus and (given or sample.trouble is None or sample.trouble.kind in absent):
+        return off
     return sample
 
 
@@ -69,6 +78,11 @@ def unreadable(gpu: Gpu, call: str) -> Verdict:
     return Status.UNKNOWN, reason_of(code), f"{CALLS[name]} gave error {code}"
 
 
+def accuses(code: int) -> bool:
+    """Whether an error of the call that gives a GPU's handle is the GPU's, not this process's."""
+    return code not in _OF_THE_AGENT
+
+
 def reason_of(code: int) -> str:
     """An NVML return code in one word."""
     return _REASONS.get(code, f"nvml-error-{code}")
@@ -76,9 +90,8 @@ def reason_of(code: int) -> str:
 
 def nobody_has(sample: GpuSample, call: str) -> bool:
     """Whether no GPU of the node supports ``call``, so that the check has no work."""
-    absent = (Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND)
     codes = [gpu.errors.get(call) for gpu in sample.gpus]
-    return sample.trouble is None and bool(codes) and all(code in absent for code in codes)
+    return sample.trouble is None and bool(codes) and all(code in ABSENT for code in codes)
 
 
 class PerGpu:

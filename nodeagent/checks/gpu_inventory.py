@@ -99,16 +99,17 @@ class GpuInventory:
         """The verdict on a GPU of the node that NVML did not name, or None when it is not ours."""
         machine, gpus = self._sources.machine, self._sources.gpus
         is_remembered = address in gpus.remembered()
-        is_on_bus = address in gpus.present()
         trouble = sample.trouble
-        if is_on_bus:
+        if address in gpus.present():
             if not is_remembered and nvidia_driver.bound_driver(machine, address) not in (
                 "",
                 "nvidia",
             ):
-                return None  # passed through to a virtual machine, or a display's
+                return None  # another driver's, such as a display's: the node's row names it
             if trouble is not None:
                 return self._unknown(trouble)
+            if address in sample.excluded or self._is_complete(sample):
+                return None  # taken out on purpose: the node's row names it
             return _missing_from_nvml(address, sample)
         if trouble is not None and (
             trouble.kind is TroubleKind.QUIESCED or not nvidia_driver.bus_is_visible(machine)
@@ -123,23 +124,40 @@ class GpuInventory:
     def _node(self, sample: GpuSample) -> Verdict:
         expected, trouble = self._sources.expected_gpus or 0, sample.trouble
         is_visible = nvidia_driver.bus_is_visible(self._sources.machine)
+        given = len(self._sources.gpus.given_away())
         if trouble is not None:
-            present = len(self._sources.gpus.present())
+            present = len(self._sources.gpus.present()) + given
             if present < expected and is_visible and trouble.kind is not TroubleKind.QUIESCED:
                 text = f"{present} of {expected} expected GPUs are on the PCI bus"
                 return Status.FAILED, "missing", f"{text}; {trouble.message}"
             return self._node_in_trouble(trouble)
         usable = _usable(sample)
-        if usable < expected:
-            return Status.FAILED, "missing", f"NVML has {usable} of {expected} expected GPUs"
+        if usable + given < expected:
+            text = f"NVML has {usable} of {expected} expected GPUs{self._not_offered(sample)}"
+            return Status.FAILED, "missing", text
         count = f"{usable} GPU{'' if usable == 1 else 's'}"
         message = f"{count}, driver {sample.driver or 'of unknown version'}"
+        message += self._not_offered(sample)
         if sample.stuck:
             return Status.DEGRADED, "stuck-worker", f"{message}; a process is stuck: {sample.stuck}"
         return Status.OK, "", message
 
+    def _not_offered(self, sample: GpuSample) -> str:
+        """For people: the GPUs on the bus that NVML does not offer, and who has them."""
+        gpus = self._sources.gpus
+        drivers = dict(gpus.given_away())
+        for address in sorted(gpus.present() - {gpu.pci for gpu in sample.gpus}):
+            driver = nvidia_driver.bound_driver(self._sources.machine, address)
+            if address in sample.excluded:
+                drivers[address] = "excluded by the driver's configuration"
+            elif self._is_complete(sample) or driver not in ("", "nvidia"):
+                drivers[address] = driver or "no driver"
+        each = (f"{address} ({driver})" for address, driver in drivers.items())
+        return f"; not offered: {', '.join(each)}" if drivers else ""
+
     def _node_in_trouble(self, trouble: NvmlTrouble) -> Verdict:
         status, reason, message = self._unknown(trouble)
+        message += self._foreign_drivers()
         if trouble.kind is not TroubleKind.DRIVER_NOT_LOADED or reason == "starting":
             return status, reason, message
         if nvidia_driver.is_loaded(self._sources.machine):
@@ -149,6 +167,13 @@ class GpuInventory:
         if self._sources.expected_gpus or self._sources.gpus.remembered():
             return Status.FAILED, reason, message
         return status, reason, message
+
+    def _foreign_drivers(self) -> str:
+        """For people: the drivers other than NVIDIA's that have GPUs of the node (nouveau)."""
+        machine, gpus = self._sources.machine, self._sources.gpus
+        drivers = {nvidia_driver.bound_driver(machine, each) for each in gpus.present()}
+        foreign = sorted(drivers - {"", "nvidia"})
+        return f"; {', '.join(foreign)} has the GPUs" if foreign else ""
 
     def _unknown(self, trouble: NvmlTrouble) -> Verdict:
         """A driver container compiles for minutes: after a boot its absence is a start.
@@ -163,8 +188,8 @@ class GpuInventory:
         return Status.UNKNOWN, reason.value, trouble.message
 
     def _is_complete(self, sample: GpuSample) -> bool:
-        expected = self._sources.expected_gpus
-        return expected is not None and _usable(sample) >= expected
+        expected, given = self._sources.expected_gpus, len(self._sources.gpus.given_away())
+        return expected is not None and _usable(sample) + given >= expected
 
 
 def judge(gpu: Gpu) -> Verdict:
@@ -180,20 +205,23 @@ def judge(gpu: Gpu) -> Verdict:
     for call in ("handle", "uuid", "pci"):
         if call in gpu.errors:
             code = gpu.errors[call]
-            return Status.UNKNOWN, gpu_common.reason_of(code), f"{CALLS[call]} gave error {code}"
+            text = f"{CALLS[call]} gave error {code}"
+            if call == "handle" and gpu_common.accuses(code):
+                return Status.FAILED, "missing", f"NVML does not offer {where}: {text}"
+            return Status.UNKNOWN, gpu_common.reason_of(code), text
     return Status.OK, "", f"{where}: {gpu.name or 'without a name'}"
 
 
 def _missing_from_nvml(address: str, sample: GpuSample) -> Verdict:
     nameless = {code for gpu in sample.gpus if not gpu.pci for code in gpu.errors.values()}
-    reason = "lost" if Code.GPU_IS_LOST in nameless else "missing"
     text = f"the GPU at {address} is on the PCI bus and NVML does not offer it"
-    codes = ", ".join(str(code) for code in sorted(nameless))
-    return (
-        Status.FAILED,
-        reason,
-        text + (f" (error {codes} for a GPU without a name)" * bool(codes)),
-    )
+    if nameless:
+        codes = ", ".join(str(code) for code in sorted(nameless))
+        text += f" (error {codes} for a GPU without a name)"
+        handles = [gpu.errors.get("handle") for gpu in sample.gpus if not gpu.pci]
+        if all(code is not None and not gpu_common.accuses(code) for code in handles):
+            return Status.UNKNOWN, gpu_common.reason_of(min(nameless)), text
+    return Status.FAILED, "lost" if Code.GPU_IS_LOST in nameless else "missing", text
 
 
 def _is_lost(gpu: Gpu) -> bool:
@@ -201,7 +229,7 @@ def _is_lost(gpu: Gpu) -> bool:
 
 
 def _usable(sample: GpuSample) -> int:
-    return sum(not _is_lost(gpu) and "handle" not in gpu.errors for gpu in sample.gpus)
+    return sum(judge(gpu)[1] not in ("lost", "missing") for gpu in sample.gpus)
 
 
 def _build(sources: Sources, options: Mapping[str, Any]) -> GpuInventory:

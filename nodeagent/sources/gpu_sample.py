@@ -20,6 +20,8 @@ class Code(enum.IntEnum):
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     LIBRARY_MISMATCH = 18
+    MEMORY = 20
+    INSUFFICIENT_RESOURCES = 23
     UNKNOWN = 999
 
 
@@ -244,6 +246,8 @@ class GpuSample:
 
     With ``trouble`` set, ``gpus`` holds those that had answered before it (usually no GPU).
     ``stuck`` says, for people, where an abandoned worker hangs; the sample is its replacement's.
+    ``excluded``: addresses of GPUs that the driver leaves out because a person configured it so.
+    ``cc_ready``: whether GPUs of a confidential machine accept work; None on any other.
     """
 
     at: float
@@ -251,6 +255,8 @@ class GpuSample:
     gpus: tuple[Gpu, ...] = ()
     trouble: NvmlTrouble | None = None
     stuck: str = ""
+    excluded: frozenset[str] = frozenset()
+    cc_ready: bool | None = None
 
 
 def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:

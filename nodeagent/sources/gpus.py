@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from nodeagent.sources import nvidia_driver
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.small_file import read_small
 
@@ -52,19 +53,29 @@ class GpuMap:
             self.learn(address, uuid)
         self._present: frozenset[str] = frozenset()
         self._seen: frozenset[str] = frozenset()
+        #: By address: the driver that gives a GPU to a virtual machine.
+        self._given: dict[str, str] = {}
         self._switches: frozenset[str] = frozenset()
         self._scanned_at: float | None = None
         self._classes: dict[tuple[str, int], str] = {}  # by name and inode
 
     def addresses(self) -> frozenset[str]:
-        """Addresses of the node's GPUs: on the bus now, seen before, or remembered."""
+        """Addresses of the node's GPUs: on the bus now, seen before, or remembered.
+
+        Virtual functions and GPUs that are given to virtual machines are not among them.
+        """
         self._scan(_FRESH_FOR)
-        return self._seen.union(self._uuids)
+        return self._seen.union(self._uuids).difference(self._given)
 
     def present(self) -> frozenset[str]:
-        """Addresses of the GPUs that are on the bus now, at most a minute old."""
+        """Addresses of the node's GPUs that are on the bus now, at most a minute old."""
         self._scan(_FRESH_FOR)
-        return self._present
+        return self._present.difference(self._given)
+
+    def given_away(self) -> Mapping[str, str]:
+        """The driver by address of each GPU that is on the bus for a virtual machine."""
+        self._scan(_FRESH_FOR)
+        return self._given
 
     def switches(self) -> frozenset[str]:
         """Addresses of the node's NVSwitches, on the bus now or seen before."""
@@ -130,10 +141,17 @@ class GpuMap:
                 switches.add(address)
         self._present = frozenset(gpus)
         self._seen |= self._present
+        self._given = {
+            address: driver
+            for address in sorted(gpus)
+            if (driver := nvidia_driver.passthrough_driver(self._machine, address))
+        }
+        for address in self._given:
+            self._uuids.pop(address, None)  # the virtual machine's, until it comes back
         self._switches |= frozenset(switches)
 
     def _kinds(self) -> Iterator[tuple[str, str]]:
-        """The name and the PCI class of each device of NVIDIA that is on the bus.
+        """The name and PCI class of each physical function of NVIDIA that is on the bus.
 
         A node has hundreds of devices, and sysfs numbers each: their files are read once.
         """
@@ -153,11 +171,15 @@ class GpuMap:
 
 
 def _nvidia_class(device: str) -> str | None:
-    """The PCI class of NVIDIA's device, empty for another's, or None while it is unplugged."""
+    """The PCI class of NVIDIA's device, or None while it is unplugged.
+
+    Empty for another vendor's device, and for a virtual function: a part of a GPU, made to be given
+    to a virtual machine.
+    """
     vendor = read_small(f"{device}/vendor")
     if not vendor:
         return None
-    if vendor.lower() != _NVIDIA:
+    if vendor.lower() != _NVIDIA or os.path.lexists(f"{device}/physfn"):
         return ""
     kind = read_small(f"{device}/class")
     return kind.lower() if kind else None

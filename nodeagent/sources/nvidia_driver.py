@@ -4,6 +4,10 @@ from collections.abc import Callable
 
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import read_small
+
+#: Drivers that hold a device for a virtual machine and have no "vfio" in their name.
+_STUBS = frozenset({"pci-stub", "pciback", "xen-pciback"})
 
 
 class DriverVersion:
@@ -56,3 +60,17 @@ def bound_driver(machine: HostRoots, address: str) -> str:
         return (machine.sys / "bus/pci/devices" / f"{address}.0" / "driver").readlink().name
     except OSError:
         return ""
+
+
+def passthrough_driver(machine: HostRoots, address: str) -> str:
+    """The driver that holds the GPU at ``address`` for a virtual machine; empty if there is none.
+
+    VFIO's drivers have many names ("nvgrace_gpu_vfio_pci"): the kernel marks their devices with a
+    folder (since Linux 6.1). A device without a driver is on its way to its ``driver_override``.
+    """
+    folder = machine.sys / "bus/pci/devices" / f"{address}.0"
+    driver = bound_driver(machine, address)
+    # The kernel writes "(null)" where no driver is named.
+    wanted = driver or read_small(str(folder / "driver_override")) or ""
+    is_vfio = "vfio" in wanted or (bool(driver) and (folder / "vfio-dev").is_dir())
+    return wanted if is_vfio or wanted in _STUBS else ""

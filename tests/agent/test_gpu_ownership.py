@@ -1,0 +1,168 @@
+"""Which PCI functions are GPUs of the node: not virtual functions, not GPUs of virtual machines."""
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.checks import gpu_inventory, gpu_pcie
+from nodeagent.checks.base import Off
+from nodeagent.sources.gpus import GpuMap
+from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
+from tests.nvml.gpu_bench import Bench, run_check
+
+TWO = [gpu(0), gpu(1)]
+VIRTUAL = ["0000:1b:00.4", "0000:1b:00.5", "0000:1b:01.0", "0000:1b:01.7"]
+
+
+def bind(gpus: FakeGpus, address: str, driver: str) -> Path:
+    """Bind one GPU of the made-up bus to ``driver``; to none where that is empty."""
+    device = gpus.sys / f"bus/pci/devices/{address}.0"
+    (device / "driver").unlink(missing_ok=True)
+    if driver:
+        (gpus.sys / f"bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
+        (device / "driver").symlink_to(f"../../drivers/{driver}")
+    return device
+
+
+def add_virtual_functions(gpus: FakeGpus, driver: str) -> None:
+    for name in VIRTUAL:
+        device = gpus.sys / "bus/pci/devices" / name
+        device.mkdir()
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+        (device / "physfn").symlink_to(f"../{pci_of(0)}.0")
+        if driver:
+            (gpus.sys / f"bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
+            (device / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "", "nvidia-vgpu-vfio"])
+@pytest.mark.parametrize("expected", [None, 1])
+async def test_virtual_functions_are_no_gpus_of_the_host(
+    tmp_path: Path, driver: str, expected: int | None
+) -> None:
+    async with Bench(tmp_path, [gpu(0)], expected=expected) as bench:
+        add_virtual_functions(bench.gpus, driver)
+        for spec in (gpu_inventory.SPEC, gpu_pcie.SPEC):
+            seen = await run_check(bench.build(spec))
+            assert set(seen.by_component) <= {"", uuid_of(0)}
+            assert seen.status(uuid_of(0)) == ("OK", "")
+        assert bench.sources.gpus.addresses() == {pci_of(0)}
+
+
+@pytest.mark.parametrize(
+    "driver", ["vfio-pci", "nvgrace_gpu_vfio_pci", "nvidia-vgpu-vfio", "pci-stub", "pciback"]
+)
+@pytest.mark.parametrize("expected", [None, 2])
+@pytest.mark.parametrize("library", [True, False])
+async def test_checks_are_off_where_virtual_machines_have_all_gpus(
+    tmp_path: Path, driver: str, expected: int | None, *, library: bool
+) -> None:
+    async with Bench(tmp_path, expected=expected) as bench:
+        fake_pci(bench.gpus.sys, [pci_of(0), pci_of(1)], driver=driver)
+        if library:
+            bench.gpus.fail("nvmlInitWithFlags", code=9)
+        else:
+            bench.nvml._library = str(tmp_path / "none.so")
+        for spec in (gpu_inventory.SPEC, gpu_pcie.SPEC):
+            report = await bench.build(spec).run_check()
+            assert report == Off(f"all GPUs are given to virtual machines ({driver})")
+
+
+async def test_a_gpu_on_its_way_to_a_virtual_machine_has_no_driver_yet(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        bench.gpus.write([gpu(0)], pci=[pci_of(0), pci_of(1)])
+        device = bind(bench.gpus, pci_of(1), "")
+        (device / "driver_override").write_text("vfio-pci\n")
+        assert bench.sources.gpus.given_away() == {pci_of(1): "vfio-pci"}
+        seen = await run_check(bench.build(gpu_inventory.SPEC))
+        assert set(seen.by_component) == {"", uuid_of(0)}
+
+
+async def test_vfio_is_known_by_the_kernels_mark_whatever_the_drivers_name(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO) as bench:
+        (bind(bench.gpus, pci_of(1), "site_variant") / "vfio-dev/vfio0").mkdir(parents=True)
+        assert bench.sources.gpus.present() == {pci_of(0)}
+
+
+async def test_a_known_gpu_that_a_virtual_machine_takes_is_gone_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    """It counts as one of the expected GPUs meanwhile, and one that leaves the bus does not."""
+    async with Bench(tmp_path, TWO, expected=2) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        await run_check(check)
+        bench.gpus.write([gpu(0)], pci=[pci_of(0), pci_of(1)])
+        bind(bench.gpus, pci_of(1), "vfio-pci")
+        bench.later()
+        seen = await run_check(check)
+        assert seen.gone == [uuid_of(1)]
+        assert seen.status("") == ("OK", "")
+        assert f"{pci_of(1)} (vfio-pci)" in seen.by_component[""].message
+        bench.gpus.write([gpu(0)])
+        bench.later()
+        seen = await run_check(check)
+        assert seen.status("") == ("FAILED", "missing")
+        assert seen.status(f"pci:{pci_of(1)}") == ("FAILED", "missing")
+        bench.gpus.write(TWO)
+        bench.later()
+        assert (await run_check(check)).status(uuid_of(1)) == ("OK", "")
+
+
+@pytest.mark.parametrize("driver", ["nvidia", ""])
+async def test_a_gpu_taken_out_on_purpose_is_a_note(tmp_path: Path, driver: str) -> None:
+    async with Bench(tmp_path, TWO, expected=1) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        await run_check(check)
+        bench.gpus.write([gpu(0)], pci=[pci_of(0), pci_of(1)])
+        bind(bench.gpus, pci_of(1), driver)
+        bench.later()
+        seen = await run_check(check)
+        assert seen.status("") == ("OK", "")
+        assert pci_of(1) in seen.by_component[""].message
+        assert seen.gone == [uuid_of(1)]
+
+
+async def test_the_node_names_the_foreign_driver_that_has_its_gpus(tmp_path: Path) -> None:
+    async with Bench(tmp_path, expected=2) as bench:
+        fake_pci(bench.gpus.sys, [pci_of(0), pci_of(1)], driver="nouveau")
+        (bench.gpus.sys / "module/nvidia").rmdir()
+        bench.gpus.fail("nvmlInitWithFlags", code=9)
+        seen = await run_check(bench.build(gpu_inventory.SPEC))
+    assert seen.status("") == ("FAILED", "driver-not-loaded")
+    assert "nouveau has the GPUs" in seen.by_component[""].message
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (999, ("FAILED", "missing")),
+        (8, ("FAILED", "missing")),
+        (15, ("FAILED", "lost")),
+        (4, ("UNKNOWN", "no-permission")),
+        (23, ("UNKNOWN", "nvml-error-23")),
+    ],
+)
+async def test_a_handles_error_has_one_verdict_at_the_first_sample_and_later(
+    tmp_path: Path, looks: int, code: int, verdict: tuple[str, str]
+) -> None:
+    async with Bench(tmp_path, TWO) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        if looks > 1:
+            await run_check(check)
+        for _ in range(2):
+            bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=code)
+            bench.later()
+            seen = await run_check(check)
+            name = uuid_of(1) if looks > 1 else f"pci:{pci_of(1)}"
+            assert seen.status(name) == verdict
+            assert str(code) in seen.by_component[name].message
+
+
+def test_a_gpu_of_a_virtual_machine_still_has_its_kernel_lines(tmp_path: Path) -> None:
+    gpus = FakeGpus(tmp_path, TWO)
+    bind(gpus, pci_of(1), "vfio-pci")
+    known = GpuMap(gpus.machine())
+    assert known.addresses() == {pci_of(0)}
+    assert known.has_gpu(pci_of(1))
