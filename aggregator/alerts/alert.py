@@ -95,6 +95,11 @@ MAX_DETAILS = 32
 _NAMED = 10
 
 
+#: Seconds that the alert of an incident waits until its node is admitted, held or left alone. A
+#: common cause is found within 2 s of its last fault; its one alert replaces those of its nodes.
+DECIDED_WITHIN = 5.0
+
+
 class AlertState(enum.StrEnum):
     """Whether an alert lasts (firing), has ended (resolved), or reports a moment (notice)."""
 
@@ -208,6 +213,26 @@ def alert_of(transition: Transition) -> Alert | None:
         key=dedup_key(transition),
         state=AlertState.FIRING if kind in LASTING else AlertState.NOTICE,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from a node's incident is decided. ``covered``: a common cause explains it, so
+    that the alert of the cause reports it.
+    """
+
+    node: str
+    covered: bool
+
+
+_DECISIONS = frozenset({EventKind.ADMITTED, EventKind.HELD, EventKind.SUPPRESSED})
+
+
+def decision_of(transition: Transition) -> Decision | None:
+    """The decision that the transition reports, or None."""
+    if transition.kind not in _DECISIONS:
+        return None
+    return Decision(transition.node, "cause" in transition.details)
 
 
 def ended(alert: Alert, by: "Resolution") -> Alert:

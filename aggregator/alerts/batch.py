@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from aggregator.alerts.alert import GROUPED, Alert, AlertState, Resolution, ended
+from aggregator.alerts.alert import GROUPED, Alert, AlertState, Decision, Resolution, ended
 from aggregator.alerts.alert_codec import decode_alert, encode_alert
 from aggregator.alerts.tables import groups, lasting, pending, told
 
@@ -23,8 +23,8 @@ CHUNK = 400
 
 @dataclass(frozen=True, slots=True)
 class AlertHold:
-    """An alert that is not sent before ``until``, unless it ends first. ``by``: "silence" or
-    "exempt".
+    """An alert that is not sent before ``until``, unless it ends first. ``by``: "silence",
+    "exempt", or "decision" (`alert.DECIDED_WITHIN`).
     """
 
     until: float
@@ -37,7 +37,8 @@ class Item:
 
     ``alert`` is None for a transition that is sent on no route and only ends an earlier alert.
     ``routes`` are the keys of those that send it, ``groups`` its group on each; ``follow`` those
-    that also send the end of alerts. ``free``: the node is exempt no more.
+    that also send the end of alerts. ``free``: the node is exempt no more. ``decision``: alerts of
+    the node that wait for it are sent now, or dropped where it is covered by a common cause.
     """
 
     topic: str
@@ -48,6 +49,7 @@ class Item:
     follow: frozenset[str] = frozenset()
     hold: AlertHold | None = None
     free: str = ""
+    decision: Decision | None = None
 
 
 class Batch:
@@ -80,11 +82,14 @@ class Batch:
         self._dropped: list[tuple[str, str]] = []
         self._queue: list[dict[str, Any]] = []
         self._free: set[str] = set()
+        self._decisions: dict[str, Decision] = {}
 
     def take(self, item: Item) -> None:
         told_of = self._end(item.ends) if item.ends is not None else set()
         if item.free:
             self._free.add(item.free)
+        if item.decision is not None:
+            self._decisions[item.decision.node] = item.decision
         alert = item.alert
         if alert is None or item.topic in self._said:
             return
@@ -169,8 +174,24 @@ class Batch:
         if self._free:
             freed = (pending.c.held_by == "exempt", pending.c.node.in_(sorted(self._free)))
             db.execute(sa.update(pending).where(*freed).values(not_before=0.0, held_by=""))
+        for decision in self._decisions.values():
+            _decide(db, decision)
         db.execute(sa.delete(lasting).where(lasting.c.at < self._now - LASTS_AT_MOST))
         db.execute(sa.delete(groups).where(groups.c.last_at < self._now - GROUP_KEPT))
+
+
+def _decide(db: sa.Connection, decision: Decision) -> None:
+    """Send or drop the alerts of the node that waited for the decision."""
+    waits = (pending.c.held_by == "decision", pending.c.node == decision.node)
+    if not decision.covered:
+        db.execute(sa.update(pending).where(*waits).values(not_before=0.0, held_by=""))
+        return
+    for route, firing in db.execute(
+        sa.select(pending.c.route, pending.c.firing).where(*waits)
+    ).all():
+        same = (lasting.c.route == route, lasting.c.firing == firing)
+        db.execute(sa.delete(lasting).where(*same))
+    db.execute(sa.delete(pending).where(*waits))
 
 
 def _matches(ends: Resolution, kinds: set[str], node: str, kind: str, incident: str) -> bool:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from aggregator.alerts.alert import Alert, alert_of, dedup_key, resolves
+from aggregator.alerts.alert import (
+    DECIDED_WITHIN,
+    Alert,
+    alert_of,
+    decision_of,
+    dedup_key,
+    resolves,
+)
 from aggregator.alerts.message import summaries_of
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item, OutboxError
 from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
@@ -175,7 +182,7 @@ class Notifier:
         alert = alert_of(transition) if self._router.wants(transition.kind) else None
         over = resolves(transition)
         free = _freed(transition)
-        if alert is None and over is None and not free:
+        if alert is None and over is None and not free and decision_of(transition) is None:
             return
         if self._closing or len(self._queue) >= MOST_WAITING:
             self.counters.lost += alert is not None
@@ -193,8 +200,9 @@ class Notifier:
             alert = self._router.labelled(alert)
             targets = self._router.targets(alert)
             hold = self._hold(alert)
+        decision = decision_of(transition)
         if alert is None or not targets:
-            return Item(topic, None, over, (), free=free)
+            return Item(topic, None, over, (), free=free, decision=decision)
         return Item(
             topic,
             alert,
@@ -204,6 +212,7 @@ class Notifier:
             frozenset(target.key for target in targets if target.resolved),
             hold,
             free,
+            decision,
         )
 
     def _hold(self, alert: Alert) -> AlertHold | None:
@@ -211,7 +220,8 @@ class Notifier:
         silence = self._router.silence(alert, now)
         exempt = self._router.exempt_until(alert, now)
         if not silence and not exempt:
-            return None
+            opened = alert.kind == EventKind.INCIDENT_OPENED
+            return AlertHold(now + DECIDED_WITHIN, "decision") if opened else None
         return AlertHold(silence, "silence") if silence >= exempt else AlertHold(exempt, "exempt")
 
     def depth(self) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.alerts.alert import alert_of, dedup_key, resolves
+from aggregator.alerts.alert import DECIDED_WITHIN, alert_of, decision_of, dedup_key, resolves
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, BatchWait, Item, PendingDelivery
 from aggregator.alerts.store import FileStore
 from aggregator.events import EventKind, Transition
@@ -39,6 +39,7 @@ def item(
         frozenset({CHAT}),
         hold,
         free,
+        decision_of(transition),
     )
 
 
@@ -189,6 +190,46 @@ def test_an_exemption_that_people_end_early_frees_its_alerts(outbox: AlertOutbox
     outbox.accept([item(happened("n2", K.REQUESTED), free="n1")], NOW + 60)
     found = composed(outbox, NOW + 120)
     assert [one["node"] for one in found] == ["n1", "n2"]
+
+
+def opened(node: str) -> Item:
+    transition = happened(node, K.INCIDENT_OPENED, action="drain")
+    return item(transition, hold=AlertHold(NOW + DECIDED_WITHIN, "decision"))
+
+
+def test_a_common_cause_found_after_its_faults_leaves_one_alert(outbox: AlertOutbox) -> None:
+    nodes = [f"n{number}" for number in range(13)]
+    outbox.accept([opened(node) for node in nodes], NOW)
+    outbox.accept([item(happened("", K.COMMON_CAUSE))], NOW + 2)
+    held = [happened(node, K.HELD, cause="c1", limit="limits.common_cause_nodes") for node in nodes]
+    outbox.accept([item(one) for one in held], NOW + 2)
+    assert [one["kind"] for one in composed(outbox, NOW + 60)] == ["fleet.common_cause"]
+    outbox.accept([item(happened("n1", K.INCIDENT_CLOSED))], NOW + 90)
+    assert outbox.next(CHAT, NOW + 600, WAIT) is None  # nor is an end sent of what was not sent
+
+
+@pytest.mark.parametrize(
+    "decision", [K.ADMITTED, K.SUPPRESSED, K.HELD], ids=lambda kind: kind.value
+)
+def test_the_decision_about_one_node_sends_its_alert_at_once(
+    outbox: AlertOutbox, decision: EventKind
+) -> None:
+    outbox.accept([opened("n1"), opened("n2")], NOW)
+    assert outbox.next(CHAT, NOW + 1, BatchWait(0, 0)) == pytest.approx(DECIDED_WITHIN - 1)
+    outbox.accept([item(happened("n1", decision, limit="limits.concurrent"))], NOW + 1)
+    sent = outbox.next(CHAT, NOW + 1, BatchWait(0, 0))
+    assert isinstance(sent, PendingDelivery)
+    about = [(one["kind"], one["node"]) for one in json.loads(sent.alerts)]
+    assert ("incident.opened", "n1") in about
+    assert ("incident.opened", "n2") not in about
+
+
+def test_without_a_decision_the_alert_of_an_incident_is_sent_after_a_bounded_time(
+    outbox: AlertOutbox,
+) -> None:
+    outbox.accept([opened("n1")], NOW)
+    late = NOW + max(DECIDED_WITHIN, WAIT.linger) + 1
+    assert [one["kind"] for one in composed(outbox, late)] == ["incident.opened"]
 
 
 def test_kill_9_between_the_end_and_its_delivery_loses_neither(tmp_path: Path) -> None:
