@@ -26,6 +26,7 @@ SHOWN = frozenset(
         "agent.back",
         "agent.conflict",
         "evidence.lost",
+        "fleet.common_cause",
         "fleet.stopped",
         "fleet.resumed",
     }

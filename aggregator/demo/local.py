@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from aggregator.demo.alert_receiver import AlertReceiver
 from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.ports import free_port
 from aggregator.demo.processes import ChildProcesses
@@ -25,8 +27,13 @@ mode: drain
 cluster: {{kind: local, local: {{database: {folder}/cluster.db}}}}
 listen: {{grpc: "127.0.0.1:{grpc}", web: "127.0.0.1:{web}"}}
 identity: {{kind: insecure-trust-hello}}
-limits: {{concurrent_percent: "10%", common_cause_percent: "50%", cooldown: "0s"}}
 policy: {{file: {folder}/policy.yaml}}
+alerts:
+  outbox: {folder}/outbox.db
+  receivers:
+    - name: demo
+      webhook: {{url: "{alerts}", secret_file: {folder}/alert-secret}}
+  routes: [{{name: demo, receiver: demo, severity: [critical], group_wait: "0s"}}]
 history: {{database: "sqlite:///{folder}/history.db"}}
 """
 
@@ -54,6 +61,12 @@ Waits that take minutes in earnest are cut to seconds. Ctrl-C ends it and leaves
 _ADDRESSES = """\
   the page   http://127.0.0.1:{web}/
   the API    http://127.0.0.1:{web}/api/v1/fleet
+
+In another terminal:
+  export SICKBAY_URL=http://127.0.0.1:{web}
+  {sickbay} status
+  {sickbay} explain sim-0001
+  {sickbay} history
 """
 
 
@@ -80,22 +93,22 @@ def _ignore(url: str) -> None:
     """The demo as a person starts it takes no picture."""
 
 
-def run(*, count: int, once: bool, in_storm: Callable[[str], None] = _ignore) -> None:
-    """Tell the story, and go on until interrupted; with ``once`` return after it.
+def run(*, count: int, once: bool, at_cause: Callable[[str], None] = _ignore) -> None:
+    """Run the story, and continue until interrupted; with ``once`` return after it.
 
-    ``in_storm`` is called with the page's URL while a limit holds most of the storm's nodes.
+    ``at_cause`` is called with the page's URL while a common cause holds a third of the nodes.
     Raises ChildEnded, NotSeen, OutputClosed.
     """
     node = _own_name()
-    with ChildProcesses() as children:
+    with ChildProcesses() as children, AlertReceiver() as alerts:
         grpc, web = free_port(), _web_port()
         print_line(_INTRODUCTION.format(count=count))
-        _write_files(children.folder, node, grpc, web)
+        _write_files(children.folder, node, grpc, web, alerts.url)
         config = children.folder / "aggregator.yaml"
         children.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
         events = EventPoller(f"127.0.0.1:{web}", children.check)
         events.until(lambda: _answers(events), "the aggregator's page")
-        print_line(_ADDRESSES.format(web=web))
+        print_line(_ADDRESSES.format(web=web, sickbay=BIN / "sickbay"))
         children.start(
             "agent", [BIN / "sickbay-agent", "run", "--config", children.folder / "agent.toml"]
         )
@@ -103,14 +116,15 @@ def run(*, count: int, once: bool, in_storm: Callable[[str], None] = _ignore) ->
         _introduce_fleet(events, children.folder / "agent.toml", count)
         story = Story(events, simulator.inject, BRISK if once else LEISURELY)
         nodes = [f"sim-{number:04d}" for number in range(1, count + 1)]
-        _run_story(story, nodes, lambda: in_storm(f"http://127.0.0.1:{web}/"))
+        _run_story(story, nodes, alerts)
+        at_cause(f"http://127.0.0.1:{web}/")
         if not once:
             print_line()
-            note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
+            note("The story has ended. The programs run on until Ctrl-C.")
             story.go_on()
 
 
-def _run_story(story: Story, nodes: list[str], in_storm: Callable[[], None]) -> None:
+def _run_story(story: Story, nodes: list[str], alerts: AlertReceiver) -> None:
     pace, events = story.pace, story.events
     sick, busy, full, *rest = nodes
     events.show_for(pace.first)
@@ -118,13 +132,11 @@ def _run_story(story: Story, nodes: list[str], in_storm: Callable[[], None]) -> 
     events.show_for(pace.between)
     story.application_fault_does_nothing(busy)
     events.show_for(pace.between)
+    story.reboot_releases(sick)
+    events.show_for(pace.between)
     story.full_disk_recovers(full)
     events.show_for(pace.between)
-    storm = rest[: max(8, len(nodes) // 3)]
-    story.storm_is_held(storm)
-    in_storm()
-    events.show_for(pace.between)
-    story.reboot_releases(sick, storm)
+    story.common_cause_holds(rest[: max(8, len(nodes) // 3)], alerts)
 
 
 def _introduce_fleet(events: EventPoller, config: Path, count: int) -> None:
@@ -163,9 +175,12 @@ def _answers(events: EventPoller) -> bool:
     return True
 
 
-def _write_files(folder: Path, node: str, grpc: int, web: int) -> None:
+def _write_files(folder: Path, node: str, grpc: int, web: int, alerts: str) -> None:
     (folder / "policy.yaml").write_text(POLICY)
-    (folder / "aggregator.yaml").write_text(_AGGREGATOR.format(folder=folder, grpc=grpc, web=web))
+    (folder / "alert-secret").write_text(secrets.token_hex())
+    (folder / "aggregator.yaml").write_text(
+        _AGGREGATOR.format(folder=folder, grpc=grpc, web=web, alerts=alerts)
+    )
     (folder / "agent.toml").write_text(_AGENT.format(folder=folder, grpc=grpc, node=node))
 
 

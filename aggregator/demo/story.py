@@ -17,6 +17,11 @@ rules:
 """
 
 
+_CORDONED = "quarantine.cordoned"
+#: Seconds in which an alert of a single node would come: the aggregator waits 5 s for a decision.
+_ALERTS_SETTLE = 6.0
+
+
 class Inject(Protocol):
     """Makes something happen to a simulated node: docs/simulate.md."""
 
@@ -30,6 +35,14 @@ class Pace:
     first: float
     between: float
     disk: float
+
+
+class Alerts(Protocol):
+    """The alerts that were delivered: alert_receiver.py."""
+
+    def received(self) -> list[dict[str, Any]]: ...
+
+    def forget(self) -> None: ...
 
 
 LEISURELY = Pace(first=10, between=6, disk=10)
@@ -74,19 +87,29 @@ class Story:
         self._seen("quarantine.cordoned", node)
         self._seen("quarantine.released", node)
 
-    def storm_is_held(self, nodes: Sequence[str]) -> None:
-        headline(f"{len(nodes)} nodes at once: Xid 48, as after a bad roll-out or a hot aisle")
+    def common_cause_holds(self, nodes: Sequence[str], alerts: Alerts) -> None:
+        headline(f"{len(nodes)} nodes at once: Xid 48, as after a bad driver roll-out")
+        alerts.forget()
         self.inject(nodes=list(nodes), fault="xid:48", gpu=1)
-        told = "the storm held by the limit"
 
         def decided() -> bool:
             held = {event.node for event in self.events.of_kind("quarantine.held", *nodes)}
-            taken = {event.node for event in self.events.of_kind("quarantine.cordoned", *nodes)}
-            return bool(held) and held | taken == set(nodes)
+            quarantined = {event.node for event in self.events.of_kind(_CORDONED, *nodes)}
+            found = self.events.of_kind("fleet.common_cause")
+            return bool(found) and held | quarantined == set(nodes)
 
-        self.events.until(decided, told)
-        held = len({event.node for event in self.events.of_kind("quarantine.held", *nodes)})
-        note(f"   {held} of {len(nodes)} are held: so many at once say more of us than of them")
+        self.events.until(decided, "every node of the common cause held", within=60)
+        cause = self.events.until(
+            lambda: [one for one in alerts.received() if one["kind"] == "fleet.common_cause"],
+            "the alert of the common cause",
+        )
+        self.events.show_for(_ALERTS_SETTLE)
+        quarantined = len({event.node for event in self.events.of_kind(_CORDONED, *nodes)})
+        note(
+            f"   {quarantined} of {len(nodes)} nodes are in quarantine; "
+            f"critical alerts: {len(alerts.received())}"
+        )
+        note(f"   the alert: {cause[0]['summary']}")
 
     def budget_holds(self, node: str, open_it: Callable[[], None]) -> None:
         headline(f"{node}: Xid 79 too, and a disruption budget protects the pod that runs there")
@@ -101,17 +124,12 @@ class Story:
         headline(f"{node}: a person releases it (kubectl delete quarantine {node})")
         release()
         self._seen("quarantine.released", node)
-        note("   its fault is still latched; the person's word counts until it clears or changes")
+        note("   its fault is still latched; the release is in force until the fault changes")
 
-    def reboot_releases(self, node: str, waiting: Sequence[str]) -> None:
-        headline(f"{node} is rebooted: that ends an Xid 79, so it is released, and a held one goes")
-        before = len(self.events.of_kind("quarantine.cordoned", *waiting))
+    def reboot_releases(self, node: str) -> None:
+        headline(f"{node} is rebooted: that ends an Xid 79, so the node is released")
         self.inject(node=node, reboot=True)
         self._seen("quarantine.released", node)
-        self.events.until(
-            lambda: len(self.events.of_kind("quarantine.cordoned", *waiting)) > before,
-            "a held node admitted in its place",
-        )
 
     def go_on(self, until: Callable[[], bool] = lambda: False) -> None:
         """Show what happens, for ever or until."""

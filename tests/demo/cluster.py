@@ -1,9 +1,11 @@
 """`make demo-cluster`: the same on a real kube-apiserver, its kubelets played by kwok."""
 
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from aggregator.demo.alert_receiver import AlertReceiver
 from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.processes import ChildProcesses
 from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
@@ -17,7 +19,6 @@ _TRAINING = "training"
 #: Loopback needs no TLS, and a browser would not know our CA. Tokens are the API server's own.
 _MORE: dict[str, Any] = {
     "listen": {"tls": None},
-    "limits": {"concurrent_percent": "10%", "quorum_percent": "50%"},
 }
 
 _INTRODUCTION = """\
@@ -46,10 +47,15 @@ def run(*, count: int, once: bool) -> None:
     Raises NoControlPlane, PlaneError, ChildEnded, NotSeen, OutputClosed, TimeoutError.
     """
     print_line(_INTRODUCTION.format(count=count))
-    with ChildProcesses() as children, ControlPlane(progress=note) as plane:
+    with (
+        ChildProcesses() as children,
+        AlertReceiver() as alerts,
+        ControlPlane(progress=note) as plane,
+    ):
         nodes = plane.create_nodes(count, "gpu")
         note(f"{count} nodes are created")
-        stack = Stack(plane, children.folder, more=_MORE, policy=POLICY)
+        more = _MORE | {"alerts": _alerts(children.folder, alerts.url)}
+        stack = Stack(plane, children.folder, more=more, policy=POLICY)
         aggregator = stack.aggregator.start()
         assert aggregator.process is not None
         children.guard(aggregator.process.pid)
@@ -64,30 +70,45 @@ def run(*, count: int, once: bool) -> None:
         note(f"{count} agents are attached, each with a token bound to its pod")
         print_line(_WATCH.format(web=aggregator.web_port, kubeconfig=plane.kubeconfig))
         story = Story(events, simulator.inject, BRISK if once else LEISURELY)
-        _run_story(story, plane, nodes)
+        _run_story(story, plane, nodes, alerts)
         if not once:
             print_line()
-            note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
+            note("The story has ended. The programs run on until Ctrl-C.")
             story.go_on()
 
 
-def _run_story(story: Story, plane: ControlPlane, nodes: list[str]) -> None:
+def _run_story(story: Story, plane: ControlPlane, nodes: list[str], alerts: AlertReceiver) -> None:
     pace, events = story.pace, story.events
     sick, guarded, busy, full, *rest = nodes
     events.show_for(pace.first)
     story.fault_drains(sick)
+    events.show_for(pace.between)
+    quarantine = f"/apis/sickbay.dev/v1alpha1/quarantines/{sick}"
+    story.person_releases(sick, lambda: _delete(plane, quarantine))
     events.show_for(pace.between)
     budget = f"/apis/policy/v1/namespaces/{_TRAINING}/poddisruptionbudgets/guarded"
     story.budget_holds(guarded, lambda: _delete(plane, budget))
     events.show_for(pace.between)
     story.application_fault_does_nothing(busy)
     events.show_for(pace.between)
+    story.reboot_releases(guarded)
+    events.show_for(pace.between)
     story.full_disk_recovers(full)
     events.show_for(pace.between)
-    story.storm_is_held(rest[: max(8, len(nodes) // 3)])
-    events.show_for(pace.between)
-    quarantine = f"/apis/sickbay.dev/v1alpha1/quarantines/{sick}"
-    story.person_releases(sick, lambda: _delete(plane, quarantine))
+    story.common_cause_holds(rest[: max(8, len(nodes) // 3)], alerts)
+
+
+def _alerts(folder: Path, url: str) -> dict[str, Any]:
+    """The route of a person on call, to the demo's own receiver."""
+    secret = folder / "alert-secret"
+    secret.write_text(secrets.token_hex())
+    webhook = {"url": url, "secret_file": str(secret)}
+    route = {"name": "demo", "receiver": "demo", "severity": ["critical"], "group_wait": "0s"}
+    return {
+        "outbox": str(folder / "outbox.db"),
+        "receivers": [{"name": "demo", "webhook": webhook}],
+        "routes": [route],
+    }
 
 
 def _delete(plane: ControlPlane, path: str) -> None:

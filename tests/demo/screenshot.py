@@ -1,7 +1,7 @@
 """`python -m tests.demo.screenshot [FILE]`: a picture of the status page, taken from the demo.
 
-It needs Debian's Chromium. The demo runs its story; the picture shows the moment at which a limit
-holds most of a storm.
+It needs Debian's Chromium. The demo runs its story; the picture shows the moment at which a common
+cause holds a third of the nodes.
 """
 
 import sys
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"screenshot: there is no {CHROMIUM}: tests/setup-debian.sh installs it")
         return 2
     target = Path(argv[0]) if argv else TARGET
-    local.run(count=_NODES, once=True, in_storm=lambda url: photograph(url, target))
+    local.run(count=_NODES, once=True, at_cause=lambda url: photograph(url, target))
     print(f"{target}: {target.stat().st_size / 1024:.0f} KiB")
     return 0
 

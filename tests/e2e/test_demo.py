@@ -117,8 +117,10 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
         "sim-0001: drained",
         "by policy it is only watched",
         "sim-0003: released",
-        "held by limits.concurrent_percent",
         "sim-0001: released",
+        "held by limits.common_cause_percent",
+        "0 of 13 nodes are in quarantine; critical alerts: 1",
+        "the alert: common cause:",
     ):
         assert text in said, f"{text!r} not in {said}"
     demo.leaves_nothing()
@@ -164,8 +166,9 @@ def test_the_demo_on_a_real_api_server_tells_its_story_and_leaves_nothing_behind
         "evicted training/train",
         "is not evicted: The disruption budget guarded",
         "gpu-00001: drained",
-        "held by limits.concurrent_percent",
         "gpu-00000: released: deleted by a person",
+        "held by limits.common_cause_percent",
+        "the alert: common cause:",
     ):
         assert text in demo.said(), f"{text!r} not in {demo.said()}"
     demo.leaves_nothing()
