@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from aggregator.cluster.port import Action
 from aggregator.demo.alert_receiver import AlertReceiver
 from aggregator.demo.event_poller import EventPoller
 from aggregator.demo.processes import ChildProcesses
 from aggregator.demo.story import BRISK, LEISURELY, POLICY, Story
 from aggregator.demo.terminal import note, print_line
+from aggregator.quarantine.settings import Settings, limits_for_people
 from tests.controlplane.plane import ControlPlane
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack, protect, start_job
@@ -20,6 +22,13 @@ _TRAINING = "training"
 _MORE: dict[str, Any] = {
     "listen": {"tls": None},
 }
+
+
+def _shipped_limits() -> dict[str, str | int]:
+    """The limits of a default install: `Stack` has none, for tests of other things."""
+    shown = limits_for_people(Settings(mode=Action.DRAIN))
+    return {key: int(text) if text.isdecimal() else text for key, text in shown.items()}
+
 
 _INTRODUCTION = """\
 sickbay, a demo on a real Kubernetes API server: etcd, kube-apiserver, controllers and scheduler on
@@ -54,7 +63,10 @@ def run(*, count: int, once: bool) -> None:
     ):
         nodes = plane.create_nodes(count, "gpu")
         note(f"{count} nodes are created")
-        more = _MORE | {"alerts": _alerts(children.folder, alerts.url)}
+        more = _MORE | {
+            "alerts": _alerts(children.folder, alerts.url),
+            "limits": _shipped_limits(),
+        }
         stack = Stack(plane, children.folder, more=more, policy=POLICY)
         aggregator = stack.aggregator.start()
         assert aggregator.process is not None

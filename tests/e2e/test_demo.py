@@ -23,13 +23,13 @@ COMMANDS = {
 class Demo:
     """A demo whose temporary files are under ``folder``, and whose processes can be found by it."""
 
-    def __init__(self, folder: Path, where: str) -> None:
+    def __init__(self, folder: Path, where: str, nodes: int) -> None:
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self._out = folder / "out"
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                [*COMMANDS[where], "--once"],
+                [*COMMANDS[where], "--once", "--nodes", str(nodes)],
                 cwd=ROOT,
                 env={**os.environ, "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,
@@ -94,8 +94,8 @@ def _port_8080_is_taken() -> Iterator[None]:
 def begin(tmp_path: Path) -> Iterator[Begin]:
     demos: list[Demo] = []
 
-    def begin(where: str = "local") -> Demo:
-        demos.append(Demo(tmp_path, where))
+    def begin(where: str = "local", *, nodes: int = 40) -> Demo:
+        demos.append(Demo(tmp_path, where, nodes))
         return demos[-1]
 
     yield begin
@@ -124,6 +124,14 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
     ):
         assert text in said, f"{text!r} not in {said}"
     demo.leaves_nothing()
+
+
+@pytest.mark.parametrize("nodes", [20, 200])
+def test_the_demo_ends_well_with_a_small_and_a_large_fleet(begin: Begin, nodes: int) -> None:
+    demo = begin(nodes=nodes)
+    assert demo.process.wait(160) == 0, demo.said()
+    assert f"{nodes + 1} nodes are attached" in demo.said()
+    assert "the alert: common cause:" in demo.said()
 
 
 @pytest.mark.parametrize(
