@@ -249,7 +249,11 @@ def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
     lines += [
         f"  ended by   {answer.ended_by}",
     ]
-    if rule is None:
+    also = "also"
+    if rule is None and answer.others:
+        lines.append("  action     by what the line has besides; none for any other")
+        also = "either"
+    elif rule is None:
         lines.append("  action     none: no rule is about it, so it is shown and never acted on")
     else:
         after = f" once it has been so for {in_words(rule.hold)}" if rule.hold else ""
@@ -263,7 +267,7 @@ def _text(answer: "Explanation", where: Mapping[str, str]) -> str:
             lines.append("  capped by  mode, limits and the stop switch")
     for other, wants in answer.others:
         lines.append(
-            f"  also       {other.action} by rule {other.name}{f', if {wants}' * bool(wants)}"
+            f"  {also:<9}  {other.action} by rule {other.name}{f', if {wants}' * bool(wants)}"
         )
     return "\n".join(lines)
 

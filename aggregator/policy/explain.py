@@ -1,5 +1,6 @@
 """The action of a policy for one piece of evidence, and the rule that decides it. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -105,6 +106,8 @@ def _level(check: str, component: str, reason: str, status: Status = Status.FAIL
 def _latched(policy: Policy, asked: Question, obliged: Rule | None = None) -> Fault:
     apart = obliged.apart if obliged is not None else _JOBS_APART
     jobs = [-apart * ago for ago in range(asked.jobs)]
+    lasts = obliged.lasts if obliged is not None else 0.0
+    jobs += [-_NEXT_LINE * ago for ago in range(1, math.ceil(lasts / _NEXT_LINE) + 1)]
     more = [-ONE_OCCURRENCE * ago for ago in range(1, asked.count - asked.jobs + 1)]
     fault = replace(
         _FAULT,
@@ -136,6 +139,8 @@ def _wants(rule: Rule, asked: Question) -> str:
     wants = []
     if not asked.check and rule.min_count > asked.count:
         wants.append(f"seen {rule.min_count} times within {in_words(rule.within)}")
+    if not asked.check and rule.lasts:
+        wants.append(f"it goes on for {in_words(rule.lasts)} without a pause of a minute")
     if not asked.check and rule.min_jobs > asked.jobs:
         wants.append(
             f"seen on it alone over {rule.min_jobs} jobs within {in_words(rule.within)} "
@@ -182,7 +187,9 @@ def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
 def _why_unknown(policy: Policy, asked: Question) -> str:
     published = policy.catalogue.published.get(asked.code)
     if published is None:
-        return "a code that the catalogue does not have"
+        near = [code for code in policy.catalogue.codes if code.endswith(f":{asked.code}")]
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        return f"a code that the catalogue does not have{meant}"
     marked = " and marks it unused" if published.unused else ""
     return f"NVIDIA names the code{marked}, and no class here has it"
 
@@ -229,6 +236,8 @@ _HELLO = Hello("node", "boot", "epoch", "", 1, "")
 _FAULT = Fault("", "", "", "", "boot", "", 0, _NOW, _NOW, 1, ClearedBy.OPERATOR)
 #: Seconds between two jobs of a question: apart for any rule.
 _JOBS_APART = 5760.0
+#: Seconds between two lines of a fault that goes on.
+_NEXT_LINE = 20.0
 
 _ENDS = {
     ClearedBy.REBOOT: "a boot",

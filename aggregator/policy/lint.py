@@ -300,6 +300,7 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
         (wide.nodes is None or (wide.nodes, wide.elsewhere) == (narrow.nodes, narrow.elsewhere))
         and wide.min_count <= max(narrow.min_count, narrow.min_jobs)
         and (wide.min_count == 1 or wide.within >= narrow.within)
+        and wide.lasts <= narrow.lasts
         and wide.confirmed_by in ("", narrow.confirmed_by)
         and wide.status in ("degraded", narrow.status)
         and _no_narrower(wide.with_faults, narrow.with_faults)

@@ -36,7 +36,14 @@ from aggregator.policy.rules import (
     Rule,
 )
 from aggregator.policy.shipped_yaml import LOADER, read_shipped
-from aggregator.policy.windows import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
+from aggregator.policy.windows import (
+    LEAST_APART,
+    LEAST_FLAPS,
+    LONGEST,
+    LONGEST_LASTING,
+    MOST_FLAPS,
+    MOST_JOBS,
+)
 
 #: A rule's keys as a file has them, and its fields.
 KEYS = {
@@ -48,6 +55,7 @@ KEYS = {
     "classes": "classes",
     "details": "details",
     "minCount": "min_count",
+    "lasts": "lasts",
     "minJobs": "min_jobs",
     "apart": "apart",
     "within": "within",
@@ -286,7 +294,7 @@ class _Reader:
                 return self._one_of(key, text, _CHOICES[key])
             case "kind" | "action" | "release" | "status" | "elsewhere":
                 return self._one_of(key, value, _CHOICES[key])
-            case "for" | "healthyFor" | "apart" | "within" | "repeatWithin":
+            case "for" | "healthyFor" | "apart" | "within" | "repeatWithin" | "lasts":
                 return self._age(key, value)
             case "minCount" | "minJobs" | "flaps":
                 return self._count(key, value)
@@ -343,6 +351,8 @@ class _Reader:
             return 0.0
         if key in ("apart", "within") and not LEAST_APART <= seconds <= LONGEST:
             self._problem((key,), f"{value}; expected from 1m to 24h, which the agents remember")
+        if key == "lasts" and not LEAST_APART <= seconds <= LONGEST_LASTING:
+            self._problem((key,), f"{value}; expected from 1m to 8m, which the agents remember")
         if key == "repeatWithin" and seconds > LONGEST_REPEAT:
             self._problem((key,), f"{value}; expected 28d at most, which a node remembers")
         return seconds
@@ -452,8 +462,8 @@ class _Reader:
                 f"can't match: {rule.min_jobs} jobs, {rule.apart:g}s apart, don't fit within "
                 f"{rule.within:g}s; expected a longer within",
             )
-        for key in ("minCount", "details", "confirmedBy"):
-            if not by_fault and getattr(rule, KEYS[key]) not in (1, {}, ""):
+        for key in ("minCount", "lasts", "details", "confirmedBy"):
+            if not by_fault and getattr(rule, KEYS[key]) not in (1, 0.0, {}, ""):
                 self._problem((key,), "is about faults, and this rule is about a check")
         if by_fault and rule.reasons:
             self._problem(("reasons",), "is about a check, and this rule is about faults")

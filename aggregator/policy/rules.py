@@ -21,6 +21,7 @@ from aggregator.policy.windows import (
     failing,
     flapping,
     jobs,
+    lasting,
     latest_occurrence,
     may_have_been_seen,
     repeated,
@@ -69,7 +70,8 @@ class Rule:
     one of these must have come, or none may have come, within `TOGETHER` of this evidence.
 
     ``min_count`` asks that the fault occurred so often ``within`` seconds; lines that come close
-    together are one occurrence. ``min_jobs`` asks that the fault came so often ``within`` seconds,
+    together are one occurrence. ``lasts`` asks that lines came for so long (seconds) without a
+    pause of a minute. ``min_jobs`` asks that the fault came so often ``within`` seconds,
     ``apart`` seconds or more from the time before, and on no other component then. ``flaps`` asks
     that the component changed so often from healthy to failed ``within`` seconds, with any present
     status.
@@ -89,6 +91,7 @@ class Rule:
     classes: tuple[str, ...] = ()
     details: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     min_count: int = 1
+    lasts: float = 0.0
     min_jobs: int = 0
     apart: float = 600.0
     within: float = 86_400.0
@@ -374,6 +377,11 @@ def _latched(
         if again is None:
             return None
         due = max(due, again)
+    if rule.lasts:
+        so_long = lasting(fault, least=rule.lasts)
+        if so_long is None:
+            return None
+        due = max(due, so_long)
     if rule.min_jobs:
         everywhere = found.timeline(fault.code)
         confirmed = jobs(

@@ -26,6 +26,8 @@ MOST_JOBS = 15
 LEAST_APART = 60.0
 #: Lines of one code on one component that come closer together (seconds) are one occurrence.
 ONE_OCCURRENCE = 60.0
+#: The longest time (seconds) that a rule may ask lines to go on: the ring holds as much of any.
+LONGEST_LASTING = 480.0
 #: Faults of one component that come so close together (seconds) are of one event. The checks that
 #: read the driver's verdict run every minute.
 TOGETHER = 90.0
@@ -169,6 +171,17 @@ def repeated(fault: Fault, *, least: int, within: float) -> float | None:
     for first, latest in zip(starts, starts[least - 1 :], strict=False):
         if latest - first < within:
             return latest
+    return None
+
+
+def lasting(fault: Fault, *, least: float) -> float | None:
+    """When the fault had been seen for so long (monotonic) without a pause, or None.
+
+    A pause is `ONE_OCCURRENCE` without a line.
+    """
+    for first, last in _runs(_occurrences(fault), ONE_OCCURRENCE):
+        if last - first >= least:
+            return first + least
     return None
 
 

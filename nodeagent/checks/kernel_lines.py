@@ -36,7 +36,9 @@ _PREFIXES = {"pci": _PCI_PREFIX, "interface": _INTERFACE_PREFIX}
 #: Fields that are shown in small letters.
 _SMALL = frozenset({"operation", "outcome", "part"})
 #: Fields that name a part of the node, which its place shows in its own way.
-_OF_PLACES = frozenset({"pci", "bdf", "sid", "gpu", "dev", "numbers", "iface", "driver", "pool"})
+_OF_PLACES = frozenset(
+    {"pci", "bdf", "sid", "gpu", "dev", "numbers", "iface", "rdma", "driver", "pool"}
+)
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -109,13 +111,14 @@ class KernelLines:
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The evidence of this record, if any. Raises no exception, whatever the record."""
         line = record.text
-        for row in self._rows(line):
+        for row in self.rows(line):
             fields = row.match(line)
             if fields is not None:
                 return () if is_packet_log(line) else self._evidence(record, row, fields)
         return ()
 
-    def _rows(self, line: bytes) -> Iterator[LineRow]:
+    def rows(self, line: bytes) -> Iterator[LineRow]:
+        """The rows that may match, in their order."""
         yield from self._others.of(line)
         if self._of_pci and names_pci_device(line):
             yield from self._of_pci

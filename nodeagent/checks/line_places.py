@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from typing import Protocol
 
 from nodeagent.checks.disk_common import Watch
@@ -17,7 +18,7 @@ Fields = Mapping[str, str]
 
 #: Kinds of places whose fields name a block device, and all kinds.
 OF_MOUNTS = frozenset({"mount", "controller", "pool"})
-KINDS = OF_MOUNTS | {"gpu", "device", "adapter", "interface"}
+KINDS = OF_MOUNTS | {"gpu", "device", "adapter", "interface", "rdma"}
 
 #: A path of a drive ("nvme0c1n1") has no block device: its name is without the path's.
 _PATH = re.compile(r"(?<=\d)c\d+(?=n)")
@@ -64,14 +65,15 @@ class NodePlaces:
     ) -> None:
         self._sources = sources
         self._bus = bus or PciBus(sources.machine)
-        self._interfaces = sources.machine.sys / "class/net"
+        self._classes = sources.machine.sys / "class"
         self._watch = watch
         self._stacks = stacks or Stacks(sources.machine)
         self._finders: Mapping[str, Callable[[Fields], Sequence[LinePlace]]] = {
             "gpu": self._gpu,
             "device": self._device,
             "adapter": self._adapter,
-            "interface": self._interface,
+            "interface": partial(self._of_class, "net", "iface"),
+            "rdma": partial(self._of_class, "infiniband", "rdma"),
             "mount": self._mounts_on,
             "controller": self._mounts_on_controller,
             "pool": self._mounts_of_pool,
@@ -113,10 +115,10 @@ class NodePlaces:
         names = " ".join(self._bus.interfaces(address))
         return (LinePlace(f"pci:{address}", {"driver": fields["driver"], "interfaces": names}),)
 
-    def _interface(self, fields: Fields) -> Sequence[LinePlace]:
-        """An interface in the node's own network namespace."""
-        name = fields["iface"]
-        there = name not in (".", "..") and (self._interfaces / name).exists()
+    def _of_class(self, kind: str, field_name: str, fields: Fields) -> Sequence[LinePlace]:
+        """An interface in the node's own network namespace, or an RDMA device."""
+        name = fields[field_name]
+        there = name not in (".", "..") and (self._classes / kind / name).exists()
         return (LinePlace(name),) if there else ()
 
     def _mounts_on(self, fields: Fields) -> Sequence[LinePlace]:

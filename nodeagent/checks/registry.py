@@ -75,6 +75,8 @@ SPECS: tuple[CheckSpec, ...] = (
     LINES["nvidia-driver"],
     LINES["machine-check"],
     LINES["pcie-aer"],
+    LINES["pci-device"],
+    LINES["iommu"],
     LINES["cpu-thermal"],
     pcie_link.SPEC,
     disk_space.SPEC,

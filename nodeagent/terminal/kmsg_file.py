@@ -69,8 +69,8 @@ class AnyPlaces:
                 return (LinePlace(f"pci:{address}", {"pci": address}, most=300),)
             case "adapter":
                 return (LinePlace(f"pci:{pci_address(fields)}", {"driver": fields["driver"]}),)
-            case "interface":
-                return (LinePlace(fields["iface"]),)
+            case "interface" | "rdma":
+                return (LinePlace(fields.get("iface") or fields["rdma"]),)
             case _:
                 device = fields.get("controller") or fields.get("pool") or device_of(fields)
                 return (LinePlace(device, {"device": device}, before=f"{device}: "),)

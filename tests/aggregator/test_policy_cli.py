@@ -59,6 +59,32 @@ def test_what_another_rule_wants_besides_is_said() -> None:
     assert {rule.action for rule, _ in verdict.others} == {"drain", "cordon", "observe"}
 
 
+def test_a_fault_whose_details_decide_begins_with_the_rules_that_act(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = ask(capsys, "explain", "--fault", "xid:154")
+    assert code == 0
+    assert "no rule is about it" not in out
+    lines = out.splitlines()
+    action, first = lines[lines.index(next(line for line in lines if "  action " in line)) :][:2]
+    assert action == "  action     by what the line has besides; none for any other"
+    assert first.startswith("  either     drain by rule gpu-verdict-reset, if verdict is gpu-reset")
+
+
+def test_a_code_without_its_check_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, "explain", "--fault", "soft-lockup")
+    assert "does not have (did you mean hung-task:soft-lockup?)" in out
+
+
+def test_a_lockup_that_goes_on_cordons_and_many_at_once_do_not() -> None:
+    asked = explain(read_policy(), Question("hung-task:soft-lockup", count=400))
+    assert asked.rule is not None
+    assert asked.rule.action == "observe"
+    assert [(rule.name, rule.action, wants) for rule, wants in asked.others] == [
+        ("soft-lockup-lasting", "cordon", "it goes on for 8m without a pause of a minute")
+    ]
+
+
 def test_a_detail_that_was_given_is_not_wished_otherwise() -> None:
     answer = explain(read_policy(), Question("xid:154", details={"verdict": "gpu-reset"}))
     assert answer.rule is not None

@@ -15,7 +15,7 @@ from aggregator.ingest import codec
 from aggregator.policy.evaluate import Evaluation, evaluate
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy, matches
-from aggregator.policy.windows import Flapping, failing, flapping, jobs, timeline
+from aggregator.policy.windows import Flapping, failing, flapping, jobs, lasting, timeline
 from aggregator.policy.windows import repeated as occurred
 from aggregator.quarantine.decide.intent import changed_intent, incidents_of, wanted_of
 from nodeagent.evidence.latch import Latch
@@ -262,6 +262,14 @@ def test_a_rule_of_several_components_is_about_each_of_them_and_no_other() -> No
 
 
 # -- jobs ------------------------------------------------------------------------------------------
+
+
+def test_a_fault_lasts_while_its_lines_come_without_a_pause_of_a_minute() -> None:
+    assert lasting(seen(*range(0, 481, 28)), least=470) == 470
+    assert lasting(seen(*range(0, 451, 28)), least=470) is None
+    broken = (*range(0, 300, 28), *range(400, 700, 28))
+    assert lasting(seen(*broken), least=470) is None, "a pause of 100 s"
+    assert lasting(seen(0, 1, 2), least=60) is None, "many at once"
 
 
 def repeated(first: Fault, *others: Fault) -> float | None:

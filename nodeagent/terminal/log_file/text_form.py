@@ -12,8 +12,18 @@ _SAMPLE = 200
 
 _PREFIXED = (Writer.KERNEL, Writer.OTHER)
 
-_BROKEN_UP = b"NVRM: The NVIDIA GPU "
-_CONTINUED = (b"NVRM: (PCI ID:", b"NVRM: fallen off the bus")
+_BROKEN_UP = (
+    *(b"NVRM: The NVIDIA GPU ", b"NVRM: The NVIDIA vGPU ", b"NVRM: API mismatch: the client "),
+    b"NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
+)
+_CONTINUED = (
+    *(b"NVRM: (PCI ID:", b"NVRM: fallen off the bus", b"NVRM: installed in this", b"NVRM: BAR"),
+    *(b"NVRM: open nvidia.ko", b"NVRM: nvidia.ko because", b"NVRM: System Processor (GSP)"),
+    *(b"NVRM: has the version ", b"NVRM: the version ", b"NVRM: kernel module and all NVIDIA"),
+    *(b"NVRM: have the same version", b"NVRM: Please see the 'Open Linux", b"NVRM: www.nvidia.com"),
+    *(b"NVRM: Firmware' sections", b"NVRM: the Linux graphics driver download page"),
+    *(b"NVRM: requires use of the NVIDIA", b"NVRM: Software documentation, available"),
+)
 
 
 def text_entries(lines: Iterable[tuple[int, bytes] | Entry]) -> Iterator[Entry]:
