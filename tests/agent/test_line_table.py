@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from aggregator.policy.defaults import read_policy
 from nodeagent.checks.kernel_lines import ROWS, SPECS, TABLE, KernelLines, LineRow
 from nodeagent.checks.line_pattern import line_pattern, starts
+from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Record
 from nodeagent.terminal.kmsg_file import AnyPlaces
-from tests.agent.kernel_log import FIXTURES, HandClock, fixture_records, pci_device, record
+from tests.agent.kernel_log import (
+    FIXTURES,
+    GPU,
+    UUID,
+    HandClock,
+    fixture_records,
+    pci_device,
+    record,
+)
 from tests.agent.line_checks import faults, node_check
 from tests.agent.test_disk_io import a_machine, device, made_of
 
@@ -134,3 +143,12 @@ def test_a_line_about_a_device_that_the_node_lacks_is_counted(tmp_path: Path) ->
     assert check.foreign == 1
     assert [f.component for f in faults(check, record(line + b"ffff"))] == [""]
     assert SPECS["iommu"].name == "iommu"
+
+
+def test_a_gpu_that_does_not_come_back_is_named_by_its_uuid(tmp_path: Path) -> None:
+    pci_device(tmp_path, f"{GPU}.0", "0x030200")
+    machine = HostRoots(HandClock(), sys=tmp_path)
+    check = node_check("pci-device", machine, GpuMap(machine, {GPU: UUID}))
+    line = f"vfio-pci {GPU}.0: not ready 65535ms after FLR; giving up"
+    [fault] = faults(check, record(line.encode()))
+    assert (fault.code, fault.component) == ("pci-device:not-ready", UUID)
