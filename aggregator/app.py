@@ -227,7 +227,7 @@ def _outbox_store(config: Config, replica: str) -> OutboxStore:
     from aggregator.history.postgres import Postgres
 
     engine = Postgres(make_url(where.database), where, f"sickbay {replica} alerts".strip())
-    return SharedStore(engine, former=config.alerts.outbox)
+    return SharedStore(engine, own_file=config.alerts.outbox)
 
 
 async def _connect(

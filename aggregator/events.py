@@ -67,29 +67,12 @@ class EventKind(enum.StrEnum):
     NODE_LOST = "network.node_lost"  # no other node reaches it, and its agent is silent
     NODE_FOUND = "network.node_found"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name, then its former ones."""
-        return (self.value, *(name for name, kind in FORMER_NAMES.items() if kind is self))
 
-
-#: Names of kinds before the first release: in rows, alerts that wait and files of that time.
-FORMER_NAMES: Mapping[str, EventKind] = {
-    "quarantine.would": EventKind.SUPPRESSED,
-    "node.wished": EventKind.REQUESTED,
-    "fleet.common-cause": EventKind.COMMON_CAUSE,
-    "fleet.common-cause-over": EventKind.COMMON_CAUSE_OVER,
-    "fleet.cooldown-over": EventKind.COOLDOWN_OVER,
-    "fleet.record-lost": EventKind.RECORD_LOST,
-    "fleet.record-whole": EventKind.RECORD_WHOLE,
-    "fleet.replicas-apart": EventKind.REPLICAS_APART,
-    "fleet.replicas-together": EventKind.REPLICAS_TOGETHER,
-}
-_BY_NAME = {kind.value: kind for kind in EventKind} | dict(FORMER_NAMES)
+_BY_NAME = {kind.value: kind for kind in EventKind}
 
 
 def kind_named(name: str) -> EventKind | None:
-    """The kind of this name or former name, or None for a kind that this version doesn't know."""
+    """The kind of this name, or None for a kind that this version doesn't know."""
     return _BY_NAME.get(name)
 
 

@@ -4,7 +4,6 @@ import json
 from dataclasses import asdict
 
 from aggregator.alerts.alert import Alert, AlertState, Ending
-from aggregator.events import kind_named
 
 
 def encode_alert(alert: Alert) -> str:
@@ -12,17 +11,14 @@ def encode_alert(alert: Alert) -> str:
 
 
 def decode_alert(text: str) -> Alert:
-    """The alert, which an earlier version may have written."""
+    """The alert of a row. Raises ValueError, KeyError and TypeError."""
     data = json.loads(text)
-    kind = kind_named(data["kind"])
-    renamed = {} if kind is None else {"kind": kind.value}
     ending = data.get("ending")
     return Alert(
         **{
             **data,
-            **renamed,
             "nodes": tuple(data["nodes"]),
-            "state": AlertState(data.get("state", AlertState.NOTICE)),
+            "state": AlertState(data["state"]),
             "ending": Ending(**ending) if ending else None,
         }
     )

@@ -76,7 +76,7 @@ class Line:
 def message_of(
     delivery: PendingDelivery, *, route: str = "", page: str = "", documentation_url: str = ""
 ) -> Message:
-    """The message of a delivery. A delivery of an earlier version has fewer keys."""
+    """The message of a delivery."""
     alerts = alerts_of(delivery.alerts)
     return Message(delivery.id, delivery.attempts + 1, alerts, route, page, documentation_url)
 
@@ -208,9 +208,9 @@ def _alert(data: Mapping[str, Any]) -> Alert:
         summary=data["summary"],
         incident=data["incident"],
         details=data["details"],
-        key=data.get("key", data["id"]),
-        state=AlertState(data.get("state", AlertState.NOTICE)),
-        labels=data.get("labels", {}),
+        key=data["key"],
+        state=AlertState(data["state"]),
+        labels=data["labels"],
         ending=None
         if over is None
         else Ending(_seconds(over["at"]), over["summary"], over["delivery"], over["open"]),

@@ -27,7 +27,7 @@ from aggregator.configfile.values import (
     shaped,
     show,
 )
-from aggregator.events import FORMER_NAMES, EventKind
+from aggregator.events import EventKind
 
 #: The kinds of receivers, each a key of a receiver's section.
 KINDS = ("alertmanager", "email", "pagerduty", "slack", "teams", "webhook")
@@ -38,17 +38,6 @@ GROUP_KEYS = ("rack", "pool", "kind", "severity", "node", "incident", "rules", "
 OWNER_LABEL = "sickbay.dev/owner"
 
 Key = tuple[str | int, ...]
-
-
-def _current_kind(value: object) -> object:
-    kind = FORMER_NAMES.get(value) if isinstance(value, str) else None
-    if kind is not None:
-        raise PydanticCustomError(
-            "value",
-            "{old} has another name now; expected {new}",
-            {"old": f'"{value}"', "new": kind.value},
-        )
-    return value
 
 
 def moment(value: object) -> float:
@@ -69,7 +58,7 @@ def moment(value: object) -> float:
     return found.timestamp()
 
 
-EventName = Annotated[EventKind, Field(strict=False), BeforeValidator(_current_kind)]
+EventName = Annotated[EventKind, Field(strict=False)]
 EventNames = Annotated[tuple[EventName, ...], Field(strict=False)]
 Name = Annotated[
     str, shaped(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name: small letters, digits and '-'")

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 #: PostgreSQL's advisory locks are numbers; this is the outbox's ("sickbay" and a number).
 _LOCK = 0x7369636B03
+#: SQLite's mark of a file's program: "skbo". No unreleased version set it.
+_APPLICATION = 0x736B626F
 #: Seconds that a server may take for one change.
 _SECONDS = 15.0
 
@@ -100,6 +102,8 @@ class FileStore:
         except OSError as error:
             raise OutboxError(f"{self.path}: {error.strerror}") from error
         found = _file_version(self.path)
+        if found is None:
+            raise OutboxError(unreleased(self.path))
         if found > VERSION:
             raise OutboxError(
                 f"{self.path} was written by a newer sickbay (version {found}); "
@@ -109,8 +113,7 @@ class FileStore:
         try:
             with engine.connect() as connection, connection.begin():
                 metadata.create_all(connection)
-                if found < VERSION:
-                    _take_over(connection)
+                connection.exec_driver_sql(f"PRAGMA application_id={_APPLICATION}")
                 connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
         except BaseException:
             engine.dispose()
@@ -119,11 +122,23 @@ class FileStore:
         return engine
 
 
-def _file_version(path: Path) -> int:
+def unreleased(path: Path) -> str:
+    """The text for a file that no released version wrote."""
+    return (
+        f"{path} is an outbox of an unreleased version of sickbay, which no version reads; to "
+        "start afresh, move it away with the alerts that wait in it, or point alerts.outbox "
+        "elsewhere"
+    )
+
+
+def _file_version(path: Path) -> int | None:
+    """The version of the file's tables; 0 in an empty one, None where no release wrote them."""
     with sqlite3.connect(path, timeout=5) as db:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
         (found,) = db.execute("PRAGMA user_version").fetchone()
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     db.close()
-    return int(found)
+    return None if tables and application != _APPLICATION else int(found)
 
 
 def _file_engine(path: Path) -> sa.Engine:
@@ -145,36 +160,6 @@ def _file_engine(path: Path) -> sa.Engine:
     return engine
 
 
-#: The rows of a file of version 1 have neither groups nor ends. The numbers of rows that were
-#: deleted are never used again, because ids contain them.
-_TAKE_OVER = """
-INSERT INTO alert_pending (seq, route, grp, grouped, accepted_at, not_before, held_by, node, firing,
-  alert) SELECT seq, webhook, '', grouped, accepted_at, 0, '', node, '', alert FROM pending;
-INSERT INTO alert_deliveries
-  SELECT webhook, id, '', alerts, size, attempts, first_at, next_at, '', 0 FROM deliveries;
-INSERT INTO alert_dead
-  SELECT seq, webhook, id, alerts, json_array_length(alerts), because, at FROM dead;
-INSERT INTO alert_told SELECT topic, kind, node, incident, at FROM told;
-DELETE FROM sqlite_sequence WHERE name IN ('alert_pending', 'alert_dead');
-INSERT INTO sqlite_sequence (name, seq)
-  SELECT 'alert_' || name, seq FROM sqlite_sequence WHERE name IN ('pending', 'dead');
-DROP TABLE pending;
-DROP TABLE deliveries;
-DROP TABLE dead;
-DROP TABLE told
-"""
-
-
-def _take_over(connection: sa.Connection) -> None:
-    inspector = sa.inspect(connection)
-    if not inspector.has_table("pending"):
-        return
-    if "node" not in {column["name"] for column in inspector.get_columns("pending")}:
-        connection.exec_driver_sql("ALTER TABLE pending ADD COLUMN node TEXT NOT NULL DEFAULT ''")
-    for statement in _TAKE_OVER.split(";"):
-        connection.exec_driver_sql(statement)
-
-
 class SharedEngine(Protocol):
     """A database that is reached as `aggregator.history` reaches its own."""
 
@@ -193,10 +178,10 @@ class SharedStore:
 
     shared = True
 
-    def __init__(self, engine: SharedEngine, former: Path | None = None) -> None:
-        """``former``: the file of this replica's own outbox from before, whose alerts are moved."""
+    def __init__(self, engine: SharedEngine, own_file: Path | None = None) -> None:
+        """``own_file``: the outbox while `alerts.shared` was off, whose alerts are moved."""
         self._engine = engine
-        self._former = former
+        self._own_file = own_file
         self._ready = False
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
@@ -211,8 +196,8 @@ class SharedStore:
         except OSError as error:
             self._ready = False
             raise OutboxError(str(error)) from error
-        if not self._ready and self._former is not None:
-            _put_away(self._former)
+        if not self._ready and self._own_file is not None:
+            _put_away(self._own_file)
         self._ready = True
         return result
 
@@ -229,8 +214,8 @@ class SharedStore:
                 f"{self._engine.name}: the alerts' tables were written by a newer sickbay "
                 f"(version {found}); upgrade, or set alerts.shared: false"
             )
-        if self._former is not None and self._former.exists():
-            _move(self._former, connection)
+        if self._own_file is not None and self._own_file.exists():
+            _move(self._own_file, connection)
 
 
 #: Tables whose rows are moved: the times of groups' last deliveries are of no use elsewhere.

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 #: The version of the tables. A program refuses those of a newer one.
-VERSION = 2
+VERSION = 1
 
 metadata = sa.MetaData()
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")

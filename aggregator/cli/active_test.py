@@ -180,7 +180,7 @@ def _require_service(options: argparse.Namespace, known: Answer) -> None:
 def _why_not_in_service(known: Answer, tests: Answer | None) -> str:
     """Why no test of a node in service begins; empty: one may."""
     if tests is None:
-        return "the aggregator does not answer, or is of an older version"
+        return "the aggregator does not answer"
     if tests["mode"] != "repair":
         return f"repair.mode of the aggregator is {tests['mode']}"
     if not tests["repairer"]:

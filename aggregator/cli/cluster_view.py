@@ -65,6 +65,7 @@ def quarantine_answer(found: Quarantine) -> dict[str, Any]:
             {
                 "code": one.code,
                 "component": one.component,
+                "device": "",
                 "rule": one.rule,
                 "action": "",
                 "message": one.message,
@@ -150,6 +151,10 @@ def node_answer(
         "agent": "unknown",
         "last_heard": None,
         "agent_version": "",
+        "pool": "",
+        "mode": "",
+        "read_at": None,
+        "new_node": None,
         "boot_id": ((node or {}).get("status") or {}).get("nodeInfo", {}).get("bootID", ""),
         "conflict": "",
         "foreign": "" if found is not None or not spec.get("unschedulable") else "it is cordoned",

@@ -116,14 +116,14 @@ def _evidence(one: Answer) -> str:
     )
     lost = "; the agent no longer reports it" if one["lost"] else ""
     message = f": {one['message']}" if one["message"] else ""
-    device = one.get("device")
+    device = one["device"]
     component = f"{device} ({one['component']})" if device else one["component"]
     return f"- {one['code']} {component}".rstrip() + f"{rule}, {state}{lost}{message}"
 
 
 def _mode(answer: Answer) -> str:
-    """The pool and the mode; an aggregator of the version before does not send them."""
-    mode, pool = answer.get("mode", ""), answer.get("pool", "")
+    """The pool and the mode."""
+    mode, pool = answer["mode"], answer["pool"]
     if not mode:
         return ""
     of_pool = f" of pool {pool}" if pool else ""
@@ -149,27 +149,25 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
         return
     yield _PHASES.get(quarantine["phase"], f"Its phase is {quarantine['phase']}.")
     yield from _drain(quarantine, now)
-    yield from _repair(quarantine.get("repair"))
+    yield from _repair(quarantine["repair"])
     yield from _end(answer, quarantine)
 
 
 def _new_node(answer: Answer) -> Answer | None:
-    """The test of a node that has its startup taint; an older aggregator sends none."""
-    found: Answer | None = answer.get("new_node")
+    """The test of a node that has its startup taint."""
+    found: Answer | None = answer["new_node"]
     return found if found is not None and found["tainted"] else None
 
 
 def _by_hand(answer: Answer) -> str:
-    """The test of a node in service that a person asks for, or empty text. An older aggregator
-    does not send it.
-    """
-    found = answer.get("new_node")
+    """The test of a node in service that a person requests, or empty text."""
+    found = answer["new_node"]
     if found is None or found["tainted"]:
         return ""
     test = found["test"]
     if test is not None and test["state"] in ("Ordering", "Ordered"):
         return f"Test {test['profile']} of it is under way; work that comes ends it."
-    if not found.get("requested"):
+    if not found["requested"]:
         return ""
     waits = f": it waits, as {found['waits']}" if found["waits"] else ""
     return f"A person asks for a test of it ({found['requested']}){waits}."
@@ -179,7 +177,7 @@ def _of_new_node(found: Answer) -> str:
     if found["needs_person"]:
         return f"No test of it begins by itself any more: {found['waits']}"
     test = found["test"]
-    if found.get("passed"):
+    if found["passed"]:
         return "Another controller removes its startup taint."
     if test is not None and test["state"] in ("Ordering", "Ordered"):
         return f"Test {test['profile']} of it is under way."
@@ -202,16 +200,15 @@ def _drain(quarantine: Answer, now: dt.datetime) -> Iterator[str]:
 
 
 def _repair(found: Answer | None) -> Iterator[str]:
-    """An aggregator of the version before sends none."""
     if found is None:
         return
     if found["ladder"]:
         yield f"Its rules name these repairs, mildest first: {', '.join(found['ladder'])}."
     for one in found["attempts"]:
         message = f": {one['message']}" if one["message"] else ""
-        named = " ".join(filter(None, (one["repair"], one.get("profile", ""))))
+        named = " ".join(filter(None, (one["repair"], one["profile"])))
         yield f"- {named} {one['state']}{message}"
-    if found.get("requested"):
+    if found["requested"]:
         yield f"A person asks for {found['requested']}."
     if found["waits"]:
         yield f"The next repair waits: {found['waits']}"

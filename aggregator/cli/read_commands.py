@@ -45,8 +45,8 @@ def nodes(options: argparse.Namespace) -> None:
                     "--standing, no --exempt and no --untested"
                 ) from error
     for name in ("exempt", "untested"):
-        if getattr(options, name):  # an aggregator of the version before sends no "untested"
-            kept = [one for one in answer["items"] if one.get(name)]
+        if getattr(options, name):
+            kept = [one for one in answer["items"] if one[name]]
             answer = {**answer, "items": kept, "total": len(kept)}
     asked = bool(options.standing or options.exempt or options.untested or options.selector)
 

@@ -17,10 +17,10 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     """The fleet at a glance."""
     yield clean(fleet["headline"])
     yield f"mode {fleet['mode']}, {fleet['attached']} agents attached, sickbay {fleet['version']}"
-    for pool in fleet.get("pools", ()):  # an aggregator of the version before sends none
+    for pool in fleet["pools"]:
         if pool["mode"] != fleet["mode"]:
             yield f"mode {pool['mode']} in pool {pool['name']}, {pool['nodes']} nodes"
-    unseen = f"{IN_COMPANY}, and does nothing" if fleet.get("in_company") else UNSEEN
+    unseen = f"{IN_COMPANY}, and does nothing" if fleet["in_company"] else UNSEEN
     yield from _said(
         fleet,
         {
@@ -92,15 +92,15 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
 
 
 def _repairs(fleet: Answer) -> Iterator[tuple[str, int, str]]:
-    """A row while there are some; an aggregator of the version before sends none."""
-    running = fleet.get("repairs")
+    """A row while there are some."""
+    running = fleet["repairs"]
     if running:
         yield "repairs under way", len(running), f"sickbay repair {clean(running[0]['node'])}"
 
 
 def _untested(fleet: Answer) -> Iterator[tuple[str, int, str]]:
-    """A row while there are new nodes; an aggregator of the version before sends no number."""
-    if fleet.get("untested"):
+    """A row while there are new nodes."""
+    if fleet["untested"]:
         yield "new, not tested", fleet["untested"], "sickbay nodes --untested"
 
 

@@ -94,8 +94,8 @@ def _wide(one: Answer) -> tuple[object, ...]:
 
 
 def _read(one: Answer, screen: Screen) -> str:
-    """The age of the Node object as read; an older aggregator does not report it."""
-    at = one.get("read_at")
+    """The age of the Node object as read."""
+    at = one["read_at"]
     return f"{ago(at, screen.now)} ago" if at else ""
 
 
@@ -116,15 +116,14 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("only last known", _known(one, screen)),
             ("version", one["agent_version"]),
             ("boot", one["boot_id"]),
-            ("pool", one.get("pool", "")),
-            ("mode", one.get("mode", "")),
+            ("pool", one["pool"]),
+            ("mode", one["mode"]),
             ("conflict", one["conflict"]),
             ("others at work", one["foreign"]),
             ("node read", _read(one, screen)),
             ("last error", one["last_error"]),
-            # An aggregator of the version before calls them "wishes".
-            ("asked by people", "; ".join(one.get("requests") or one.get("wishes") or [])),
-            ("unreadable", "; ".join(one.get("unreadable") or [])),
+            ("asked by people", "; ".join(one["requests"])),
+            ("unreadable", "; ".join(one["unreadable"])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
         ]
     )
@@ -196,15 +195,15 @@ def new_node(name: str, found: Answer) -> Iterator[str]:
 
 
 def startup_taint(found: Answer) -> str:
-    """What becomes of the startup taint; an aggregator of the version before removes it itself."""
+    """What becomes of the startup taint."""
     taint = found["taint"]
-    if found.get("passed"):
+    if found["passed"]:
         return (
             f"it has passed its test, and its taint {taint} is left to another controller, which "
             f"removes it by the condition {TEST_CONDITION}"
         )
     keeps = f"it keeps its taint {taint} until it has passed its test"
-    if found.get("removes_taint", True):
+    if found["removes_taint"]:
         return keeps
     return f"{keeps}, and another controller removes it then, by the condition {TEST_CONDITION}"
 

@@ -146,7 +146,7 @@ def pairs(items: Iterable[tuple[str, object]]) -> str:
 def with_devices(text: str, evidence: Iterable[Mapping[str, Any]]) -> str:
     """The text with GPUs by index and PCI address, where the evidence has them, and not by UUID."""
     for one in evidence:
-        if one.get("device"):  # an aggregator of the version before sends none
+        if one["device"]:
             text = text.replace(one["component"], one["device"])
     return text
 

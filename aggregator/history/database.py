@@ -271,7 +271,7 @@ def _recent_states(connection: sa.Connection, incidents: Sequence[str]) -> Told:
         sa.select(transitions)
         .where(
             table.incident.in_(incidents),
-            table.kind.in_([name for kind in TELLING for name in kind.names]),
+            table.kind.in_([kind.value for kind in TELLING]),
         )
         .order_by(table.at.desc(), table.id.desc())
         .limit(_OF_ONE * len(incidents))

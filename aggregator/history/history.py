@@ -214,10 +214,8 @@ class History:
         The newest ``rows`` of each, newest first. Raises `OSError` as `recent` does.
         """
         ask, database = self._reader.ask, self._reader.database
-        busiest = await ask(
-            database.busiest, [name for kind in acted for name in kind.names], since, nodes
-        )
-        wanted = [name for kind in kinds for name in kind.names]
+        busiest = await ask(database.busiest, [kind.value for kind in acted], since, nodes)
+        wanted = [kind.value for kind in kinds]
         found: dict[str, list[Transition]] = {}
         for start in range(0, len(busiest), _NODES_AT_A_TIME):
             few = busiest[start : start + _NODES_AT_A_TIME]

@@ -19,16 +19,15 @@ log = logging.getLogger("sickbay.history")
 MIGRATING = 0x7369636B01
 RETAINING = 0x7369636B02
 
-_ALEMBIC = "alembic_version"
+#: Where Alembic keeps the revision.
+VERSIONS = "sickbay_history_version"
 #: As Alembic makes it: https://alembic.sqlalchemy.org/en/latest/tutorial.html
-_alembic = sa.Table(
-    _ALEMBIC,
+_versions = sa.Table(
+    VERSIONS,
     sa.MetaData(),
     sa.Column("version_num", sa.String(32), nullable=False),
-    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+    sa.PrimaryKeyConstraint("version_num", name=f"{VERSIONS}_pkc"),
 )
-#: The version table from before Alembic, and its highest version.
-_EARLIER, _EARLIER_VERSION = "sickbay_history_schema", 1
 
 
 def is_ready(connection: sa.Connection, name: str) -> bool:
@@ -37,13 +36,13 @@ def is_ready(connection: sa.Connection, name: str) -> bool:
     """
     found = _revision(connection)
     if found is None:
-        _refuse_if_newer(connection, name)
+        _refuse_unreleased(connection, name)
         return False
     return not _is_older(found, name)
 
 
 def prepare(connection: sa.Connection, name: str) -> None:
-    """Migrate older tables; leave tables that this program can work with. Raises `HistoryError`.
+    """Bring the tables to `REVISION`; leave those of a later minor alone. Raises `HistoryError`.
 
     ``connection`` is in a transaction, on SQLite one that holds the write lock.
     """
@@ -52,18 +51,18 @@ def prepare(connection: sa.Connection, name: str) -> None:
     if is_ready(connection, name):
         return
     found = _revision(connection)
-    if found is None and not set(metadata.tables) & set(sa.inspect(connection).get_table_names()):
+    if found is None:
         create(connection)
         return
-    log.info("the history's tables are migrated", extra={"from": found or "", "to": REVISION})
+    log.info("the history's tables are migrated", extra={"from": found, "to": REVISION})
     upgrade(connection)
 
 
 def create(connection: sa.Connection) -> None:
     """Make the tables in a database that has none of them, as all the steps together would."""
     metadata.create_all(connection)
-    _alembic.create(connection)
-    connection.execute(sa.insert(_alembic).values(version_num=REVISION))
+    _versions.create(connection)
+    connection.execute(sa.insert(_versions).values(version_num=REVISION))
 
 
 def upgrade(connection: sa.Connection, to: str = REVISION) -> None:
@@ -80,10 +79,10 @@ def upgrade(connection: sa.Connection, to: str = REVISION) -> None:
 
 
 def _revision(connection: sa.Connection) -> str | None:
-    """The revision, or None if Alembic has never run here."""
-    if not sa.inspect(connection).has_table(_ALEMBIC):
+    """The revision, or None where there are no tables of a released version."""
+    if not sa.inspect(connection).has_table(VERSIONS):
         return None
-    return connection.execute(sa.text(f"SELECT version_num FROM {_ALEMBIC}")).scalar()  # noqa: S608
+    return connection.execute(sa.select(_versions.c.version_num)).scalar()
 
 
 def _is_older(found: str, name: str) -> bool:
@@ -100,12 +99,15 @@ def _is_older(found: str, name: str) -> bool:
     return (int(major), int(minor)) < (own_major, own_minor)
 
 
-def _refuse_if_newer(connection: sa.Connection, name: str) -> None:
-    if not sa.inspect(connection).has_table(_EARLIER):
-        return
-    found = connection.execute(sa.text(f"SELECT max(version) FROM {_EARLIER}")).scalar()  # noqa: S608
-    if found is not None and found > _EARLIER_VERSION:
-        raise _newer(name, str(found))
+def _refuse_unreleased(connection: sa.Connection, name: str) -> None:
+    """Tables without a revision are none of a released version's, and are left alone."""
+    tables = set(metadata.tables) & set(sa.inspect(connection).get_table_names())
+    if tables:
+        raise HistoryError(
+            f"{name} has tables of an unreleased version of sickbay ({', '.join(sorted(tables))}), "
+            "which no version reads; to start afresh, move it away, or point history.database "
+            "elsewhere"
+        )
 
 
 def _newer(name: str, found: str) -> HistoryError:

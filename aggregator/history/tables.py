@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 #: The newest step of migrations/, where its meaning is documented.
-REVISION = "1.2"
+REVISION = "1.0"
 
 metadata = sa.MetaData()
 
@@ -19,9 +19,7 @@ def _own_id() -> "sa.Column[int]":
 
 
 def _replica() -> "sa.Column[str]":
-    """The writer of the row, as several may share a database. The default: rows from before
-    replicas.
-    """
+    """The writer of the row, as several may share a database; empty where there is one."""
     return sa.Column("replica", sa.String(253), nullable=False, server_default=sa.text("''"))
 
 

@@ -155,7 +155,7 @@ class AccessGuard:
                 401,
                 "no_replica_token",
                 "this path is the other replicas', and needs a replica's token",
-                "Ask /api/v1 instead. A replica of an older version sends no token: upgrade it.",
+                "Request /api/v1 instead.",
             )
         await verify(token)
 

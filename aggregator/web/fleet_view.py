@@ -210,7 +210,7 @@ class FleetViewBuilder:
         self._exempt += told.exempt
         self._untested += told.untested
         self._never += told.agent == "never"
-        requests = told.requests or told.wishes
+        requests = told.requests
         if requests or told.agent == "silent":
             row = row_told(told, telling, node_summary, self._moment)
             if requests:
@@ -376,7 +376,7 @@ def row_told(
         last_heard=telling.last_heard(told, moment),
         why=why,
         exempt=told.exempt,
-        requests=told.requests or told.wishes,
+        requests=told.requests,
         replica=telling.replica,
         last_known=telling.at if telling.trouble else None,
         untested=told.untested,

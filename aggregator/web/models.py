@@ -20,8 +20,7 @@ Time = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all: immutable, named fields, all present in JSON.
 
-    They travel between replicas too (replica_messages.py). So a field that is added gets a default:
-    a replica of the version before doesn't send it.
+    They travel between replicas too (replica_messages.py), so a field that is added gets a default.
     """
 
 
@@ -404,8 +403,6 @@ class Replica(Shape, frozen=True, kw_only=True):
 class Node(Shape, frozen=True, kw_only=True):
     """One node's details. ``replica`` and ``last_known`` as in a list of nodes.
 
-    ``wishes`` is the name of ``requests`` in the version before, and goes with the next one.
-
     ``read_at``: when the cluster's Node was last read or listed; its marks, its cordon and people's
     requests are as of then. Null: not yet.
 
@@ -436,7 +433,6 @@ class Node(Shape, frozen=True, kw_only=True):
     would: str
     exempt: bool
     requests: list[str] = []
-    wishes: list[str] = []
     overruled: list[Overruled]
     components: list[Component]
     faults: list[Fault]

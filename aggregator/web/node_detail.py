@@ -67,10 +67,7 @@ class NodeDetails:
             return self._last_known(told, telling, node_summary, str(error))
         if found is None:
             return self._last_known(told, telling, node_summary, "knows of no such node yet")
-        requests = found.requests or found.wishes  # a replica of the version before sends `wishes`
-        found = msgspec.structs.replace(
-            found, replica=telling.replica, requests=requests, wishes=requests
-        )
+        found = msgspec.structs.replace(found, replica=telling.replica)
         self._keep(found)
         return found
 
@@ -140,8 +137,7 @@ class NodeDetails:
             else None,
             hold=told.hold if quarantine is None or stopped else None,
             exempt=told.exempt,
-            requests=told.requests or told.wishes,
-            wishes=told.requests or told.wishes,
+            requests=told.requests,
             last_error=told.last_error,
             replica=telling.replica,
             last_known=at,

@@ -543,7 +543,6 @@ def node(
         would=node_summary.decision.would,
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
-        wishes=list(node_summary.decision.requests),
         overruled=[
             models.Overruled(
                 code=one.code,

@@ -42,8 +42,7 @@ class NodeReports(msgspec.Struct, frozen=True, omit_defaults=True):
     """One node, as the replica that owns it reports it. The defaults are a healthy node.
 
     ``last_heard`` is for nodes whose agent is not attached: `PageAnswer.heard` has that of the
-    others, so that a heartbeat causes no change here. ``wishes`` is the name of ``requests`` in the
-    version before, and goes with the next one.
+    others, so that a heartbeat causes no change here.
     """
 
     node: Name
@@ -53,7 +52,6 @@ class NodeReports(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
     exempt: bool = False
     requests: list[str] = []
-    wishes: list[str] = []
     conflict: bool = False
     incidents: list[models.Incident] = []
     hold: models.Hold | None = None
@@ -167,7 +165,6 @@ def to_node_reports(
         why=node_view.why(node_summary, standing),
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
-        wishes=list(node_summary.decision.requests),
         conflict=bool(node_summary.agent.conflict),
         incidents=node_view.incidents(node_summary, moment, how)
         if node_summary.decision.incidents

@@ -114,10 +114,10 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
         latch.unacked.clear(Clearing(str(component), str(how), str(code)))
     for source, records, message in document["losses"]:
         latch.unacked.add_loss(Loss(str(source), int(records), str(message)))
-    for check, component, matters in document.get("gone", ()):  # older agents owed none
+    for check, component, matters in document["gone"]:
         latch.unacked.take_gone(Gone(str(check), str(component)), matters=bool(matters))
     gpus = {str(address): str(uuid) for address, uuid in document["gpus"].items()}
-    cliques = str(document.get("cliques", ""))  # older agents kept none
+    cliques = str(document["cliques"])
     faults = [_restore_fault(fault) for fault in document["faults"]]
     if not same_boot:
         lasting = [fault for fault in faults if fault.cleared_by is ClearedBy.OPERATOR]

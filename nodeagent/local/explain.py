@@ -68,8 +68,7 @@ def table(answer: Mapping[str, Any], only: str = "") -> str:
         f"{each['waits_in'] or 'an unknown place'}, and cannot be killed"
         for each in answer["stuck"]
     ]
-    if "uplink" in answer:  # an agent that was not restarted since the upgrade has none
-        lines.append(_uplink(answer["uplink"]))
+    lines.append(_uplink(answer["uplink"]))
     if answer["config"]["problem"]:
         lines.append(f"configuration refused: {answer['config']['problem']}")
     if answer["config"]["restart_for"]:

@@ -17,14 +17,13 @@ calls for a drain is critical. The Events of Kubernetes are in
 
 def page() -> str:
     """The page's Markdown."""
-    head = ("kind", "severity", "sent by default", "former names", "what to do")
+    head = ("kind", "severity", "sent by default", "what to do")
     return "\n".join([_HEAD, *table(head, _rows())]).rstrip() + "\n"
 
 
-def _rows() -> Iterator[tuple[str, str, str, str, str]]:
+def _rows() -> Iterator[tuple[str, str, str, str]]:
     for kind in sorted(EventKind):
         section = of_alert(kind, "").removeprefix("docs/")
-        former = ", ".join(f"`{name}`" for name in kind.names[1:])
         sent = "yes" if kind in DEFAULT_KINDS else "no"
         link = f"[{section}](../{section})"
-        yield f"`{kind}`", SEVERITY.get(kind, "info"), sent, former, link
+        yield f"`{kind}`", SEVERITY.get(kind, "info"), sent, link

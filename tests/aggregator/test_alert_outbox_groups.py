@@ -1,7 +1,6 @@
 """Groups, ends of alerts, holds, claims of replicas, and files of an earlier version."""
 
 import json
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -259,79 +258,3 @@ def test_dead_letters_are_listed_newest_first_and_counted(outbox: AlertOutbox) -
     letters = outbox.dead_letters(2)
     assert [(one.because, one.size) for one in letters] == [("HTTP 402", 1), ("HTTP 401", 1)]
     assert outbox.dead_count() == {CHAT: 3}
-
-
-# -- files of version 1 ----------------------------------------------------------------------------
-
-FIRST = """
-CREATE TABLE pending (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT, webhook TEXT NOT NULL, grouped INTEGER NOT NULL,
-  accepted_at REAL NOT NULL, alert TEXT NOT NULL{node}
-) STRICT;
-CREATE TABLE deliveries (
-  webhook TEXT PRIMARY KEY, id TEXT NOT NULL, alerts TEXT NOT NULL, size INTEGER NOT NULL,
-  attempts INTEGER NOT NULL, first_at REAL NOT NULL, next_at REAL NOT NULL
-) STRICT;
-CREATE TABLE dead (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT, webhook TEXT NOT NULL, id TEXT NOT NULL,
-  alerts TEXT NOT NULL, because TEXT NOT NULL, at REAL NOT NULL
-) STRICT;
-CREATE TABLE told (
-  topic TEXT PRIMARY KEY, kind TEXT NOT NULL, node TEXT NOT NULL, incident TEXT NOT NULL,
-  at REAL NOT NULL
-) STRICT;
-PRAGMA user_version=1;
-"""
-OLD = {
-    "id": "a" * 32,
-    "kind": "quarantine.cordoned",
-    "severity": "warning",
-    "at": NOW,
-    "node": "n1",
-    "nodes": ["n1"],
-    "summary": "n1: cordoned",
-    "incident": "i1",
-    "details": {"action": "drain"},
-}
-
-
-@pytest.mark.parametrize("node", ["", ", node TEXT NOT NULL DEFAULT ''"])
-def test_a_file_of_version_1_is_taken_over_with_all_that_waits_in_it(
-    tmp_path: Path, node: str
-) -> None:
-    path = tmp_path / "outbox.db"
-    sent = json.dumps([OLD | {"at": "2025-06-15T15:06:40.000Z"}])
-    repeated = happened("n9")
-    with sqlite3.connect(path) as db:
-        db.executescript(FIRST.format(node=node))
-        for _ in range(7):
-            db.execute(
-                "INSERT INTO pending (webhook, grouped, accepted_at, alert) VALUES (?, 0, ?, ?)",
-                (CHAT, NOW, json.dumps(OLD)),
-            )
-        db.execute("DELETE FROM pending WHERE seq <> 3")
-        db.execute(
-            "INSERT INTO deliveries VALUES (?, 'd-1', ?, 1, 2, ?, ?)", (CHAT, sent, NOW, NOW)
-        )
-        db.execute("INSERT INTO dead VALUES (1, ?, 'd-0', ?, 'HTTP 400', ?)", (CHAT, sent, NOW))
-        said = (dedup_key(repeated), repeated.kind.value, "n9", "inc-n9", NOW)
-        db.execute("INSERT INTO told VALUES (?, ?, ?, ?, ?)", said)
-    db.close()
-    outbox = AlertOutbox(FileStore(path))
-    assert outbox.depths() == {CHAT: 2}
-    delivery = outbox.next(CHAT, NOW + 20, WAIT)
-    assert isinstance(delivery, PendingDelivery)
-    assert (delivery.id, delivery.attempts, delivery.alerts) == ("d-1", 2, sent)
-    outbox.done(delivery)
-    assert [one["summary"] for one in composed(outbox, NOW + 20)] == ["n1: cordoned"]
-    assert [(one.because, one.size) for one in outbox.dead_letters(9)] == [("HTTP 400", 1)]
-    assert outbox.accept([item(repeated)], NOW + 30) == (0, 0)
-    outbox.accept([item(happened("n2"))], NOW + 30)
-    [later] = composed(outbox, NOW + 100)
-    assert later["delivery"].split("-")[1] == "8", "a number is never used again"
-    outbox.close()
-    with sqlite3.connect(path) as db:
-        names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
-    db.close()
-    assert not names & {"pending", "deliveries", "dead", "told"}

@@ -374,7 +374,3 @@ def test_a_message_is_what_was_composed() -> None:
     assert [one.to_json() for one in found.alerts] == [one.to_json() for one in alerts]
     section = {"documentation": "docs/alert-kinds.md#quarantinecordoned"}
     assert webhook.render(found) == [one.to_json() | section for one in alerts]
-    # A delivery that an earlier version has composed.
-    old = [{k: v for k, v in alert().to_json().items() if k not in ("key", "state", "labels")}]
-    [read] = message_of(replace(delivery, alerts=json.dumps(old))).alerts
-    assert (read.state, read.key) == (AlertState.NOTICE, read.id)

@@ -19,7 +19,7 @@ from aggregator.app import _settings
 from aggregator.cluster.port import Action, Pod
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
-from aggregator.events import FORMER_NAMES, EventKind
+from aggregator.events import EventKind
 from aggregator.policy.defaults import read_policy
 from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
 from aggregator.quarantine.decide.shares import allowance
@@ -386,13 +386,6 @@ BAD: list[tuple[str, str]] = [
     (
         f"alerts: {{webhooks: [{{url: http://a, kinds: [incident.open], secret_file: {EMPTY}}}]}}",
         'alerts.webhooks[0].kinds[0]: "incident.open"; expected incident.opened, ',
-    ),
-    *(
-        (
-            f"alerts: {{webhooks: [{{url: http://a, kinds: [{old}], secret_file: {EMPTY}}}]}}",
-            f'alerts.webhooks[0].kinds[0]: "{old}" has another name now; expected {new.value}',
-        )
-        for old, new in FORMER_NAMES.items()
     ),
     (
         "alerts: {webhooks: [{url: 'http://x', secret_file: /no/such}]}",

@@ -12,9 +12,10 @@ import pytest
 
 from aggregator.history.database import Database
 from aggregator.history.engine import HistoryError
+from aggregator.history.migrate import VERSIONS
 from aggregator.history.tables import evidence
 from tests.agent.real_disks import run
-from tests.aggregator.test_migrations import earlier
+from tests.support.histories import Place
 
 pytestmark = [
     pytest.mark.root,
@@ -112,7 +113,9 @@ def test_tables_of_an_earlier_version_are_refused_where_they_cant_be_brought_up_
 ) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
-    earlier(folder)
+    place = Place(f"sqlite:///{folder / 'history.db'}")
+    place.ask(lambda database: database.recent("", 0.0, 1))
+    place.sql(f"UPDATE {VERSIONS} SET version_num = '0.9'")
     done = _exported(folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "was written by an earlier sickbay" in done.stderr

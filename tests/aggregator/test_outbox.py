@@ -236,20 +236,6 @@ def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_an_alert_that_has_waited_since_an_older_version_has_the_kind_of_today(path: Path) -> None:
-    outbox = AlertOutbox(FileStore(path))
-    outbox.accept([item(happened("", EventKind.COMMON_CAUSE))], NOW)
-    outbox.close()
-    with sqlite3.connect(path) as other:
-        renamed = "replace(alert, 'fleet.common_cause', 'fleet.common-cause')"
-        old = f"UPDATE alert_pending SET alert = {renamed}"
-        assert other.execute(old).rowcount == 1
-    other.close()
-    found = composed(outbox, NOW + 60)
-    assert [one["kind"] for one in json.loads(found.alerts)] == ["fleet.common_cause"]
-    outbox.close()
-
-
 def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
     path.write_bytes(b"not a database, whatever it is called\n" * 500)
     outbox = AlertOutbox(FileStore(path))
@@ -536,3 +522,17 @@ async def test_an_outbox_that_cannot_be_written_holds_up_nobody_and_catches_up(
         await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5, within=20)
         await until(lambda: alerts.problem == "")
         assert receiver.requests[0].nodes == [f"n{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_unreleased_version_is_refused_and_left_alone(
+    tmp_path: Path, version: int
+) -> None:
+    path = tmp_path / "outbox.db"
+    with sqlite3.connect(path) as db:
+        db.executescript(f"CREATE TABLE pending (seq INTEGER); PRAGMA user_version={version};")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(OutboxError, match=r"unreleased version of sickbay.*to start afresh"):
+        AlertOutbox(FileStore(path)).depths()
+    assert path.read_bytes() == before

@@ -89,7 +89,8 @@ def test_a_new_node_is_explained_by_its_test(
     state: str, waits: str, follows: str, *, needs_person: bool
 ) -> None:
     test = {"state": state, "profile": "quick"} if state else None
-    new = {"taint": "k", "tainted": True, "test": test, "waits": waits}
+    new = {"taint": "k", "tainted": True, "test": test, "waits": waits, "passed": False}
+    new |= {"removes_taint": True}
     one = answer("node-1") | {"new_node": new | {"needs_person": needs_person}}
     text = rendered(one)
     assert "keeps its taint k until it has passed its test." in text
@@ -135,7 +136,7 @@ def test_a_test_by_hand_of_a_node_in_service_is_what_follows(
     state: str, requested: str, waits: str, expected: str
 ) -> None:
     new = {"taint": "", "tainted": False, "test": {"state": state, "profile": "quick"}}
-    new |= {"waits": waits, "needs_person": False, "requested": requested}
+    new |= {"waits": waits, "needs_person": False, "requested": requested, "passed": False}
     assert expected in rendered(answer("node-1") | {"new_node": new})
 
 

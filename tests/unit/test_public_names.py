@@ -20,7 +20,7 @@ from aggregator.config import drain
 from aggregator.config.settings import Config
 from aggregator.daemon_cli import main as daemon
 from aggregator.daemon_cli import replay
-from aggregator.events import FORMER_NAMES, EventKind
+from aggregator.events import EventKind
 from aggregator.ingest.grpc_env import ENVIRONMENT
 from aggregator.quarantine.decide import (
     drain_plan,
@@ -339,7 +339,3 @@ def test_an_event_kind_has_a_dot_behind_its_subject_and_underscores_between_word
     kind: EventKind,
 ) -> None:
     assert re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", kind)
-
-
-def test_no_former_name_of_an_event_kind_is_a_name() -> None:
-    assert not FORMER_NAMES.keys() & {kind.value for kind in EventKind}

@@ -20,16 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from aggregator.cli import render_nodes
 from aggregator.cli.client import Client
 from aggregator.cli.command_line import parser_for
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.main import main
 from aggregator.cli.options import flags_of
-from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import clean, table
 from aggregator.cli.watch import watch
 from aggregator.cluster.local.store import LocalStore
@@ -38,8 +35,6 @@ from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web import node_view
-from aggregator.web.node_view import ViewMoment
 from tests.support.pki import Authority
 from tests.support.waiting import until
 from tests.web.support import (
@@ -223,17 +218,6 @@ async def test_one_nodes_story(served: Served) -> None:
         "quarantine.cordoned",
     ):
         assert said in done.out
-
-
-def test_a_node_of_an_older_aggregator_is_shown_with_its_requests() -> None:
-    hands = Hands()
-    node_summary = small_fleet(hands).node_summaries["node-2"]
-    moment = ViewMoment(hands.now, hands.wall)
-    told = json.loads(msgspec.json.encode(node_view.node(node_summary, moment, "drain", how="")))
-    del told["requests"]
-    told["wishes"] = ["exempt: test"]
-    shown = "\n".join(render_nodes.node(told, Screen(moment.when(hands.now))))
-    assert re.search(r"^asked by people: +exempt: test", shown, re.MULTILINE), shown
 
 
 async def test_quarantines_incidents_and_history(served: Served) -> None:

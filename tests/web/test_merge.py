@@ -26,7 +26,6 @@ from aggregator.web.replica_messages import (
 )
 from aggregator.web.summary import headline
 from tests.support.fleet_views import view_fleet
-from tests.support.node_states import set_fields
 from tests.web.replicas import Seat, Town, owned
 from tests.web.support import (
     NIGHT,
@@ -292,60 +291,10 @@ def test_a_part_travels_whole_and_a_well_node_takes_few_bytes() -> None:
     )
 
 
-#: By shape, the fields that came after the first version whose replicas coordinate.
-LATER = {
-    models.Node: {"read_at", "requests", "wishes"},
-    models.Quarantine: {
-        "override",
-        "node_absent_since",
-        "uncordoned",
-        "unmarked",
-        "unmarked_since",
-    },
-}
-
-
 def story_of_a_node_in_quarantine() -> models.Node:
     node_summary = well(FleetState(), "node-1", HANDS.now)
     quarantine_of(node_summary, HANDS.wall)
     return node_view.node(node_summary, NOW, "drain", how=FleetState().how)
-
-
-def test_an_older_replicas_story_is_read_although_it_lacks_what_came_later() -> None:
-    story = story_of_a_node_in_quarantine()
-    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.NodeDetailAnswer(story)))
-    for kind, at in ((models.Node, told["node"]), (models.Quarantine, told["node"]["quarantine"])):
-        for name in LATER[kind]:
-            del at[name]
-    back = replica_messages.decode(
-        msgspec.msgpack.encode(told), replica_messages.NodeDetailAnswer
-    ).node
-    assert back is not None
-    assert back.quarantine is not None
-    assert back.quarantine.override == back.quarantine.uncordoned == back.quarantine.unmarked == ""
-    assert back.quarantine.node_absent_since is back.quarantine.unmarked_since is None
-    assert back.read_at is None
-    assert back.quarantine.phase == story.quarantine.phase  # type: ignore[union-attr]
-
-
-def test_replicas_of_this_version_and_the_one_before_read_each_others_requests() -> None:
-    asked = ["exempt until 2026-12-01T00:00:00Z: test"]
-    node_summary = well(FleetState(), "node-1", HANDS.now)
-    set_fields(node_summary, requests=tuple(asked))
-    story = node_view.node(node_summary, NOW, "drain", how=FleetState().how)
-    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.NodeDetailAnswer(story)))
-    assert told["node"]["wishes"] == asked, "the version before needs this name"
-    del told["node"]["requests"]
-    back = replica_messages.decode(
-        msgspec.msgpack.encode(told), replica_messages.NodeDetailAnswer
-    ).node
-    assert back is not None
-    assert (back.requests, back.wishes) == ([], asked)
-    report = replica_messages.to_node_reports(node_summary, NOW, "drain", FleetState().how)
-    assert report.wishes == asked
-    older = msgspec.structs.replace(report, requests=[])
-    row = fleet_view.row_told(older, telling_of("b", [older]), None, NOW)
-    assert row.requests == asked
 
 
 def test_a_newer_replicas_story_is_read_although_it_says_more() -> None:

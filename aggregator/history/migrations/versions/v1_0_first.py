@@ -1,4 +1,4 @@
-"""The tables as they were before Alembic. Existing tables are taken as they are."""
+"""The tables of version 0.1.0."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -20,7 +20,7 @@ def upgrade() -> None:
         sa.Column("incident", sa.String(64), nullable=False),
         sa.Column("summary", sa.Text(), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
-        if_not_exists=True,
+        sa.Column("replica", sa.String(253), nullable=False, server_default=sa.text("''")),
     )
     op.create_table(
         "evidence",
@@ -29,13 +29,14 @@ def upgrade() -> None:
         sa.Column("node", sa.String(253), nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("body", sa.JSON(), nullable=False),
-        if_not_exists=True,
+        sa.Column("replica", sa.String(253), nullable=False, server_default=sa.text("''")),
     )
     for name, table, columns in (
         ("transitions_node_at", "transitions", ["node", "at", "id"]),
         ("transitions_at", "transitions", ["at", "id"]),
         ("transitions_kind_at", "transitions", ["kind", "at", "node"]),
+        ("transitions_incident_at", "transitions", ["incident", "at"]),
         ("evidence_node_at", "evidence", ["node", "at", "id"]),
         ("evidence_at", "evidence", ["at", "id"]),
     ):
-        op.create_index(name, table, columns, if_not_exists=True)
+        op.create_index(name, table, columns)
