@@ -14,8 +14,9 @@ from nodeagent.sources.mountinfo import Mount, MountTable, watched
 #: load.
 HUNG_FAILS_AFTER = 60.0
 
-#: Filled once at installation, nearly full ever after, and no job writes there.
-_BOOT = ("/boot", "/boot/*", "/efi")
+#: Filled once at installation, nearly full ever after, and no job writes there; then the folder of
+#: Kubernetes' local volumes, each a tenant's.
+_NOT_THE_NODES = ("/boot", "/boot/*", "/efi", "/oem", "/usr/share/oem", "/mnt/disks/*")
 
 
 def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
@@ -34,7 +35,7 @@ MOUNT_OPTIONS = (
         "mount points to watch besides the disks (a tmpfs, a loop device); missing ones fail",
         absolute_paths,
     ),
-    Option("exclude", Kind.TEXTS, _BOOT, "mount points to leave out, as shell patterns"),
+    Option("exclude", Kind.TEXTS, _NOT_THE_NODES, "mount points to leave out, as shell patterns"),
 )
 
 

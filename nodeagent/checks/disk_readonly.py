@@ -8,7 +8,8 @@ saw before:
    so itself, and its flag stays "rw" (tried on 6.18).
 2. The superblock was writable when this agent looked before, or ``writable`` names the mount.
 3. The mount is "rw" over a superblock that is "ro": ``mount -o ro`` and ``-o remount,ro`` set
-   both, an error only the superblock's.
+   both, an error only the superblock's. Not where an earlier mount of the same files is "ro", or
+   ext4 counts no error: then a bind mount was made writable over it.
 4. ``/etc/fstab`` (as it was at the first look) has it without "ro".
 5. ext4 counts errors and is mounted with ``errors=remount-ro``.
 
@@ -31,9 +32,18 @@ NAME = "disk-readonly"
 
 
 def judge(
-    mount: Mount, *, seen_writable: bool, must_write: bool, fstab_writable: bool, errors: int
+    mount: Mount,
+    *,
+    seen_writable: bool,
+    must_write: bool,
+    fstab_writable: bool,
+    errors: int,
+    opened: bool = False,
 ) -> Observation:
-    """The signs of the module's list, in its order. Pure. ``errors`` is ext4's count."""
+    """The signs of the module's list, in its order. Pure. ``errors`` is ext4's count.
+
+    ``opened``: a bind mount was made writable over a filesystem that was mounted read-only.
+    """
     if "shutdown" in mount.super_options:
         message = f"{mount.fstype} on {mount.source} has shut itself down after an error"
         return Observation(NAME, mount.name, Status.FAILED, "shut-down", message)
@@ -45,7 +55,7 @@ def judge(
         why = "it was writable before"
     elif must_write:
         why = "the configuration says that it is writable"
-    elif "rw" in mount.options:
+    elif "rw" in mount.options and not opened:
         why = "mounted writable, and the kernel made the filesystem read-only"
     elif fstab_writable:
         why = "/etc/fstab mounts it writable"
@@ -93,12 +103,14 @@ class DiskReadonly:
         key = (mount.device, mount.point)
         if not mount.stopped_writing:
             self._seen_writable.add(key)
+        errors = self._ext4_errors(mount) if mount.stopped_writing else None
         return judge(
             mount,
             seen_writable=key in self._seen_writable,
             must_write=mount.point in self._writable,
             fstab_writable=mount.point in self._fstab_writable(),
-            errors=self._ext4_errors(mount) if mount.stopped_writing else 0,
+            errors=errors or 0,
+            opened=mount.opened or errors == 0,
         )
 
     def _fstab_writable(self) -> frozenset[str]:
@@ -111,12 +123,12 @@ class DiskReadonly:
             self._fstab = writable_in_fstab(text)
         return self._fstab
 
-    def _ext4_errors(self, mount: Mount) -> int:
+    def _ext4_errors(self, mount: Mount) -> int | None:
         try:
             device = (self._machine.sys / "dev/block" / mount.device).resolve().name
             return int((self._machine.sys / "fs/ext4" / device / "errors_count").read_text())
         except (OSError, ValueError):
-            return 0  # not ext4, or no such count in this kernel: the other signs remain
+            return None  # not ext4, or no such count in this kernel: the other signs remain
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> DiskReadonly:

@@ -8,12 +8,13 @@ the superblock's flag tells that the filesystem itself stopped writing.
 import fnmatch
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.small_file import read_whole
+from nodeagent.sources.small_file import read_small, read_whole, small_text
 
 __all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
 
@@ -35,6 +36,14 @@ _NEVER = frozenset({"autofs"})
 _LOOP_MAJOR = "7:"
 #: Volumes of pods come and go with them and are their tenants' business.
 _POD_VOLUME = re.compile(rb"/kubelet/(pods|plugins)/|/volumes/kubernetes\.io~|/volume-subpaths/")
+#: Where container runtimes mount what they hold for a container: its root filesystem, the layers of
+#: its image. Folders within a runtime's own, wherever that is; a disk that holds all of it is none.
+_CONTAINER = re.compile(
+    rb"/io\.containerd\.[^/]+/|/containers/storage/[^/]+/[^/]+|/run/kata-containers/"
+    rb"|/(devicemapper/mnt|zfs/graph|btrfs/subvolumes|aufs/mnt)/."
+)
+#: Names of partitions (GPT) that a vendor fills once: Flatcar's and others'.
+_VENDOR_PARTITIONS = frozenset({"OEM", "OEM-CONFIG", "RECOVERY", "USR-A", "USR-B"})
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _ESCAPED = re.compile(rb"[ \t\n\\]")
 #: Filesystems that hold no files of their own. Told before a line is parsed in full, because a
@@ -62,6 +71,8 @@ class Mount:
     fstype: str
     source: str
     super_options: frozenset[str]
+    opened: bool = False
+    """Made writable over a filesystem whose first mount is read-only, as a bind mount can be."""
 
     @property
     def name(self) -> str:
@@ -136,6 +147,7 @@ def worth_parsing(table: bytes, named: Collection[bytes] = ()) -> tuple[Mount, .
     attached: dict[tuple[bytes, bytes], bytes] = {}
     heads: list[tuple[bytes, bytes, bytes]] = []
     kept: list[bytes] = []
+    volumes: set[bytes] = set()
     for line in table.split(b"\n"):
         head = line.split(b" ", 5)
         if len(head) < 6:
@@ -144,13 +156,40 @@ def worth_parsing(table: bytes, named: Collection[bytes] = ()) -> tuple[Mount, .
         attached[parent, point] = ident
         heads.append((ident, parent, point))
         fstype = line.partition(b" - ")[2].partition(b" ")[0]
-        is_dull = fstype in _DULL or _POD_VOLUME.search(point)
+        is_volume = _POD_VOLUME.search(point) is not None
+        if is_volume and not head[2].startswith(b"0:"):
+            volumes.add(_whole(line))
+        is_dull = is_volume or fstype in _DULL or _CONTAINER.search(point) is not None
         if not is_dull or (point in named and fstype != b"autofs"):
             kept.append(line)
     idents = {ident for ident, _, _ in heads}
     roots = [(i, point) for i, parent, point in heads if parent not in idents or parent == i]
-    mounts = (_parse_line(line) for line in kept if _reachable(line, roots, attached))
-    return tuple(mount for mount in mounts if mount is not None)
+    mounts = [
+        mount
+        for line in kept
+        if (_whole(line) not in volumes or line.split(b" ", 5)[4] in named)
+        and _reachable(line, roots, attached)
+        and (mount := _parse_line(line)) is not None
+    ]
+    return tuple(_opened(mounts))
+
+
+def _whole(line: bytes) -> bytes:
+    """The device and the folder on it: a disk that a pod has as its volume is mounted twice."""
+    return b" ".join(line.split(b" ", 4)[2:4])
+
+
+def _opened(mounts: Sequence[Mount]) -> Iterator[Mount]:
+    """``mounts`` with those marked whose first mount is read-only, by mount id."""
+    for mount in mounts:
+        is_opened = "rw" in mount.options and any(
+            each.ident < mount.ident
+            and each.device == mount.device
+            and "ro" in each.options
+            and (each.root == mount.root or mount.root.startswith(each.root.rstrip("/") + "/"))
+            for each in (mounts if mount.superblock_read_only else ())
+        )
+        yield replace(mount, opened=True) if is_opened else mount
 
 
 def _reachable(
@@ -248,15 +287,38 @@ class MountTable:
 
     def __init__(self, machine: HostRoots, named: Iterable[str] = ()) -> None:
         self._path = f"{machine.proc}/self/mountinfo"
+        self._sys = machine.sys
         self._root = str(machine.root)
-        below = "" if self._root == "/" else self._root
-        self._named = frozenset(_escaped(below + point.rstrip("/") or "/") for point in named)
+        self._below = "" if self._root == "/" else self._root
+        self._named = frozenset(_escaped(self._below + point.rstrip("/") or "/") for point in named)
         self._raw = b""
         self._mounts: tuple[Mount, ...] = ()
 
     def read(self) -> tuple[Mount, ...]:
         raw = read_whole(self._path)
         if raw != self._raw:
-            self._mounts = under(worth_parsing(raw, self._named), self._root)
+            mounts = under(worth_parsing(raw, self._named), self._root)
+            self._mounts = tuple(each for each in mounts if not self._is_foreign(each))
             self._raw = raw
         return self._mounts
+
+    def _is_foreign(self, mount: Mount) -> bool:
+        """Whether its block device is a container's snapshot, or a partition of the vendor.
+
+        LVM, dm-crypt and multipath give their devices a uuid. Runtimes make thin snapshots without
+        one, on a pool that is a device of the same kind.
+        """
+        if _escaped(self._below + mount.point) in self._named:
+            return False
+        folder = self._sys / "dev/block" / mount.device
+        if read_small(folder / "dm/uuid") == "":
+            return any(read_small(each / "dm/uuid") == "" for each in _slaves(folder))
+        label = re.search(r"^PARTNAME=(.*)$", small_text(folder / "uevent"), re.MULTILINE)
+        return label is not None and label[1].upper() in _VENDOR_PARTITIONS
+
+
+def _slaves(device: Path) -> list[Path]:
+    try:
+        return list((device / "slaves").iterdir())
+    except OSError:
+        return []
