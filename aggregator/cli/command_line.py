@@ -72,7 +72,7 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
   {name} status
   {name} quarantines -o wide
   {name} explain gpu-0042
-  {name} stop --reason "work on the fabric"
+  {name} stop "work on the fabric"
 
 Reading asks the aggregator: at --url, else through the cluster of your kubeconfig, which is asked
 itself while no aggregator answers. Acting goes to the cluster itself, with your own rights.
@@ -281,9 +281,11 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         "stop",
         "stop new quarantines and evictions, on all nodes",
         parents=[act],
-        examples=['stop --reason "work on the fabric"', "resume"],
+        examples=['stop "work on the fabric"', "resume"],
     )
-    _add_reason(stop)
+    why = stop.add_mutually_exclusive_group(required=True)
+    why.add_argument("text", nargs="?", metavar="REASON", help="why, for the next person on call")
+    why.add_argument("--reason", help="the same as an option")
     _command(stop, write_commands.stop)
     _command(
         commands.add(_ACT, "resume", "go on after a stop", parents=[act]), write_commands.resume

@@ -58,7 +58,7 @@ def report(options: argparse.Namespace, text: str) -> None:
 
 def stop(options: argparse.Namespace) -> None:
     with open_actions(options) as actions:
-        report(options, actions.stop(_reason(options)))
+        report(options, actions.stop(_stop_reason(options)))
 
 
 def resume(options: argparse.Namespace) -> None:
@@ -141,8 +141,15 @@ def alert_test(options: argparse.Namespace) -> None:
 def _reason(options: argparse.Namespace) -> str:
     reason = _readable(options.reason.strip())
     if not reason:
-        raise UsageError("--reason: it is empty; say why, for the next person on call")
+        raise UsageError("the reason is empty; name it for the next person on call")
     return reason
+
+
+def _stop_reason(options: argparse.Namespace) -> str:
+    """The reason of a stop, as an option or as a bare text."""
+    if options.reason is None:
+        options.reason = options.text
+    return _reason(options)
 
 
 def _readable(text: str) -> str:

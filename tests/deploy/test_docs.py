@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aggregator import documentation
+from aggregator.alerts.alert import SEVERITY
 from aggregator.cluster.port import (
     Action,
     Node,
@@ -46,6 +47,13 @@ def page(name: str) -> str:
 def test_each_alert_has_a_section_that_the_runbook_links_to(kind: EventKind) -> None:
     assert f"\n## {kind.value}\n" in page("alert-kinds.md")
     assert f"[`{kind.value}`](alert-kinds.md#" in page("runbook.md")
+
+
+def test_the_runbook_begins_with_each_alert_that_pages_by_default() -> None:
+    table = page("runbook.md").partition("## You were paged for X")[2].partition("\n## ")[0]
+    paging = {kind for kind, severity in SEVERITY.items() if severity != "info"}
+    assert len(paging) > 20
+    assert {kind for kind in paging if f"\n| [`{kind.value}`]" not in table} == set()
 
 
 def holds() -> Iterator[str]:

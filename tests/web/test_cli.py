@@ -481,7 +481,7 @@ async def test_a_misspelt_name_is_forgotten_once_nothing_stands_on_it(database: 
 
 
 async def test_stop_and_resume_on_a_local_cluster(database: Path) -> None:
-    done = await sickbay("stop", "--reason", "fabric work", "--local", str(database))
+    done = await sickbay("stop", "fabric work", "--local", str(database))
     assert done.code == 0, done.err
     assert f"sickbay resume --local {database}" in done.out
     store = LocalStore(database, wall=lambda: NIGHT)
