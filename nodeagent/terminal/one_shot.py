@@ -17,7 +17,8 @@ from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.by_start import ChecksByStart
 from nodeagent.clock import Clock
 from nodeagent.config.checks import off_by_config, specs_of
-from nodeagent.config.settings import CheckSettings, Config
+from nodeagent.config.settings import CheckSettings, Config, ConfigError
+from nodeagent.configfile.toml_table import Problem
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, restore
 from nodeagent.evidence.store import NAME as STATE_FILE
@@ -46,6 +47,15 @@ async def look_once(config: Config, clock: Clock, *, within: float) -> Findings:
         await look.close()
 
 
+def _boot_id(machine: HostRoots) -> str:
+    """Raises ConfigError where ``proc`` is no procfs, for which ``run`` does not start either."""
+    try:
+        return machine.boot_id()
+    except OSError as error:
+        what = f"the boot id cannot be read: {error}; is proc mounted?"
+        raise ConfigError([Problem(str(machine.proc), 0, "proc", what, "a procfs")]) from error
+
+
 class _Look:
     def __init__(self, config: Config, clock: Clock, *, until: float) -> None:
         self._config = config
@@ -61,7 +71,7 @@ class _Look:
     def _left_behind(self, machine: HostRoots) -> State:
         """An agent's state in run_dir, read only; its results are old, so its faults alone."""
         path = self._config.run_dir / STATE_FILE
-        boot_id = machine.boot_id()
+        boot_id = _boot_id(machine)
         try:
             document = json.loads(path.read_bytes())
             identity = identify(machine, self._config.node)

@@ -46,6 +46,21 @@ def node_agent(tmp_path: Path) -> Iterator[AgentProcess]:
 # -- where no agent runs -----------------------------------------------------------------------
 
 
+def test_a_proc_that_is_no_procfs_is_refused_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    config = tmp_path / "agent.toml"
+    config.write_text(f'proc = "{tmp_path}/empty"\nrun_dir = "{tmp_path}/run"\n')
+    for command in ("check", "checks"):
+        done = agent(command, "--config", config)
+        assert (done.code, done.out) == (2, "")
+        assert "proc: the boot id cannot be read: " in done.err
+        assert "Traceback" not in done.err
+    slurm = agent("check", "--config", config, "--slurm")
+    assert (slurm.code, slurm.out.count("\n")) == (0, 1)
+    assert slurm.out.startswith(f"sickbay: not checked: {tmp_path}/empty: proc: the boot id cannot")
+    assert "internal error" not in slurm.out
+
+
 def test_a_machine_without_a_gpu_says_no_gpu_and_does_not_fail(tmp_path: Path) -> None:
     done = agent("check", "--config", configured(tmp_path))
     assert done.code == 0, done

@@ -27,6 +27,7 @@ from tests.agent.kernel_log import (
 from tests.agent.line_checks import faults, node_check
 from tests.agent.test_disk_io import a_machine, device, made_of
 
+CATALOGUE = read_policy().catalogue
 EACH = [(name, at) for name, rows in ROWS.items() for at in range(len(rows))]
 each_row = pytest.mark.parametrize(("name", "at"), EACH, ids=str)
 GENUINE = [
@@ -63,7 +64,7 @@ def test_every_row_begins_with_fixed_bytes_or_after_a_device(name: str, at: int)
 @each_row
 def test_every_code_is_of_a_class_of_the_catalogue(name: str, at: int) -> None:
     kind = ROWS[name][at].kind
-    assert not kind or read_policy().catalogue.classify(f"{name}:{kind}") != "unknown"
+    assert not kind or CATALOGUE.classify(f"{name}:{kind}") != "unknown"
 
 
 def test_every_row_names_its_source() -> None:
