@@ -9,6 +9,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,15 @@ from nodeagent.terminal.report import WIDTH, aligned, one_line
 STANDARD_INPUT = Path("-")
 
 _DRIVER = b"NVRM"
+_DIGIT = re.compile(rb"\d")
 #: The driver's words on its start, its settings and each GPU.
 _NO_FAULT = re.compile(
     rb"NVRM: (?:loading NVIDIA UNIX |GPU at |GPU Board Serial Number: "
     rb"|Persistence mode is deprecated )"
 )
+#: Optical drives, floppies and images, on which no watched mount stands: a BMC's virtual CD fails
+#: on many servers.
+_NO_DISK = re.compile(r"(?:sr|scd|fd|loop|ram)\d")
 #: Line numbers in one note.
 _SHOWN = 20
 
@@ -73,6 +78,8 @@ class AnyPlaces:
                 return (LinePlace(fields.get("iface") or fields["rdma"]),)
             case _:
                 device = fields.get("controller") or fields.get("pool") or device_of(fields)
+                if _NO_DISK.match(device):
+                    return ()
                 return (LinePlace(device, {"device": device}, before=f"{device}: "),)
 
 
@@ -93,7 +100,8 @@ class Decoded:
     ``undecoded``, ``continued`` and ``foreign``: the numbers of lines that mention the driver
     ("NVRM") and are no fault that is known here. The continued ones follow the first line of a
     kernel's record; the foreign ones were written by another program than the kernel.
-    ``empty``: the file has no line, or only journalctl's remarks.
+    ``lines``: their number, ``unknown`` those of a form that is not known here. ``repeats``: how
+    many faults the file has once more. ``empty``: it has no line, or only journalctl's remarks.
     """
 
     faults: list[dict[str, Any]]
@@ -101,6 +109,9 @@ class Decoded:
     continued: list[int]
     foreign: list[int]
     empty: bool = False
+    lines: int = 0
+    unknown: list[int] = field(default_factory=list)
+    repeats: int = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.faults)
@@ -110,6 +121,17 @@ class Decoded:
         said = []
         if self.empty:
             said.append("this file has no line of a log")
+        if self.unknown:
+            verb = "is" if len(self.unknown) == 1 else "are"
+            said.append(
+                f"{len(self.unknown)} of {self.lines} lines {verb} of no known form: "
+                f"{_numbers(self.unknown)}"
+            )
+        if self.repeats:
+            again = "1 fault is" if self.repeats == 1 else f"{self.repeats} faults are"
+            said.append(
+                f"{again} in this file once more, with the same time and text, and shown once"
+            )
         if self.undecoded:
             said.append(f"{_mentions(self.undecoded)} not decoded: {_numbers(self.undecoded)}")
         if self.continued:
@@ -146,12 +168,23 @@ def _decode(file: BufferedReader, name: str) -> Decoded:
         raise OSError(errno.EINVAL, reason, name)
     checks = _checks().values()
     decoded = Decoded([], [], [], [], empty=True)
+    shown: set[tuple[Any, ...]] = set()
     for entry in read_entries(file):
         decoded.empty = False
+        decoded.lines += 1
+        if not entry.known:
+            decoded.unknown.append(entry.number)
         record = entry.record
         found = [each for check in checks for each in check.read(record)] if record else []
         seen = [each for each in found if isinstance(each, FaultSighting)]
-        decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
+        for sighting in seen:
+            key = (entry.node, entry.prefix, sighting.at, sighting.code, sighting.message)
+            if _DIGIT.search(entry.prefix) or sighting.at >= 0:
+                if key in shown:
+                    decoded.repeats += 1
+                    continue
+                shown.add(key)
+            decoded.faults.append(_fault(entry, sighting))
         if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
             _list_for(decoded, entry).append(entry.number)
     return decoded
@@ -184,11 +217,15 @@ def table(decoded: Decoded) -> str:
     if decoded.empty:
         return "\n".join(notes)
     if not decoded.faults:
+        if len(decoded.unknown) == decoded.lines:
+            return "\n".join(notes)
         return "\n".join(["no line of this file is a fault that is known here", *notes])
-    rows = [("LINE", "TIME", "CODE", "COMPONENT", "WHAT")]
+    named = any("node" in entry for entry in decoded.faults)
+    rows = [("LINE", *("NODE",) * named, "TIME", "CODE", "COMPONENT", "WHAT")]
     rows += [
         (
             str(entry["line"]),
+            *(entry.get("node", "-"),) * named,
             "-" if entry["time_seconds"] is None else f"{entry['time_seconds']:.3f}",
             entry["code"],
             one_line(entry["component"], 44) or "-",
@@ -199,9 +236,10 @@ def table(decoded: Decoded) -> str:
     return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
 
-def _fault(number: int, seen: FaultSighting) -> dict[str, Any]:
+def _fault(entry: Entry, seen: FaultSighting) -> dict[str, Any]:
     return {
-        "line": number,
+        "line": entry.number,
+        **({"node": entry.node} if entry.node else {}),
         "time_seconds": seen.at if seen.at >= 0 else None,
         "code": seen.code,
         "check": seen.check,

@@ -1,11 +1,13 @@
 """The entries of a log file, by the form that its first line shows."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import IO, Any
 
 from nodeagent.terminal.log_file import journal_fields
 from nodeagent.terminal.log_file.entry import Entry
+from nodeagent.terminal.log_file.hosts import Hosts
 from nodeagent.terminal.log_file.lines import numbered_lines, plain
 from nodeagent.terminal.log_file.text_form import text_entries
 from nodeagent.terminal.log_file.wrapped import is_wrapped, unwrapped
@@ -31,7 +33,9 @@ def read_entries(file: IO[bytes]) -> Iterator[Entry]:
     elif journal_fields.is_verbose(head[1]):
         yield from journal_fields.verbose_entries(every)
     else:
-        yield from text_entries(every)
+        hosts = Hosts()
+        for entry in text_entries(hosts.without(every)):
+            yield replace(entry, node=hosts.of(entry.number))
 
 
 def _json_entries(values: Iterator[tuple[int, Any]]) -> Iterator[Entry]:
@@ -43,4 +47,4 @@ def _json_entries(values: Iterator[tuple[int, Any]]) -> Iterator[Entry]:
 
 
 def _is_remark(item: tuple[int, bytes]) -> bool:
-    return item[1].startswith(_REMARK)
+    return item[1].startswith(_REMARK) and not item[1].startswith(b"---")

@@ -29,6 +29,15 @@ _MICROSECONDS = re.compile(r"\d{1,18}")
 _VERBOSE_HEAD = re.compile(rb"\S.{10,60} \[s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};")
 # Continuation lines of a value are indented deeper than four spaces.
 _VERBOSE_FIELD = re.compile(rb"    ([A-Z_][A-Z0-9_]{0,63})=(.*)")
+#: Fields that make a value an entry: of journald, dmesg, a container's log, a shipper, a store.
+_TEXTS = frozenset({_MESSAGE, "msg", "log", "message", "line", "textPayload", "@message"})
+#: The nesting of a cloud's answer around an entry.
+_DEEPEST = 6
+_STRING = re.compile(rb'"(?:\\.|[^"\\])*"')
+#: What is before the first entry of an object that has a list of them.
+_OPENING = re.compile(
+    rb'\{(?: "\w{1,40}": ?(?:"[^"]{0,200}"|\d{1,20}),){0,20}(?: "\w{1,40}": ?[\[{]){0,5}'
+)
 _OUTSIDE_ASCII = re.compile(rb"[^ -\[\]-~]")
 
 
@@ -105,8 +114,36 @@ def json_values(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Any]]
             continue
         if isinstance(value, dict) and isinstance(value.get("dmesg"), list):
             value = value["dmesg"]
-        for each in value if isinstance(value, list) else [value]:
+        for each in records_in(value):
             yield number, each
+
+
+def records_in(
+    value: Any, around: Mapping[str, Any] | None = None, depth: int = 0
+) -> Iterator[Any]:
+    """The entries in a value: itself, or those that a cloud's or a store's answer has within it.
+
+    Fields beside an inner entry count as its own, unless it has them.
+    """
+    if depth > _DEEPEST:
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from records_in(each, around, depth + 1)
+    elif isinstance(value, dict) and not _TEXTS.intersection(value):
+        inner = [each for each in value.values() if isinstance(each, dict | list)]
+        known = {key: each for key, each in value.items() if isinstance(each, str | int)}
+        found = [
+            record
+            for each in inner
+            for record in records_in(each, {**(around or {}), **known}, depth + 1)
+            if isinstance(record, dict) and _TEXTS.intersection(record)
+        ]
+        yield from found or [value]
+    elif isinstance(value, dict):
+        yield {**(around or {}), **value}
+    elif not around:
+        yield value
 
 
 def json_entries(values: Iterable[tuple[int, Any]]) -> Iterator[Entry]:
@@ -116,12 +153,15 @@ def json_entries(values: Iterable[tuple[int, Any]]) -> Iterator[Entry]:
     not decoded.
     """
     for number, each in values:
-        if isinstance(each, dict) and "msg" in each:
+        if isinstance(each, dict) and "msg" in each and "sequence" in each:
+            yield _fluent_entry(number, each)
+        elif isinstance(each, dict) and "msg" in each:
             yield _dmesg_entry(number, each)
         elif isinstance(each, dict) and _MESSAGE in each:
             yield _journal_entry(number, each)
         else:
-            yield Entry(number, each if isinstance(each, bytes) else json.dumps(each).encode())
+            text = each if isinstance(each, bytes) else json.dumps(each).encode()
+            yield Entry(number, text, known=False)
 
 
 def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -130,7 +170,7 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
     A line that is only a bracket is never part of a string, where a newline is written as "\n".
     """
     held: list[bytes] = []
-    size = begun = 0
+    size = begun = depth = 0
     for number, line in lines:
         text = _json_text(line)
         if len(text) > 3 and text.startswith((b"{", b"[{")):
@@ -139,22 +179,24 @@ def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes
             held = []
             yield number, text.removesuffix(b",")
             continue
-        if text.startswith(b"}") and held:
+        if text.startswith(b"}") and depth == 1 and held:
             yield begun, b" ".join([*held, b"}"])
             held = []
         if text.endswith(b"{") and len(text) <= 3:  # "{", "[{", "},{"
-            if held:
+            if held and not _OPENING.fullmatch(b" ".join(held)):
                 yield begun, b" ".join(held)
-            held, size, begun = [b"{"], 1, number
+            held, size, begun, depth = [b"{"], 1, number, 1
         elif held:
             size += len(text)
             held.append(text)
+            bare = _STRING.sub(b"", text)
+            depth += bare.count(b"{") - bare.count(b"}")
             if size > _LONGEST_OBJECT:
                 yield begun, b" ".join(held)
                 held = []
         elif text.strip(_BRACKETS):
             yield number, text
-    if held:
+    if held and not _OPENING.fullmatch(b" ".join(held)):
         yield begun, b" ".join(held)
 
 
@@ -187,6 +229,15 @@ def _dmesg_entry(number: int, item: Mapping[str, Any]) -> Entry:
     if not isinstance(stamp, int | float) or not 0 <= stamp < _LONGEST_UPTIME:
         stamp = -1
     return kernel_entry(number, text, float(stamp))
+
+
+def _fluent_entry(number: int, item: Mapping[str, Any]) -> Entry:
+    """A record of fluent-bit's input ``kmsg``, which leaves the facility out."""
+    text = _escaped(_bytes(item["msg"]))
+    stamp, micro = item.get("sec"), item.get("usec")
+    if not isinstance(stamp, int) or not isinstance(micro, int) or not 0 <= stamp < _LONGEST_UPTIME:
+        return kernel_entry(number, text)
+    return kernel_entry(number, text, stamp + micro / 1e6)
 
 
 def _seconds(fields: Mapping[str, Any]) -> float:

@@ -13,6 +13,8 @@ _ONE_LINE_LOG = (b'{"dmesg":', 8 * 1024 * 1024)
 _TERMINAL = re.compile(
     rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[()][0-9A-Z]|[=>78])"
 )
+#: A web page's spaces: no-break, and narrow no-break.
+_WIDE_SPACES = re.compile(rb"\xc2\xa0|\xe2\x80\xaf")
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -40,6 +42,8 @@ def plain(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         text = line.strip(b"\r\n")
         if b"\x1b" in text:
             text = _TERMINAL.sub(b"", text)
+        if b"\xa0" in text or b"\xaf" in text:
+            text = _WIDE_SPACES.sub(b" ", text)
         if indent is None:
             text = text.removeprefix(_UTF8_MARK)
             if text.strip():

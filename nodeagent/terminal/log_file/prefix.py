@@ -42,6 +42,7 @@ class Line:
     text: bytes
     at: float = -1.0
     record: Record | None = None
+    known: bool = True
 
 
 _LEVELS = rb"(?:emerg|alert|crit|err|error|warn|warning|notice|info|debug)"
@@ -68,7 +69,7 @@ _TALOS = re.compile(
 # the first one, and of the first of a boot, empty.
 _DELTA = rb"(?: ?<[ +.\d*-]{1,24}>| {8,24})?"
 _STAMP = re.compile(
-    rb"\[ *(?:(\d{1,10}\.\d{1,9})" + _DELTA + rb"|"
+    rb"\[ *(?:(\d{1,10}\.\d{1,9})(?:,\d{1,5})?" + _DELTA + rb"|"  # a CPU after it: ramoops
     rb"\S{1,12} +\S{1,12} +\d{1,2} " + _CLOCK + rb" \d{4}" + _DELTA + rb"|"  # ctime
     rb"[^\s\d]{1,12} ?\d{1,2} \d\d:\d\d|\+ *\d{1,10}\.\d{1,9}|"  # reltime
     rb"<[ +.\d-]{1,24}>)\] ?"  # delta
@@ -78,8 +79,18 @@ _CALLER = re.compile(rb" {0,2}\[ *[TC]\d{1,10}\] ?")
 _DMESG_ISO = re.compile(
     rb"\d{4}-\d\d-\d\dT" + _CLOCK + rb",\d{1,9}(?:Z|[+-]\d\d:?\d\d) (?:\[<[ +.\d-]{1,24}>\] )?"
 )
-# A console server's own time before the kernel's stamp.
-_CONSOLE_SERVER = re.compile(rb"\[?" + _ISO + _ZONE + rb"\]?:? (?=\[ *\d{1,10}\.\d{1,9}\])")
+_DAY_FIRST = (
+    rb"(?:\d\d[/.-]\d\d[/.-]\d{4}|\d{4}/\d\d/\d\d),? " + _CLOCK + rb"(?:[.,]\d{1,9})?(?: [AP]M)?"
+)
+# A console server's own time before the kernel's stamp, or a cloud's time and stream before a line.
+_CONSOLE_SERVER = re.compile(
+    rb"\[?(?:" + _ISO + _ZONE + rb"|" + _DAY_FIRST + rb")\]?:? +(?:[^\s\[\]:]{1,255} )?"
+    rb"(?=\[ *\d{1,10}\.\d{1,9}\]|<\d{1,3}>\[ *\d|[A-Z][a-z]{2} [ \d]\d " + _CLOCK + rb" )"
+)
+# OpenWrt's logread.
+_LOGREAD = re.compile(
+    rb"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d " + _CLOCK + rb" \d{4} (\w{2,9})\.\w{2,7} "
+)
 
 _DATE = re.compile(
     rb"(?:"
@@ -91,12 +102,19 @@ _DATE = re.compile(
     + rb"[^\s\[\]:<>]{2,12} +\d{1,2} (?:\d{4} )?"
     + _CLOCK
     + rb"(?:\.\d{1,9})?|"  # RFC 3164, short
-    + rb"\d{9,11}\.\d{6}"  # short-unix
+    + _DAY_FIRST
+    + rb"|\d{9,11}\.\d{6}"  # short-unix
     + rb") +"
 )
 # The kernel's entries have no process id. A host's name ends with no colon: "app: kernel: " is a
 # line of a program.
-_KERNEL = re.compile(rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:kern\.[a-z]{2,7} +)?kernel: ?")
+_KERNEL = re.compile(
+    rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:kern\.[a-z]{2,7} +)?kernel(?:\[0\])?: ?"
+)
+#: A line of a program, as syslog and journalctl write it.
+_PROGRAM = re.compile(rb"(?:[^\s\[\]:]{1,255} +)?[^\s:\[\]]{1,255}(?:\[\d{1,10}\])?: ?")
+#: Signs of a line that has a prefix of another form: the kernel's stamp or name, or a time.
+_UNKNOWN = re.compile(rb".{1,200}?(?:\[ *\d{1,10}\.\d{6}\] |\bkernel: |\d\d:\d\d:\d\d)")
 # journalctl prints a program's own name (SYSLOG_IDENTIFIER) as it is, so "kernel: NVRM: ..." may be
 # a name; then a process id follows, which a line of the driver has only in the name of a process.
 _NAMED_AS_DRIVER = re.compile(rb"(?:NVRM: |nvidia-nvswitch).*?\[\d{1,10}\]: ")
@@ -174,15 +192,21 @@ def _parse_unframed(line: bytes, form: Form) -> Line:
         return _stamped(rest, form) if priority is None else _kernel_text(rest)
     served = _CONSOLE_SERVER.match(rest)
     if served is not None:
-        return _kernel_text(rest[served.end() :])
+        return _parse_unframed(rest[served.end() :], _PLAIN)
+    read = _LOGREAD.match(rest)
+    if read is not None:
+        ours = read[1] == b"kern" and rest.startswith(b"kernel: ", read.end())
+        return _syslog_text(rest[read.end() + 8 :]) if ours else Line(Writer.OTHER, line)
     dated = _DATE.match(rest)
     if dated is not None:
         named = _KERNEL.match(rest, dated.end())
-        return _syslog_text(rest[named.end() :]) if named else Line(Writer.OTHER, line)
+        if named:
+            return _syslog_text(rest[named.end() :])
+        return Line(Writer.OTHER, line, known=_PROGRAM.match(rest, dated.end()) is not None)
     if rest.startswith(b"kernel: "):
         claimed = _kernel_text(rest.removeprefix(b"kernel: "))
         return Line(Writer.CLAIMED, claimed.text, claimed.at)
-    return Line(unstated, rest)
+    return Line(unstated, rest, known=unstated is Writer.KERNEL or not _UNKNOWN.match(rest))
 
 
 def _syslog_text(text: bytes) -> Line:
@@ -200,7 +224,12 @@ def _unless_named_so(line: Line) -> Line:
 
 
 def _kernel_text(text: bytes) -> Line:
-    """The text of a line that is the kernel's, without the kernel's own stamp and caller."""
+    """The text of a line that is the kernel's, without the kernel's own level, stamp and caller."""
+    level = _PRIORITY.match(text)
+    if level is not None:
+        if _facility(level[1]) != 0:
+            return Line(Writer.OTHER, text)
+        text = text[level.end() :]
     stamp = _STAMP.match(text)
     at = float(stamp[1]) if stamp and stamp[1] else -1.0
     stamp = stamp or _DMESG_ISO.match(text)

@@ -22,6 +22,7 @@ _CONTINUED = (
     *(b"NVRM: has the version ", b"NVRM: the version ", b"NVRM: kernel module and all NVIDIA"),
     *(b"NVRM: have the same version", b"NVRM: Please see the 'Open Linux", b"NVRM: www.nvidia.com"),
     *(b"NVRM: Firmware' sections", b"NVRM: the Linux graphics driver download page"),
+    *(b"NVRM: this kernel module has the version ", b"NVRM: make sure that this kernel module"),
     *(b"NVRM: requires use of the NVIDIA", b"NVRM: Software documentation, available"),
 )
 
@@ -74,15 +75,16 @@ def _entries(lines: Iterable[tuple[int, bytes] | Entry]) -> Iterator[Entry]:
         line = parse_line(text, form)
         prefixed = prefixed or line.writer in _PREFIXED
         if line.writer is Writer.UNSTATED and prefixed:
-            yield Entry(number, line.text, continues=of_kernel)
+            yield Entry(number, line.text, continues=of_kernel, known=of_kernel and line.known)
             continue
         of_kernel = line.writer is not Writer.OTHER
-        yield _entry(number, line)
+        entry = _entry(number, line)
+        yield replace(entry, prefix=text.removesuffix(line.text))
 
 
 def _entry(number: int, line: Line) -> Entry:
     if line.writer is Writer.OTHER:
-        return Entry(number, line.text)
+        return Entry(number, line.text, known=line.known)
     if line.record is not None:
         return Entry(number, line.text, line.record)
-    return kernel_entry(number, line.text, line.at)
+    return replace(kernel_entry(number, line.text, line.at), known=line.known)

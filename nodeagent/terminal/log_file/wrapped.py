@@ -12,7 +12,7 @@ from typing import Any
 
 from nodeagent.terminal.log_file.entry import Entry
 
-_TEXTS = ("log", "message", "line")
+_TEXTS = ("log", "message", "line", "textPayload", "@message")
 #: Fields that name the writer; a value that is not the kernel's name is another program.
 _WRITERS = ("_transport", "syslog_identifier", "appname", "app_name", "program", "ident")
 _FACILITY = "syslog_facility"
@@ -33,7 +33,8 @@ def unwrapped(values: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, bytes] |
     for number, value in values:
         text = _text(value) if isinstance(value, Mapping) else None
         if text is None:
-            yield Entry(number, value if isinstance(value, bytes) else json.dumps(value).encode())
+            shown = value if isinstance(value, bytes) else json.dumps(value).encode()
+            yield Entry(number, shown, known=False)
         elif _is_of_program(value):
             yield Entry(number, text)
         elif text:

@@ -1,0 +1,95 @@
+r"""The name of a machine before each line, as tools write it that read the logs of many.
+
+- ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``;
+- ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``;
+- ``node17 | text``: docker compose and its like;
+- ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible;
+- the name between two lines of hyphens: dshbak, ``clush -b``.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+from nodeagent.terminal.log_file.prefix import Writer, parse_line
+
+#: Lines from which the form is recognised.
+_SAMPLE = 200
+#: Lines of nodes that are remembered: those that a reader of entries may hold back.
+_HELD = 4096
+
+_PREFIXES = (
+    re.compile(rb"\[pod/([^\s/\]]{1,253})/[^\s\]]{1,253}\] "),
+    re.compile(rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252})[:>] ?"),
+    re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) *\| ?"),
+    re.compile(rb"([A-Za-z0-9][\w.-]{0,252})\t"),
+)
+_SECTION = re.compile(
+    rb"([A-Za-z0-9][\w.-]{0,252}) \| [A-Z]{4,20}!?(?: \| rc=-?\d{1,5})? (?:>>|=>)"
+)
+_HYPHENS = re.compile(rb"-{8,80}")
+
+Numbered = tuple[int, bytes]
+
+
+class Hosts:
+    """Takes the names off, and knows of each line's node afterwards."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, str] = {}
+
+    def of(self, number: int) -> str:
+        """The node of a line that was given; empty where the form names none."""
+        return self._nodes.get(number, "")
+
+    def without(self, lines: Iterable[Numbered]) -> Iterator[Numbered]:
+        """The lines without the names of machines, where each of them begins with one."""
+        lines = iter(lines)
+        sample = list(islice(lines, _SAMPLE))
+        every = chain(sample, lines)
+        prefix = _prefix_of([text for _, text in sample])
+        if prefix is None:
+            yield from self._of_sections(every)
+            return
+        for number, text in every:
+            named = prefix.match(text)
+            if named is not None:
+                self._remember(number, named[1])
+            rest = text if named is None else text[named.end() :]
+            if rest.strip():
+                yield number, rest
+
+    def _of_sections(self, lines: Iterator[Numbered]) -> Iterator[Numbered]:
+        node = held = b""
+        for number, text in lines:
+            section = _SECTION.match(text)
+            if section is not None:
+                node = section[1]
+            elif _HYPHENS.fullmatch(text):
+                held = text if not held else b""
+            elif held and re.fullmatch(rb"[\w.,\[\]-]{1,255}", text):
+                node = text
+            else:
+                held = b""
+                if node:
+                    self._remember(number, node)
+                yield number, text
+
+    def _remember(self, number: int, node: bytes) -> None:
+        self._nodes[number] = node.decode("ascii", "backslashreplace")
+        if len(self._nodes) > _HELD:
+            del self._nodes[next(iter(self._nodes))]
+
+
+def _prefix_of(sample: list[bytes]) -> re.Pattern[bytes] | None:
+    """The prefix that every line has, and without which one of them is the kernel's."""
+    for prefix in _PREFIXES:
+        named = [prefix.match(line) for line in sample]
+        rests = [line[each.end() :] for line, each in zip(sample, named, strict=True) if each]
+        if len(rests) < len(sample) or not sample:
+            continue
+        kernels = [parse_line(rest).writer is Writer.KERNEL for rest in rests]
+        whole = any(parse_line(line).writer is Writer.KERNEL for line in sample)
+        if any(kernels) and not whole:
+            return prefix
+    return None

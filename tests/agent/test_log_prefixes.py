@@ -1,0 +1,163 @@
+"""parse-kmsg on logs of many machines, of clouds and of other systems; and on unknown forms."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.terminal.kmsg_file import decode_file, table
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+OOM = "Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB"
+
+
+def decoded(tmp_path: Path, text: str) -> Any:
+    log = tmp_path / "log"
+    log.write_text(text)
+    return decode_file(log)
+
+
+def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
+    return [(each.get("node", ""), each["code"]) for each in decoded(tmp_path, text)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "node"),
+    [
+        ("node17: ", "node17"),
+        ("gpu-7.cluster.example: ", "gpu-7.cluster.example"),
+        ("[pod/dmesg-7d9dd/dmesg] ", "dmesg-7d9dd"),
+        ("node17 | ", "node17"),
+        ("node17\t", "node17"),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "[  123.456789] {}",
+        "[Thu Apr 23 21:25:32 2026] {}",
+        "<4>[  123.456789] {}",
+        "4,1,123456789,-;{}",
+        "Apr 22 21:23:52 gpu-7 kernel: {}",
+        "2026-04-22T21:23:52.123456+00:00 gpu-7 kernel: {}",
+    ],
+)
+def test_the_name_of_a_machine_before_each_line_is_taken_off(
+    tmp_path: Path, prefix: str, node: str, form: str
+) -> None:
+    text = "".join(f"{prefix}{form.format(line)}\n" for line in (XID, OOM))
+    assert codes(tmp_path, text) == [(node, "xid:79"), (node, "oom:node")]
+
+
+def test_the_machines_of_a_paste_are_told_apart(tmp_path: Path) -> None:
+    text = f"node17: [  1.5] {XID}\nnode18: [  1.5] {XID}\nnode18: [  1.5] {XID}\n"
+    found = decoded(tmp_path, text)
+    assert [(each["line"], each["node"]) for each in found] == [(1, "node17"), (2, "node18")]
+    assert "1 fault is in this file once more" in table(found)
+    assert "NODE" in table(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"node17 | CHANGED | rc=0 >>\n[  1.5] {XID}\nnode18 | CHANGED | rc=0 >>\n[  1.5] {XID}\n",
+        "".join(f"{'-' * 16}\n{n}\n{'-' * 16}\n[  1.5] {XID}\n" for n in ("node17", "node18")),
+    ],
+)
+def test_the_lines_below_the_name_of_a_machine_are_its_own(tmp_path: Path, text: str) -> None:
+    assert codes(tmp_path, text) == [("node17", "xid:79"), ("node18", "xid:79")]
+
+
+def test_a_program_in_a_log_of_the_kernel_is_no_machine(tmp_path: Path) -> None:
+    for line in (f"app: [  81.0] {XID}", f"[pod/a/b] [  81.0] {XID}", f"app | [  81.0] {XID}"):
+        text = f"[    0.000000] Linux version 6.1.0\n{line}\n"
+        assert codes(tmp_path, text) == [], line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Thu Apr 22 21:23:52 2026 kern.warn kernel: [   81.042000] {XID}",
+        f"<3>[   81.042000,0] {XID}",
+        f"Apr 22 21:23:52 gpu-7 kernel: <3>{XID}",
+        f"kernel: <3>[   81.042000] {XID}",
+        f"2026-04-22T21:23:52.123Z [   81.042000] {XID}",
+        f"2026-04-22T21:23:52.123Z Apr 22 21:23:52 gpu-7 kernel: [   81.042000] {XID}",
+        f"2026-04-22T21:23:52.123000+00:00 gpu-7-stream [   81.042000] {XID}",
+        f"22/04/2026 21:23:52 gpu-7 kernel: {XID}",
+        f"22.04.2026, 21:23:52 gpu-7 kernel: {XID}",
+        f"2026/04/22 21:23:52 gpu-7 kernel: {XID}",
+        f"[   81.042000]\u00a0{XID}".replace(" pid", "\u00a0pid"),
+        f"Apr\u00a022 21:23:52\u202fgpu-7 kernel: {XID}",
+        f"Apr 22 21:23:52 gpu-7 kernel[0]: {XID}",
+    ],
+)
+def test_lines_of_other_systems_are_decoded(tmp_path: Path, line: str) -> None:
+    assert codes(tmp_path, line + "\n") == [("", "xid:79")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Thu Apr 22 21:23:52 2026 user.warn kernel: {XID}",
+        f"Thu Apr 22 21:23:52 2026 daemon.err app[4711]: kernel: {XID}",
+        f"Apr 22 21:23:52 gpu-7 kernel: <11>{XID}",
+        f"Apr 22 21:23:52 gpu-7 kernel[4711]: {XID}",
+        f"22/04/2026 21:23:52 gpu-7 app[4711]: {XID}",
+        f"2026-04-22T21:23:52.123Z Apr 22 21:23:52 gpu-7 app[1]: kernel: {XID}",
+    ],
+)
+def test_lines_of_programs_in_these_forms_are_not(tmp_path: Path, line: str) -> None:
+    assert codes(tmp_path, f"Apr 22 21:23:52 gpu-7 kernel: Linux version 6.1.0\n{line}\n") == []
+
+
+ENTRY = {"MESSAGE": XID, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"jsonPayload": ENTRY, "logName": "projects/p/logs/node-journal"},
+        [{"jsonPayload": ENTRY, "resource": {"labels": {"node_name": "n1"}}}],
+        {"entries": [{"jsonPayload": ENTRY}, {"jsonPayload": {**ENTRY, "MESSAGE": "usb 1-1"}}]},
+        {"hits": {"hits": [{"_source": {"message": XID, "_TRANSPORT": "kernel"}}]}},
+        {"events": [{"timestamp": 1, "message": f"[   81.042000] {XID}"}]},
+        {"priority": 4, "sequence": 1000, "sec": 81, "usec": 42000, "msg": XID},
+        {"textPayload": f"[   81.042000] {XID}"},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_of_clouds_and_stores_is_decoded(
+    tmp_path: Path, value: Any, indent: int | None
+) -> None:
+    assert codes(tmp_path, json.dumps(value, indent=indent)) == [("", "xid:79")]
+
+
+@pytest.mark.parametrize("writer", [{"_TRANSPORT": "syslog"}, {"SYSLOG_FACILITY": "3"}, {}])
+def test_a_program_s_entry_in_a_cloud_s_json_is_not_the_kernel_s(
+    tmp_path: Path, writer: dict[str, str]
+) -> None:
+    inner = {key: text for key, text in ENTRY.items() if key != "_TRANSPORT"} | writer
+    assert codes(tmp_path, json.dumps({"jsonPayload": inner})) == []
+
+
+def test_every_line_of_an_unknown_form_is_counted(tmp_path: Path) -> None:
+    line = "== node17 == 21:23:52 == EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2"
+    found = decoded(tmp_path, f"{line}\n{line}\n")
+    assert list(found) == []
+    assert table(found) == "2 of 2 lines are of no known form: 1, 2"
+    mixed = decoded(tmp_path, f"[    1.000000] Linux version\n{line}\n[    2.000000] {XID}\n")
+    assert "1 of 3 lines is of no known form: 2" in table(mixed)
+
+
+def test_the_known_lines_of_programs_are_no_unknown_form(tmp_path: Path) -> None:
+    text = f"Apr 22 21:23:52 gpu-7 app[1]: hello\nApr 22 21:23:52 gpu-7 kernel: {XID}\n"
+    assert decoded(tmp_path, text).unknown == []
+
+
+@pytest.mark.parametrize("device", ["sr0", "fd0", "loop3"])
+def test_a_virtual_cd_is_no_disk(tmp_path: Path, device: str) -> None:
+    text = f"[  1.5] I/O error, dev {device}, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1\n"
+    assert codes(tmp_path, text) == []
+    assert codes(tmp_path, text.replace(device, "sda")) == [("", "disk-io:error")]
