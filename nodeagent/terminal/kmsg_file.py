@@ -78,8 +78,6 @@ class AnyPlaces:
                 return (LinePlace(fields.get("iface") or fields["rdma"]),)
             case _:
                 device = fields.get("controller") or fields.get("pool") or device_of(fields)
-                if _NO_DISK.match(device):
-                    return ()
                 return (LinePlace(device, {"device": device}, before=f"{device}: "),)
 
 
@@ -176,7 +174,9 @@ def _decode(file: BufferedReader, name: str) -> Decoded:
             decoded.unknown.append(entry.number)
         record = entry.record
         found = [each for check in checks for each in check.read(record)] if record else []
-        seen = [each for each in found if isinstance(each, FaultSighting)]
+        seen = [
+            each for each in found if isinstance(each, FaultSighting) and not _is_of_no_disk(each)
+        ]
         for sighting in seen:
             key = (entry.node, entry.prefix, sighting.at, sighting.code, sighting.message)
             if _DIGIT.search(entry.prefix) or sighting.at >= 0:
@@ -188,6 +188,12 @@ def _decode(file: BufferedReader, name: str) -> Decoded:
         if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
             _list_for(decoded, entry).append(entry.number)
     return decoded
+
+
+def _is_of_no_disk(seen: FaultSighting) -> bool:
+    """Whether it is an I/O error of a drive that no node needs; a filesystem may be needed."""
+    io_error = seen.check == "disk-io" and seen.code != "disk-io:filesystem"
+    return io_error and _NO_DISK.match(seen.component) is not None
 
 
 def _list_for(decoded: Decoded, entry: Entry) -> list[int]:

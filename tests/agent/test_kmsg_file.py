@@ -89,10 +89,10 @@ def test_of_a_line_that_does_not_end_the_beginning_alone_is_kept(tmp_path: Path)
     """Megabytes without a record: another file than the one that was meant."""
     log = tmp_path / "log"
     line = "[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
-    log.write_text(f"{line}\n{line}")
+    log.write_text(f"{line}\n{line.replace('81.1', '82.1')}")
     os.truncate(log, 1 << 27)
     with log.open("ab") as file:
-        file.write(f"\n{line}\n".encode())
+        file.write(f"\n{line.replace('81.1', '83.1')}\n".encode())
     tracemalloc.start()
     try:
         found = [(entry["line"], entry["code"]) for entry in decode_file(log)]
