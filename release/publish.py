@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from release import version_check
-from release.images import PROGRAMS, by_digest
+from release.images import PLATFORMS, PROGRAMS, by_digest
 from release.tree import ROOT, TreeError, git, version
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -79,9 +79,11 @@ def _build(target: Target) -> Iterator[str]:
     yield _words(_TWINE, "check", "--strict") + f" {OUT}/dist/*"
     images = [f"--base={target.base}", f"--repository={target.registry}/", f"--bills={OUT}"]
     source = [f"--source={target.source}"] if target.source else []
-    yield _words(_PYTHON, "-m", "release.images", *images, *source)
+    for platform in PLATFORMS:
+        yield _words(_PYTHON, "-m", "release.images", *images, f"--platform={platform}", *source)
     yield _words(_PYTHON, "-m", "release.debian_packages", "--output", f"{OUT}/debian")
-    yield _words("helm", "package", "deploy/helm/sickbay", "--destination", OUT)
+    yield _words(_PYTHON, "-m", "release.chart", f"{OUT}/chart", *source)
+    yield _words("helm", "package", f"{OUT}/chart/sickbay", "--destination", OUT)
 
 
 def _sign_files(target: Target) -> Iterator[str]:
@@ -94,21 +96,21 @@ def _sign_files(target: Target) -> Iterator[str]:
 
 
 def _images(target: Target) -> Iterator[str]:
+    """One name for all platforms: a node pulls its own."""
     for program in PROGRAMS:
         name = f"{target.registry}/sickbay-{program}"
-        digest = f"{OUT}/{program}.digest"
-        yield _words(
-            "buildah", "push", "--format=oci", f"--digestfile={digest}", *_twice(name, target)
-        )
+        image, digest = f"{name}:{target.version}", f"{OUT}/{program}.digest"
+        architectures = [platform.partition("/")[2] for platform in PLATFORMS]
+        yield _words("buildah", "manifest", "create", image)
+        for architecture in architectures:
+            yield _words("buildah", "manifest", "add", image, f"{image}-{architecture}")
+        push = ("buildah", "manifest", "push", "--all", "--format=oci", f"--digestfile={digest}")
+        yield _words(*push, image, f"docker://{image}")
         yield from _signed(name, digest, target)
-        bill = f"{OUT}/sickbay-{program}.cdx.json"
-        attest = ("cosign", "attest", "--yes", "--key", target.key, "--type", "cyclonedx")
-        yield f"{_words(*attest, '--predicate', bill)} {_by_digest(name, digest)}"
-
-
-def _twice(name: str, target: Target) -> tuple[str, str]:
-    """What is pushed, and where."""
-    return f"{name}:{target.version}", f"docker://{name}:{target.version}"
+        for architecture in architectures:
+            bill = f"{OUT}/sickbay-{program}-{architecture}.cdx.json"
+            attest = ("cosign", "attest", "--yes", "--key", target.key, "--type", "cyclonedx")
+            yield f"{_words(*attest, '--predicate', bill)} {_by_digest(name, digest)}"
 
 
 def _chart(target: Target) -> Iterator[str]:

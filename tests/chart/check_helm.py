@@ -63,6 +63,18 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
         ({"mode": "dranin"}, ["/mode", "'observe', 'cordon', 'drain'"]),
         ({"aggregator": {"replicas": "three"}}, ["/aggregator/replicas", "want null or integer"]),
         ({"agent": {"expect": {"gpus": 8}}}, ["/agent", "'expect' not allowed"]),
+        (
+            {"aggregator": {"config": {"limits": {"concurent": 5}}}},
+            ["/aggregator/config/limits", "'concurent' not allowed"],
+        ),
+        (
+            {"agent": {"config": {"expect": {"gpu": 8}}}},
+            ["/agent/config/expect", "'gpu' not allowed"],
+        ),
+        (
+            {"aggregator": {"config": {"drain": {"deadline": "soon"}}}},
+            ["/aggregator/config/drain/deadline"],
+        ),
         ({"image": {"agentDigest": "latest"}}, ["/image/agentDigest", "does not match"]),
         ({"agent": {"maxUnavailable": "some"}}, ["/agent/maxUnavailable"]),
         ({"agent": {"maxUnavailable": "0%"}}, ["/agent/maxUnavailable"]),
@@ -71,7 +83,7 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
         ({"profile": "large"}, ["history.database is empty: set it", "--set history.database="]),
         (
             {"agent": {"config": {"checks": {"reach": {"targets": [{"a": 1}]}}}}},
-            ["agent.config", "expected texts, numbers"],
+            ["/agent/config/checks/reach/targets/0", "got object, want string"],
         ),
         ({"history": None}, ["missing property 'history'"]),
         ({"admissionPolicies": {"enabled": None}}, ["/admissionPolicies", "property 'enabled'"]),
@@ -82,7 +94,7 @@ def test_kustomize_makes_the_same_objects_with_the_definition_too(
         ({"aggregator": {"config": {"conditions": [{"type": "a'b"}]}}}, ["/conditions/0/type"]),
         (
             {"agent": {"config": {"checks": {"reach": {"targets": [None]}}}}},
-            ["agent.config", "a list has a null"],
+            ["/agent/config/checks/reach/targets/0", "got null, want string"],
         ),
     ],
     ids=str,
@@ -220,12 +232,12 @@ def test_a_cluster_that_is_too_old_is_refused(helm: Path) -> None:
 def test_the_agents_settings_keep_their_types(helm: Path) -> None:
     config = {
         "expect": {"gpus": 8},
-        "log_level": 'de"bug',
+        "log_level": "debug",
         "checks": {
             "reach": {"targets": ["tcp://a:1", "tcp://b:2"], "on": False},
             "disk-space": {"fail_above": "97%"},
-            "odd name": {"ratio": 0.5, "empty": None},
         },
+        "own": {"odd name": {"ratio": 0.5, "empty": None, "text": 'de"bug'}},
     }
     objects = render(helm, with_values({"agent": {"config": config}}))
     [text] = [
@@ -236,7 +248,7 @@ def test_the_agents_settings_keep_their_types(helm: Path) -> None:
     assert type(found["expect"]["gpus"]) is int
     assert found["log_level"] == config["log_level"]
     assert found["checks"]["reach"] == {"targets": ["tcp://a:1", "tcp://b:2"], "on": False}
-    assert found["checks"]["odd name"] == {"ratio": 0.5}
+    assert found["own"]["odd name"] == {"ratio": 0.5, "text": 'de"bug'}
     assert found["checks"]["disk-write"] == {"paths": ["/var/lib/sickbay"]}, "the shipped ones stay"
     assert found["host_root"] == "/host"
 

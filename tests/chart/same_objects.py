@@ -1,7 +1,7 @@
 """Objects in a form in which those of the chart and those of kustomize can be compared.
 
 Left out is what only one of the two has, each for a reason:
-- `helm.sh/resource-policy` and hooks, which only Helm reads;
+- `helm.sh/resource-policy` and hooks, which only Helm reads, and the labels of a release;
 - `checksum/config`, by which Helm restarts pods whose configuration has changed (for kustomize,
   docs/install.md restarts them);
 - the Namespace, which Helm makes by `--create-namespace`.
@@ -13,7 +13,15 @@ from typing import Any
 
 import yaml
 
-_HELMS_OWN = {"helm.sh/resource-policy", "checksum/config"}
+_HELMS_OWN = {
+    "helm.sh/resource-policy",
+    "checksum/config",
+    "helm.sh/chart",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/part-of",
+    "app.kubernetes.io/version",
+}
 _NAMED_LISTS = {"volumes", "volumeMounts", "env"}
 
 Objects = dict[tuple[str, str, str], Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from aggregator.policy.shipped_yaml import read_shipped
-from tests.chart import monitoring
+from tests.chart import monitoring, values_schema
 from tests.chart.manifest_edits import ManifestText
 from tests.chart.rules import FILES, LEFT_OUT, OBJECTS
 from tests.dashboard import sickbay as dashboard
@@ -27,6 +27,7 @@ SOURCES = [
 
 #: The namespace as the chart writes it. Quoted where it is a whole value: a namespace may be called
 #: `2026` or `on`, which YAML does not read as a text.
+_NAME = "app.kubernetes.io/name"
 _NAMESPACE = "{{ .Release.Namespace }}"
 _QUOTED = "{{ .Release.Namespace | quote }}"
 _REPLACED = (
@@ -57,6 +58,7 @@ def chart_files() -> dict[Path, str]:
         tables = tomllib.loads(config["data"]["agent.toml"])
         text = yaml.safe_dump(tables, sort_keys=False, allow_unicode=True)
         made[CHART / "files" / f"{name}.yaml"] = _header(source) + text
+    made[CHART / "values.schema.json"] = values_schema.text()
     made[CHART / "files" / "dashboard.json"] = made[dashboard.FILE] = dashboard.text()
     return made | monitoring.written_files(CHART)
 
@@ -80,6 +82,10 @@ def _documents(source: Path) -> Iterator[str]:
             continue
         if key in OBJECTS:
             OBJECTS[key](document)
+        if _NAME in content["metadata"].get("labels", {}):
+            # https://helm.sh/docs/chart_best_practices/labels/
+            labels = '{{- include "sickbay.labels" . | nindent 4 }}'
+            document.insert_after(("metadata", "labels", _NAME), [labels])
         yield document.edited()
 
 

@@ -18,7 +18,7 @@ import yaml
 from aggregator.cluster.port import Action
 from aggregator.config import settings as aggregator_config
 from nodeagent.config import settings as agent_config
-from tests.chart import by_kustomize, values_docs
+from tests.chart import by_kustomize, values_docs, values_schema
 from tests.chart.manifest_edits import ManifestText
 from tests.chart.renderings import RENDERINGS, Rendering, golden
 from tests.chart.same_objects import comparable, differences
@@ -51,7 +51,7 @@ def test_the_documentation_of_the_values_is_current() -> None:
 
 
 def test_every_value_is_in_the_schema_and_no_other_is() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    schema = json.loads(values_schema.OWN.read_text("utf-8"))
     described = {value.name for value in values_docs.values()}
     for name in described:
         values_docs.schema_of(name)
@@ -67,7 +67,7 @@ def test_a_value_that_is_null_is_missing_for_helm_and_the_schema_says_so() -> No
     """Helm takes a default away that is set to null; a template would fail on it, or leave its
     objects out.
     """
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    schema = json.loads(values_schema.OWN.read_text("utf-8"))
     shipped = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 
     def unguarded(of: dict[str, Any], data: dict[str, Any], path: str = "") -> Iterator[str]:

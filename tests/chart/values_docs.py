@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from tests.chart import values_schema
 from tests.chart.templates import CHART
 
 README = CHART / "README.md"
@@ -64,7 +65,7 @@ def _values(
 
 def schema_of(name: str) -> dict[str, Any]:
     """The schema of a value, or KeyError."""
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    schema = json.loads(values_schema.OWN.read_text("utf-8"))
     found: dict[str, Any] = schema
     for part in name.split("."):
         found = found["properties"][part]

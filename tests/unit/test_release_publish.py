@@ -107,23 +107,40 @@ SICKBAY_FILES_URL=https://source.example.test/sickbay/files/ \
 .venv/bin/python -m hatchling build -d {out}/dist
 build/packaging-env/bin/twine check --strict {out}/dist/*
 .venv/bin/python -m release.images --base={base} --repository=registry.example.test/health/ \
---bills={out} --source=https://source.example.test/sickbay
+--bills={out} --platform=linux/amd64 --source=https://source.example.test/sickbay
+.venv/bin/python -m release.images --base={base} --repository=registry.example.test/health/ \
+--bills={out} --platform=linux/arm64 --source=https://source.example.test/sickbay
 .venv/bin/python -m release.debian_packages --output {out}/debian
-helm package deploy/helm/sickbay --destination {out}
+.venv/bin/python -m release.chart {out}/chart --source=https://source.example.test/sickbay
+helm package {out}/chart/sickbay --destination {out}
 # sign files
 (cd {out} && sha256sum dist/* debian/*.deb *.tgz *.cdx.json > SHA256SUMS)
 cosign sign-blob --yes --key release.key --bundle {out}/SHA256SUMS.bundle {out}/SHA256SUMS
 # push images
-buildah push --format=oci --digestfile={out}/agent.digest {images}-agent:{number} \
-docker://{images}-agent:{number}
+buildah manifest create {images}-agent:{number}
+buildah manifest add {images}-agent:{number} {images}-agent:{number}-amd64
+buildah manifest add {images}-agent:{number} {images}-agent:{number}-arm64
+buildah manifest push --all --format=oci --digestfile={out}/agent.digest \
+{images}-agent:{number} docker://{images}-agent:{number}
 cosign sign --yes --key release.key {images}-agent@"$(cat {out}/agent.digest)"
-cosign attest --yes --key release.key --type cyclonedx --predicate {out}/sickbay-agent.cdx.json \
+cosign attest --yes --key release.key --type cyclonedx \
+--predicate {out}/sickbay-agent-amd64.cdx.json \
 {images}-agent@"$(cat {out}/agent.digest)"
-buildah push --format=oci --digestfile={out}/aggregator.digest {images}-aggregator:{number} \
-docker://{images}-aggregator:{number}
+cosign attest --yes --key release.key --type cyclonedx \
+--predicate {out}/sickbay-agent-arm64.cdx.json \
+{images}-agent@"$(cat {out}/agent.digest)"
+buildah manifest create {images}-aggregator:{number}
+buildah manifest add {images}-aggregator:{number} {images}-aggregator:{number}-amd64
+buildah manifest add {images}-aggregator:{number} {images}-aggregator:{number}-arm64
+buildah manifest push --all --format=oci --digestfile={out}/aggregator.digest \
+{images}-aggregator:{number} docker://{images}-aggregator:{number}
 cosign sign --yes --key release.key {images}-aggregator@"$(cat {out}/aggregator.digest)"
 cosign attest --yes --key release.key --type cyclonedx \
---predicate {out}/sickbay-aggregator.cdx.json {images}-aggregator@"$(cat {out}/aggregator.digest)"
+--predicate {out}/sickbay-aggregator-amd64.cdx.json \
+{images}-aggregator@"$(cat {out}/aggregator.digest)"
+cosign attest --yes --key release.key --type cyclonedx \
+--predicate {out}/sickbay-aggregator-arm64.cdx.json \
+{images}-aggregator@"$(cat {out}/aggregator.digest)"
 # push the chart
 helm push {out}/sickbay-{number}.tgz oci://registry.example.test/health/charts 2>&1 \
 | tee {out}/chart.log

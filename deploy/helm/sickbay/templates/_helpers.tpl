@@ -1,3 +1,12 @@
+{{/* Labels of every object. Pods lack them: a new chart version alone must restart no pod. */}}
+{{- define "sickbay.labels" -}}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: sickbay
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- end }}
+
 {{/* The image of a program: "sickbay.image" (list $ "sickbay-agent" DIGEST) */}}
 {{- define "sickbay.image" -}}
 {{- $root := index . 0 -}}
