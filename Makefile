@@ -169,8 +169,9 @@ $(PACKAGING)/.synced: requirements/packaging.txt | $(UV)
 	@touch $@
 
 .PHONY: images
-images: env ## Both images with buildah, reproducibly (BASE=NAME@sha256:..., REPOSITORY=PREFIX/)
+images: env ## Both images with buildah, reproducibly (PLATFORM=linux/arm64 BASE=NAME@sha256:... REPOSITORY=PREFIX/)
 	@$(BIN)/python -m release.images $(if $(BASE),--base=$(BASE)) $(if $(REPOSITORY),--repository=$(REPOSITORY)) \
+	  $(if $(PLATFORM),--platform=$(PLATFORM)) \
 	  --figures build/bench/images.json
 
 .PHONY: packages

@@ -11,6 +11,8 @@ from pathlib import Path
 Run = Callable[[Sequence[str]], str]
 
 NAME = "localhost/sickbay-base"
+#: Debian 13, whose Python is 3.13.
+SUITE = "trixie"
 #: libstdc++6 is for grpcio, whose wheel brings no C++ library.
 PACKAGES = ("python3", "python-is-python3", "libstdc++6", "ca-certificates", "tzdata")
 BUILDER_PACKAGES = (*PACKAGES, "python3-venv")
@@ -18,22 +20,28 @@ _LEFT_OUT = ("doc", "info", "locale", "man", "lintian", "linda")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def make(run: Run, epoch: int, suite: str) -> tuple[str, str]:
-    """Make both; their names with digests: for the images, and for the build stage."""
-    suite = suite or _own_suite()
+def make(run: Run, epoch: int, suite: str, architecture: str = "") -> tuple[str, str]:
+    """Make both; their names with digests: for the images, and for the build stage.
+
+    ``architecture`` is Debian's name of it (amd64, arm64); empty: this machine's.
+    """
+    tag = f"{suite}-{architecture}" if architecture else suite
     return (
-        _make(run, f"{NAME}:{suite}", PACKAGES, epoch, suite),
-        _make(run, f"{NAME}-builder:{suite}", BUILDER_PACKAGES, epoch, suite),
+        _make(run, f"{NAME}:{tag}", PACKAGES, epoch, suite, architecture),
+        _make(run, f"{NAME}-builder:{tag}", BUILDER_PACKAGES, epoch, suite, architecture),
     )
 
 
-def bootstrap_command(packages: Sequence[str], suite: str, target: Path) -> list[str]:
+def bootstrap_command(
+    packages: Sequence[str], suite: str, target: Path, architecture: str = ""
+) -> list[str]:
     """Mmdebstrap's command line. It takes SOURCE_DATE_EPOCH from its environment."""
     excludes = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT]
     return [
         "mmdebstrap",
         "--quiet",
         "--variant=essential",
+        *((f"--architectures={architecture}",) if architecture else ()),
         f"--include={','.join(packages)}",
         *excludes,
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
@@ -46,11 +54,15 @@ def bootstrap_command(packages: Sequence[str], suite: str, target: Path) -> list
     ]
 
 
-def _make(run: Run, image: str, packages: Sequence[str], epoch: int, suite: str) -> str:
+def _make(
+    run: Run, image: str, packages: Sequence[str], epoch: int, suite: str, architecture: str
+) -> str:
     with tempfile.TemporaryDirectory(prefix="sickbay-base-") as folder:
         root = Path(folder) / "root.tar"
-        run(["env", f"SOURCE_DATE_EPOCH={epoch}", *bootstrap_command(packages, suite, root)])
-        container = run(["buildah", "from", "scratch"])
+        command = bootstrap_command(packages, suite, root, architecture)
+        run(["env", f"SOURCE_DATE_EPOCH={epoch}", *command])
+        platform = (f"--platform=linux/{architecture}",) if architecture else ()
+        container = run(["buildah", "from", *platform, "scratch"])
         try:
             run(["buildah", "add", "--quiet", container, str(root), "/"])
             run(["buildah", "config", f"--env=PATH={_PATH}", container])
@@ -59,9 +71,3 @@ def _make(run: Run, image: str, packages: Sequence[str], epoch: int, suite: str)
             run(["buildah", "rm", container])
     digest = run(["buildah", "inspect", "--type=image", "--format={{.FromImageDigest}}", image])
     return f"{image.rpartition(':')[0]}@{digest}"
-
-
-def _own_suite() -> str:
-    lines = Path("/etc/os-release").read_text("utf-8").splitlines()
-    release = dict(line.split("=", 1) for line in lines if "=" in line)
-    return release.get("VERSION_CODENAME", "stable").strip('"')

@@ -1,6 +1,6 @@
 """Builds both images with buildah, so that two builds of one commit give one digest.
 
-    python -m release.images [--base NAME@sha256:DIGEST] [--repository PREFIX] ...
+    python -m release.images [--base NAME@sha256:DIGEST] [--platform linux/arm64] ...
 
 The base is named by its digest: a tag is another image tomorrow. Without --base it is made here
 from Debian's packages, for sites that cannot pull one (docs/images.md). Times are those of the
@@ -24,6 +24,10 @@ from release.tree import ROOT, TreeError, commit_time, revision, version
 
 OK, FAILED, USAGE = 0, 1, 2
 PROGRAMS = ("agent", "aggregator")
+#: What is published: x86-64, and ARM for Grace. The kernel's names of their machines.
+_MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+PLATFORMS = tuple(_MACHINES)
+_BINFMT = Path("/proc/sys/fs/binfmt_misc")
 #: The bill of materials in each image.
 BILL = "/opt/sickbay/share/sickbay/sbom.cdx.json"
 _BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")
@@ -34,7 +38,8 @@ _LABEL = "org.opencontainers.image"
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What both images are built from. ``epoch`` in seconds since 1970; ``base`` and ``builder``
-    are NAME@sha256:DIGEST. ``options`` are buildah's own, such as --volume=/etc/pip.conf:...
+    are NAME@sha256:DIGEST. ``platform`` is linux/ARCHITECTURE; empty: this machine's. ``options``
+    are buildah's own, such as --volume=/etc/pip.conf:...
     """
 
     repository: str
@@ -44,11 +49,14 @@ class Plan:
     base: str
     builder: str
     source: str = ""
+    platform: str = ""
     options: tuple[str, ...] = ()
 
     def image(self, program: str) -> str:
-        """The name and tag of a program's image."""
-        return f"{self.repository}sickbay-{program}:{self.version}"
+        """The name and tag of a program's image; the tag of one platform names it."""
+        architecture = self.platform.partition("/")[2]
+        suffix = f"-{architecture}" if architecture else ""
+        return f"{self.repository}sickbay-{program}:{self.version}{suffix}"
 
     def labels(self) -> Mapping[str, str]:
         """The labels that only a build knows."""
@@ -73,6 +81,7 @@ class Plan:
             f"--timestamp={self.epoch}",
             f"--build-arg=PYTHON={self.base}",
             f"--build-arg=BUILDER={self.builder}",
+            *((f"--platform={self.platform}",) if self.platform else ()),
             *(f"--label={key}={value}" for key, value in self.labels().items()),
             *self.options,
             f"--ignorefile=deploy/Dockerfile.{program}.dockerignore",
@@ -103,6 +112,26 @@ def by_digest(text: str) -> str:
             f"{text!r} is no image by digest; expected NAME@sha256: and 64 hexadecimal digits"
         )
     return text
+
+
+def platform_of(text: str) -> str:
+    """A platform that images are published for."""
+    if text and text not in PLATFORMS:
+        expected = " or ".join(PLATFORMS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not supported; expected {expected}")
+    return text
+
+
+def check_emulation(platform: str, *, binfmt: Path = _BINFMT) -> None:
+    """Raise ImageError where this machine can't run the programs of the platform."""
+    machine = _MACHINES.get(platform, "")
+    if not machine or machine == os.uname().machine:
+        return
+    if not (binfmt / f"qemu-{machine}").exists():
+        raise ImageError(
+            f"{platform}: this machine has no emulation of {machine}: install qemu-user-static, "
+            "binfmt-support and arch-test (Debian), or build on such a machine"
+        )
 
 
 def run(command: Sequence[str]) -> str:
@@ -160,10 +189,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         epoch = commit_time(environ)
+        check_emulation(options.platform)
         base, builder = options.base, options.builder or options.base
         if base is None:
             print("images: making a base from Debian's packages (mmdebstrap)", flush=True)
-            base, builder = debian_base.make(run, epoch, options.suite)
+            architecture = options.platform.partition("/")[2]
+            base, builder = debian_base.make(run, epoch, options.suite, architecture)
         plan = Plan(
             repository=options.repository,
             version=version(),
@@ -172,6 +203,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             base=base,
             builder=builder,
             source=options.source,
+            platform=options.platform,
             options=tuple(options.option),
         )
         built = {}
@@ -182,7 +214,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             unpacked, packed = image.unpacked / 2**20, image.packed / 2**20
             if options.bills is not None:
                 options.bills.mkdir(parents=True, exist_ok=True)
-                file = options.bills / f"sickbay-{program}.cdx.json"
+                suffix = options.platform.partition("/")[2]
+                named = f"sickbay-{program}-{suffix}" if suffix else f"sickbay-{program}"
+                file = options.bills / f"{named}.cdx.json"
                 file.write_text(bill(plan.image(program)), "utf-8")
             print(f"  {image.digest}  {unpacked:.0f} MiB, {packed:.0f} MiB packed", flush=True)
     except (ImageError, TreeError) as error:
@@ -208,7 +242,16 @@ def _parser() -> argparse.ArgumentParser:
         help="the build stage's own base, where --base has no venv module",
     )
     parser.add_argument(
-        "--suite", default="", help="Debian's release for the base; default: this machine's"
+        "--suite",
+        default=debian_base.SUITE,
+        help=f"Debian's release for the base; default: {debian_base.SUITE}",
+    )
+    parser.add_argument(
+        "--platform",
+        type=platform_of,
+        default="",
+        metavar="linux/ARCHITECTURE",
+        help="linux/amd64 or linux/arm64; another one than this machine's needs qemu-user-static",
     )
     parser.add_argument(
         "--repository", default="", metavar="PREFIX", help="before the images' names; ends with /"

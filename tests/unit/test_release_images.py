@@ -1,5 +1,8 @@
 """The plan of an image's build: the base by digest, labels, times of the commit."""
 
+import argparse
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,9 +73,9 @@ def test_a_given_time_is_taken_for_the_commits() -> None:
 
 
 def test_the_base_of_debian_has_python_and_no_package_manager_of_it() -> None:
-    command = debian_base.bootstrap_command(debian_base.PACKAGES, "bookworm", Path("root.tar"))
+    command = debian_base.bootstrap_command(debian_base.PACKAGES, "trixie", Path("root.tar"))
     assert "--include=python3,python-is-python3,libstdc++6,ca-certificates,tzdata" in command
-    assert command[-2:] == ["bookworm", "root.tar"]
+    assert command[-2:] == ["trixie", "root.tar"]
 
 
 def test_sizes_are_written_in_mib(tmp_path: Path) -> None:
@@ -81,3 +84,28 @@ def test_sizes_are_written_in_mib(tmp_path: Path) -> None:
     images.write_figures(file, built)
     assert '"image_agent_mib": 10.0' in file.read_text("utf-8")
     assert '"image_agent_packed_mib": 5.0' in file.read_text("utf-8")
+
+
+def test_an_image_of_a_platform_names_it_and_its_base_is_of_that_architecture() -> None:
+    arm = replace(PLAN, platform="linux/arm64")
+    assert arm.image("agent").endswith(f"{PLAN.version}-arm64")
+    assert "--platform=linux/arm64" in arm.build("agent")
+    command = debian_base.bootstrap_command((), "trixie", Path("root.tar"), "arm64")
+    assert "--architectures=arm64" in command
+
+
+def test_a_platform_that_this_machine_cannot_run_is_refused_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    foreign = {"x86_64": "linux/arm64", "aarch64": "linux/amd64"}[os.uname().machine]
+    with pytest.raises(images.ImageError, match="install qemu-user-static"):
+        images.check_emulation(foreign, binfmt=tmp_path)
+    machine = "aarch64" if foreign == "linux/arm64" else "x86_64"
+    (tmp_path / f"qemu-{machine}").touch()
+    images.check_emulation(foreign, binfmt=tmp_path)
+    images.check_emulation("", binfmt=tmp_path)
+
+
+def test_an_unknown_platform_is_refused_by_name() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected linux/amd64 or linux/arm64"):
+        images.platform_of("linux/riscv64")
