@@ -12,6 +12,9 @@ CURVES := build/bench/curves-env
 PACKAGING := build/packaging-env
 DOCS := build/docs-env
 BMC := build/bmc-env
+# BENCH_SMALL=1 runs any benchmark in a small form, for its command and keys alone.
+BENCH_FOLDER ?= build/bench$(if $(filter-out 0,$(BENCH_SMALL)),-small)
+export BENCH_SMALL BENCH_FOLDER
 BENCHES := taint agent scale nodes faults repair network fleet history hostile install page
 
 .PHONY: help
@@ -91,14 +94,14 @@ docs-reference: env ## What is made of code in docs/reference: schemas, commands
 docs-serve: docs ## The same, served on 127.0.0.1:8000
 	@exec $(DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
-# -- the two commands ----------------------------------------------------------
+# -- the demo and the tests ----------------------------------------------------------
 .PHONY: demo
 demo: env ## This machine's agent beside simulated nodes, a fault injected while you look
-	@exec $(BIN)/sickbay demo
+	@exec $(BIN)/sickbay demo $(DEMO_OPTIONS)
 
 .PHONY: demo-cluster
 demo-cluster: env ## The same on a real kube-apiserver: watch kubectl get nodes,quarantines
-	@exec $(BIN)/python -m tests.demo
+	@exec $(BIN)/python -m tests.demo $(DEMO_OPTIONS)
 
 .PHONY: test-setup
 test-setup: env ## What make test needs: Debian packages, the control plane (built once, in minutes)
@@ -110,9 +113,10 @@ test: env ## Every check and every test (needs root for mounts, namespaces, the 
 	@tests/setup-debian.sh
 	@$(BIN)/python -m tests.side_by_side
 
+FAST_TESTS ?= tests/unit
 .PHONY: test-fast
 test-fast: env ## Quick unit tests alone: no root, no cluster, seconds
-	@$(BIN)/pytest tests/unit -q -m "not slow"
+	@$(BIN)/pytest $(FAST_TESTS) -q -m "not slow"
 
 .PHONY: test-versions
 test-versions: env ## Tests of the Kubernetes client on the oldest Kubernetes that is supported
@@ -172,11 +176,11 @@ $(PACKAGING)/.synced: requirements/packaging.txt | $(UV)
 images: env ## Both images with buildah, reproducibly (PLATFORM=linux/arm64 BASE=NAME@sha256:... REPOSITORY=PREFIX/)
 	@$(BIN)/python -m release.images $(if $(BASE),--base=$(BASE)) $(if $(REPOSITORY),--repository=$(REPOSITORY)) \
 	  $(if $(PLATFORM),--platform=$(PLATFORM)) \
-	  --figures build/bench/images.json
+	  --figures $(BENCH_FOLDER)/images.json
 
 .PHONY: packages
 packages: env ## The Debian packages of this release, into build/debian
-	@$(BIN)/python -m release.debian_packages
+	@$(BIN)/python -m release.debian_packages $(PACKAGES_OPTIONS)
 
 .PHONY: test-packages
 test-packages: env $(PACKAGING)/.synced ## Build the Debian packages; install, upgrade and purge them (root; minutes)
@@ -191,7 +195,7 @@ test-images: env $(PACKAGING)/.synced ## Build both images twice on Debian's pac
 # Where a release goes is an argument; the tree names no place. DRY_RUN=1 prints the commands.
 release_option = $(if $($(1)),--$(2)='$($(1))')
 .PHONY: release
-release: env $(PACKAGING)/.synced ## Check, tag, build, sign, publish (DRY_RUN=1 REGISTRY= INDEX= REMOTE= BASE= KEY=)
+release: env $(if $(filter-out 0,$(DRY_RUN)),,$(PACKAGING)/.synced) ## Check, tag, build, sign, publish (DRY_RUN=1 REGISTRY= INDEX= REMOTE= BASE= KEY=)
 	@$(BIN)/python -m release.publish $(call release_option,REGISTRY,registry) \
 	  $(call release_option,INDEX,index) $(call release_option,REMOTE,remote) \
 	  $(call release_option,BASE,base) $(call release_option,KEY,key) \

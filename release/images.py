@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -147,6 +148,13 @@ def run(command: Sequence[str]) -> str:
     return done.stdout.strip()
 
 
+def _check_programs(names: Sequence[str]) -> None:
+    """Raise ImageError for one that is missing, before minutes of work."""
+    for name in names:
+        if shutil.which(name) is None:
+            raise ImageError(f"{name} is not installed (Debian: apt-get install {name})")
+
+
 def measure(image: str) -> Built:
     """Digest and sizes, by writing the image as a registry would get it."""
     with tempfile.TemporaryDirectory(prefix="sickbay-images-") as folder:
@@ -188,6 +196,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Build both images; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
+        _check_programs(["buildah"] if options.base else ["buildah", "mmdebstrap"])
         epoch = commit_time(environ)
         check_emulation(options.platform)
         base, builder = options.base, options.builder or options.base

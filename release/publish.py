@@ -167,8 +167,8 @@ def main(
         remote=options.remote,
         base=options.base,
         key=options.key,
-        source=options.source,
-        files=options.files,
+        source=options.source or "",
+        files=options.files or "",
     )
     try:
         found = obstacles(target, tree, ask_git)
@@ -210,14 +210,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--key", required=True, help="cosign's private key: a file, or a URI")
     parser.add_argument(
         "--source",
-        default="",
         type=_url,
         metavar="URL",
         help="the project's page: metadata, labels",
     )
     parser.add_argument(
         "--files",
-        default="",
         type=_url,
         metavar="URL",
         help="what precedes a file's path in a link, for the README on the index",

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,19 +24,20 @@ import yaml
 
 from aggregator.demo.ports import free_port
 from nodeagent.uplink.dialer import OPTIONS
-from tests.bench import burst
+from tests.bench import burst, small
 from tests.bench.environments import install, optimized
 from tests.bench.figures import table, write
 from tests.bench.processes import Cost, cost
 from tests.bench.relay import Relay
+from tests.bench.small import small_or
 from tests.controlplane.waiting import wait_until
 from tests.nvml import FakeGpus, gpu, link_the_rest
 from tests.support.pki import Authority
 
 #: A start is over when the checks of every minute have run twice and the stream has named its
 #: measurements, within 70 s. Both messages come once in a stream: `start_bytes` has them.
-SETTLE_S = 90.0
-EVERY_S = 10.0
+SETTLE_S = small_or(1.0, 90.0)
+EVERY_S = small_or(0.5, 10.0)
 #: The kernel counts CPU in ticks, and a short look at a bare stream may see none.
 _TICK_S = 0.01
 
@@ -176,9 +178,11 @@ def _at_rest(
 
 
 def main() -> None:
-    seconds = float(os.environ.get("BENCH_SECONDS", "600"))
-    programs, others = install("agent"), install("aggregator")
-    bare_programs = install("agent", "bare")
+    seconds = small.seconds("BENCH_SECONDS", 600.0, 1.0)
+    programs, others, bare_programs = small_or(
+        lambda: [Path(sys.executable).parent] * 3,
+        lambda: [install("agent"), install("aggregator"), install("agent", "bare")],
+    )()
     figures: dict[str, float | int | str] = {}
     with tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -21,14 +21,15 @@ from aggregator.alerts.routes import NodeContext
 from aggregator.alerts.settings import AlertSettings, ReceiverConfig, RouteConfig
 from aggregator.alerts.store import FileStore
 from aggregator.events import EventKind, Transition
+from tests.bench.small import small_or
 from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
 from tests.support.waiting import CLOCKS, until
 
 #: Shares of the alerts after whose delivery the process is killed with -9, and started again.
-_KILLED_AT = (0.2, 0.5, 0.8)
+_KILLED_AT = small_or((0.5,), (0.2, 0.5, 0.8))
 _RACK = 64
 #: The rack's five minutes, and the waits of its route, are this many times as fast as in service.
-_FASTER = 20.0
+_FASTER = small_or(400.0, 20.0)
 _WITHIN = 300.0
 
 

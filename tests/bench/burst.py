@@ -14,12 +14,13 @@ from pathlib import Path
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.kernel_log import raw
 from tests.bench.processes import cost
+from tests.bench.small import small_or
 from tests.nvml import FakeGpus, gpu, link_the_rest, pci_of, uuid_of
 from tests.support.fake_aggregator import Attended, FakeAggregator
 from tests.support.waiting import until
 
-LINES = 40_000
-SECONDS = 60.0
+LINES = small_or(40, 40_000)
+SECONDS = small_or(0.2, 60.0)
 #: Lines come in handfuls, as printk's do.
 EVERY_S = 0.01
 #: An application's faults, contained ones and fatal ones, over four GPUs.

@@ -7,6 +7,7 @@ not measured is not drawn, and that of an earlier run stays.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +22,12 @@ mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sickbay", "font.size":
 from matplotlib.figure import Figure  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-BENCH = ROOT / "build" / "bench"
-FOLDER = ROOT / "docs" / "figures"
+#: As `tests.bench.figures.FOLDER`; a small form's curves stay beside its figures.
+SMALL = os.environ.get("BENCH_SMALL", "") not in {"", "0"}
+BENCH = Path(
+    os.environ.get("BENCH_FOLDER") or ROOT / "build" / ("bench-small" if SMALL else "bench")
+)
+FOLDER = BENCH if SMALL else ROOT / "docs" / "figures"
 #: The most points that a curve of a distribution needs: the file stays small.
 POINTS = 120
 INK, SECOND, FAINT = "#1f5f8b", "#b5532a", "#999999"
@@ -155,7 +160,7 @@ def main() -> int:
         path = FOLDER / f"{name}.svg"
         figure.savefig(path, metadata={"Date": None})
         path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
-        sys.stdout.write(f"drawn: {path.relative_to(ROOT)}\n")
+        sys.stdout.write(f"drawn: {path}\n")
     return 0
 
 

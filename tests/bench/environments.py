@@ -11,6 +11,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tests.bench.small import SMALL
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "bench"
 
@@ -38,6 +40,8 @@ def optimized(programs: Path) -> dict[str, str]:
 
     There the bytecode of Python's own library is beside it; here it is in a folder of its own.
     """
+    if SMALL:  # to compile the library takes seconds
+        return os.environ | {"PYTHONOPTIMIZE": ""}
     cache = FOLDER / "pycache"
     variables = os.environ | {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": str(cache)}
     variables.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -14,11 +14,12 @@ from typing import Self
 
 from tests.bench.parts import LIFTED, Findings, plane_in_memory
 from tests.bench.simulated_agents import Crowd
+from tests.bench.small import small_or
 from tests.controlplane.waiting import wait_until
 from tests.support.shards import TRUSTING_TLS, Replicas
 
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
-BEFORE, AFTER, PATIENCE = 5.0, 10.0, 240.0
+BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (5.0, 10.0)), 240.0)
 EVERY = 0.5
 
 

@@ -2,11 +2,16 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "build" / "bench"
+from tests.bench.small import small_or
+
+_BUILD = Path(__file__).parents[2] / "build"
+#: Where each benchmark's figures are; those of small forms elsewhere, as they mean nothing.
+FOLDER = Path(os.environ.get("BENCH_FOLDER") or _BUILD / small_or("bench-small", "bench"))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -34,7 +39,7 @@ def straightness(points: Sequence[tuple[float, float]]) -> float:
 
 
 def write(name: str, figures: Mapping[str, float | int | str]) -> Path:
-    """``build/bench/NAME.json``, one flat object."""
+    """``NAME.json`` in the folder of figures, one flat object."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
     path.write_text(json.dumps(figures, indent=2) + "\n")

@@ -20,7 +20,6 @@ this, and exits with 1 when a gate fails, after the figures are written.
 """
 
 import gc
-import os
 import random
 import sys
 import time
@@ -33,10 +32,12 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, GPUS, Story, background
+from tests.bench import small
 from tests.bench.figures import percentile, table, write
 from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
 from tests.bench.massplay import FIRST, RACK_EVENT, mass_events, rack_events
 from tests.bench.slowplay import SlowOutcome, play_slow
+from tests.bench.small import exit_code, number
 from tests.support.replica import SETTINGS
 
 #: The shipped limits, except the count: at 4 hours for a repair some twelve of 7,500 nodes are in
@@ -376,11 +377,11 @@ _WANTED = {
 
 
 def main() -> int:
-    nodes = int(os.environ.get("BENCH_NODES", "7500"))
-    days = float(os.environ.get("BENCH_DAYS", "30"))
-    seeds = int(os.environ.get("BENCH_SEEDS", "10"))
-    processes = int(os.environ.get("BENCH_PROCESSES", "2"))
-    slow_nodes = int(os.environ.get("BENCH_SLOW_NODES", "800"))
+    nodes = number("BENCH_NODES", 7500, 160)
+    days = small.seconds("BENCH_DAYS", 30.0, 0.1)
+    seeds = number("BENCH_SEEDS", 10, 1)
+    processes = number("BENCH_PROCESSES", 2, 1)
+    slow_nodes = number("BENCH_SLOW_NODES", 800, 16)
     begun = time.perf_counter()
     done: list[Figures] = []
     with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=1) as pool:
@@ -409,7 +410,7 @@ def main() -> int:
     failed = gates(found)
     for gate in failed:
         print(f"GATE: {gate}")
-    return 1 if failed else 0
+    return exit_code(failed=bool(failed))
 
 
 if __name__ == "__main__":

@@ -15,15 +15,16 @@ from statistics import median
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from tests.bench import watcher
 from tests.bench.limit import expected_nodes, lifted_client, quarantine_all
-from tests.bench.parts import SETTLE, Findings, bare_streams, plane_in_memory
+from tests.bench.parts import SETTLE, Findings, bare_streams, burst_size, plane_in_memory
 from tests.bench.simulated_agents import Crowd, certify
+from tests.bench.small import small_or
 from tests.bench.trials import PATIENCE, until_rest
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 
-SIZE = 1000
+SIZE = burst_size(1000)
 #: Pairs of bursts; an uneven number, so that the median is one of them.
-TURNS = 5
+TURNS = small_or(1, 5)
 
 
 def floor(found: Findings) -> None:

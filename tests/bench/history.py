@@ -33,17 +33,18 @@ from aggregator.history.lemon_detector import MOST_NODES, MOST_ROWS
 from aggregator.history.migrate import upgrade
 from aggregator.history.row_codec import IdGenerator, to_row
 from tests.bench.figures import percentile, table, write
+from tests.bench.small import exit_code, number, small_or
 from tests.support.histories import Place
 from tests.support.postgres import NoPostgres, PostgresServer
 
-ROWS = int(os.environ.get("BENCH_ROWS", "10000000"))
-NODES = 10_000
+ROWS = number("BENCH_ROWS", 10_000_000, 2_000)
+NODES = small_or(20, 10_000)
 DAY = 86_400.0
 MONTH = 28 * DAY
 #: A fixed month, so that two runs ask for the same.
 END = 1_800_000_000.0
-LOOKS = 100
-BATCHES = 40
+LOOKS = small_or(2, 100)
+BATCHES = small_or(2, 40)
 #: The issue's aim, milliseconds.
 WANTED_MS = 50.0
 
@@ -242,7 +243,7 @@ def main() -> int:
         for name in ("sqlite_node_month_ms", "postgres_node_month_ms")
         if float(figures.get(name, 0)) > WANTED_MS
     ]
-    return 1 if slow else 0
+    return exit_code(failed=bool(slow))
 
 
 def _rows(figures: dict[str, float | int | str]) -> Iterator[tuple[str, str, str]]:

@@ -15,7 +15,6 @@ smaller.
 import contextlib
 import http.client
 import json
-import os
 import resource
 import ssl
 import subprocess
@@ -28,8 +27,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.bench import planes
 from tests.bench.figures import percentile, table, write
+from tests.bench.planes import in_memory
 from tests.bench.processes import cost
+from tests.bench.small import number, small_or, start_quickly
 from tests.bench.watcher import NODES, Watcher, marked
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
@@ -43,11 +45,7 @@ _PROBE_EVERY, _PROBE_WITHIN = 0.1, 10.0
 #: Seconds between two faults: a trial is not to wait for the one before it.
 _BETWEEN = 0.25
 #: Honest agents that arrive beside the hostile clients.
-_LATE = 20
-
-
-def _number(name: str, default: int) -> int:
-    return int(os.environ.get(name, str(default)))
+_LATE = small_or(2, 20)
 
 
 class Prober(threading.Thread):
@@ -192,15 +190,17 @@ def _running(line: list[str], out: int) -> Iterator[None]:
 
 def main() -> None:
     """Run it and write `build/bench/hostile.json`."""
-    trials = _number("BENCH_TRIALS", 60)
-    count = _number("BENCH_NODES", 200)
-    streams, connections = _number("BENCH_STREAMS", 5000), _number("BENCH_CONNECTIONS", 2000)
+    trials = number("BENCH_TRIALS", 60, 1)
+    count = number("BENCH_NODES", 200, 3)
+    streams = number("BENCH_STREAMS", 5000, 9)
+    connections = number("BENCH_CONNECTIONS", 2000, 6)
+    start_quickly()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft != hard else (soft, hard))
     with (
         tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory,
-        ControlPlane(folder=Path(memory) / "plane") as plane,
+        in_memory() as memory,
+        planes.plane(folder=memory / "plane") as plane,
     ):
         # Before the aggregator lists them: limits are shares of the nodes that it knows.
         honest = plane.create_nodes(max(count, 3 * trials), "honest")

@@ -36,18 +36,27 @@ from aggregator.cluster.port import (
 from aggregator.quarantine.actions.expected_nodes import DECIDING
 from aggregator.quarantine.decide.node_marks import cordon_change
 from tests.bench import watcher
-from tests.bench.parts import LIFTED, SETTLE, Findings, Site, plane_in_memory
+from tests.bench.parts import (
+    LIFTED,
+    SETTLE,
+    WARM,
+    Findings,
+    Site,
+    burst_size,
+    plane_in_memory,
+)
 from tests.bench.simulated_agents import FAULT, certify
+from tests.bench.small import small_or
 from tests.bench.trials import PATIENCE, Trials, until_rest
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.support.stack import NAMESPACE
 
 #: Pairs of a round, and rounds.
-PAIRS, ROUNDS = 500, 3
+PAIRS, ROUNDS = small_or((2, 1), (500, 3))
 _AT_ONCE = 32
 #: Bursts of a size, of each kind: as many as an admission record has room for, 5,000 nodes.
-TURNS = {100: 6, 500: 4, 1000: 2}
+TURNS = small_or({100: 1, 500: 1, 1000: 1}, {100: 6, 500: 4, 1000: 2})
 #: No limiter of ours is in the way.
 _MOST = LIFTED["cluster"]
 
@@ -91,7 +100,7 @@ def limit(found: Findings) -> None:
             time.sleep(SETTLE)
             until_rest(apart)
             trials = Trials(plane, crowd, nodes)
-            trials.singles(5)  # warm
+            trials.singles(WARM)
             for size, turns in asyncio.run(_turns(trials, apart, free)).items():
                 found.figures |= {
                     f"turn_{size}_s": round(median(ours for ours, _ in turns), 2),
@@ -166,15 +175,16 @@ async def _turns(
     await cluster.start()
     try:
         expected = await expected_nodes(cluster)
-        await asyncio.gather(*(quarantine(cluster, expected[free.pop()]) for _ in range(5)))  # warm
-        for size, times in TURNS.items():
+        await asyncio.gather(*(quarantine(cluster, expected[free.pop()]) for _ in range(WARM)))
+        for name, times in TURNS.items():
+            size = burst_size(name)
             for turn in range(min(times, trials.left // size)):
                 if turn % 2:
                     alone = await requests(size)
-                    took.setdefault(size, []).append((await faults(size), alone))
+                    took.setdefault(name, []).append((await faults(size), alone))
                 else:
                     ours = await faults(size)
-                    took.setdefault(size, []).append((ours, await requests(size)))
+                    took.setdefault(name, []).append((ours, await requests(size)))
     finally:
         await cluster.close()
     return took

@@ -6,7 +6,6 @@ blamed, how many are at fault. Recall: of those at fault, how many are blamed. F
 nodes, racks and targets that are blamed. Run by `make bench-network`.
 """
 
-import os
 import random
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from aggregator.health.model import Status
 from aggregator.policy.network.triangulate import PEERS, Triangulation
 from tests.bench.figures import write
+from tests.bench.small import exit_code, number, small_or
 from tests.support.networks import RACK, TARGET, Network, address, name
 
 NOISE = 0.01
@@ -135,8 +135,8 @@ def update_cost_us(size: int, updates: int) -> float:
 
 
 def main() -> int:
-    graphs = int(os.environ.get("BENCH_GRAPHS", "20"))
-    size = int(os.environ.get("BENCH_NODES", "1000"))
+    graphs = number("BENCH_GRAPHS", 20, 1)
+    size = number("BENCH_NODES", 1000, 64)
     figures: dict[str, float] = {"graphs": graphs, "nodes": size}
     print(f"Triangulation, {graphs} graphs of {size} nodes for each row")
     print(f"  {'':38}{'precision':>10}{'recall':>8}{'false blame':>13}")
@@ -153,10 +153,10 @@ def main() -> int:
             figures[f"{key}_recall"] = round(found.recall, 4)
             figures[f"{key}_false"] = found.false
             failed |= found.false > 0
-    figures["update_us"] = round(update_cost_us(10_000, 2_000), 1)
+    figures["update_us"] = round(update_cost_us(*small_or((64, 5), (10_000, 2_000))), 1)
     print(f"  one edge's change in a fleet of 10,000: {figures['update_us']} us")
     print(write("network", figures))
-    return 1 if failed else 0
+    return exit_code(failed=failed)
 
 
 if __name__ == "__main__":

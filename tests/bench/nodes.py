@@ -18,7 +18,6 @@ import os
 import random
 import ssl
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -38,9 +37,12 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import RemoteNodes
 from aggregator.replicas.membership.view import rendezvous_score
+from tests.bench import planes, small
 from tests.bench.figures import percentile, read, table, write
-from tests.bench.parts import LIFTED
+from tests.bench.parts import LIFTED, WARM
+from tests.bench.planes import in_memory
 from tests.bench.simulated_agents import Crowd
+from tests.bench.small import small_or, start_quickly
 from tests.bench.trials import Trials
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
@@ -48,15 +50,15 @@ from tests.controlplane.waiting import wait_until
 from tests.support.shards import TRUSTING_TLS, Replicas
 from tests.support.stack import NAMESPACE, install
 
-SIZES = (10_000, 25_000, 50_000)
+SIZES = small_or((12,), (10_000, 25_000, 50_000))
 REPLICAS = 3
 #: Nodes with an agent: for the faults, and for the path from a follower to the leader.
-AGENTS = 60
-FAULTS = 30
-ADMISSIONS = 100
+AGENTS = small_or(4, 60)
+FAULTS = small_or(1, 30)
+ADMISSIONS = small_or(5, 100)
 #: Changes of Nodes a second while the cost of the watches is taken: 50,000 kubelets write a status
 #: every five minutes, 167 a second; a client of one thread writes fewer, and the cost is scaled.
-WRITES_S = 20.0
+WRITES_S = small_or(0.2, 20.0)
 #: The API server's processes are not the ones to be measured, so its start and list are waited for.
 PATIENCE = 300.0
 _MIB = 2**20
@@ -133,7 +135,8 @@ def main() -> int:
     if sizes[0] < AGENTS:
         sys.stderr.write(f"BENCH_NODES={text!r}: expected {AGENTS} nodes or more\n")
         return 2
-    seconds = float(os.environ.get("BENCH_SECONDS", "60"))
+    seconds = small.seconds("BENCH_SECONDS", 60.0, 0.3)
+    start_quickly()
     figures: dict[str, float | int | str] = {
         key: value for key, value in read("nodes").items() if key.rpartition("_")[2].isdigit()
     }
@@ -164,15 +167,13 @@ def _rows(figures: dict[str, float | int | str]) -> list[tuple[str, str, str]]:
 def _plane() -> Iterator[tuple[ControlPlane, Path]]:
     """Without controllers: those annotate each Node anew, for minutes after many were made."""
     with (
-        tempfile.TemporaryDirectory(
-            prefix="sickbay-bench-", dir="/dev/shm", ignore_cleanup_errors=True
-        ) as memory,
-        ControlPlane(
-            folder=Path(memory) / "plane", kwok=False, scheduler=False, controller_manager=False
+        in_memory() as memory,
+        planes.plane(
+            folder=memory / "plane", kwok=False, scheduler=False, controller_manager=False
         ) as plane,
     ):
         install(plane)
-        yield plane, Path(memory)
+        yield plane, memory
 
 
 def _create(plane: ControlPlane, count: int, *, start: int) -> list[str]:
@@ -202,7 +203,7 @@ def _measure(plane: ControlPlane, folder: Path, nodes: Sequence[str], seconds: f
             crowd.come(chosen)
             figures |= _at_rest(plane, replicas, nodes, seconds)
             trials = Trials(plane, crowd, chosen)
-            trials.singles(3)  # warm
+            trials.singles(WARM)
             figures["taint_p50_ms"] = round(median(trials.singles(FAULTS)), 1)
             trials.until_quiet()
         one = replicas.one(0)
@@ -371,11 +372,11 @@ async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
     )
     await writer.read()
     took, own = [], 0.0
-    for number, meta in enumerate(metas[: ADMISSIONS + 5]):
+    for number, meta in enumerate(metas[: ADMISSIONS + WARM]):
         began, cpu = time.monotonic(), time.process_time()
         held = await writer.propose(Proposal(meta.name, f"{number:016x}", "", "drain"))
         assert held is None, held
-        if number >= 5:  # warm
+        if number >= WARM:
             took.append(1000 * (time.monotonic() - began))
             own += time.process_time() - cpu
     return {

@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,12 @@ from typing import Any
 
 from aggregator.demo.ports import free_port
 from aggregator.ingest import grpc_env
+from tests.bench import planes
 from tests.bench.figures import percentile, slope, straightness
+from tests.bench.planes import in_memory
 from tests.bench.processes import cost
 from tests.bench.simulated_agents import Crowd, certify, most_agents
+from tests.bench.small import small_or
 from tests.bench.trials import Trials, requests, requests_by_nodes, requests_until_taint
 from tests.controlplane.plane import ControlPlane
 from tests.support.pki import Authority
@@ -27,13 +29,17 @@ from tests.support.stack import AggregatorProcess, Place, install
 
 Figures = dict[str, float | int]
 
-SINGLES = 200
-BURSTS = {100: 5, 500: 2, 1000: 1}
-GROWTH = (1_000, 2_500, 5_000, 10_000, 15_000, 20_000)
+SINGLES = small_or(1, 200)
+BURSTS = small_or({100: 1, 500: 1, 1000: 1}, {100: 5, 500: 2, 1000: 1})
+GROWTH = small_or((6, 12), (1_000, 2_500, 5_000, 10_000, 15_000, 20_000))
 #: Seconds over which the cost of one step of the growth is taken.
-GROWTH_SECONDS = 15.0
+GROWTH_SECONDS = small_or(0.2, 15.0)
+#: The same for the replica without agents.
+EMPTY_SECONDS = small_or(0.2, 5.0)
 #: A heartbeat of each, and its snapshot's garbage, are over (seconds).
-SETTLE = 12.0
+SETTLE = small_or(0.2, 12.0)
+#: Trials that load libraries and are no part of the figures.
+WARM = small_or(1, 5)
 #: All limits out of the way: the figure is the time from a fault to its taint.
 RAISED: dict[str, Any] = {
     "identity": {"kind": "certificate"},
@@ -55,6 +61,11 @@ LIFTED: dict[str, Any] = {
 }
 
 
+def burst_size(size: int) -> int:
+    """How many faults a burst of this name has: two in a small form."""
+    return small_or(2, size)
+
+
 @dataclass
 class Findings:
     """``figures`` are the keys of scale.json; ``curves`` are the drawn data, by name."""
@@ -69,13 +80,11 @@ class Findings:
 def plane_in_memory() -> Iterator[tuple[ControlPlane, Path]]:
     """A control plane, and a folder; both in memory, both gone afterwards."""
     with (
-        tempfile.TemporaryDirectory(
-            prefix="sickbay-bench-", dir="/dev/shm", ignore_cleanup_errors=True
-        ) as memory,
-        ControlPlane(folder=Path(memory) / "plane", kwok=False, scheduler=False) as plane,
+        in_memory() as memory,
+        planes.plane(folder=memory / "plane", kwok=False, scheduler=False) as plane,
     ):
         install(plane)
-        yield plane, Path(memory)
+        yield plane, memory
 
 
 class Site:
@@ -131,8 +140,8 @@ def bare(found: Findings) -> None:
     nodes = [f"bare-{number:05d}" for number in range(found.nodes)]
     points = []
     with (
-        tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory,
-        bare_streams(Path(memory)) as (server, crowd, authority),
+        in_memory() as memory,
+        bare_streams(memory) as (server, crowd, authority),
     ):
         certify(authority, nodes)
         for share in _steps(nodes, [len(nodes) // 10, len(nodes) // 2, len(nodes)]):
@@ -159,10 +168,10 @@ def steady(found: Findings) -> None:
                 _rest(found, plane, aggregator.process.pid)
                 trials = Trials(plane, crowd, nodes)
                 _trials(found, plane, trials)
-            if trials.left >= max(BURSTS):
+            if trials.left >= burst_size(max(BURSTS)):
                 with site.aggregator("shipped", RAISED):
                     crowd.all_here(timeout_s=300)
-                    took = trials.burst(max(BURSTS))
+                    took = trials.burst(burst_size(max(BURSTS)))
                 found.curves["burst_1000_default"] = took
                 found.figures["burst_1000_default_p99_s"] = round(took[-1], 1)
         found.figures["node_requests"] = requests_by_nodes(plane)
@@ -181,7 +190,7 @@ def _rest(found: Findings, plane: ControlPlane, pid: int) -> None:
 
 
 def _trials(found: Findings, plane: ControlPlane, trials: Trials) -> None:
-    trials.singles(5)  # warm
+    trials.singles(WARM)
     trials.until_quiet()
     mark = plane.audit_mark()
     count = min(SINGLES, trials.left // 4)
@@ -197,7 +206,8 @@ def _trials(found: Findings, plane: ControlPlane, trials: Trials) -> None:
     for size, times in BURSTS.items():
         trials.until_quiet()
         mark = plane.audit_mark()
-        took = [trials.burst(size) for _ in range(min(times, trials.left // size))]
+        faults = burst_size(size)
+        took = [trials.burst(faults) for _ in range(min(times, trials.left // faults))]
         if not took:
             continue
         trials.until_quiet()
@@ -218,7 +228,7 @@ def growth(found: Findings) -> None:
         site = Site(plane, folder)
         with site.aggregator("growing", LIFTED) as aggregator, site.crowd("crowd") as crowd:
             assert aggregator.process is not None
-            points.append(Point(0, *_cost_of(aggregator.process.pid, 5.0, settle=5.0), 0.0))
+            points.append(Point(0, *_cost_of(aggregator.process.pid, EMPTY_SECONDS, settle=EMPTY_SECONDS), 0.0))
             for target in [*steps, top]:
                 more = plane.create_nodes(target - len(crowd), "grow", start=len(crowd))
                 certify(site.place.authority, more)

@@ -22,9 +22,10 @@ from tests.bench.figures import percentile, table, write
 from tests.bench.parts import plane_in_memory
 from tests.bench.repair_kills import Kills, kill_at_random
 from tests.bench.repair_orders import decide_to_order, requests_alone
+from tests.bench.small import exit_code, number, small_or, start_quickly
 from tests.support.fabrics import fabric, named, nodes, search
 
-SETS, FLEET = 200, 1024
+SETS, FLEET = small_or((2, 64), (200, 1024))
 #: Bad nodes of a set: mostly one, at times as many as a rack has.
 SIZES = (1, 1, 1, 1, 2, 2, 3, 4, 8, 16)
 
@@ -76,7 +77,7 @@ def bisections(seed: int) -> Figures:
         wrong += named(found) != bad or bool(found.interactions) or not found.rest_passed
         rounds.append(found.rounds)
         tests.append(found.tests)
-    links = [search(group, fabric(links=[rng.sample(group, 2)])) for _ in range(20)]
+    links = [search(group, fabric(links=[rng.sample(group, 2)])) for _ in range(small_or(1, 20))]
     return {
         "bisection_rounds_1024": max(rounds),
         "bisection_wrong": wrong,
@@ -110,8 +111,9 @@ def gates(figures: Mapping[str, float | int | str]) -> list[str]:
 
 
 def main() -> int:
-    kills = int(os.environ.get("BENCH_KILLS", "200"))
-    trials = int(os.environ.get("BENCH_TRIALS", "100"))
+    kills = number("BENCH_KILLS", 200, 1)
+    trials = number("BENCH_TRIALS", 100, 1)
+    start_quickly()
     seed = int(os.environ.get("BENCH_SEED", "21"))
     # Each start of the aggregator would compile its modules anew otherwise.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -132,7 +134,7 @@ def main() -> int:
     failed = gates(figures)
     for gate in failed:
         print(f"GATE: {gate}")
-    return 1 if failed else 0
+    return exit_code(failed=bool(failed))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tests.bench.drill import FAULT
 from tests.bench.limit import SPEC
 from tests.bench.repair_kills import RULES, settings
 from tests.bench.repair_receiver import RepairReceiver, at_once
+from tests.bench.small import small_or
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.support.simulator import Simulator
@@ -34,7 +35,7 @@ from tests.support.stack import NAMESPACE, Stack
 #: Seconds between two faults: drains last for some seconds, and a fault is to be alone otherwise.
 EVERY = 0.5
 #: The first orders load libraries.
-_WARM = 3
+_WARM = small_or(1, 3)
 _PATIENCE = 120.0
 
 

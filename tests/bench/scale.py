@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from tests.bench import parts
+from tests.bench import parts, small
 from tests.bench.failover import failover
 from tests.bench.figures import read, table, write
 from tests.bench.floor import floor
@@ -19,7 +19,8 @@ from tests.bench.limit import limit
 from tests.bench.parts import Findings
 from tests.bench.progress import Progress
 from tests.bench.report import scale_rows
-from tests.bench.simulated_agents import most_agents
+from tests.bench.simulated_agents import AgentsRefused, most_agents
+from tests.bench.small import number, start_quickly
 from tests.bench.sustained import sustained
 
 #: Each with the seconds that it takes with 10,000 nodes; the others' cost is in their order.
@@ -37,8 +38,9 @@ LEAST_S = 40.0
 
 
 def main() -> int:
-    nodes = min(int(os.environ.get("BENCH_NODES", "10000")), most_agents())
-    seconds = float(os.environ.get("BENCH_SECONDS", "60"))
+    nodes = min(number("BENCH_NODES", 10_000, 12), most_agents())
+    seconds = small.seconds("BENCH_SECONDS", 60.0, 0.2)
+    start_quickly()
     chosen = [part for part in os.environ.get("BENCH_PARTS", "").split(",") if part] or list(PARTS)
     unknown = sorted(set(chosen) - set(PARTS))
     if unknown:
@@ -54,6 +56,9 @@ def main() -> int:
             if name in chosen:
                 with progress.part(name):
                     PARTS[name][0](found)
+    except AgentsRefused as refused:
+        sys.stderr.write(f"bench-scale: {refused}\n")
+        return 1
     finally:  # figures from before a part failed took minutes: keep them
         progress.close()
         figures = ({} if whole else read("scale")) | {"agents": nodes} | found.figures

@@ -3,25 +3,64 @@
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from aggregator.ingest.os_limits import connections_allowed
 from tests.controlplane.waiting import wait_until
 from tests.support.pki import Authority
 from tests.support.simulator import Simulator
 
 FAULT = "xid:79"
-#: Files that a process has open beside its connections.
+#: Files that a simulator has open beside its connections.
 _OTHER_FILES = 600
+#: Seconds without a further stream after which the missing agents count as refused.
+STALLED_S = 60.0
+
+
+class AgentsRefused(Exception):
+    """Some agents get no stream: a benchmark that waits for all of them has no result."""
 
 
 def most_agents() -> int:
-    """How many connections one process may have here; allows what the system allows."""
+    """How many agents one aggregator accepts here, and one simulator can play.
+
+    Raises this process's limit of open files, which both inherit, to what the system allows.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard - _OTHER_FILES if hard != resource.RLIM_INFINITY else 1_000_000
+    accepted = connections_allowed(hard)
+    return accepted if hard == resource.RLIM_INFINITY else min(accepted, hard - _OTHER_FILES)
+
+
+def until_all_stream(
+    streaming: Callable[[], int],
+    count: int,
+    *,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until so many agents have a stream.
+
+    Raises AgentsRefused when no further one has come for `STALLED_S` seconds, or in that time.
+    """
+    most, grown_at = -1, clock()
+    end = grown_at + timeout_s
+    while (now := streaming()) != count:
+        at = clock()
+        if now > most:
+            most, grown_at = now, at
+        if at > end or at - grown_at > STALLED_S:
+            raise AgentsRefused(
+                f"{now:,} of {count:,} agents have a stream, and none has come for "
+                f"{at - grown_at:.0f} s. The aggregator refuses agents beyond its limit of open "
+                f"files (here {connections_allowed():,} agents, see ulimit -Hn): set BENCH_NODES "
+                "lower, or raise the limit."
+            )
+        sleep(0.1)
 
 
 def certify(authority: Authority, nodes: Sequence[str]) -> None:
@@ -71,7 +110,13 @@ class Crowd:
         simulator = Simulator(["--names", listed, *self._where], log=log, before=self._before)
         self.simulators.append(simulator)
         self._of |= dict.fromkeys(nodes, simulator)
-        simulator.until_streaming(len(nodes), timeout_s=timeout_s)
+
+        def streaming() -> int:
+            if simulator.process.poll() is not None:
+                raise AgentsRefused(f"the simulator ended: {simulator.log()[-2000:]}")
+            return simulator.streaming
+
+        until_all_stream(streaming, len(nodes), timeout_s=timeout_s)
         return time.monotonic() - begun
 
     def all_here(self, *, timeout_s: float) -> None:

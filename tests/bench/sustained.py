@@ -16,14 +16,15 @@ from aggregator.cluster.kubernetes.objects import Meta, NodeObject
 from aggregator.cluster.node_names import CONDITION
 from aggregator.cluster.port import NodeEvent, Phase, Quarantine
 from tests.bench.limit import expected_nodes, lifted_client, quarantine
-from tests.bench.parts import LIFTED, Findings, Site, plane_in_memory
+from tests.bench.parts import LIFTED, WARM, Findings, Site, plane_in_memory
 from tests.bench.simulated_agents import certify
+from tests.bench.small import small_or
 from tests.bench.trials import Trials
 from tests.controlplane.plane import ControlPlane
 
 #: Faults a second, for so many seconds: more than is wanted, so that the rate that comes out is
 #: the aggregator's.
-SUSTAINED = (400.0, 8.0)
+SUSTAINED = small_or((20.0, 0.2), (400.0, 8.0))
 _MESSAGE = "drain: xid:79 (GPU has fallen off the bus) on GPU-00000000-0000-0000-0000-000000000000"
 
 
@@ -35,13 +36,13 @@ def sustained(found: Findings) -> None:
     """
     rate, seconds = SUSTAINED
     with plane_in_memory() as (plane, folder):
-        nodes = plane.create_nodes(min(found.nodes, int(rate * seconds) + 5), "steady")
+        nodes = plane.create_nodes(min(found.nodes, int(rate * seconds) + WARM), "steady")
         site = Site(plane, folder)
         certify(site.place.authority, nodes)
         with site.aggregator("lifted", LIFTED), site.crowd("crowd") as crowd:
             crowd.come(nodes)
             trials = Trials(plane, crowd, nodes)
-            trials.singles(5)  # warm
+            trials.singles(WARM)
             done = trials.sustained(rate, trials.left / rate)
     with plane_in_memory() as (apart, _):
         apart.create_nodes(len(done.trailing_s), "alone")

@@ -14,7 +14,6 @@ that this machine needs at that moment.
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,9 +27,12 @@ from typing import Self
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Node
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
+from tests.bench import planes
 from tests.bench.figures import percentile, table, write
 from tests.bench.limit import expected_nodes, quarantine
 from tests.bench.parts import plane_in_memory
+from tests.bench.planes import in_memory
+from tests.bench.small import number, small_or, start_quickly
 from tests.bench.trials import until_rest
 from tests.bench.watcher import Watcher, marked
 from tests.controlplane.plane import ControlPlane
@@ -38,6 +40,8 @@ from tests.support.stack import HAS_AGENT, NAMESPACE, Stack, start_job, write_re
 
 #: A real cluster's TTL controller annotates each node; here it does not run.
 _ANNOTATIONS = {"node.alpha.kubernetes.io/ttl": "0"}
+#: The first trials load libraries; they are no part of the figures.
+WARM = small_or(0, 5)
 #: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s on a fast disk,
 #: and the figure would measure the memory's bandwidth.
 _BUSY = """
@@ -152,12 +156,13 @@ class RequestsAlone:
 
 
 def main() -> None:
-    trials = int(os.environ.get("BENCH_TRIALS", "100"))
+    trials = number("BENCH_TRIALS", 100, 1)
+    start_quickly()
     namespace = "bench"
     with (
         tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory,
-        ControlPlane(folder=Path(memory) / "plane") as plane,
+        in_memory() as memory,
+        planes.plane(folder=memory / "plane") as plane,
         plane_in_memory() as (apart, _),
         RequestsAlone(apart) as requests,
     ):
@@ -166,21 +171,21 @@ def main() -> None:
         # With the label of an agent's pod: a node whose labels have changed since the last list is
         # read before it is marked.
         labels = {HAS_AGENT: "true"}
-        calm = plane.create_nodes(trials + 5, "quiet", labels=labels, annotations=_ANNOTATIONS)
-        beside = plane.create_nodes(trials // 2, "busy", labels=labels, annotations=_ANNOTATIONS)
-        free = apart.create_nodes(trials + 5, "alone", annotations=_ANNOTATIONS)
+        calm = plane.create_nodes(trials + WARM, "quiet", labels=labels, annotations=_ANNOTATIONS)
+        beside = plane.create_nodes(max(1, trials // 2), "busy", labels=labels, annotations=_ANNOTATIONS)
+        free = apart.create_nodes(trials + WARM, "alone", annotations=_ANNOTATIONS)
         # A node that a controller changes later would differ from what the aggregator has listed.
         for one in (plane, apart):
             until_rest(one)
         with Stack(plane, Path(folder)) as stack:
-            stack.aggregator.log_path = Path(memory) / "aggregator.log"
+            stack.aggregator.log_path = memory / "aggregator.log"
             stack.aggregator.start().ready()
-            bench = Bench(plane, stack, namespace, Path(memory))
+            bench = Bench(plane, stack, namespace, memory)
             pairs = [
                 (bench.trial(node), requests.trial(alone))
                 for node, alone in zip(calm, free, strict=True)
             ]
-            quiet, limits = [ours for ours, _ in pairs[5:]], [alone for _, alone in pairs[5:]]
+            quiet, limits = [ours for ours, _ in pairs[WARM:]], [alone for _, alone in pairs[WARM:]]
             with busy_disk(Path(folder)):
                 busy = [bench.trial(node) for node in beside]
     taints = [taint for taint, _ in quiet]

@@ -14,6 +14,7 @@ from typing import Any
 from aggregator.quarantine.drain.drainer import EMPTY_FOR
 from tests.bench import watcher
 from tests.bench.simulated_agents import Crowd
+from tests.bench.small import small_or
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
@@ -23,7 +24,9 @@ AGGREGATOR = "system:serviceaccount:sickbay:sickbay-aggregator"
 #: Seconds until a taint that has not come is a failure of the run.
 PATIENCE = 180.0
 #: Seconds. A drain makes no request between its two reads: a shorter rest does not show its end.
-DRAINED_S = EMPTY_FOR + 1.0
+DRAINED_S = small_or(0.3, EMPTY_FOR + 1.0)
+#: The same where no drain is under way.
+REST_S = small_or(0.3, 1.0)
 _CHANGES = frozenset({"create", "update", "patch", "delete"})
 
 
@@ -112,7 +115,7 @@ class Trials:
 
 
 def until_rest(
-    plane: ControlPlane, user: str = "", *, seconds: float = 1.0, timeout_s: float = 180.0
+    plane: ControlPlane, user: str = "", *, seconds: float = REST_S, timeout_s: float = 180.0
 ) -> None:
     """Wait until ``user`` (empty: any) has made no change for ``seconds`` except to Leases."""
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -70,6 +71,18 @@ class Authority:
         )
         (folder / "ca.crt").write_bytes(root.public_bytes(Encoding.PEM))
         return cls(folder, key, root)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The authority of this folder, whose key was saved."""
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey)
+        root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        return cls(folder, key, root)
+
+    def save_key(self) -> None:
+        """Write the key to the folder, for a process that loads the authority."""
+        _write_key(self._folder / "ca.key", self._key)
 
     @staticmethod
     def _new_key() -> Key:

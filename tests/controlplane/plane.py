@@ -13,6 +13,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -36,6 +37,8 @@ __all__ = ["ADMIN", "ControlPlane", "PlaneError"]
 ADMIN = "test-admin"
 """The user whom `client` and `kubeconfig` are; a member of system:masters."""
 
+#: The file of a shared plane's folder with its ports and processes.
+SHARED = "shared.json"
 _SYNC_PREFIX = "sickbay-sync-"
 #: Writes of one transaction; etcd takes 128 at most.
 _COPIES_AT_ONCE = 100
@@ -236,6 +239,17 @@ class ControlPlane(ClusterObjects):
     def _etcd_data(self) -> Path:
         return self.folder / "etcd"
 
+    def share(self) -> Path:
+        """Let other processes of this user use it while it runs (shared_plane.py); returns its folder."""
+        self._authority.save_key()
+        facts = {
+            "etcd_port": self._etcd_port.number,
+            "port": self.port,
+            "pids": {name: server.pid for name, server in self.servers.items()},
+        }
+        (self.folder / SHARED).write_text(json.dumps(facts))
+        return self.folder
+
     # -- identities ------------------------------------------------------------------
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
@@ -297,7 +311,7 @@ class ControlPlane(ClusterObjects):
         if not self.apiserver.running or self.apiserver.paused:
             return
         before = self.audit_log.stat().st_size
-        own = f"{_SYNC_PREFIX}{next(self._serial)}"
+        own = f"{_SYNC_PREFIX}{os.getpid()}-{next(self._serial)}"
         self.client.request("GET", "/version", headers={"Audit-ID": own})
         wait_until(
             lambda: any(e["auditID"] == own for e in audit.read_entries(self.audit_log, before)),
@@ -397,7 +411,11 @@ class ControlPlane(ClusterObjects):
         return self._cleanup.enter_context(client)
 
     def _issue(self, user: str, groups: Sequence[str]) -> KeyPair:
-        return self._authority.user(f"user-{next(self._serial)}", user, groups)
+        return self._authority.user(self._new_name(), user, groups)
+
+    def _new_name(self) -> str:
+        """A name of a user's files; other processes may use the same folder (shared_plane.py)."""
+        return f"user-{os.getpid()}-{next(self._serial)}"
 
     def _component_kubeconfig(self, user: str) -> Path:
         # Each under its own name, so that the audit log tells them apart.
@@ -406,7 +424,7 @@ class ControlPlane(ClusterObjects):
     def _write_kubeconfig(
         self, *, certificate: KeyPair | None = None, token: str | None = None
     ) -> Path:
-        path = self.folder / f"user-{next(self._serial)}.kubeconfig"
+        path = self.folder / f"{self._new_name()}.kubeconfig"
         return kubeconfigs.write(path, self.url, self.ca_file, certificate=certificate, token=token)
 
 

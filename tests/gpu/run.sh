@@ -6,6 +6,10 @@
 # beside a working GPU (60). TESTS are the words for pytest (tests/gpu).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
+if [ ! -e /proc/driver/nvidia/version ]; then
+  echo "gpu-check: no NVIDIA driver is loaded here (no /proc/driver/nvidia/version); run it on a machine with a GPU" >&2
+  exit 2
+fi
 out=$(realpath -m "${OUT:-build/gpu/out}")
 raw=build/gpu/raw
 python=${PYTHON:-python3}
