@@ -234,9 +234,9 @@ $(CURVES)/.synced: requirements/bench.txt | $(UV)
 	@$(UV) pip sync --quiet --python $(CURVES)/bin/python --require-hashes requirements/bench.txt
 	@touch $@
 
-.PHONY: bench-figures
-bench-figures: env ## Put the last figures of bench-scale and bench-faults into docs/
-	@$(BIN)/python -m tests.bench.report
+.PHONY: figures
+figures: env ## Fill the figures of README.md and docs/ with those of the last benchmarks
+	@$(BIN)/python -m tests.bench.documents $(FIGURES_OPTIONS)
 
 .PHONY: screenshots
 screenshots: env ## The pictures in README.md and docs/tutorial.md (needs Chromium)

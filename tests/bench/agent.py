@@ -10,7 +10,6 @@ docstrings and assertions, as in the agent's image. Then a burst of Xids
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from tests.bench.environments import install, optimized
 from tests.bench.figures import table, write
 from tests.bench.processes import Cost, cost
 from tests.bench.relay import Relay
-from tests.bench.small import small_or
+from tests.bench.small import SMALL, small_or
 from tests.controlplane.waiting import wait_until
 from tests.nvml import FakeGpus, gpu, link_the_rest
 from tests.support.pki import Authority
@@ -177,12 +176,16 @@ def _at_rest(
     }
 
 
+def _programs() -> list[Path]:
+    """Of the agent, the aggregator and the bare stream; in a small form this environment's."""
+    if SMALL:
+        return [Path(sys.executable).parent] * 3
+    return [install("agent"), install("aggregator"), install("agent", "bare")]
+
+
 def main() -> None:
     seconds = small.seconds("BENCH_SECONDS", 600.0, 1.0)
-    programs, others, bare_programs = small_or(
-        lambda: [Path(sys.executable).parent] * 3,
-        lambda: [install("agent"), install("aggregator"), install("agent", "bare")],
-    )()
+    programs, others, bare_programs = _programs()
     figures: dict[str, float | int | str] = {}
     with tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -1,17 +1,20 @@
 """Helpers of the benchmarks: percentiles, lines through points, the JSON of figures, a table."""
 
+import datetime as dt
 import json
 import math
 import os
+import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.bench.small import small_or
 
-_BUILD = Path(__file__).parents[2] / "build"
+_ROOT = Path(__file__).parents[2]
 #: Where each benchmark's figures are; those of small forms elsewhere, as they mean nothing.
-FOLDER = Path(os.environ.get("BENCH_FOLDER") or _BUILD / small_or("bench-small", "bench"))
+FOLDER = Path(os.environ.get("BENCH_FOLDER") or _ROOT / "build" / small_or("bench-small", "bench"))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -39,11 +42,32 @@ def straightness(points: Sequence[tuple[float, float]]) -> float:
 
 
 def write(name: str, figures: Mapping[str, float | int | str]) -> Path:
-    """``NAME.json`` in the folder of figures, one flat object."""
+    """``NAME.json`` in the folder of figures: one flat object, with the source of the figures."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
-    path.write_text(json.dumps(figures, indent=2) + "\n")
+    path.write_text(json.dumps({**figures, **source()}, indent=2) + "\n")
     return path
+
+
+def source() -> dict[str, str]:
+    """The day, the commit ("+" with changes) and the machine of figures that are measured now."""
+    described = ("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")
+    commit = subprocess.run(described, cwd=_ROOT, capture_output=True, text=True, check=False)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cpus = len(os.sched_getaffinity(0))
+    return {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "commit": commit.stdout.strip() or "unknown",
+        "machine": f"{cpus} cores ({_processor()}), {memory:.0f} GiB, "
+        f"Linux {platform.release().partition('-')[0]}, CPython {platform.python_version()}",
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def read(name: str) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from dataclasses import dataclass, replace
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
-from tests.bench.faultplay import DAY, GPUS, Story, background
 from tests.bench import small
+from tests.bench.faultplay import DAY, GPUS, Story, background
 from tests.bench.figures import percentile, table, write
 from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
 from tests.bench.massplay import FIRST, RACK_EVENT, mass_events, rack_events

@@ -32,12 +32,13 @@ from aggregator.history.history import BATCH, CHUNK
 from aggregator.history.lemon_detector import MOST_NODES, MOST_ROWS
 from aggregator.history.migrate import upgrade
 from aggregator.history.row_codec import IdGenerator, to_row
+from tests.bench import small
 from tests.bench.figures import percentile, table, write
-from tests.bench.small import exit_code, number, small_or
+from tests.bench.small import exit_code, small_or
 from tests.support.histories import Place
 from tests.support.postgres import NoPostgres, PostgresServer
 
-ROWS = number("BENCH_ROWS", 10_000_000, 2_000)
+ROWS = small.number("BENCH_ROWS", 10_000_000, 2_000)
 NODES = small_or(20, 10_000)
 DAY = 86_400.0
 MONTH = 28 * DAY

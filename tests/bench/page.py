@@ -23,9 +23,9 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from aggregator.cluster.port import Phase
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.fleet import FleetState
-from tests.bench import alerts
+from tests.bench import alerts, small
 from tests.bench.figures import table, write
-from tests.bench.small import exit_code, number, small_or
+from tests.bench.small import exit_code, small_or
 from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.waiting import until
 from tests.web.support import (
@@ -208,8 +208,8 @@ async def measure(nodes: int, changes: int) -> dict[str, float | int | str]:
 
 def main() -> int:
     """0 when every figure is within its bound."""
-    nodes = number("BENCH_NODES", 10_000, 200)
-    figures = asyncio.run(measure(nodes, number("BENCH_TRIALS", 40, 2)))
+    nodes = small.number("BENCH_NODES", 10_000, 200)
+    figures = asyncio.run(measure(nodes, small.number("BENCH_TRIALS", 40, 2)))
     path = write("page", figures)
     rows, failed = [], 0
     for key, what, unit, bound, more in ROWS:

@@ -228,7 +228,11 @@ def growth(found: Findings) -> None:
         site = Site(plane, folder)
         with site.aggregator("growing", LIFTED) as aggregator, site.crowd("crowd") as crowd:
             assert aggregator.process is not None
-            points.append(Point(0, *_cost_of(aggregator.process.pid, EMPTY_SECONDS, settle=EMPTY_SECONDS), 0.0))
+            points.append(
+                Point(
+                    0, *_cost_of(aggregator.process.pid, EMPTY_SECONDS, settle=EMPTY_SECONDS), 0.0
+                )
+            )
             for target in [*steps, top]:
                 more = plane.create_nodes(target - len(crowd), "grow", start=len(crowd))
                 certify(site.place.authority, more)

@@ -18,7 +18,7 @@ from tests.bench.floor import floor
 from tests.bench.limit import limit
 from tests.bench.parts import Findings
 from tests.bench.progress import Progress
-from tests.bench.report import scale_rows
+from tests.bench.rows import scale_rows
 from tests.bench.simulated_agents import AgentsRefused, most_agents
 from tests.bench.small import number, start_quickly
 from tests.bench.sustained import sustained

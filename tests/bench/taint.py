@@ -172,7 +172,9 @@ def main() -> None:
         # read before it is marked.
         labels = {HAS_AGENT: "true"}
         calm = plane.create_nodes(trials + WARM, "quiet", labels=labels, annotations=_ANNOTATIONS)
-        beside = plane.create_nodes(max(1, trials // 2), "busy", labels=labels, annotations=_ANNOTATIONS)
+        beside = plane.create_nodes(
+            max(1, trials // 2), "busy", labels=labels, annotations=_ANNOTATIONS
+        )
         free = apart.create_nodes(trials + WARM, "alone", annotations=_ANNOTATIONS)
         # A node that a controller changes later would differ from what the aggregator has listed.
         for one in (plane, apart):

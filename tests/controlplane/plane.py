@@ -240,7 +240,7 @@ class ControlPlane(ClusterObjects):
         return self.folder / "etcd"
 
     def share(self) -> Path:
-        """Let other processes of this user use it while it runs (shared_plane.py); returns its folder."""
+        """Let other processes of this user use it (shared_plane.py); returns its folder."""
         self._authority.save_key()
         facts = {
             "etcd_port": self._etcd_port.number,

@@ -55,13 +55,14 @@ class SharedPlane(ControlPlane):
         self.url = f"https://127.0.0.1:{self.port}"
         self.ca_file = self._authority.certificate
         self.audit_log = self.folder / "audit.log"
-        self.servers = {
-            name: cast(Server, _Running(pid)) for name, pid in facts["pids"].items()
-        }
+        self.servers = {name: cast(Server, _Running(pid)) for name, pid in facts["pids"].items()}
         admin = self._issue(ADMIN, ["system:masters"])
         self.client = self._closing(ApiClient(self.port, self.ca_file, certificate=admin))
         self.kubeconfig = kubeconfigs.write(
-            self.folder / f"{self._new_name()}.kubeconfig", self.url, self.ca_file, certificate=admin
+            self.folder / f"{self._new_name()}.kubeconfig",
+            self.url,
+            self.ca_file,
+            certificate=admin,
         )
         return self
 

@@ -1,13 +1,16 @@
 """The benchmarks' own arithmetic, their bar, and how their figures come into the documents."""
 
 import io
+import resource
 from typing import Any, cast
 
 import pytest
 
+from aggregator.ingest.os_limits import connections_allowed
 from tests.bench.figures import percentile, slope, straightness
 from tests.bench.progress import Progress
-from tests.bench.report import put, scale_rows, sizing_tables
+from tests.bench.rows import scale_rows, sizing_tables
+from tests.bench.simulated_agents import AgentsRefused, most_agents, until_all_stream
 from tests.bench.trials import AGGREGATOR, requests_until_taint
 from tests.controlplane.plane import ControlPlane
 
@@ -46,20 +49,6 @@ def test_nothing_is_shown_where_there_is_no_terminal() -> None:
         pass
     progress.close()
     assert out.getvalue() == ""
-
-
-def test_figures_go_into_their_place_and_nowhere_else() -> None:
-    text = "a\n<!-- measured: x -->\nold\n<!-- /measured -->\nb\n<!-- measured: y -->\n"
-    once = put(text, "x", "new\\1")
-    assert once == text.replace("old", "new\\1")
-    assert put(once, "x", "new\\1") == once
-    empty = text.replace("old\n", "") + "c\n<!-- /measured -->\n"
-    assert put(empty, "x", "new") == empty.replace("x -->\n", "x -->\nnew\n")
-
-
-def test_a_place_that_is_missing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="0 places for the figures of x"):
-        put("nothing here\n", "x", "new")
 
 
 def test_what_was_not_measured_is_said_and_what_was_has_its_share_of_the_aim() -> None:
@@ -117,3 +106,34 @@ def test_requests_until_the_taint_are_those_of_marked_nodes_and_none_that_trails
     ]
     plane = cast(ControlPlane, Audited(entries))
     assert requests_until_taint(plane, 1) == (1 + 2 + 1 + 4) / 2
+
+
+def test_a_benchmark_plays_no_more_agents_than_the_aggregator_accepts() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert 0 < most_agents() <= connections_allowed(hard)
+
+
+def test_agents_that_are_refused_end_the_wait_with_the_reason() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def streaming() -> int:  # the last thousand never come
+        return min(9_000, int(now[0] * 1_000))
+
+    with pytest.raises(AgentsRefused, match=r"9,000 of 10,000 agents .* none has come for 60 s"):
+        until_all_stream(streaming, 10_000, timeout_s=600, clock=lambda: now[0], sleep=sleep)
+    assert now[0] < 80
+
+
+def test_agents_that_come_slowly_are_waited_for() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    until_all_stream(
+        lambda: min(10, int(now[0] / 50)), 10, timeout_s=600, clock=lambda: now[0], sleep=sleep
+    )
+    assert now[0] >= 500

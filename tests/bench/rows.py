@@ -1,20 +1,8 @@
-"""The results of bench-scale and bench-faults as tables: for a terminal, and for docs/.
+"""The results of bench-scale and bench-faults as tables: for a terminal, and for docs/."""
 
-    python -m tests.bench.report
-
-puts the figures of build/bench/ where docs/benchmarks.md and docs/scaling.md have a place for them:
-between a line `<!-- measured: NAME -->` and the next `<!-- /measured -->`.
-"""
-
-import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from tests.bench.figures import read
-
-DOCS = Path(__file__).parents[2] / "docs"
 #: Memory as a multiple of a replica's expected use: for garbage, a burst, a stampede of agents.
 ROOM = 1.5
 
@@ -163,34 +151,3 @@ def sizing_tables(figures: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
 def _memory(mib: float) -> str:
     """Up to the next quarter of a GiB, as a manifest has it."""
     return f"{-int(-mib // 256) * 256}Mi"
-
-
-def put(text: str, name: str, table: str) -> str:
-    """``text`` with ``table`` in the place of that name. Raises ValueError where it has none."""
-    begin, end = re.escape(f"<!-- measured: {name} -->\n"), re.escape("<!-- /measured -->")
-    place = re.compile(f"({begin}).*?({end})", re.DOTALL)
-    filled, times = place.subn(lambda found: f"{found[1]}{table}\n{found[2]}", text)
-    if times != 1:
-        raise ValueError(f"{times} places for the figures of {name}; expected one")
-    return filled
-
-
-def _write(page: str, name: str, table: str) -> None:
-    path = DOCS / page
-    path.write_text(put(path.read_text(), name, table))
-    sys.stdout.write(f"docs/{page}: {name}\n")
-
-
-def main() -> int:
-    scale, curves, faults = read("scale"), read("scale-curves"), read("faults")
-    if scale:
-        _write("benchmarks.md", "scale", scale_table(scale))
-    if "growth_base_mib" in scale and curves.get("growth"):
-        _write("scaling.md", "sizing", sizing_tables(scale, curves))
-    if faults:
-        _write("benchmarks.md", "faults", faults_table(faults))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

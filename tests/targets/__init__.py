@@ -1,0 +1,1 @@
+"""Every target of the Makefile, in a small form."""
