@@ -6,6 +6,9 @@ idle, or at its power limit, is as it should be.
 
 A GPU that works without a pause has its clock measured, for comparison with those of other nodes:
 at the power cap, where the load decides about it, apart from the others.
+
+A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
+(degraded).
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nodeagent.checks.base import Off, Report
+from nodeagent.checks.base import Kind, Off, Option, Report
 from nodeagent.model import Gone, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, TroubleKind
@@ -33,6 +33,23 @@ _REASONS: dict[int, str] = {
     Code.GPU_IS_LOST: "lost",
     Code.RESET_REQUIRED: "reset-required",
 }
+
+#: The signs of a driver that is still being built or loaded after a boot.
+LIKE_STARTING = frozenset(
+    {
+        TroubleKind.NO_LIBRARY,
+        TroubleKind.DRIVER_NOT_LOADED,
+        TroubleKind.LIBRARY_MISMATCH,
+        TroubleKind.FAILED,
+    }
+)
+
+BOOT_GRACE = Option(
+    name="boot_grace",
+    kind=Kind.DURATION,
+    default=1200.0,
+    help="How long after a boot, or after quiesce, an absent driver counts as starting.",
+)
 
 #: One GPU's verdict: status, reason, message.
 Verdict = tuple[Status, str, str]
@@ -88,6 +105,30 @@ def reason_of(code: int) -> str:
     return _REASONS.get(code, f"nvml-error-{code}")
 
 
+def lacks(sample: GpuSample, gpu: Gpu, call: str) -> int:
+    """How many GPUs of this one's model support ``call``, where this one alone does not; else 0.
+
+    With MIG on a GPU gives fewer values by design.
+    """
+    is_partitioned = gpu.mig is not None and gpu.mig.enabled
+    if is_partitioned or gpu.errors.get(call) not in ABSENT:
+        return 0
+    siblings = [each for each in sample.gpus if each.name == gpu.name]
+    having = sum(call not in each.errors for each in siblings)
+    least = 1 if call == "ecc" else len(siblings) - having + 1  # ECC is a setting: one is enough
+    return having if having >= least else 0
+
+
+def is_young(sources: Sources, grace: float, *, since: float = 0.0) -> bool:
+    """Whether a driver that is not ready may still be starting.
+
+    ``grace`` seconds after a boot, a load of the driver, the end of quiesce, and ``since``.
+    """
+    now = sources.machine.clock.boottime()
+    loaded_at = max(since, sources.driver_log.loaded_at)
+    return min(now, now - loaded_at, sources.nvml.back_for) < grace
+
+
 def nobody_has(sample: GpuSample, call: str) -> bool:
     """Whether no GPU of the node supports ``call``, so that the check has no work."""
     codes = [gpu.errors.get(call) for gpu in sample.gpus]
@@ -112,13 +153,17 @@ class PerGpu:
         self._was_ill: set[str] = set()
 
     def observe(
-        self, sample: GpuSample, verdict: Callable[[Gpu], Verdict]
+        self, sample: GpuSample, verdict: Callable[[Gpu], Verdict], call: str = ""
     ) -> list[Observation | Gone]:
-        """``verdict`` of each GPU that answered; unknown for every other; gone for the replaced."""
+        """``verdict`` of each GPU that answered; unknown for every other; gone for the replaced.
+
+        A GPU that does not support ``call`` while its siblings do is degraded.
+        """
         known = {
-            component: verdict(gpu)
+            component: _unlike(gpu, call, having) if having else verdict(gpu)
             for gpu in sample.gpus
             if (component := component_of(gpu, self._sources))
+            for having in (lacks(sample, gpu, call) if call else 0,)
         }
         if self._brief and sample.trouble is not None:
             silent = ["", *sorted(self._was_ill & self._reported)]
@@ -182,7 +227,18 @@ class EachGpu:
             return sample
         if nobody_has(sample, self._call):
             return NOT_SUPPORTED
-        return self._per_gpu.observe(sample, self._judge)
+        return self._per_gpu.observe(sample, self._judge, self._call)
+
+
+def _unlike(gpu: Gpu, call: str, having: int) -> Verdict:
+    """The verdict on a GPU that lacks what ``having`` others of its model have."""
+    who = f"{having} other GPU{'s' * (having > 1)} of its model"
+    if call == "ecc":
+        pending = gpu.ecc_mode is not None and gpu.ecc_mode.pending
+        more = "; a reset of the GPU turns it on" * pending
+        return Status.DEGRADED, "ecc-off", f"ECC is off on this GPU, and on for {who}{more}"
+    text = f"{CALLS[call]} is not supported by this GPU, and is by {who}"
+    return Status.DEGRADED, "unlike-siblings", text
 
 
 def _shared_text(texts: list[str], gpus: int) -> str:

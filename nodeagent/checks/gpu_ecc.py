@@ -1,4 +1,8 @@
-"""Memory errors that a GPU has counted since its driver loaded or it was reset."""
+"""Memory errors that a GPU has counted since its driver loaded or it was reset.
+
+Reasons: ``sram-threshold`` (failed); ``uncorrectable``, ``ecc-pending`` (ECC changes with the next
+reset) and ``ecc-off`` (off on this GPU, on for others of its model), all degraded.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,8 +35,11 @@ class GpuEcc:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
+        is_without = gpu_common.nobody_has(sample, "ecc") and not self._before
+        if is_without and not any(map(_has_more, sample.gpus)):
+            return gpu_common.NOT_SUPPORTED
         changes = [change for gpu in sample.gpus for change in self._changes(gpu, sample)]
-        return [*changes, *self._per_gpu.observe(sample, judge)]
+        return [*changes, *self._per_gpu.observe(sample, judge, "ecc")]
 
     def _changes(self, gpu: Gpu, sample: GpuSample) -> list[FaultSighting | Clearing]:
         if not gpu.uuid or gpu.ecc is None:
@@ -58,8 +65,12 @@ def judge(gpu: Gpu) -> Verdict:
     if gpu.sram_threshold_exceeded:
         text = "the SRAM has had more uncorrectable errors than NVIDIA allows: replace the GPU"
         return Status.FAILED, "sram-threshold", text
-    ecc = gpu.ecc
+    ecc, mode = gpu.ecc, gpu.ecc_mode
+    is_changing = mode is not None and mode.enabled != mode.pending
+    change = f"a reset of the GPU turns ECC {'on' if mode and mode.pending else 'off'}"
     if ecc is None or ecc.uncorrected is None:
+        if is_changing:
+            return Status.DEGRADED, "ecc-pending", change
         return gpu_common.unreadable(gpu, "ecc")
     message = (
         f"{ecc.uncorrected} uncorrectable, {_text(ecc.corrected)} corrected since the last reset "
@@ -67,7 +78,15 @@ def judge(gpu: Gpu) -> Verdict:
     )
     if ecc.uncorrected > 0:
         return Status.DEGRADED, "uncorrectable", message
+    if is_changing:
+        return Status.DEGRADED, "ecc-pending", f"{message}; {change}"
     return Status.OK, "", message
+
+
+def _has_more(gpu: Gpu) -> bool:
+    """Whether there is something to report of a GPU that has no ECC counters."""
+    mode = gpu.ecc_mode
+    return bool(gpu.sram_threshold_exceeded) or (mode is not None and mode.enabled != mode.pending)
 
 
 def _sighting(gpu: Gpu, more: int, sample: GpuSample) -> FaultSighting:
@@ -101,8 +120,9 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEcc:
 SPEC = CheckSpec(
     name="gpu-ecc",
     sees="uncorrectable memory errors, and counters that fall because the GPU was reset; an SRAM "
-    "beyond NVIDIA's threshold",
-    source="NVML, nvmlDeviceGetTotalEccErrors, nvmlDeviceGetSramEccErrorStatus",
+    "beyond NVIDIA's threshold; ECC that is off on one GPU alone, or waits for a reset",
+    source="NVML, nvmlDeviceGetTotalEccErrors, nvmlDeviceGetSramEccErrorStatus, "
+    "nvmlDeviceGetEccMode",
     cost=gpu_common.COST,
     blind_to="GPUs without ECC; which job it hit; errors counted before the agent's first look "
     "are shown but not dated",

@@ -3,11 +3,13 @@
 A GPU that the fabric manager has not registered runs no CUDA program, and no log says so: a manager
 that is down has gone unnoticed for weeks. Reasons: ``registration-failed``, ``not-registered``,
 ``unhealthy``, ``misconfigured`` and ``route-unhealthy`` (failed); ``not-started``,
-``manager-disconnected``, ``degraded-bandwidth``, ``limited-capacity`` and ``recovering``
-(degraded); ``starting`` (unknown). Off where no GPU is part of a fabric.
+``manager-disconnected``, ``degraded-bandwidth``, ``limited-capacity``, ``recovering`` and
+``no-fabric`` (degraded: a model that belongs to a fabric, or a GPU next to NVSwitches or to
+registered siblings, has none); ``starting`` (unknown). Off where no GPU is to be part of a fabric.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +18,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Fabric, Gpu, GpuSample
+from nodeagent.sources.gpu_sample import Code, Fabric, Gpu, GpuSample
 
 _NOT_SUPPORTED, _NOT_STARTED, _IN_PROGRESS, _COMPLETED = range(4)
 _TRUE = 1
@@ -40,6 +42,9 @@ _MISCONFIGURED = {
 }
 _MANAGER_DISCONNECTED = 2
 _UNHEALTHY, _LIMITED = 2, 3
+#: Models of NVLink racks, and those that are one fabric where the node has NVSwitches.
+_RACK_MODEL = re.compile(r"\bG[BR][2-9]\d\d\b")
+_SWITCHED_MODEL = re.compile(r"\b[HB][1-9]\d\d\b")
 
 
 class GpuFabric:
@@ -53,12 +58,15 @@ class GpuFabric:
         self._joined: set[str] = set()
         #: When NVML last gave no answer (the driver may have been loaded anew), or it was loaded.
         self._trouble_at = -math.inf
+        #: UUIDs of the GPUs that are to have a fabric and have none.
+        self._lacking: frozenset[str] = frozenset()
 
     async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
-        if _nobody_has_one(sample):
+        self._lacking = self._gpus_without(sample)
+        if _nobody_has_one(sample) and not self._lacking:
             return gpu_common.NOT_SUPPORTED
         if sample.trouble is not None:
             self._joined.clear()  # a driver that comes back registers anew
@@ -68,7 +76,28 @@ class GpuFabric:
             self._trouble_at = self._sources.driver_log.loaded_at
         return self._per_gpu.observe(sample, self._verdict)
 
+    def _gpus_without(self, sample: GpuSample) -> frozenset[str]:
+        has_switches = bool(self._sources.gpus.switches())
+        models = [gpu.name for gpu in sample.gpus]
+        joined = [gpu.name for gpu in sample.gpus if gpu.fabric and gpu.fabric.state]
+        return frozenset(
+            gpu.uuid
+            for gpu in sample.gpus
+            if (gpu.fabric is not None and gpu.fabric.state == _NOT_SUPPORTED)
+            or (gpu.fabric is None and gpu.errors.get("fabric") == Code.NOT_SUPPORTED)
+            if 2 * joined.count(gpu.name) > models.count(gpu.name)
+            or _RACK_MODEL.search(gpu.name)
+            or (gpu.fabric is not None and has_switches and _SWITCHED_MODEL.search(gpu.name))
+        )
+
     def _verdict(self, gpu: Gpu) -> Verdict:
+        if gpu.uuid in self._lacking:
+            if self._is_young():
+                return Status.UNKNOWN, "starting", "the GPU has no NVLink fabric yet"
+            text = (
+                "the driver says that this GPU has no NVLink fabric, and its model is to have one"
+            )
+            return Status.DEGRADED, "no-fabric", f"{gpu.name}: {text}"
         if gpu.fabric is None or gpu.fabric.state == _NOT_SUPPORTED:
             return gpu_common.unreadable(gpu, "fabric") if gpu.fabric is None else _NONE
         if gpu.fabric.state == _COMPLETED:
@@ -76,9 +105,7 @@ class GpuFabric:
         return judge(gpu.fabric, is_young=self._is_young() and gpu.uuid not in self._joined)
 
     def _is_young(self) -> bool:
-        now = self._sources.machine.clock.boottime()
-        since = (now, now - self._trouble_at, self._sources.nvml.back_for)
-        return min(since) < self._boot_grace
+        return gpu_common.is_young(self._sources, self._boot_grace, since=self._trouble_at)
 
 
 _NONE: Verdict = (Status.UNKNOWN, "unsupported", "this GPU is part of no fabric")
@@ -134,11 +161,12 @@ def _build(sources: Sources, options: Mapping[str, Any]) -> GpuFabric:
 
 SPEC = CheckSpec(
     name="gpu-fabric",
-    sees="a GPU that its NVLink fabric has not registered, or registered with a fault",
+    sees="a GPU that its NVLink fabric has not registered, or registered with a fault; a GPU of a "
+    "rack that has no fabric at all",
     source="NVML, nvmlDeviceGetGpuFabricInfoV",
     cost=gpu_common.COST_SELDOM,
-    blind_to="GPUs before Hopper and those without a fabric: off there; the switches themselves; "
-    "the last minutes",
+    blind_to="GPUs before Hopper and those that are to have no fabric: off there; the switches "
+    "themselves; the last minutes",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=_build,

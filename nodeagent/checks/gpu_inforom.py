@@ -2,6 +2,9 @@
 
 Reason ``corrupted`` (degraded): the GPU's records, retired pages and its limits among them, are not
 to be trusted.
+
+A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
+(degraded).
 """
 
 from collections.abc import Mapping

@@ -14,16 +14,6 @@ from nodeagent.model import Clearing, Gone, Status
 from nodeagent.sources import Sources, nvidia_driver
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
 
-#: The signs of a driver that is still being built or loaded after a boot.
-_LIKE_STARTING = frozenset(
-    {
-        TroubleKind.NO_LIBRARY,
-        TroubleKind.DRIVER_NOT_LOADED,
-        TroubleKind.LIBRARY_MISMATCH,
-        TroubleKind.FAILED,
-    }
-)
-
 
 class GpuInventory:
     """One observation per GPU, and one of the node (component "") about NVML and the number."""
@@ -181,9 +171,10 @@ class GpuInventory:
         Its absence is a start as well after a quiesce, which is ordered to replace the driver, and
         after a driver was loaded.
         """
-        now = self._sources.machine.clock.boottime()
-        is_young = min(now, now - self._load, self._sources.nvml.back_for) < self._boot_grace
-        is_starting = is_young and not self._has_been_ok and trouble.kind in _LIKE_STARTING
+        is_young = gpu_common.is_young(self._sources, self._boot_grace)
+        is_starting = (
+            is_young and not self._has_been_ok and trouble.kind in gpu_common.LIKE_STARTING
+        )
         reason = TroubleKind.STARTING if is_starting else trouble.kind
         return Status.UNKNOWN, reason.value, trouble.message
 
@@ -247,12 +238,7 @@ SPEC = CheckSpec(
     deadline=gpu_common.DEADLINE,
     build=_build,
     options=(
-        Option(
-            name="boot_grace",
-            kind=Kind.DURATION,
-            default=1200.0,
-            help="How long after a boot, or after quiesce, an absent driver counts as starting.",
-        ),
+        gpu_common.BOOT_GRACE,
         Option(
             name="quiesce_grace",
             kind=Kind.DURATION,

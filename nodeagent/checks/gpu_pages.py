@@ -2,6 +2,9 @@
 
 Reasons: ``too-many`` (failed: NVIDIA replaces such a GPU), ``pending`` (degraded: a page waits for
 a reset of the GPU).
+
+A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
+(degraded).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""The action that the driver itself asks for before a GPU is used again."""
+"""The action that the driver itself asks for before a GPU is used again.
+
+A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
+(degraded).
+"""
 
 import math
 from collections.abc import Mapping
@@ -44,7 +48,9 @@ class GpuRecovery:
         if isinstance(sample, Off):
             return sample
         clearings = [sign for gpu in sample.gpus for sign in self._clearing(gpu, sample.at)]
-        return [*clearings, *self._per_gpu.observe(sample, judge)]
+        if not clearings and gpu_common.nobody_has(sample, "recovery"):
+            return gpu_common.NOT_SUPPORTED
+        return [*clearings, *self._per_gpu.observe(sample, judge, "recovery")]
 
     def _clearing(self, gpu: Gpu, at: float) -> list[Clearing]:
         if not gpu.uuid:
@@ -97,7 +103,7 @@ SPEC = CheckSpec(
     sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
     source="NVML field 230 (GPU recovery action); the driver's loading, in the kernel log",
     cost=gpu_common.COST,
-    blind_to="drivers before R565, which do not say it; a reset done while no agent ran",
+    blind_to="drivers before R565, which do not say it: off there; a reset done while no agent ran",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=_build,

@@ -2,6 +2,9 @@
 
 Reasons: ``failure`` (failed), ``pending``, ``no-reserve`` (degraded: a memory bank has no spare row
 left, so that its next bad row is a failure).
+
+A GPU that lacks this while most of its model on the node have it is ``unlike-siblings``
+(degraded).
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,11 @@
 """Settings of a GPU that differ from those of the node's other GPUs, or wait for a reset.
 
 Reasons: ``mig-pending`` (degraded: MIG is to be turned on or off and waits for a reset of the GPU),
-``power-limit`` (a lower power limit than two thirds of its model: ``siblings``) and
-``persistence-off`` (two thirds of its model have persistence mode on: ``siblings``).
+``compute-prohibited`` (degraded: its compute mode allows no program), ``unlicensed`` (degraded: a
+vGPU without its licence, which slows down or refuses work), ``compute-mode`` (another one than more
+than half of its model: ``siblings``), ``power-limit`` (a lower power limit than two thirds of its
+model: ``siblings``) and ``persistence-off`` (two thirds of its model have persistence mode on:
+``siblings``).
 """
 
 from collections.abc import Mapping
@@ -16,9 +19,20 @@ from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu, GpuSample
 
+#: nvmlComputeMode_t.
+_COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+_PROHIBITED = 2
 
-def judge(gpu: Gpu, *, usual_power: float, usual_persistence: float, siblings: Status) -> Verdict:
-    """The verdict on one GPU. Pure.
+
+def judge(
+    gpu: Gpu,
+    *,
+    usual_power: float,
+    usual_persistence: float,
+    siblings: Status,
+    usual_mode: int | None = None,
+) -> Verdict:
+    """The verdict on one GPU. Pure. ``usual_mode``: its siblings' compute mode, if they have one.
 
     ``usual_power`` (watts) and ``usual_persistence`` (1: on) are its siblings', 0 where it has the
     same.
@@ -34,11 +48,20 @@ def judge(gpu: Gpu, *, usual_power: float, usual_persistence: float, siblings: S
         worse = "power-limit", f"{text}; most GPUs of its model have {usual_power:g} W"
     elif usual_persistence:
         worse = "persistence-off", f"{text}; most GPUs of its model have that on"
+    elif None not in (usual_mode, gpu.compute_mode) and usual_mode != gpu.compute_mode:
+        modes = [
+            _COMPUTE_MODES.get(each or 0, str(each)) for each in (gpu.compute_mode, usual_mode)
+        ]
+        worse = "compute-mode", f"{text}; compute mode {modes[0]}, and most of its model {modes[1]}"
     if worse is not None and siblings is Status.FAILED:
         return siblings, *worse
     if mig is not None and mig.enabled != mig.pending:
         change = "on" if mig.pending else "off"
         return Status.DEGRADED, "mig-pending", f"{text}; a reset of the GPU turns MIG {change}"
+    if gpu.compute_mode == _PROHIBITED:
+        return Status.DEGRADED, "compute-prohibited", f"{text}; its compute mode allows no program"
+    if gpu.licensed is False:
+        return Status.DEGRADED, "unlicensed", f"{text}; this vGPU has no licence"
     if worse is not None:
         return siblings, *worse
     return Status.OK, "", text
@@ -63,6 +86,7 @@ class GpuSettings:
                 usual_power=power.get(gpu.uuid, 0.0),
                 usual_persistence=persistence.get(gpu.uuid, 0.0),
                 siblings=self._siblings,
+                usual_mode=None if self._siblings is Status.OK else _usual_mode(sample, gpu.name),
             ),
         )
 
@@ -85,16 +109,24 @@ class GpuSettings:
         return self._powers.lasting(powers, now), self._persistences.lasting(persistences, now)
 
 
+def _usual_mode(sample: GpuSample, model: str) -> int | None:
+    """The compute mode of more than half of the GPUs of a model; None where there is none."""
+    modes = [gpu.compute_mode for gpu in sample.gpus if gpu.name == model]
+    usual = max(set(modes), key=modes.count)
+    return usual if 2 * modes.count(usual) > len(modes) else None
+
+
 def _build(sources: Sources, options: Mapping[str, Any]) -> GpuSettings:
     return GpuSettings(sources, status_of(options["siblings"]))
 
 
 SPEC = CheckSpec(
     name="gpu-settings",
-    sees="a GPU with a lower power limit than the others, without persistence mode, or whose MIG "
-    "mode waits for a reset",
+    sees="a GPU with a lower power limit than the others, without persistence mode, in another "
+    "compute mode or in one that allows no program, or whose MIG mode waits for a reset; a vGPU "
+    "without its licence",
     source="NVML, nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPersistenceMode, "
-    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMigMode, nvmlDeviceGetComputeMode, nvmlDeviceGetGridLicensableFeatures",
     cost=gpu_common.COST_SELDOM,
     blind_to="a setting that is wrong on all GPUs of the node",
     interval=gpu_common.INTERVAL,

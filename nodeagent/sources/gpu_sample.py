@@ -49,6 +49,12 @@ CALLS = {
     "fabric": "nvmlDeviceGetGpuFabricInfoV",
     "inforom": "nvmlDeviceValidateInforom",
     "mig": "nvmlDeviceGetMigMode",
+    "ecc-mode": "nvmlDeviceGetEccMode",
+    "compute": "nvmlDeviceGetComputeMode",
+    "licence": "nvmlDeviceGetGridLicensableFeatures",
+    "vbios": "nvmlDeviceGetVbiosVersion",
+    "excluded": "nvmlGetExcludedDeviceInfoByIndex",
+    "cc": "nvmlSystemGetConfComputeState",
     "temperature": "nvmlDeviceGetTemperature",
     "margin": "nvmlDeviceGetMarginTemperature",
     "limits": "nvmlDeviceGetTemperatureThreshold",
@@ -76,12 +82,14 @@ class NvmlTrouble:
     """``message`` is for people; ``call`` is the NVML call that hung or crashed, if one did.
 
     ``where`` is the kernel function in which a hung worker waits (its ``wchan``), if known.
+    ``code``: NVML's return code of the call that refused, 0 where none did.
     """
 
     kind: TroubleKind
     message: str
     call: str = ""
     where: str = ""
+    code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,14 @@ class MigMode:
 
 
 @dataclass(frozen=True, slots=True)
+class EccMode:
+    """The same of the memory's error correction."""
+
+    enabled: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GpuLimits:
     """Limits that the driver enforces; None where it does not tell one.
 
@@ -197,6 +213,7 @@ class Gpu:
     they may be five minutes old, the validation a day. ``temperature`` and ``memory_temperature``
     are in Celsius, ``margin`` is in degrees below the nearest slowdown (from Hopper on), ``power``
     in watts, all of this moment; ``c2c`` tells of each link to the CPU whether it is active.
+    ``compute_mode`` is nvmlComputeMode_t; ``licensed`` is None of a GPU that needs no licence.
     """
 
     index: int
@@ -217,6 +234,10 @@ class Gpu:
     fabric: Fabric | None = None
     inforom: int | None = None
     mig: MigMode | None = None
+    ecc_mode: EccMode | None = None
+    compute_mode: int | None = None
+    licensed: bool | None = None
+    vbios: str = ""
     temperature: int | None = None
     memory_temperature: int | None = None
     margin: int | None = None
@@ -263,7 +284,7 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
     """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together)."""
     get = message.get
     ecc, rows, reserve, pages = get("ecc"), get("rows"), get("reserve"), get("pages")
-    links, fabric, mig = get("links"), get("fabric"), get("mig")
+    links, fabric, mig, ecc_mode = get("links"), get("fabric"), get("mig"), get("ecc_mode")
     return Gpu(
         index=message["index"],
         uuid=message["uuid"],
@@ -291,6 +312,10 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         limits=_limits_from_wire(get("limits")),
         c2c=tuple(map(bool, get("c2c") or ())),
         mig=None if mig is None else MigMode(enabled=mig[0] == 1, pending=mig[1] == 1),
+        ecc_mode=None if ecc_mode is None else EccMode(ecc_mode[0] == 1, ecc_mode[1] == 1),
+        compute_mode=get("compute_mode"),
+        licensed=get("licensed"),
+        vbios=(get("vbios") or "")[:64],
         errors=message["errors"],
     )
 

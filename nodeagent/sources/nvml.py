@@ -111,6 +111,14 @@ class Nvml:
         """Whether an NVML library is configured or found. Looks at files only."""
         return bool(self._library or self._found())
 
+    def library_version(self) -> str:
+        """The version in the name of the library's file ("580.65.06"); empty where it has none."""
+        for path in [self._library] if self._library else self._found():
+            version = os.path.realpath(path).rpartition(".so.")[2]
+            if "." in version:
+                return version
+        return ""
+
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Workers alive: the current one, and those that could not be killed."""
@@ -201,8 +209,8 @@ class Nvml:
         try:
             answer = asking.result()
         except NvmlStartError as error:
-            kind = _KIND_BY_CODE.get(error.code)
-            return self._failed(kind or TroubleKind.FAILED, str(error), heard, _AFTER_REFUSAL)
+            kind = _KIND_BY_CODE.get(error.code, TroubleKind.FAILED)
+            return self._failed(kind, str(error), heard, _AFTER_REFUSAL, error.code)
         except WorkerEndedError as error:
             text = f"the NVML worker {error} after {len(heard)} GPUs had answered"
             return self._failed(TroubleKind.CRASHED, text, heard, _AFTER_CRASH)
@@ -214,17 +222,25 @@ class Nvml:
         trouble = None
         if answer.error:
             text = f"NVML cannot count the GPUs (error {answer.error})"
-            trouble = NvmlTrouble(TroubleKind.FAILED, text, call=CALLS["count"])
+            trouble = NvmlTrouble(TroubleKind.FAILED, text, call=CALLS["count"], code=answer.error)
         self._forget_the_dead()
         stuck = f"worker {self._stuck[0].pid}: {self._stuck[0].state()}" if self._stuck else ""
-        return GpuSample(self._now(), answer.driver, answer.gpus, trouble, stuck)
+        return GpuSample(
+            self._now(),
+            answer.driver,
+            answer.gpus,
+            trouble,
+            stuck,
+            excluded=frozenset(answer.excluded),
+            cc_ready=None if answer.cc_ready is None else answer.cc_ready == 1,
+        )
 
     def _failed(
-        self, kind: TroubleKind, text: str, heard: tuple[Gpu, ...], wait: float
+        self, kind: TroubleKind, text: str, heard: tuple[Gpu, ...], wait: float, code: int = 0
     ) -> GpuSample:
         self._put_off(wait)
         advice = _ADVICE.get(kind)
-        trouble = NvmlTrouble(kind, f"{advice} ({text})" if advice else text)
+        trouble = NvmlTrouble(kind, f"{advice} ({text})" if advice else text, code=code)
         return GpuSample(self._now(), gpus=heard, trouble=trouble)
 
     async def _late(self, worker: NvmlProcess) -> GpuSample:

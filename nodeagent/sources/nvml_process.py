@@ -46,6 +46,8 @@ class WorkerReply:
     gpus: tuple[Gpu, ...]
     error: int
     xids: tuple[tuple[str, str, int], ...] = ()
+    excluded: tuple[str, ...] = ()
+    cc_ready: int | None = None
 
 
 def worker_command(libraries: Sequence[str]) -> list[str] | None:
@@ -156,7 +158,9 @@ class NvmlProcess:
         while not (message := await self._line()).get("end"):
             self.heard.append(gpu_from_wire(message))
         xids = tuple((uuid, pci, code) for uuid, pci, code in message.get("xids", ()))
-        return WorkerReply(self._driver, tuple(self.heard), error, xids)
+        excluded = tuple(map(str, message.get("excluded", ())))
+        heard = tuple(self.heard)
+        return WorkerReply(self._driver, heard, error, xids, excluded, message.get("cc_ready"))
 
     async def _begin(self) -> None:
         first = await self._line()

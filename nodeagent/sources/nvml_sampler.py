@@ -51,6 +51,9 @@ _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 #: Events taken with one sample: a storm is the kernel log's to count.
 _MOST_EVENTS = 64
 
+#: nvmlDeviceGetVirtualizationMode: this process runs in a virtual machine with a part of the GPU.
+_VGPU_GUEST = 2
+
 #: More than any machine has: a count beyond it is no count.
 _MOST_GPUS = 1024
 _MAX_LINKS = 18
@@ -103,6 +106,8 @@ class Sampler:
         self._listening: dict[int, tuple[str, str, int]] = {}
         #: The code of each InfoROM's validation by UUID, and when that was.
         self._inforoms: dict[str, tuple[float, int]] = {}
+        #: When the values of the whole machine were last read, and those.
+        self._system: tuple[float, dict[str, Any]] | None = None
         #: Handles of GPUs that tell no margin to their slowdown: those before Hopper.
         self._without_margin: set[int] = set()
 
@@ -125,10 +130,12 @@ class Sampler:
         send({"count": count, "error": errors.get("count", 0)})
         for index in range(count):
             send(self._gpu(index, at))
+        if self._system is None or at - self._system[0] >= SLOW_EVERY:
+            self._system = (at, {"excluded": self._excluded(), "cc_ready": self._cc_ready()})
         self._say("wait")
         xids = self._xids()
         self._say("idle")
-        send({"end": True, "xids": xids})
+        send({"end": True, "xids": xids, **self._system[1]})
 
     def _gpu(self, index: int, at: float) -> dict[str, Any]:
         nvml, errors = self._nvml, dict[str, int]()
@@ -149,6 +156,28 @@ class Sampler:
         if handle is not None and "uuid" not in errors and _GPU_IS_LOST not in errors.values():
             gpu |= self._seldom(uuid, handle, call, errors, at)
         return gpu
+
+    def _excluded(self) -> list[str]:
+        """The addresses of the GPUs that the driver's configuration leaves out."""
+        count = self._call({}, "excluded", "", self._nvml.nvmlGetExcludedDeviceCount) or 0
+        information = self._nvml.nvmlGetExcludedDeviceInfoByIndex
+        found = [
+            self._call({}, "excluded", f"{each} ", information, each)
+            for each in range(min(count, _MOST_GPUS))
+        ]
+        return [
+            f"{each.pci.domain:04x}:{each.pci.bus:02x}:{each.pci.device:02x}"
+            for each in found
+            if each is not None
+        ]
+
+    def _cc_ready(self) -> int | None:
+        """Whether confidential GPUs accept work (1); None where confidential computing is off."""
+        state = self._call({}, "cc", "", self._nvml.nvmlSystemGetConfComputeState)
+        if state is None or not state.ccFeature:
+            return None
+        ready = self._call({}, "cc", "", self._nvml.nvmlSystemGetConfComputeGpusReadyState)
+        return None if ready is None else int(ready)
 
     def _identify(self, index: int, handle: Any, call: _Call) -> None:
         uuid = call("uuid", self._nvml.nvmlDeviceGetUUID, handle)
@@ -268,10 +297,10 @@ class Sampler:
             self._without_margin.add(device)  # a library without this function
         return None
 
-    def _optional(self, function: Callable[..., Any], *arguments: Any) -> int | None:
-        """A number that some GPUs do not tell; None from these. Raises where the GPU is lost."""
+    def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A value that some GPUs do not tell; None from these. Raises where the GPU is lost."""
         try:
-            return int(function(*arguments))
+            return function(*arguments)
         except self._nvml.NVMLError as error:
             if error.value in (_GPU_IS_LOST, _RESET_REQUIRED):
                 raise
@@ -291,6 +320,10 @@ class Sampler:
                 errors.setdefault(name, code)
             return known[1]
         before = set(errors)
+
+        def optional(name: str, function: Callable[..., Any]) -> Any:
+            return call(name, self._optional, function, handle)
+
         values = {
             "reserve": call("reserve", self._reserve, handle),
             "pages": call("pages", self._pages, handle),
@@ -298,6 +331,10 @@ class Sampler:
             "links": self._links(handle, call),
             # After the links: MIG that is turned on between the two calls explains them.
             "mig": call("mig", self._mig, handle),
+            "ecc_mode": optional("ecc-mode", self._nvml.nvmlDeviceGetEccMode),
+            "compute_mode": optional("compute", self._nvml.nvmlDeviceGetComputeMode),
+            "licensed": optional("licence", self._licensed),
+            "vbios": optional("vbios", self._nvml.nvmlDeviceGetVbiosVersion),
             "c2c": call("c2c", self._c2c, handle),
             "limits": call("limits", self._limits, handle),
             "fabric": call("fabric", self._fabric, handle),
@@ -377,6 +414,21 @@ class Sampler:
     def _mig(self, handle: Any) -> list[int]:
         """MIG's present and pending mode: 1 is enabled."""
         return [int(mode) for mode in self._nvml.nvmlDeviceGetMigMode(handle)]
+
+    def _licensed(self, handle: Any) -> bool | None:
+        """Whether a vGPU has its licence; None of a GPU that is no vGPU and needs none.
+
+        A whole GPU lists features that a licence would open, and works without them.
+        """
+        nvml = self._nvml
+        mode = self._optional(nvml.nvmlDeviceGetVirtualizationMode, handle)
+        if mode not in (None, _VGPU_GUEST):
+            return None
+        found = nvml.nvmlDeviceGetGridLicensableFeatures_v4(handle)
+        count = min(found.licensableFeaturesCount, len(found.gridLicensableFeatures))
+        if not found.isGridLicenseSupported or not count:
+            return None
+        return any(found.gridLicensableFeatures[each].featureState for each in range(count))
 
     def _c2c(self, handle: Any) -> list[int]:
         """Whether each link between the GPU and its CPU is active; empty without such links."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nodeagent.checks import gpu_ecc
+from nodeagent.checks import gpu_common, gpu_ecc
 from nodeagent.model import ClearedBy, Clearing
 from tests.nvml import UNSUPPORTED, FakeGpu, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
@@ -82,10 +82,9 @@ async def test_errors_that_came_after_a_reset_are_a_fault_after_its_clearing(
     assert seen.faults[0].details["new"] == "1"
 
 
-async def test_a_gpu_without_ecc_is_unknown(tmp_path: Path) -> None:
+async def test_where_no_gpu_has_ecc_the_check_is_off(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, ecc=(UNSUPPORTED,) * 4)]) as bench:
-        seen = await run_check(bench.build(gpu_ecc.SPEC))
-    assert seen.status(uuid_of(0)) == ("UNKNOWN", "unsupported")
+        assert await bench.build(gpu_ecc.SPEC).run_check() == gpu_common.NOT_SUPPORTED
 
 
 async def test_a_count_that_could_not_be_read_once_is_compared_with_the_last_one_read(

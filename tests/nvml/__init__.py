@@ -44,6 +44,8 @@ class FakeGpu:
     ``mig``: the present and the pending mode. ``temperature``, ``memory`` and ``thresholds``
     (shutdown, slowdown, memory) in Celsius, ``margin`` below the slowdown as Hopper tells it,
     ``power``: draw and limit in mW. ``c2c``: 1 for each link to the CPU that is active.
+    ``ecc_mode``: the present and the pending mode. ``virtualization``: 2 in a guest with a vGPU,
+    ``licence``: whether it has one.
     """
 
     uuid: str
@@ -73,6 +75,10 @@ class FakeGpu:
     power: tuple[int, int] = (114_000, 700_000)
     persistence: int | None = 1
     c2c: Sequence[int] = ()
+    ecc_mode: tuple[int, int] | None = None
+    compute_mode: int | None = None
+    virtualization: int | None = None
+    licence: int | None = None
 
     def values(self, index: int) -> list[str]:
         """The lines of the scenario that say all this."""
@@ -89,6 +95,9 @@ class FakeGpu:
             ("field:186", self.power[0]),
             ("power-limit", self.power[1]),
             ("persistence", self.persistence),
+            ("compute-mode", self.compute_mode),
+            ("virtualization", self.virtualization),
+            ("licence", self.licence),
             ("field:170", len(self.c2c) or None),
         ):
             if value is not None:
@@ -101,6 +110,7 @@ class FakeGpu:
             ("reserve", self.reserve),
             ("fabric", self.fabric),
             ("mig", self.mig),
+            ("ecc-mode", self.ecc_mode),
             ("threshold", self.thresholds),
             ("field:171", self.c2c),
         ):
@@ -211,6 +221,7 @@ class FakeGpus:
         self._rules: dict[tuple[str, int], str] = {}
         self._events: list[str] = []
         self._claimed: int | None = None
+        self._system: dict[tuple[str, int], int] = {}
         self.sys = folder / "sys"
         self.write(gpus)
 
@@ -273,6 +284,17 @@ class FakeGpus:
         self._claimed = count
         self._save()
 
+    def confidential(self, *, ready: bool) -> None:
+        """Let NVML say that confidential computing is on, and whether its GPUs accept work."""
+        self._system |= {("cc", 0): 1, ("cc", 1): int(ready)}
+        self._save()
+
+    def exclude(self, *addresses: str) -> None:
+        """Let NVML name GPUs that the driver's configuration leaves out."""
+        for number, address in enumerate(addresses):
+            self._system["excluded", number] = int(address.split(":")[1], 16)
+        self._save()
+
     def xid(self, gpu: int, code: int) -> None:
         """Let NVML tell of an Xid, to those who listen by now."""
         self._events.append(f"event {len(self._events) + 1} {gpu} {code}")
@@ -297,6 +319,7 @@ class FakeGpus:
             lines.append(f"gpu {each.uuid} {each.pci} {numbers} {each.name}")
         lines += [f"rule {call} {gpu} {what}" for (call, gpu), what in self._rules.items()]
         lines += self._events
+        lines += [f"value -1 {name} {n} {scope}" for (name, scope), n in self._system.items()]
         if self._claimed is not None:
             lines.append(f"value -1 count {self._claimed} 0")
         fresh = self._scenario.with_suffix(".new")

@@ -385,6 +385,84 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending) 
   return code ? code : narrow_number("nvmlDeviceGetMigMode", "mig", device, 1, pending);
 }
 
+int nvmlDeviceGetEccMode(device_t device, unsigned *current, unsigned *pending) {
+  int code = narrow_number("nvmlDeviceGetEccMode", "ecc-mode", device, 0, current);
+  return code ? code : narrow_number("nvmlDeviceGetEccMode", "ecc-mode", device, 1, pending);
+}
+
+int nvmlDeviceGetComputeMode(device_t device, unsigned *mode) {
+  return narrow_number("nvmlDeviceGetComputeMode", "compute-mode", device, 0, mode);
+}
+
+int nvmlDeviceGetVirtualizationMode(device_t device, unsigned *mode) {
+  return narrow_number("nvmlDeviceGetVirtualizationMode", "virtualization", device, 0, mode);
+}
+
+int nvmlDeviceGetVbiosVersion(device_t device, char *out, unsigned length) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetVbiosVersion", device, &gpu);
+  return code ? code : give("96.00.99.00.01", out, length);
+}
+
+typedef struct {
+  unsigned code, state;
+  char information[128], product[128];
+  unsigned enabled;
+  struct { unsigned year; unsigned short month, day, hour, minute, second; unsigned char status; } expiry;
+} licence_t;
+
+typedef struct { int supported; unsigned count; licence_t features[3]; } licences_t;
+
+/* "licence": its state is that of the one feature, a vGPU's. */
+int nvmlDeviceGetGridLicensableFeatures_v4(device_t device, licences_t *out) {
+  unsigned long long state;
+  int code = number("nvmlDeviceGetGridLicensableFeatures_v4", "licence", device, 0, &state);
+  if (code) return code;
+  memset(out, 0, sizeof *out);
+  out->supported = out->count = 1;
+  out->features[0].code = 1;
+  out->features[0].state = state;
+  return SUCCESS;
+}
+
+typedef struct { unsigned environment, feature, tools; } cc_t;
+
+/* "value -1 cc FEATURE 0" and "value -1 cc READY 1". */
+int nvmlSystemGetConfComputeState(cc_t *out) {
+  unsigned long long feature;
+  int code = enter("nvmlSystemGetConfComputeState", -1);
+  if (!code) code = look_up("cc", -1, 0, &feature);
+  if (!code) *out = (cc_t){1, feature, 0};
+  return code;
+}
+
+int nvmlSystemGetConfComputeGpusReadyState(unsigned *ready) {
+  unsigned long long said = 0;
+  int code = enter("nvmlSystemGetConfComputeGpusReadyState", -1);
+  if (!code) code = look_up("cc", -1, 1, &said);
+  *ready = said;
+  return code;
+}
+
+/* "value -1 excluded BUS N": the N-th excluded GPU is on that bus. */
+int nvmlGetExcludedDeviceCount(unsigned *count) {
+  unsigned long long bus;
+  for (*count = 0; !look_up("excluded", -1, *count, &bus); ++*count) continue;
+  return enter("nvmlGetExcludedDeviceCount", -1);
+}
+
+typedef struct { pci_info_t pci; char uuid[80]; } excluded_t;
+
+int nvmlGetExcludedDeviceInfoByIndex(unsigned index, excluded_t *out) {
+  unsigned long long bus;
+  int code = enter("nvmlGetExcludedDeviceInfoByIndex", -1);
+  if (!code) code = look_up("excluded", -1, index, &bus);
+  if (code) return code;
+  memset(out, 0, sizeof *out);
+  out->pci.bus = bus;
+  return SUCCESS;
+}
+
 int nvmlDeviceGetRowRemapperHistogram(device_t device, unsigned out[5]) {
   for (int i = 0; i < 5; i++) {
     unsigned long long banks;

@@ -1,0 +1,263 @@
+"""An NVML that refuses for long, and GPUs that differ from their siblings in what NVML gives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.checks import (
+    gpu_common,
+    gpu_driver,
+    gpu_ecc,
+    gpu_fabric,
+    gpu_inventory,
+    gpu_recovery,
+    gpu_settings,
+)
+from nodeagent.sources.kubelet_devices import CHECKPOINT
+from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
+from tests.nvml.gpu_bench import Bench, run_check
+
+TWO = [gpu(0), gpu(1)]
+NO_ECC = (UNSUPPORTED,) * 4
+GB200 = "NVIDIA GB200"
+NO_FABRIC = (0, 0, 0, 0, 0, 3)
+
+
+def kubelet(bench: Bench, devices: list[str]) -> None:
+    path = bench.machine.host(CHECKPOINT)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": devices}}}))
+
+
+async def driver_after(bench: Bench, seconds: float) -> tuple[str, str]:
+    """gpu-driver's verdict when ``seconds`` have passed since its first sample."""
+    check = bench.build(gpu_driver.SPEC)
+    await run_check(check)
+    bench.later(seconds)
+    return (await run_check(check)).status("")
+
+
+@pytest.mark.parametrize(("code", "reason"), [(18, "library-mismatch"), (999, "nvml-failed")])
+async def test_a_refusal_that_lasts_is_degraded(tmp_path: Path, code: int, reason: str) -> None:
+    async with Bench(tmp_path, TWO, expected=2, boottime=36_000.0) as bench:
+        bench.gpus.fail("nvmlInitWithFlags", code=code)
+        check = bench.build(gpu_driver.SPEC)
+        assert (await run_check(check)).status("") == ("UNKNOWN", reason)
+        bench.later(599.0)
+        assert (await run_check(check)).status("") == ("UNKNOWN", reason)
+        bench.later(61.0)
+        assert (await run_check(check)).status("") == ("DEGRADED", reason)
+        bench.gpus.heal()
+        bench.later(301.0)
+        assert (await run_check(check)).status("") == ("OK", "")
+
+
+@pytest.mark.parametrize("code", [18, 999])
+async def test_a_kubelet_without_gpus_makes_it_failed(tmp_path: Path, code: int) -> None:
+    async with Bench(tmp_path, TWO, boottime=36_000.0) as bench:
+        bench.gpus.fail("nvmlInitWithFlags", code=code)
+        kubelet(bench, ["GPU-1"])
+        assert (await driver_after(bench, 700.0))[0] == "DEGRADED"
+        kubelet(bench, [])
+        check = bench.build(gpu_driver.SPEC)
+        await run_check(check)
+        bench.later(700.0)
+        seen = await run_check(check)
+    assert seen.status("")[0] == "FAILED"
+    assert "the kubelet has no healthy device of nvidia.com/gpu" in seen.by_component[""].message
+
+
+@pytest.mark.parametrize(("module", "status"), [("570.86.15", "FAILED"), ("580.65.06", "DEGRADED")])
+async def test_the_versions_of_module_and_library_are_a_witness(
+    tmp_path: Path, module: str, status: str
+) -> None:
+    library = tmp_path / "root/usr/lib64/libnvidia-ml.so.1"
+    async with Bench(tmp_path, TWO, boottime=36_000.0) as bench:
+        bench.nvml._worker_env.pop("LD_LIBRARY_PATH")
+        real = Path(bench.gpus.env["LD_LIBRARY_PATH"]) / library.name
+        library.parent.mkdir(parents=True)
+        (library.parent / "libnvidia-ml.so.580.65.06").write_bytes(real.read_bytes())
+        library.symlink_to("libnvidia-ml.so.580.65.06")
+        (bench.gpus.sys / "module/nvidia/version").write_text(f"{module}\n")
+        bench.gpus.fail("nvmlInitWithFlags", code=18)
+        assert await driver_after(bench, 700.0) == (status, "library-mismatch")
+
+
+async def test_a_library_of_no_bytes_is_broken_and_none_at_all_is_the_agents(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    library.touch()
+    async with Bench(tmp_path / "a", TWO, library=str(library), boottime=36_000.0) as bench:
+        assert await driver_after(bench, 700.0) == ("DEGRADED", "library-broken")
+    async with Bench(tmp_path / "b", TWO, boottime=36_000.0) as bench:
+        bench.nvml._worker_env["LD_LIBRARY_PATH"] = "/nowhere"
+        assert await driver_after(bench, 700.0) == ("UNKNOWN", "no-library")
+
+
+async def test_a_driver_that_starts_is_no_refusal(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO, boottime=60.0) as bench:
+        bench.gpus.fail("nvmlInitWithFlags", code=999)
+        assert await driver_after(bench, 700.0) == ("UNKNOWN", "nvml-failed")
+
+
+@pytest.mark.parametrize("code", [4, 20, 23])
+async def test_an_error_of_the_agents_own_accuses_no_driver(tmp_path: Path, code: int) -> None:
+    async with Bench(tmp_path, TWO, boottime=36_000.0) as bench:
+        bench.gpus.fail("nvmlInitWithFlags", code=code)
+        assert await driver_after(bench, 7000.0) == ("UNKNOWN", "nvml-failed")
+
+
+async def test_a_driver_that_nvml_denies_needs_the_kubelet_as_a_witness(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO, boottime=36_000.0) as bench:
+        bench.gpus.fail("nvmlInitWithFlags", code=9)
+        assert await driver_after(bench, 700.0) == ("UNKNOWN", "driver-not-loaded")
+        kubelet(bench, [])
+        assert await driver_after(bench, 700.0) == ("FAILED", "driver-unreachable")
+
+
+# ---- a value that one GPU lacks, and one that none has ------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 4])
+async def test_ecc_that_is_off_on_one_gpu_is_that_gpus_finding(tmp_path: Path, count: int) -> None:
+    gpus = [gpu(0, ecc=NO_ECC), *(gpu(each) for each in range(1, count))]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
+        assert seen.status(uuid_of(0)) == ("DEGRADED", "ecc-off")
+        assert all(seen.is_well(uuid_of(each)) for each in range(1, count))
+        bench.gpus.write([gpu(0, ecc=NO_ECC, ecc_mode=(0, 1)), *gpus[1:]])
+        bench.later(301.0)
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
+        assert "a reset of the GPU turns it on" in seen.by_component[uuid_of(0)].message
+
+
+@pytest.mark.parametrize(
+    "other", [{"name": "NVIDIA L4"}, {"mig": (1, 1), "links": ()}], ids=["model", "mig"]
+)
+async def test_a_gpu_that_is_unlike_the_others_by_design_is_no_finding(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    async with Bench(tmp_path, [gpu(0, ecc=NO_ECC, **other), gpu(1), gpu(2)]) as bench:
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
+    assert seen.status(uuid_of(0)) == ("UNKNOWN", "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("ecc", "text"), [(NO_ECC, "turns ECC on"), ((0, 0, 0, 0), "turns ECC off")]
+)
+async def test_a_change_of_ecc_that_waits_for_a_reset_is_degraded(
+    tmp_path: Path, ecc: tuple[int, int, int, int], text: str
+) -> None:
+    mode = (0, 1) if ecc == NO_ECC else (1, 0)
+    async with Bench(tmp_path, [gpu(0, ecc=ecc, ecc_mode=mode)]) as bench:
+        seen = await run_check(bench.build(gpu_ecc.SPEC))
+    assert seen.status(uuid_of(0)) == ("DEGRADED", "ecc-pending")
+    assert text in seen.by_component[uuid_of(0)].message
+
+
+async def test_a_driver_before_r565_leaves_the_node_well(tmp_path: Path) -> None:
+    old = {"recovery_action": UNSUPPORTED, "ecc": NO_ECC}
+    async with Bench(tmp_path, [gpu(0, **old), gpu(1, **old)]) as bench:
+        for spec in (gpu_recovery.SPEC, gpu_ecc.SPEC):
+            assert await bench.build(spec).run_check() == gpu_common.NOT_SUPPORTED
+
+
+async def test_a_recovery_action_that_one_of_three_lacks_is_its_finding(tmp_path: Path) -> None:
+    gpus = [gpu(0), gpu(1, recovery_action=UNSUPPORTED), gpu(2)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_recovery.SPEC))
+    assert seen.status(uuid_of(1)) == ("DEGRADED", "unlike-siblings")
+
+
+# ---- a fabric that is to be there ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fabric", [NO_FABRIC, None])
+@pytest.mark.parametrize("name", [GB200, "NVIDIA GB300"])
+async def test_gpus_of_a_rack_without_any_fabric_are_degraded(
+    tmp_path: Path, fabric: tuple[int, int, int, int, int, int] | None, name: str
+) -> None:
+    gpus = [gpu(each, name=name, fabric=fabric) for each in range(4)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_fabric.SPEC))
+        assert {seen.status(uuid_of(each)) for each in range(4)} == {("DEGRADED", "no-fabric")}
+    async with Bench(tmp_path / "young", gpus, boottime=60.0) as bench:
+        seen = await run_check(bench.build(gpu_fabric.SPEC))
+        assert seen.status(uuid_of(0)) == ("UNKNOWN", "starting")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S"])
+async def test_gpus_that_are_to_have_no_fabric_have_none(tmp_path: Path, name: str) -> None:
+    gpus = [gpu(each, name=name, fabric=NO_FABRIC) for each in range(2)]
+    async with Bench(tmp_path, gpus) as bench:
+        assert await bench.build(gpu_fabric.SPEC).run_check() == gpu_common.NOT_SUPPORTED
+
+
+async def test_one_gpu_without_the_fabric_of_its_siblings_is_degraded(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, fabric=NO_FABRIC), gpu(1), gpu(2)]) as bench:
+        seen = await run_check(bench.build(gpu_fabric.SPEC))
+    assert seen.status(uuid_of(0)) == ("DEGRADED", "no-fabric")
+
+
+async def test_nvswitches_say_that_there_is_to_be_a_fabric(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(each, fabric=NO_FABRIC) for each in range(2)]) as bench:
+        switch = bench.gpus.sys / "bus/pci/devices/0000:c1:00.0"
+        switch.mkdir()
+        (switch / "vendor").write_text("0x10de\n")
+        (switch / "class").write_text("0x068000\n")
+        seen = await run_check(bench.build(gpu_fabric.SPEC))
+    assert seen.status(uuid_of(0)) == ("DEGRADED", "no-fabric")
+
+
+# ---- licence, confidential computing, compute mode, excluded GPUs -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({"licence": 0, "virtualization": 2}, ("DEGRADED", "unlicensed")),
+        ({"licence": 0}, ("DEGRADED", "unlicensed")),
+        ({"licence": 1, "virtualization": 2}, ("OK", "")),
+        ({"licence": 0, "virtualization": 0}, ("OK", "")),
+        ({"licence": 0, "virtualization": 1}, ("OK", "")),
+        ({"virtualization": 2}, ("OK", "")),
+        ({"compute_mode": 2}, ("DEGRADED", "compute-prohibited")),
+        ({"compute_mode": 0}, ("OK", "")),
+    ],
+)
+async def test_each_setting_has_its_verdict(
+    tmp_path: Path, values: dict[str, int], verdict: tuple[str, str]
+) -> None:
+    async with Bench(tmp_path, [gpu(0, **values)]) as bench:
+        seen = await run_check(bench.build(gpu_settings.SPEC))
+    assert seen.status(uuid_of(0)) == verdict
+
+
+async def test_a_compute_mode_unlike_the_siblings_is_degraded(tmp_path: Path) -> None:
+    gpus = [gpu(0, compute_mode=3), *(gpu(each, compute_mode=0) for each in (1, 2))]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await run_check(bench.build(gpu_settings.SPEC))
+    assert seen.status(uuid_of(0)) == ("DEGRADED", "compute-mode")
+    assert seen.is_well(uuid_of(1))
+
+
+async def test_confidential_gpus_that_are_not_ready_degrade_the_node(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO) as bench:
+        check = bench.build(gpu_driver.SPEC)
+        bench.gpus.confidential(ready=False)
+        assert (await run_check(check)).status("") == ("DEGRADED", "cc-not-ready")
+        bench.gpus.confidential(ready=True)
+        bench.later(301.0)
+        assert (await run_check(check)).status("") == ("OK", "")
+
+
+async def test_a_gpu_that_the_drivers_configuration_excludes_is_a_note(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
+        bench.gpus.write([gpu(0)], pci=[pci_of(0), pci_of(1)])
+        bench.gpus.exclude(pci_of(1))
+        seen = await run_check(bench.build(gpu_inventory.SPEC))
+    assert set(seen.by_component) == {"", uuid_of(0)}
+    assert f"{pci_of(1)} (excluded" in seen.by_component[""].message
