@@ -235,11 +235,6 @@ class RepairStatus:
     evidence_at: float = 0.0
 
 
-#: The former name of `QuarantineStatus.applied`. The version before knows no other, so it is
-#: written too and decides; docs/decisions/0017-two-names-of-one-annotation.md.
-FORMER_APPLIED_FIELD = "did"
-
-
 @dataclass(frozen=True, slots=True)
 class MarksStatus:
     """Which of our marks the node lacks although the quarantine stands: names of `lost_marks`.

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import FORMER_APPLIED, is_marked
+from aggregator.cluster.node_names import APPLIED, is_marked
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -25,6 +25,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.actions.adoption import UNKNOWN
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import marked_by, read_overruled
+from aggregator.quarantine.decide.unreadable_annotations import UNRELEASED
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from tests.aggregator.test_interruption import (
     ILL,
@@ -138,7 +139,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     assert world.writes[before:] == []
     assert world.nodes["n1"] == node
     # A person who undoes it by hand, as docs/install.md says, is seen at the next list.
-    kept = {key: text for key, text in node.annotations.items() if key != FORMER_APPLIED}
+    kept = {key: text for key, text in node.annotations.items() if key != APPLIED}
     world.set_node(replace(node, annotations=kept))
     await replica.controller._cluster_events.refresh_nodes()
     await until(lambda: not node_summary.quarantine_view.unclaimed)
@@ -205,7 +206,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     uninstall(world)
-    world.person_annotates("n1", FORMER_APPLIED, did)
+    world.person_annotates("n1", APPLIED, did)
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
@@ -219,6 +220,22 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     await until(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
     # The record of who had cordoned it is lost, so the cordon is left for a person.
     assert world.nodes["n1"].unschedulable
+    await replica.stop()
+
+
+@pytest.mark.parametrize("key", UNRELEASED)
+async def test_marks_next_to_those_of_an_unreleased_version_are_left(key: str) -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    uninstall(world)
+    world.person_annotates("n1", key, "{}")
+    before = world.nodes["n1"]
+    world.person_applies_definition()
+    replica = Replica(world, clock=clock)
+    await seen(replica)
+    replica.agent("n1", WELL)
+    await until(lambda: not replica.controller._registry.node_state("n1").work.again.is_set())
+    assert (world.nodes["n1"], world.quarantines) == (before, {})
     await replica.stop()
 
 
@@ -318,7 +335,7 @@ async def test_marks_that_go_while_they_are_adopted_leave_nothing_behind() -> No
     def undone(call: str) -> ClusterError | None:
         if call == "create_quarantine" and is_marked(world.nodes["n1"]):
             node = world.nodes["n1"]
-            kept = {key: text for key, text in node.annotations.items() if key != FORMER_APPLIED}
+            kept = {key: text for key, text in node.annotations.items() if key != APPLIED}
             world.set_node(
                 replace(node, annotations=kept, labels={}, taints=(), unschedulable=False)
             )
@@ -360,9 +377,9 @@ async def test_the_marks_of_an_older_version_are_adopted_too() -> None:
     world, clock = world_with_jobs(), Turned()
     await quarantined(world, clock)
     uninstall(world)
-    data = json.loads(world.nodes["n1"].annotations[FORMER_APPLIED])
+    data = json.loads(world.nodes["n1"].annotations[APPLIED])
     kept = {key: data[key] for key in ("quarantine", "incident", "unschedulable", "evidence")}
-    world.person_annotates("n1", FORMER_APPLIED, json.dumps(kept))
+    world.person_annotates("n1", APPLIED, json.dumps(kept))
     world.person_applies_definition()
     replica = Replica(world, clock=clock)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import APPLIED, FORMER_APPLIED
+from aggregator.cluster.node_names import APPLIED
 from aggregator.cluster.port import (
     Action,
     NodeMeta,
@@ -258,26 +258,23 @@ def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
         return node_state.cluster.marked
 
     async def test(bench: Bench) -> None:
-        node_state = bench.listed(**{FORMER_APPLIED: "x"})
+        node_state = bench.listed(**{APPLIED: "x"})
         assert is_unclaimed(node_state)
         assert is_marked(node_state)
         assert bench.kicked == ["n1"]
         set_fields(node_state, to_adopt=False, orphan="uid")
-        bench.listed(**{FORMER_APPLIED: "x"})
+        bench.listed(**{APPLIED: "x"})
         assert not is_unclaimed(node_state), "its marks are being undone"
         set_fields(node_state, orphan="", unclaimed="shown")
-        bench.listed(**{FORMER_APPLIED: "x"})
+        bench.listed(**{APPLIED: "x"})
         assert not is_unclaimed(node_state), "nothing is made of them in mode observe"
         bench.listed()
         assert node_state.quarantine_view.unclaimed == ""
         assert not is_marked(node_state)
-        bench.listed(**{APPLIED: "{}"})
-        assert not is_unclaimed(node_state), "an older replica has released it"
-        assert not is_marked(node_state)
         node_state.own_quarantine_view().quarantine = quarantine(
             node_uid="uid-n1", phase=Phase.ADMITTED
         )
-        bench.listed(**{FORMER_APPLIED: "x"})
+        bench.listed(**{APPLIED: "x"})
         assert not is_unclaimed(node_state)
 
     on_a_bench(monkeypatch, test)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aggregator.cluster.node_names import FORMER_APPLIED, LABEL, TAINT, is_marked
+from aggregator.cluster.node_names import APPLIED, LABEL, TAINT, is_marked
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -901,7 +901,7 @@ class ControllerMachine(RuleBasedStateMachine):
         if what in ("label", "all"):
             node = replace(node, labels={k: v for k, v in node.labels.items() if k != LABEL})
         if what in ("applied", "all"):
-            notes = {k: v for k, v in node.annotations.items() if k != FORMER_APPLIED}
+            notes = {k: v for k, v in node.annotations.items() if k != APPLIED}
             node = replace(node, annotations=notes)
         if what in ("condition", "all"):
             node = replace(node, condition="")

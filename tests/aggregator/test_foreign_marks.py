@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import AppliedChanges, Phase, Quarantine, QuarantineStatus, Taint
 from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import REFRESH
@@ -64,7 +64,7 @@ async def test_a_taint_of_our_key_that_was_there_before_is_there_again_after_the
     assert set(node.taints) == {theirs, OTHER}
     assert node.labels == {LABEL: "hold"}
     assert node.annotations[CODES] == "x"
-    assert FORMER_APPLIED not in node.annotations
+    assert APPLIED not in node.annotations
     assert not node.unschedulable
     await replica.stop()
 
@@ -76,7 +76,7 @@ async def test_it_is_restored_also_where_our_annotation_was_removed(*, deleted: 
     world.add_node("n1", taints=(theirs, OTHER), labels={LABEL: "hold"})
     replica = await quarantined(world, Turned())
     await until(lambda: world.quarantines["n1"].status.applied is not None)
-    world.person_annotates("n1", FORMER_APPLIED, None)
+    world.person_annotates("n1", APPLIED, None)
     if deleted:
         world.person_deletes("n1")
         await until(lambda: not world.quarantines)
@@ -93,7 +93,7 @@ async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before
     world = World()
     world.add_node("n1")
     replica = await quarantined(world, Turned())
-    world.person_annotates("n1", FORMER_APPLIED, None)
+    world.person_annotates("n1", APPLIED, None)
     await replica.controller._cluster_events.refresh_nodes()
     replica.controller._registry.node_state("n1").work.needs_read = True
     replica.controller.on_conflict("n1", "")
@@ -107,7 +107,7 @@ def test_a_taint_of_our_key_on_a_node_that_we_never_marked_is_never_taken_for_ou
         world = World()
         taints = (THEIRS["execute"], THEIRS["schedule"])
         world.add_node("n1", taints=taints, labels={LABEL: "hold"}, unschedulable=True)
-        world.add_node("n2", annotations={FORMER_APPLIED: json.dumps({"unschedulable": False})})
+        world.add_node("n2", annotations={APPLIED: json.dumps({"unschedulable": False})})
         replica = Replica(world, clock=LoopClock(loop))
         replica.agent("n1", snapshot())
         await until(lambda: "n2" in world.quarantines)  # ours, and without an object: adopted
@@ -150,7 +150,7 @@ def test_marking_twice_remembers_what_was_there_before_the_first(theirs: Taint |
 def test_an_annotation_that_somebody_garbled_tells_nothing_of_what_we_did(text: str) -> None:
     world = World()
     world.add_node(
-        "n1", annotations={FORMER_APPLIED: text}, unschedulable=True, taints=(THEIRS["schedule"],)
+        "n1", annotations={APPLIED: text}, unschedulable=True, taints=(THEIRS["schedule"],)
     )
     node = world.nodes["n1"]
     assert read_applied(node) is None

@@ -14,7 +14,6 @@ import pytest
 
 from aggregator.cluster.node_names import (
     APPLIED,
-    FORMER_APPLIED,
     OVERRULED,
     TAINT,
     is_marked,
@@ -84,7 +83,7 @@ def check_released(world: World) -> None:
     assert not node.unschedulable
     assert entries(world) == set()
     assert world.quarantines == {}
-    assert not [key for key in node.annotations if key in (APPLIED, FORMER_APPLIED)]
+    assert not [key for key in node.annotations if key in (APPLIED, APPLIED)]
 
 
 async def quarantined(world: World, clock: Turned) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import Action, MarksStatus, Node, Phase, Taint
 from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import REFRESH
@@ -50,12 +50,12 @@ REMOVALS: dict[str, tuple[Callable[[Node], Node], set[str]]] = {
     "effect": (changed_taint(effect="PreferNoSchedule"), {"taint"}),
     "label": (lambda node: without(node, LABEL), {"label"}),
     "label-value": (lambda n: replace(n, labels={**n.labels, LABEL: "x"}), {"label"}),
-    "applied": (lambda node: without(node, FORMER_APPLIED), {"applied"}),
+    "applied": (lambda node: without(node, APPLIED), {"applied"}),
     "codes": (lambda node: without(node, CODES), {"codes"}),
     "condition": (lambda node: replace(node, condition=""), {"condition"}),
     "overwritten": (lambda node: replace(node, condition="False"), {"condition"}),
     "all": (
-        lambda node: replace(without(node, TAINT, LABEL, FORMER_APPLIED, CODES), condition=""),
+        lambda node: replace(without(node, TAINT, LABEL, APPLIED, CODES), condition=""),
         {"taint", "label", "applied", "codes", "condition"},
     ),
 }
@@ -66,7 +66,7 @@ def is_whole(world: World) -> bool:
     return (
         OURS in node.taints
         and node.labels.get(LABEL) == "gpu"
-        and FORMER_APPLIED in node.annotations
+        and APPLIED in node.annotations
         and CODES in node.annotations
         and node.condition == "True"
         and node.unschedulable
@@ -256,7 +256,7 @@ def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> No
     play(test)
 
 
-@pytest.mark.parametrize("key", [LABEL, FORMER_APPLIED])
+@pytest.mark.parametrize("key", [LABEL, APPLIED])
 def test_the_list_of_nodes_tells_of_a_label_or_annotation_where_the_watch_did_not(
     key: str,
 ) -> None:
@@ -274,7 +274,7 @@ def test_an_uncordon_is_a_release_also_where_marks_are_missing() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = World()
         replica = await drained(world, loop)
-        world.set_node(without(world.nodes["n1"], TAINT, LABEL, FORMER_APPLIED))
+        world.set_node(without(world.nodes["n1"], TAINT, LABEL, APPLIED))
         await until(lambda: missing(world) != set())
         world.person_uncordons("n1")
         await until(lambda: not world.quarantines)

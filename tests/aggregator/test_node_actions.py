@@ -409,7 +409,7 @@ def test_a_read_that_is_not_needed_is_given_up() -> None:
         (lambda bench: bench.world.nodes.pop("n1"), True),
         (lambda bench: bench.annotated(EXEMPTED), None),
         (lambda bench: bench.labelled(UPGRADE), True),
-        (lambda bench: bench.annotated({"sickbay.dev/did": "{}"}), False),
+        (lambda bench: bench.annotated({"sickbay.dev/applied": "{}"}), False),
         (lambda bench: set_fields(bench.node_state, claimed="another"), None),
     ],
 )

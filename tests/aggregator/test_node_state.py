@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import (
     Action,
     MarksStatus,
@@ -75,7 +75,7 @@ def node(**changes: Any) -> Node:
 
 
 def marked_node(**changes: Any) -> Node:
-    notes = {FORMER_APPLIED: '{"unschedulable": true, "value": "gpu"}', CODES: "xid:79"}
+    notes = {APPLIED: '{"unschedulable": true, "value": "gpu"}', CODES: "xid:79"}
     full = node(
         unschedulable=True,
         taints=(Taint(TAINT, "gpu", "NoSchedule"),),

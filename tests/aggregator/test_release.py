@@ -32,7 +32,6 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
 from aggregator.quarantine.decide.release_checks import (
-    FORMER_RELEASE_HISTORY,
     RELEASE_HISTORY,
     release_hold,
     remember,
@@ -583,23 +582,6 @@ def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
             await soon(lambda: not world.quarantines)
             [[_, _, remembered]] = json.loads(world.nodes["n1"].annotations[RELEASE_HISTORY])
             assert remembered <= clock() + 1_000_000
-
-    virtual_time.run(main())
-
-
-def test_a_memory_under_the_former_name_holds_a_release_and_the_next_one_renames_it() -> None:
-    async def main() -> None:
-        clock = Running()
-        former = json.dumps([["xid:79", "GPU-1", clock() + 1_000_000], ["xid:48", "GPU-1", 7]])
-        world = one_node(annotations={FORMER_RELEASE_HISTORY: former})
-        replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
-        recovers(replica)
-        await held(world, "came again")
-        world.person_deletes("n1")
-        await soon(lambda: not world.quarantines)
-        notes = world.nodes["n1"].annotations
-        assert FORMER_RELEASE_HISTORY not in notes
-        assert "xid:79" in notes[RELEASE_HISTORY]
 
     virtual_time.run(main())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.node_names import FORMER_APPLIED, LABEL, OVERRULED, RELEASED, is_marked
+from aggregator.cluster.node_names import APPLIED, LABEL, OVERRULED, RELEASED, is_marked
 from aggregator.cluster.port import (
     Action,
     ClusterError,
@@ -442,7 +442,7 @@ def test_a_node_that_is_marked_or_lacks_an_override_is_undone_again_while_the_re
             (done, made(Phase.RELEASING)),
             (node, waits),
             (replace(node, annotations={RELEASED: "r@1"}), waits),
-            (replace(node, annotations={RELEASED: "q@1", FORMER_APPLIED: "{}"}), waits),
+            (replace(node, annotations={RELEASED: "q@1", APPLIED: "{}"}), waits),
         ):
             assert not release._is_undone(bench.node_state, other, found)
         overruled = made(Phase.RELEASING, message=release._WAITS, overruled=True)
@@ -520,7 +520,7 @@ def test_a_finalizer_goes_with_the_definition_and_the_marks_remember_what_is_in_
         await bench.back.drop_finalizer(bench.node_state, bench.now())
         node = bench.world.nodes["n1"]
         assert is_marked(node)
-        assert "xid:79" not in node.annotations[FORMER_APPLIED]
+        assert "xid:79" not in node.annotations[APPLIED]
         assert "n1" not in bench.world.quarantines
         assert bench.node_state.quarantine_view.definition_going
         assert bench.node_state.quarantine_view.to_adopt
@@ -772,8 +772,8 @@ def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_another_ma
         await bench.adopter.adopt(bench.node_state)
         assert bench.node_state.quarantine_view.unclaimed == ""
         bench.adopter._mode = Action.DRAIN
-        foreign = node.annotations[FORMER_APPLIED].replace("{", '{"installation": "elsewhere", ', 1)
-        bench.annotated({FORMER_APPLIED: foreign})
+        foreign = node.annotations[APPLIED].replace("{", '{"installation": "elsewhere", ', 1)
+        bench.annotated({APPLIED: foreign})
         await bench.adopter.adopt(bench.node_state)
         assert bench.world.quarantines == {}
         assert bench.entered == []
@@ -788,10 +788,7 @@ def test_what_went_with_its_definition_comes_back_as_it_was() -> None:
         assert bench.adopter._spec(node_state, node) is None
         node_state.own_quarantine_view().remains = ours
         assert bench.adopter._spec(node_state, node) is None, "its marks are gone: so is its cause"
-        assert (
-            bench.adopter._spec(node_state, replace(node, annotations={FORMER_APPLIED: "{}"}))
-            is ours
-        )
+        assert bench.adopter._spec(node_state, replace(node, annotations={APPLIED: "{}"})) is ours
         node_state.own_quarantine_view().remains = theirs
         assert bench.adopter._spec(node_state, node) is theirs
         assert bench.adopter._spec(node_state, None) is theirs
@@ -842,7 +839,7 @@ def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_adopted
         node_state = bench.node_state
         bench.entries["n1"] = ENTRY
         node = bench.world.nodes["n1"]
-        bench.annotated({FORMER_APPLIED: "{}"})
+        bench.annotated({APPLIED: "{}"})
         await bench.adopter.forget_node(node_state, "x")
         assert (node_state.quarantine_view.to_adopt, bench.forgotten) == (True, [])
         bench.world.set_node(node)

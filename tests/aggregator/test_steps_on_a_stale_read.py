@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import FORMER_APPLIED, LABEL, is_marked
+from aggregator.cluster.node_names import APPLIED, LABEL, is_marked
 from aggregator.cluster.port import (
     Action,
     MarksStatus,
@@ -280,9 +280,7 @@ def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_t
         if entry is not None:
             await replica.controller._record_writer.enter(entry)
         node_state = replica.controller._registry.node_state("n1")
-        node = replace(
-            world.nodes["n1"], annotations={FORMER_APPLIED: "nonsense"}, labels={LABEL: "x"}
-        )
+        node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
         found = replica.controller._reconciler._adopter._spec(node_state, node)
         assert found is not None
         assert (found.action, found.kind, found.requester) == spec

@@ -218,4 +218,4 @@ def older_chart(folder: Path, version: str = "0.0.9") -> Path:
 
 
 #: Fields of the status that every version has.
-OLD_STATUS = {"phase", "message", "nodeUID", "admittedAt", "cordonedAt", "applied", "did"}
+OLD_STATUS = {"phase", "message", "nodeUID", "admittedAt", "cordonedAt", "applied"}

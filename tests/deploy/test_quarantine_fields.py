@@ -74,7 +74,7 @@ def form(hint: Any) -> dict[str, Any]:
 def differences(kind: type, codec: ObjectCodec[Any], schema: Mapping[str, Any]) -> Iterator[str]:
     """The fields that the dataclass and the schema do not have alike."""
     hints, properties = typing.get_type_hints(kind), schema["properties"]
-    names = [*codec.names.items(), *codec.former.items()]
+    names = list(codec.names.items())
     for name in properties.keys() ^ {name for _, name in names}:
         yield f"{kind.__name__}: {name}"
     for field, name in names:

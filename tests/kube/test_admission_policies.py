@@ -321,7 +321,7 @@ async def test_a_kubelet_can_neither_lift_its_quarantine_nor_exempt_itself(
     for where in (path, f"{path}/status"):
         for body in (
             {"metadata": {"annotations": exemption}},
-            {"metadata": {"annotations": {"sickbay.dev/did": None}}},
+            {"metadata": {"annotations": {"sickbay.dev/applied": None}}},
             {"metadata": {"annotations": {"sickbay.dev/applied": None}}},
             {"metadata": {"annotations": {"sickbay.dev/codes": "none"}}},
             {"metadata": {"labels": {"sickbay.dev/quarantined": None}}},

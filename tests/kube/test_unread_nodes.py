@@ -110,7 +110,7 @@ def _annotated(key: str) -> dict[str, Any]:
         _annotated(RELEASED),
         _annotated("karpenter.sh/do-not-disrupt"),
         _annotated("sickbay.dev/codes"),
-        _annotated("sickbay.dev/did"),
+        _annotated("sickbay.dev/applied"),
     ],
     ids=str,
 )

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from aggregator.cluster.node_names import (
     APPLIED,
-    FORMER_APPLIED,
     KEPT,
     TAINT,
     own_annotations,
@@ -143,7 +142,7 @@ def test_our_own_annotation_is_no_mark_of_a_party_at_work_on_the_node() -> None:
     assert maintained_by(marked()) == ""
     theirs = marked(node(annotations={DO_NOT_DISRUPT: "true"}))
     assert "not to be disrupted" in maintained_by(theirs)
-    record = {FORMER_APPLIED: None, APPLIED: None}
+    record = {APPLIED: None}
     bare = {key: text for key, text in marked().annotations.items() if key not in record}
     assert maintained_by(node(annotations=bare)) == "", "our other annotation may be removed"
     assert not {*KEEPING, KEPT} & undone(node(annotations=bare)).annotations.keys()

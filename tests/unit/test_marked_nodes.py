@@ -11,13 +11,13 @@ from aggregator.cluster.kubernetes.objects import (
     NodeStatus,
     TaintObject,
 )
-from aggregator.cluster.node_names import CONDITION, FORMER_APPLIED, TAINT
+from aggregator.cluster.node_names import APPLIED, CONDITION, TAINT
 from tests.support.virtual_time import in_virtual_time
 
 
 def node(*, marked: bool = True, version: str = "5", uid: str = "u") -> NodeObject:
     ours = [TaintObject(TAINT, "NoSchedule", "gpu")] if marked else None
-    notes = {FORMER_APPLIED: "{}", "example.com/long": "x" * 1000} if marked else {}
+    notes = {APPLIED: "{}", "example.com/long": "x" * 1000} if marked else {}
     return NodeObject(
         Meta(name="n1", uid=uid, resource_version=version, annotations=notes),
         NodeSpec(unschedulable=True, taints=ours),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import (
     Action,
     Node,
@@ -34,7 +34,7 @@ MARKED = Node(
     unschedulable=True,
     taints=(OTHER, OURS),
     labels={LABEL: "gpu"},
-    annotations={FORMER_APPLIED: TEXT, CODES: "xid:79"},
+    annotations={APPLIED: TEXT, CODES: "xid:79"},
     condition="True",
 )
 
@@ -52,8 +52,8 @@ MARKED = Node(
         ({"taints": (replace(OURS, effect="NoExecute"),)}, ("taint",)),
         ({"labels": {}}, ("label",)),
         ({"labels": {LABEL: "disk"}}, ("label",)),
-        ({"annotations": {FORMER_APPLIED: TEXT}}, ("codes",)),
-        ({"annotations": {FORMER_APPLIED: TEXT, CODES: ""}}, ()),
+        ({"annotations": {APPLIED: TEXT}}, ("codes",)),
+        ({"annotations": {APPLIED: TEXT, CODES: ""}}, ()),
         ({"annotations": {CODES: "xid:79"}}, ("applied",)),
         # Without a record of what was set, any value of ours will do.
         (
@@ -64,7 +64,7 @@ MARKED = Node(
             },
             ("applied",),
         ),
-        ({"annotations": {CODES: "", FORMER_APPLIED: "{}"}, "labels": {}}, ("label", "applied")),
+        ({"annotations": {CODES: "", APPLIED: "{}"}, "labels": {}}, ("label", "applied")),
         ({"annotations": {}, "labels": {}, "taints": (), "condition": ""}, ALL_MARKS),
         ({"uid": "another"}, ALL_MARKS),
     ],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL, TAINT
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import (
     Action,
     AppliedChanges,
@@ -325,7 +325,7 @@ def test_marks_are_counted_and_named() -> None:
     assert counted(MarksStatus(("taint",), 0.0, 2, -DAY), 1.0).restored == 3
     every = ("taint", "label", "applied", "codes", "condition", "new")
     assert describe_missing(every, AppliedChanges(True, "gpu")) == (
-        f"taint {TAINT}, label {LABEL}, annotation {FORMER_APPLIED}, annotation {CODES}, "
+        f"taint {TAINT}, label {LABEL}, annotation {APPLIED}, annotation {CODES}, "
         "condition SickbayQuarantined, new"
     )
     chosen = AppliedChanges(True, "gpu", own_taint="example.com/broken=yes:NoSchedule")

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import (
+    APPLIED,
     CODES,
-    FORMER_APPLIED,
     LABEL,
     OVERRULED,
     RELEASED,
     TAINT,
-    applied_annotations,
 )
 from aggregator.cluster.port import (
     Action,
@@ -73,7 +72,7 @@ def quarantine(**changes: Any) -> Quarantine:
 
 
 def annotation_of(change: NodeChange) -> dict[str, Any]:
-    text = change.annotations[FORMER_APPLIED]
+    text = change.annotations[APPLIED]
     assert text is not None
     found = json.loads(text)
     assert isinstance(found, dict)
@@ -188,13 +187,13 @@ def test_the_annotation_names_the_installation_only_where_there_is_one() -> None
     assert annotation_of(named)["installation"] == "east"
     assert marked_for(after(named).annotations) == "east"
     assert "installation" not in annotation_of(cordon_change(FREE, QUARANTINE))
-    assert marked_for({FORMER_APPLIED: '{"installation": 3}'}) == ""
+    assert marked_for({APPLIED: '{"installation": 3}'}) == ""
 
 
 def test_adopted_marks_are_written_anew_and_the_node_is_not_changed() -> None:
     change = adopt_change(QUARANTINE, AppliedChanges(True, "gpu"))
     assert (change.taints, change.unschedulable, change.labels) == (None, None, {})
-    assert change.annotations == applied_annotations(MARKED.annotations[FORMER_APPLIED])
+    assert change.annotations == {APPLIED: MARKED.annotations[APPLIED]}
     assert marked_by(after(change)) == "q"
     unknown = annotation_of(adopt_change(QUARANTINE, None))
     assert unknown["value"] == "gpu"
@@ -232,7 +231,7 @@ def test_adopted_marks_are_written_anew_and_the_node_is_not_changed() -> None:
 def test_our_changes_are_read_from_the_annotation_and_doubtful_parts_left_out(
     text: str, applied: AppliedChanges | None
 ) -> None:
-    assert read_applied(node(annotations={FORMER_APPLIED: text})) == applied
+    assert read_applied(node(annotations={APPLIED: text})) == applied
 
 
 REMEMBERED = replace(QUARANTINE, status=replace(STATUS, applied=AppliedChanges(True, "status")))
@@ -275,8 +274,8 @@ def test_another_party_is_named_where_it_cordoned_the_node_or_is_at_work_on_it()
     assert foreign_hands(after(cordon_change(cordoned, QUARANTINE), cordoned), QUARANTINE) == before
     assert foreign_hands(cordoned, REMEMBERED) == ""
     assert foreign_hands(cordoned, QUARANTINE) == (
-        "its annotation sickbay.dev/did is gone, so that it is not known whether it was cordoned "
-        "before; it stays cordoned when sickbay lets go"
+        "its annotation sickbay.dev/applied is gone, so that it is not known whether it was "
+        "cordoned before; it stays cordoned when sickbay lets go"
     )
     assert foreign_hands(replace(cordoned, uid="another"), QUARANTINE) == before
     upgraded = replace(MARKED, taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
@@ -323,7 +322,7 @@ def test_without_a_known_change_an_undo_says_only_that_it_has_been() -> None:
     change = undo_change(MARKED, "q", None, more={"sickbay.dev/release-history": "[]"})
     assert change == NodeChange(
         annotations={
-            **applied_annotations(None),
+            APPLIED: None,
             RELEASED: "q@7",
             "sickbay.dev/release-history": "[]",
         }
@@ -446,7 +445,7 @@ def test_the_origin_of_evidence_is_taken_from_the_marks_where_it_is_readable(
     more: dict[str, Any], rule: str, incident: str
 ) -> None:
     text = json.dumps({"evidence": [ROW], "value": "disk", **more})
-    spec = spec_of_marks(node(annotations={FORMER_APPLIED: text}))
+    spec = spec_of_marks(node(annotations={APPLIED: text}))
     assert spec is not None
     assert spec.kind == "disk"
     assert [(item.rule, item.incident) for item in spec.evidence] == [(rule, incident)]
@@ -468,7 +467,7 @@ def test_the_kind_is_that_of_the_annotation_or_else_of_the_taint(
     value: str | None, taints: tuple[Taint, ...], kind: str
 ) -> None:
     text = json.dumps({"evidence": [ROW], "value": value})
-    spec = spec_of_marks(node(annotations={FORMER_APPLIED: text}, taints=taints))
+    spec = spec_of_marks(node(annotations={APPLIED: text}, taints=taints))
     assert spec is not None
     assert spec.kind == kind
 
@@ -486,7 +485,7 @@ def test_one_made_by_hand_comes_back_as_it_was() -> None:
 )
 def test_a_persons_reason_is_bounded_and_has_a_stand_in(reason: Any, kept: str) -> None:
     text = json.dumps({"requester": "a" * 999, "reason": reason, "action": "other"})
-    spec = spec_of_marks(node(annotations={FORMER_APPLIED: text}))
+    spec = spec_of_marks(node(annotations={APPLIED: text}))
     assert spec == QuarantineSpec(Action.CORDON, "manual", kept, "a" * MOST_REASON)
     written = annotation_of(
         adopt_change(replace(QUARANTINE, spec=replace(BY_HAND, reason="y" * 999)), None)

@@ -50,7 +50,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PAGE = (ROOT / "docs" / "public-names.md").read_text()
 STABILITIES = {"stable", "before 1.0", "internal"}
-LAST = "Former names"
 
 
 def code(*folders: str) -> str:
@@ -316,22 +315,6 @@ def test_exit_codes() -> None:
     table = rows("Exit codes")
     for column, codes in expected.items():
         assert {int(names(row[0])[0]) for row in table if row[column]} == codes
-
-
-def test_former_names_are_still_listed() -> None:
-    every = {name for heading in SECTIONS for name in in_code(heading)}
-    assert [name for name in listed(LAST) if name not in every] == []
-
-
-def test_former_names_are_not_called_stable() -> None:
-    stable = {
-        name
-        for heading in SECTIONS
-        for row in rows(heading)
-        if row[-1] == "stable"
-        for name in names(row[0])
-    }
-    assert [name for name in listed(LAST) if name in stable] == []
 
 
 @pytest.mark.parametrize("kind", list(EventKind))

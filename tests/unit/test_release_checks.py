@@ -20,7 +20,6 @@ from aggregator.policy.rules import LONGEST_REPEAT, Policy
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import OperatorRequests
 from aggregator.quarantine.decide.release_checks import (
-    FORMER_RELEASE_HISTORY,
     RELEASE_HISTORY,
     memory_change,
     release_hold,
@@ -331,21 +330,7 @@ def test_a_time_that_is_no_moment_is_not_remembered(at: str) -> None:
     assert rows(remember(node, (), earliest=7.0, latest=7.0)) == [("c", "d", 7)]
 
 
-def test_the_memory_under_the_former_name_counts_too() -> None:
-    now, former = (
-        '[["a", "", 5], ["b", "", 9], ["d", "", 4]]',
-        '[["a", "", 8], ["b", "", 6], ["c", "", 7]]',
-    )
-    node = replace(NODE, annotations={RELEASE_HISTORY: now, FORMER_RELEASE_HISTORY: former})
-    kept = json.loads(remember(node, (), earliest=10.0, latest=10.0))
-    assert kept == [["d", "", 4], ["c", "", 7], ["a", "", 8], ["b", "", 9]]
-    broken = replace(NODE, annotations={RELEASE_HISTORY: "{", FORMER_RELEASE_HISTORY: former})
-    assert len(json.loads(remember(broken, (), earliest=10.0, latest=10.0))) == 3
-
-
 @pytest.mark.parametrize("memory", ["[]", '[["a", "", 5]]'])
-def test_a_release_writes_the_memory_under_the_name_of_today_alone(memory: str) -> None:
+def test_a_release_without_a_memory_removes_the_annotation(memory: str) -> None:
     written = memory if memory != "[]" else None
-    assert memory_change(NODE, memory) == {RELEASE_HISTORY: written}
-    former = replace(NODE, annotations={FORMER_RELEASE_HISTORY: "[]"})
-    assert memory_change(former, memory) == {RELEASE_HISTORY: written, FORMER_RELEASE_HISTORY: None}
+    assert memory_change(memory) == {RELEASE_HISTORY: written}

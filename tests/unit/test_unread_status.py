@@ -74,8 +74,6 @@ def test_each_field_is_read_by_itself_where_others_cannot_be(
     there = in_json(status)
     for name in names:
         there[STATUS.names[name]] = UNKNOWN
-        if name in STATUS.former:
-            there[STATUS.former[name]] = UNKNOWN
     found = read(there)
     assert found.unread_fields == names
     assert bool(found.unread) == bool(names)
@@ -102,7 +100,6 @@ def test_a_write_has_the_changes_of_readable_fields_and_the_phase_alone(
     whole = msgspec.to_builtins(encode_status(after))
     old = msgspec.to_builtins(encode_status(before))
     changed = {STATUS.names[name] for name in names - unread}
-    changed |= {STATUS.former[name] for name in (names - unread) & STATUS.former.keys()}
     expected = {name for name in changed if whole[name] != old[name]}
     expected |= {"phase"} if "phase" in unread else set()
     assert written == {name: whole[name] for name in expected}

@@ -11,12 +11,13 @@ from aggregator.cluster.port import RepairState
 from aggregator.quarantine.decide.node_marks import write_overruled
 from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
 from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.release_checks import FORMER_RELEASE_HISTORY, RELEASE_HISTORY
+from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.repair import FOLLOWED, REQUEST
-from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
+from aggregator.quarantine.decide.unreadable_annotations import UNRELEASED, unreadable_annotations
 
 TEST = NodeTest(1, operation_of("u", "b", 1), "quick", RepairState.SUCCEEDED, "b")
-KEYS = (FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY, FORMER_RELEASE_HISTORY)
+COMMAND = "kubectl annotate node n1"
+KEYS = (FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY, *UNRELEASED)
 
 
 def test_what_sickbay_and_people_write_is_readable() -> None:
@@ -26,7 +27,6 @@ def test_what_sickbay_and_people_write_is_readable() -> None:
         OVERRULED: write_overruled(frozenset({Override("xid:79", "GPU-1", "b", "reboot")})),
         NODE_TEST: write_test(TEST),
         RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", 1.0]]),
-        FORMER_RELEASE_HISTORY: "[]",
         "example.com/other": "{",
     }
     assert unreadable_annotations("n1", written, "u") == ()
@@ -58,7 +58,6 @@ def test_unreadable_memory_of_requests_names_both_annotations_to_remove() -> Non
         (NODE_TEST, "{}", "no test of the node outside of a quarantine begins"),
         (NODE_TEST, write_test(TEST).replace("u-b-1", "v-b-1"), "no test of the node outside"),
         (RELEASE_HISTORY, "[[]]", "earlier releases of the node count no more"),
-        (FORMER_RELEASE_HISTORY, "?", "earlier releases of the node count no more"),
     ],
 )
 def test_each_other_one_names_its_effect_and_the_command(key: str, text: str, effect: str) -> None:
@@ -70,3 +69,10 @@ def test_each_other_one_names_its_effect_and_the_command(key: str, text: str, ef
 @given(st.dictionaries(st.sampled_from(KEYS), st.text() | st.from_regex(r"[\[\]{}\",0-9]{0,20}")))
 def test_no_text_raises(annotations: dict[str, str]) -> None:
     assert len(unreadable_annotations("n1", annotations, "u")) <= len(annotations)
+
+
+@pytest.mark.parametrize("key", UNRELEASED)
+def test_one_of_an_unreleased_version_is_reported_with_the_way_to_start_afresh(key: str) -> None:
+    [told] = unreadable_annotations("n1", {key: "{}"}, "u")
+    assert f"annotation {key} is of an unreleased version of sickbay: it is left" in told
+    assert told.endswith(f"To start afresh, undo them by hand, and then: {COMMAND} {key}-")

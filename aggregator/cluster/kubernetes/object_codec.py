@@ -18,22 +18,17 @@ from aggregator.cluster.kubernetes.objects import seconds
 
 D = TypeVar("D")
 
-#: The prefix of the attribute for a field's former name.
-_FORMER = "former_"
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObjectForm:
     """The differences of one dataclass's object from the rule.
 
-    ``names``: a field's other name. ``former``: a field's former name, which is written too and
-    read first, for replicas that know no other. ``required``: the object is refused without the
-    field. ``always``: the field is never null; its value where the object lacks it. ``is_item``:
-    the object stands in a list, and leaves out what is empty.
+    ``names``: a field's other name. ``required``: the object is refused without the field.
+    ``always``: the field is never null; its value where the object lacks it. ``is_item``: the
+    object is in a list, and leaves out what is empty.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    former: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: frozenset[str] = frozenset()
     always: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     is_item: bool = False
@@ -50,8 +45,6 @@ class ObjectCodec(Generic[D]):
         columns: list[tuple[str, Any, Any]] = []
         #: The name of each field in JSON.
         self.names: dict[str, str] = {}
-        #: The former names in JSON, of the fields that have one.
-        self.former = form.former
         #: The codecs of the fields that are objects, or lists of objects.
         self.nested: dict[str, ObjectCodec[Any]] = {}
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -72,10 +65,7 @@ class ObjectCodec(Generic[D]):
                 )
                 wire, default, nullable = wire | None, None, True
             columns.append((name, wire, msgspec.field(default=default, name=self.names[name])))
-            former = _FORMER + name if name in form.former else ""
-            if former:
-                columns.append((former, wire, msgspec.field(default=None, name=form.former[name])))
-            self._parts.append(_Part(name, encode, decode, field.default, nullable, former))
+            self._parts.append(_Part(name, encode, decode, field.default, nullable))
         #: The type of the JSON object.
         self.struct = msgspec.defstruct(
             f"{kind.__name__}Object",
@@ -94,8 +84,6 @@ class ObjectCodec(Generic[D]):
             elif part.encode is not None and one is not None:
                 one = part.encode(one)
             found[part.name] = one
-            if part.former:
-                found[part.former] = one
         return self.struct(**found)
 
     def decode(self, wire: msgspec.Struct) -> D:
@@ -103,8 +91,6 @@ class ObjectCodec(Generic[D]):
         found = {}
         for part in self._parts:
             one = getattr(wire, part.name)
-            if part.former and getattr(wire, part.former) is not None:
-                one = getattr(wire, part.former)
             if part.decode is not None and one is not None:
                 one = part.decode(one)
             elif one is None:
@@ -143,7 +129,6 @@ class _Part:
     decode: _Convert | None
     default: Any
     nullable: bool
-    former: str
 
 
 def timestamp(at: float) -> str | None:

@@ -15,7 +15,6 @@ from aggregator.cluster.kubernetes.object_codec import ObjectCodec, ObjectForm
 from aggregator.cluster.kubernetes.objects import Meta, decode, seconds
 from aggregator.cluster.objects import QUARANTINE
 from aggregator.cluster.port import (
-    FORMER_APPLIED_FIELD,
     Action,
     AppliedChanges,
     Blocker,
@@ -40,9 +39,7 @@ FINALIZER = f"{GROUP}/undo"
 FORMS: Mapping[type, ObjectForm] = {
     # A spec's `always` are the schema's defaults: fields that a hand-made one may leave out.
     QuarantineSpec: ObjectForm(always={"action": Action.CORDON, "kind": "manual", "reason": ""}),
-    QuarantineStatus: ObjectForm(
-        always={"phase": Phase.ADMITTED}, former={"applied": FORMER_APPLIED_FIELD}
-    ),
+    QuarantineStatus: ObjectForm(always={"phase": Phase.ADMITTED}),
     EvidenceItem: ObjectForm(is_item=True),
     Blocker: ObjectForm(required=frozenset({"pod"}), is_item=True),
     HookStatus: ObjectForm(required=frozenset({"state"})),
@@ -116,7 +113,7 @@ def encode_changes(before: Quarantine, status: QuarantineStatus) -> dict[str, An
     """
     old = msgspec.to_builtins(STATUS.encode(before.status))
     new = msgspec.to_builtins(STATUS.encode(status))
-    kept = {name for field in before.unread_fields - {"phase"} for name in _names_in_json(field)}
+    kept = {STATUS.names[field] for field in before.unread_fields - {"phase"}}
     always = {STATUS.names[field] for field in before.unread_fields & {"phase"}}
     return {
         name: value
@@ -156,8 +153,8 @@ def _decode_fields(raw: msgspec.Raw) -> tuple[QuarantineStatus, frozenset[str]]:
     except ValueError:
         return QuarantineStatus(), frozenset(STATUS.names)
     found, unread = {}, set()
-    for field in STATUS.names:
-        alone = {name: there[name] for name in _names_in_json(field) if name in there}
+    for field, name in STATUS.names.items():
+        alone = {name: there[name]} if name in there else {}
         try:
             one = STATUS.decode(_STATUS_DECODER.decode(msgspec.json.encode(alone)))
         except ValueError:
@@ -165,9 +162,3 @@ def _decode_fields(raw: msgspec.Raw) -> tuple[QuarantineStatus, frozenset[str]]:
         else:
             found[field] = getattr(one, field)
     return QuarantineStatus(**found), frozenset(unread)
-
-
-def _names_in_json(field: str) -> tuple[str, ...]:
-    """The name of a field of the status in JSON, and its former one."""
-    former = STATUS.former.get(field)
-    return (STATUS.names[field],) if former is None else (STATUS.names[field], former)

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from aggregator.cluster.port import (
-    FORMER_APPLIED_FIELD,
     Conflict,
     Node,
     NotFound,
@@ -365,15 +364,12 @@ def _node(row: tuple[Any, ...]) -> Node:
 
 def _encode_status(status: QuarantineStatus, unread: Mapping[str, Any] = EMPTY) -> str:
     """``unread``: the fields that can't be read, which stay as they are."""
-    found = {**asdict(status), **unread}
-    return json.dumps({**found, FORMER_APPLIED_FIELD: found["applied"]})
+    return json.dumps({**asdict(status), **unread})
 
 
 def _decode_status(text: str) -> tuple[QuarantineStatus, str, frozenset[str]]:
     """The status, why part of it can't be read, and the fields that can't."""
     found = json.loads(text)
-    if FORMER_APPLIED_FIELD in found:
-        found["applied"] = found[FORMER_APPLIED_FIELD]
     try:
         return msgspec.convert(found, QuarantineStatus), "", frozenset()
     except msgspec.ValidationError as error:

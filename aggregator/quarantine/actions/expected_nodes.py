@@ -11,7 +11,6 @@ from collections.abc import Callable
 from aggregator.cluster.node_names import (
     APPLIED,
     CODES,
-    FORMER_APPLIED,
     KEPT,
     OVERRULED,
     RELEASED,
@@ -30,7 +29,7 @@ log = logging.getLogger("sickbay.quarantine")
 #: `RELEASED`, so a decision of before a release fails here as it does on the version.
 DECIDING = frozenset(
     {
-        *(APPLIED, FORMER_APPLIED, RELEASED, OVERRULED, KEPT, CODES),
+        *(APPLIED, RELEASED, OVERRULED, KEPT, CODES),
         *(EXEMPT, FORCE, PIN, DO_NOT_DISRUPT),
     }
 )

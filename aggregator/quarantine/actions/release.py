@@ -262,7 +262,7 @@ class ReleaseActions:
             earliest=self._clocks.earliest(),
             latest=self._clocks.latest(),
         )
-        more = memory_change(node, memory)
+        more = memory_change(memory)
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
         repair = quarantine.status.repair

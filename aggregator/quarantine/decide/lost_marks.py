@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from aggregator.cluster.node_names import CODES, FORMER_APPLIED, LABEL
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL
 from aggregator.cluster.port import AppliedChanges, MarksStatus, Node, Quarantine
 from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.mark_rules import PLAIN, MarkRules, applied_taint
@@ -22,7 +22,7 @@ ALL_MARKS = ("taint", "label", "applied", "codes", "condition")
 CONDITION = "condition"
 _NAMES = {
     "label": f"label {LABEL}",
-    "applied": f"annotation {FORMER_APPLIED}",
+    "applied": f"annotation {APPLIED}",
     "codes": f"annotation {CODES}",
     CONDITION: "condition SickbayQuarantined",
 }

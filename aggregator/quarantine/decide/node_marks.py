@@ -1,6 +1,6 @@
 """The marks that sickbay writes on a node, and their undo. Pure.
 
-We undo only our own changes: the annotation `APPLIED` (also under its former name) records them,
+We undo only our own changes: the annotation `APPLIED` records them,
 and the Quarantine's status keeps a copy, because people remove annotations. Values that others had
 set under our keys are kept there and set again by the undo. A release always changes the node, even
 where no mark is left to undo, so that a late writer with an older version fails.
@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from aggregator.cluster.node_names import (
+    APPLIED,
     CODES,
-    FORMER_APPLIED,
     LABEL,
     OVERRULED,
     RELEASED,
-    applied_annotations,
     applied_text,
 )
 from aggregator.cluster.port import (
@@ -54,8 +53,6 @@ _MOST_CODES = 16
 _MOST_WORDS = 256
 #: Of these in all, characters. A path, the longest component, may have 4,096.
 _MOST_TEXT = 48 * 1024
-#: The same for the evidence of a node's marks, which stands there twice, under two names.
-_MOST_MARKED_FOR = _MOST_TEXT // 2
 _MOST_CODE = 300
 #: Characters of a person's reason that a node and the record remember.
 MOST_REASON = 300
@@ -105,20 +102,20 @@ def cordon_change(
         annotations={
             CODES: ",".join(code[:_MOST_CODE] for code in codes[:_MOST_CODES]) or kind,
             **notices_change(node.annotations, rules, quarantine.spec.reason),
-            **applied_annotations(_annotation(quarantine, applied)),
+            APPLIED: _annotation(quarantine, applied),
         },
     )
 
 
 def adopt_change(quarantine: Quarantine, applied: AppliedChanges | None) -> NodeChange:
     """Standing marks belong to the quarantine from now on; the rest of the node does not change."""
-    return NodeChange(annotations=applied_annotations(_annotation(quarantine, applied)))
+    return NodeChange(annotations={APPLIED: _annotation(quarantine, applied)})
 
 
 def _annotation(quarantine: Quarantine, applied: AppliedChanges | None) -> str:
     """Our changes, and all that is needed to make the Quarantine again."""
     spec = quarantine.spec
-    rows = _rows(words_of(spec.evidence), _MOST_MARKED_FOR)
+    rows = _rows(words_of(spec.evidence), _MOST_TEXT)
     origin = {(item.code, item.component): item for item in spec.evidence}
     rules = [origin[row[0], row[1]] for row in rows]
     by_hand = {
@@ -312,7 +309,7 @@ def foreign_hands(node: Node, quarantine: Quarantine | None = None) -> str:
     if node.unschedulable and (applied is None or not applied.cordoned):
         if applied is None and quarantine is not None and _stands_on(node, quarantine):
             return (
-                f"its annotation {FORMER_APPLIED} is gone, so that it is not known whether it was "
+                f"its annotation {APPLIED} is gone, so that it is not known whether it was "
                 "cordoned before; it stays cordoned when sickbay lets go"
             )
         return "it was cordoned before, and stays so when sickbay lets go"
@@ -328,7 +325,7 @@ def exclude_change(node: Node) -> NodeChange | None:
     if OFF_BALANCERS in node.labels or not applied:
         return None
     text = json.dumps({**applied, _EXCLUDED: True}, sort_keys=True)
-    return NodeChange(labels={OFF_BALANCERS: ""}, annotations=applied_annotations(text))
+    return NodeChange(labels={OFF_BALANCERS: ""}, annotations={APPLIED: text})
 
 
 def undo_change(
@@ -348,7 +345,7 @@ def undo_change(
     ``uncordoned``: our cordon was undone by a person; if there is one now it is theirs.
     """
     annotations: dict[str, str | None] = {
-        **applied_annotations(None),
+        APPLIED: None,
         RELEASED: f"{quarantine_uid}@{node.version}",
         **undo_notices_change(node.annotations),
         **(more or {}),

@@ -17,8 +17,6 @@ from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
 
 #: The node's memory of the faults that it was released from, and when.
 RELEASE_HISTORY = "sickbay.dev/release-history"
-#: Its former name: read too, and removed by the next release.
-FORMER_RELEASE_HISTORY = "sickbay.dev/releases"
 #: Of so many faults, the latest; an annotation is not a history.
 _MOST_REMEMBERED = 64
 _MOST_TEXT = 32 * 1024
@@ -87,12 +85,9 @@ def remember(
     return json.dumps(rows)
 
 
-def memory_change(node: Node, memory: str) -> dict[str, str | None]:
+def memory_change(memory: str) -> dict[str, str | None]:
     """The annotations that make ``memory`` the node's; None removes one."""
-    change: dict[str, str | None] = {RELEASE_HISTORY: memory if memory != "[]" else None}
-    if FORMER_RELEASE_HISTORY in node.annotations:
-        change[FORMER_RELEASE_HISTORY] = None
-    return change
+    return {RELEASE_HISTORY: memory if memory != "[]" else None}
 
 
 def _by_request(requests: OperatorRequests) -> str:
@@ -170,16 +165,8 @@ def _named(component: Component) -> str:
 
 
 def _remembered(annotations: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """The memory in the annotations, the latest release of each fault."""
-    found = _rows(annotations.get(FORMER_RELEASE_HISTORY, ""))
-    for key, at in _rows(annotations.get(RELEASE_HISTORY, "")).items():
-        found[key] = max(at, found.get(key, at))
-    return found
-
-
-def _rows(text: str) -> dict[tuple[str, str], float]:
-    """The memory in one annotation; invalid text, as after an edit, is no memory."""
-    found = _read_rows(text)
+    """The latest release of each fault; invalid text, as after an edit, is no memory."""
+    found = _read_rows(annotations.get(RELEASE_HISTORY, ""))
     return {key: at for key, at in (found or {}).items() if math.isfinite(at)}
 
 

@@ -10,11 +10,7 @@ from aggregator.policy.repairs import ATTEMPTS
 from aggregator.quarantine.decide.node_marks import is_readable_memory
 from aggregator.quarantine.decide.node_tests import NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
-from aggregator.quarantine.decide.release_checks import (
-    FORMER_RELEASE_HISTORY,
-    RELEASE_HISTORY,
-    is_readable_history,
-)
+from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY, is_readable_history
 from aggregator.quarantine.decide.repair import (
     FOLLOWED,
     REQUEST,
@@ -22,8 +18,9 @@ from aggregator.quarantine.decide.repair import (
     remembers_requests,
 )
 
-_HISTORIES = (RELEASE_HISTORY, FORMER_RELEASE_HISTORY)
-_READ = frozenset({FOLLOWED, REQUEST, OVERRULED, NODE_TEST, *_HISTORIES})
+#: Keys that unreleased versions wrote: reported, and marks next to one are left as they are.
+UNRELEASED = ("sickbay.dev/did", "sickbay.dev/releases")
+_READ = frozenset({FOLLOWED, REQUEST, OVERRULED, NODE_TEST, RELEASE_HISTORY, *UNRELEASED})
 
 
 def unreadable_annotations(node: str, annotations: Mapping[str, str], uid: str) -> tuple[str, ...]:
@@ -32,10 +29,18 @@ def unreadable_annotations(node: str, annotations: Mapping[str, str], uid: str) 
     """
     if _READ.isdisjoint(annotations):
         return ()
-    return tuple(
+    unreadable = (
         f"annotation {key} can't be read: {effect}. To go on: kubectl annotate node {node} {how}"
         for key, effect, how in _unreadable(annotations, uid)
     )
+    unreleased = (
+        f"annotation {key} is of an unreleased version of sickbay: it is left, with all marks that "
+        f"have no Quarantine. To start afresh, undo them by hand, and then: kubectl annotate node "
+        f"{node} {key}-"
+        for key in UNRELEASED
+        if key in annotations
+    )
+    return (*unreadable, *unreleased)
 
 
 def _unreadable(annotations: Mapping[str, str], uid: str) -> list[tuple[str, str, str]]:
@@ -57,8 +62,7 @@ def _unreadable(annotations: Mapping[str, str], uid: str) -> list[tuple[str, str
     except NodeTestUnreadable:
         text = "no test of the node outside of a quarantine begins"
         found.append((NODE_TEST, text, f"{NODE_TEST}-"))
-    for key in _HISTORIES:
-        if not is_readable_history(annotations.get(key, "")):
-            text = "earlier releases of the node count no more"
-            found.append((key, text, f"{key}-"))
+    if not is_readable_history(annotations.get(RELEASE_HISTORY, "")):
+        text = "earlier releases of the node count no more"
+        found.append((RELEASE_HISTORY, text, f"{RELEASE_HISTORY}-"))
     return found
