@@ -20,7 +20,7 @@ from nodeagent.config.checks import NO_KERNEL_LOG
 from nodeagent.config.reload import ConfigState, Reloader
 from nodeagent.config.settings import Config
 from nodeagent.evidence.disk_backup import DiskBackup
-from nodeagent.evidence.store import NAME, Store
+from nodeagent.evidence.store import NAME, Store, UnreleasedState
 from nodeagent.kernel_feed import KernelFeed
 from nodeagent.local.routes import LocalRoutes
 from nodeagent.local.server import AlreadyRunning, LocalServer
@@ -173,7 +173,10 @@ class Agent:
             clock=self._clock,
             identity=identify(self._machine, config.node),
         )
-        state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
+        try:
+            state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
+        except UnreleasedState as error:
+            raise CannotStart(str(error)) from error
         self._sources = factory.sources(config, self._machine, state.gpus, state.cliques)
         self._sources.fabric.on_change(self._renew_uplink)
         self._sources.driver.on_change(self._renew_uplink)

@@ -24,13 +24,12 @@ from aggregator.alerts.tables import (
     schema,
     told,
 )
+from aggregator.runtime.sqlite_format import OUTBOX, is_of_no_release, of_no_release
 
 T = TypeVar("T")
 
 #: PostgreSQL's advisory locks are numbers; this is the outbox's ("sickbay" and a number).
 _LOCK = 0x7369636B03
-#: SQLite's mark of a file's program: "skbo". No unreleased version set it.
-_APPLICATION = 0x736B626F
 #: Seconds that a server may take for one change.
 _SECONDS = 15.0
 
@@ -103,7 +102,7 @@ class FileStore:
             raise OutboxError(f"{self.path}: {error.strerror}") from error
         found = _file_version(self.path)
         if found is None:
-            raise OutboxError(unreleased(self.path))
+            raise OutboxError(of_no_release(self.path, "an outbox", "alerts.outbox"))
         if found > VERSION:
             raise OutboxError(
                 f"{self.path} was written by a newer sickbay (version {found}); "
@@ -113,7 +112,7 @@ class FileStore:
         try:
             with engine.connect() as connection, connection.begin():
                 metadata.create_all(connection)
-                connection.exec_driver_sql(f"PRAGMA application_id={_APPLICATION}")
+                connection.exec_driver_sql(f"PRAGMA application_id={OUTBOX}")
                 connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
         except BaseException:
             engine.dispose()
@@ -122,23 +121,13 @@ class FileStore:
         return engine
 
 
-def unreleased(path: Path) -> str:
-    """The text for a file that no released version wrote."""
-    return (
-        f"{path} is an outbox of an unreleased version of sickbay, which no version reads; to "
-        "start afresh, move it away with the alerts that wait in it, or point alerts.outbox "
-        "elsewhere"
-    )
-
-
 def _file_version(path: Path) -> int | None:
     """The version of the file's tables; 0 in an empty one, None where no release wrote them."""
     with sqlite3.connect(path, timeout=5) as db:
-        (application,) = db.execute("PRAGMA application_id").fetchone()
         (found,) = db.execute("PRAGMA user_version").fetchone()
-        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        unreleased = is_of_no_release(db, OUTBOX)
     db.close()
-    return None if tables and application != _APPLICATION else int(found)
+    return None if unreleased else int(found)
 
 
 def _file_engine(path: Path) -> sa.Engine:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aggregator.cli import actions
 from aggregator.cli.errors import CommandFailed, UsageError
-from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.local.store import LocalStore, UnreleasedFile
 from aggregator.cluster.port import ClusterError, Conflict, QuarantineSpec
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 
@@ -159,5 +159,7 @@ class LocalActions:
                 yield store
             finally:
                 store.close()
+        except UnreleasedFile as error:
+            raise UsageError(f"{error}") from error
         except ClusterError as error:
             raise CommandFailed(f"{error}") from error

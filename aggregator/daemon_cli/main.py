@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aggregator.config import repair
 from aggregator.config.settings import Config, ConfigError, load
+from aggregator.config.unreleased_files import unreleased_files
 from aggregator.configfile.yaml_source import Key, read
 from aggregator.daemon_cli import policy, replay
 from aggregator.ingest import grpc_env
@@ -62,6 +63,7 @@ def _run(options: argparse.Namespace) -> int:
             *_unknown_rules(config),
             *_unusable_rules(config),
             *_unusable_alert_files(config),
+            *unreleased_files(config),
         ],
     )
     # Imports take a second, so an invalid file is refused sooner.
@@ -126,6 +128,7 @@ def _check(options: argparse.Namespace) -> int:
             *_unusable_rules(config),
             *_unusable(config),
             *_unusable_alert_files(config),
+            *unreleased_files(config),
         ],
     )
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")

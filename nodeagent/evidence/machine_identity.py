@@ -47,7 +47,7 @@ class MachineIdentity:
 
 
 def read_identity(document: Mapping[str, Any]) -> MachineIdentity | None:
-    """The identity in a state document; an older document has none. Raises TypeError."""
+    """The identity in a state document, None where it has none. Raises TypeError."""
     found = document.get("machine")
     if found is None:
         return None

@@ -13,11 +13,16 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.machine_identity import MachineIdentity, read_identity
 from nodeagent.model import ClearedBy, Clearing, Gone, Loss, Status
 
-VERSION = 1
+#: An unreleased version wrote none.
+FORMAT = 1
 
 
 class StateError(ValueError):
     """A state document that cannot be used; the text says what is wrong with it."""
+
+
+class Unreleased(Exception):
+    """An unreleased version wrote the document, which no version reads."""
 
 
 class AnotherMachine(StateError):
@@ -46,7 +51,7 @@ def dump(state: State, now: float, *, identity: MachineIdentity | None = None) -
     """
     latch = state.latch
     return {
-        "version": VERSION,
+        "format": FORMAT,
         "machine": None if identity is None else identity.dump(),
         "boot_id": latch.boot_id,
         "epoch": latch.epoch,
@@ -77,13 +82,15 @@ def restore(
 
     ``identity`` is this machine's; with None any document is taken for its own. A document of this
     very boot is always this machine's, since no two boots have the same id; one that names no
-    machine is of an older agent, and taken for this machine's.
+    machine is taken for this machine's.
 
     ``new_epoch`` given means that the document may be older than the messages sent, so that its
     sequence numbers are not used again. From another boot only the GPU map, the cliques, events not
     yet acknowledged, and faults that only a person ends are kept; their times become "at least that
-    long ago". Raises StateError, of another machine's document AnotherMachine.
+    long ago". Raises StateError, of another machine's document AnotherMachine, and Unreleased.
     """
+    if isinstance(document, dict) and "format" not in document and "epoch" in document:
+        raise Unreleased
     try:
         if identity is not None:
             _check_identity(document, boot_id, identity)
@@ -104,8 +111,8 @@ def _check_identity(document: Any, boot_id: str, ours: MachineIdentity) -> None:
 
 
 def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -> State:
-    if document["version"] != VERSION:
-        raise ValueError(f"version is {document['version']!r}, expected {VERSION}")
+    if document["format"] != FORMAT:
+        raise ValueError(f"format is {document['format']!r}, expected {FORMAT}")
     same_boot = document["boot_id"] == boot_id
     latch = Latch(boot_id=boot_id, epoch=new_epoch() if new_epoch else str(document["epoch"]))
     latch.last_seq = int(document["last_seq"])

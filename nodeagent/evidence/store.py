@@ -16,12 +16,22 @@ from nodeagent.clock import Clock
 from nodeagent.evidence.disk_backup import BackupUnreadable, read_copy
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.machine_identity import MachineIdentity
-from nodeagent.evidence.state import AnotherMachine, State, StateError, dump, restore
+from nodeagent.evidence.state import AnotherMachine, State, StateError, Unreleased, dump, restore
 from nodeagent.model import Loss
 
 log = logging.getLogger(__name__)
 
 NAME = "state.json"
+
+
+class UnreleasedState(Exception):
+    """An unreleased version wrote the file: the agent neither reads nor replaces it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} is the state of an unreleased version of sickbay, which no version reads; to "
+            f"start afresh, without the faults that it holds: rm {path}"
+        )
 
 
 class Store:
@@ -46,7 +56,9 @@ class Store:
         self._clock = clock
 
     def load(self, *, boot_id: str, new_epoch: Callable[[], str]) -> State:
-        """An earlier agent's state, or an empty one. Never fails: an error becomes a Loss.
+        """An earlier agent's state, or an empty one. An error becomes a Loss.
+
+        Raises UnreleasedState.
 
         The file in ``run_dir`` counts if it is there. Else the copy, which may be older: the kernel
         log is then read again from where that copy ends. Waits some seconds at most.
@@ -101,6 +113,8 @@ class Store:
                 new_epoch=None if same_boot else new_epoch,
                 identity=self._identity,
             )
+        except Unreleased:
+            raise UnreleasedState(self._path) from None
         except AnotherMachine as error:
             _leave_out(self._path, error, losses)
             return None
@@ -118,6 +132,8 @@ class Store:
                 return None
             document = _parse(content)
             state = restore(document, boot_id=boot_id, new_epoch=new_epoch, identity=self._identity)
+        except Unreleased:
+            raise UnreleasedState(self._copy_path) from None
         except AnotherMachine as error:
             _leave_out(self._copy_path, error, losses)
             return None

@@ -20,7 +20,7 @@ from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import CheckSettings, Config, ConfigError
 from nodeagent.configfile.toml_table import Problem
 from nodeagent.evidence.latch import Latch
-from nodeagent.evidence.state import State, StateError, restore
+from nodeagent.evidence.state import State, StateError, Unreleased, restore
 from nodeagent.evidence.store import NAME as STATE_FILE
 from nodeagent.local.findings import Findings, from_latch
 from nodeagent.model import Batch, CheckInfo, Observation, Status
@@ -78,6 +78,8 @@ class _Look:
             state = restore(document, boot_id=boot_id, new_epoch=None, identity=identity)
         except FileNotFoundError:
             pass  # no agent ran since the boot, so no fault is latched
+        except Unreleased:
+            self._notes.append(f"{path} is of an unreleased version; latched faults are not known")
         except (OSError, ValueError, StateError) as error:
             self._notes.append(f"{path} can't be used, so latched faults are not known: {error}")
         else:

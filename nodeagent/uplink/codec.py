@@ -10,7 +10,7 @@ from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 
 #: Counted up when fields are added to the contract.
-CONTRACT_VERSION = 4
+CONTRACT_VERSION = 1
 
 _STATUS: Mapping[Status, pb.Status.ValueType] = {
     Status.OK: pb.STATUS_OK,

@@ -129,6 +129,18 @@ async def test_a_kernel_log_that_is_turned_off_is_not_opened_and_nothing_is_amis
     await agent.terminate()
 
 
+async def test_a_state_file_of_an_unreleased_version_is_refused(make: Make) -> None:
+    agent = make()
+    agent.run_dir.mkdir(parents=True, exist_ok=True)
+    (agent.run_dir / "state.json").write_text('{"version": 1, "epoch": "e"}')
+    agent.start()
+    process = agent.process
+    assert process is not None
+    await until(lambda: process.poll() is not None)
+    assert process.returncode == 2
+    assert (agent.run_dir / "state.json").read_text() == '{"version": 1, "epoch": "e"}'
+
+
 async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(
     aggregator: FakeAggregator, make: Make
 ) -> None:
@@ -137,7 +149,7 @@ async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(
     agent.xid(79)
     await until(lambda: XID_79 in aggregator.latest.faults)
     agent.kill()
-    (agent.run_dir / "state.json").write_text('{"version": 1')
+    (agent.run_dir / "state.json").write_text('{"format": 1')
     agent.start()
     await until(lambda: len(aggregator.streams) == 2 and "snapshot" in aggregator.latest.kinds())
     first, second = aggregator.streams

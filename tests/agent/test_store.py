@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nodeagent.evidence.disk_backup import BackupUnreadable, DiskBackup, read_copy
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, dump, restore
-from nodeagent.evidence.store import NAME, Store
+from nodeagent.evidence.store import NAME, Store, UnreleasedState
 from nodeagent.model import Batch, ClearedBy, Clearing, FaultSighting, Loss, Observation, Status
 from tests.agent.kernel_log import HandClock
 from tests.support.waiting import until
@@ -106,7 +106,7 @@ def test_a_wiped_run_dir_falls_back_to_the_copy_and_says_so(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"version": 99}', b"\xff\xfe", b"[" * 99_999]
+    "content", [b"", b"{", b"[]", b'{"format": 99}', b"\xff\xfe", b"[" * 99_999]
 )
 def test_a_damaged_file_is_set_aside_and_said(store: Store, tmp_path: Path, content: bytes) -> None:
     store.save(full_state())
@@ -117,6 +117,21 @@ def test_a_damaged_file_is_set_aside_and_said(store: Store, tmp_path: Path, cont
     assert "damaged" in state.latch.unacked.losses[0].message
     assert (tmp_path / "run" / (NAME + ".corrupt")).read_bytes() == content
     assert store.save(state)
+
+
+@pytest.mark.parametrize("where", ["run", "state"])
+def test_a_file_of_an_unreleased_version_is_refused_and_left(
+    store: Store, tmp_path: Path, where: str
+) -> None:
+    document = dump(full_state(), 1000.0)
+    del document["format"]
+    (tmp_path / where).mkdir()
+    path = tmp_path / where / NAME
+    path.write_text(json.dumps(document | {"version": 1}))
+    before = path.read_bytes()
+    with pytest.raises(UnreleasedState, match=rf"of an unreleased version .*rm {path}"):
+        store.load(boot_id=BOOT, new_epoch=epochs())
+    assert path.read_bytes() == before
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

@@ -447,7 +447,7 @@ async def plain() -> AsyncIterator[Site]:
 async def greeted(agent: Agent, *, boottime_ms: int, verbs: list[int]) -> None:
     hello = pb.Hello(
         node=agent.node, boot_id="boot-1", spool_epoch="e", agent_version="1", instance="i",
-        contract_version=4, repair_verbs=verbs, boottime_ms=boottime_ms,  # type: ignore[arg-type]
+        contract_version=1, repair_verbs=verbs, boottime_ms=boottime_ms,  # type: ignore[arg-type]
     )  # fmt: skip
     await agent.send(pb.AgentMessage(hello=hello))
     await agent.expect("welcome")

@@ -63,6 +63,7 @@ from aggregator.health.model import Cleared
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.runtime.sqlite_format import LOCAL_CLUSTER
 from tests.controlplane.processes import ended
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, Turned, fault, hello, snapshot
 from tests.support.waiting import until
@@ -386,13 +387,13 @@ async def test_a_file_that_somebody_locks_is_unreachable_and_not_lost(path: Path
 def test_the_file_and_what_stands_beside_it_is_for_nobody_else_to_read(
     path: Path, before: int | None, after: int
 ) -> None:
-    """Also a file of an older sickbay; a group that may write is the site's own decision."""
+    """Also a file that others could read; a group that may write is the site's own decision."""
     files = [path, Path(f"{path}-wal"), Path(f"{path}-shm")]
     path.parent.mkdir()
     with closing(sqlite3.connect(":memory:" if before is None else path)) as older:
         if before is not None:
             older.execute("PRAGMA journal_mode=WAL")
-            older.execute("CREATE TABLE t (x)")
+            older.execute(f"PRAGMA application_id = {LOCAL_CLUSTER}")
             for file in files:
                 file.chmod(before)
         with closing(LocalStore(path, wall=time.time)) as store:

@@ -32,7 +32,7 @@ async def stream(address: str, authority: bytes, options: dict[str, int | str]) 
             boot_id="b",
             spool_epoch="e",
             agent_version="0",
-            contract_version=3,
+            contract_version=1,
             instance="i",
         )
         await call.write(pb.AgentMessage(hello=hello))

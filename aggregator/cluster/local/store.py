@@ -33,7 +33,9 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.sqlite_format import LOCAL_CLUSTER, is_of_no_release, of_no_release
 
+_MARK = f"PRAGMA application_id = {LOCAL_CLUSTER}; PRAGMA user_version = 1;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS record (
   id INTEGER PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, stop TEXT NOT NULL,
@@ -57,6 +59,10 @@ CREATE TABLE IF NOT EXISTS quarantines (
 """
 
 
+class UnreleasedFile(Refused):
+    """An unreleased version wrote the file: it is neither read nor changed."""
+
+
 class LocalStore:
     """The file at ``path``. All methods block; the aggregator calls them in a thread of its own.
 
@@ -73,9 +79,13 @@ class LocalStore:
             self._db = sqlite3.connect(
                 path, timeout=5, isolation_level=None, check_same_thread=False
             )
+            if is_of_no_release(self._db, LOCAL_CLUSTER):
+                self._db.close()
+                key = "cluster.local.database"
+                raise UnreleasedFile(of_no_release(path, "a local cluster's database", key))
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(_MARK + _SCHEMA)
             self._file = _identity(path)
         except (sqlite3.Error, OSError) as error:
             why = getattr(error, "strerror", None) or error
@@ -327,8 +337,7 @@ class LocalStore:
 def _make_private(path: Path) -> None:
     """Make the file private before SQLite opens it; SQLite gives its companion files the same mode.
 
-    An older sickbay left it to SQLite, which makes a file for all to read. A group that may write
-    is the site's own choice, and stays.
+    A group that may write is the site's own choice, and stays.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):

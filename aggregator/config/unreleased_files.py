@@ -1,0 +1,56 @@
+"""Refuses to start on files that an unreleased version of sickbay has written."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from aggregator.config.settings import Config
+from aggregator.configfile.yaml_source import Key
+from aggregator.runtime.sqlite_format import (
+    LOCAL_CLUSTER,
+    OUTBOX,
+    is_of_no_release,
+    of_no_release,
+)
+
+#: As `aggregator.history.migrate` has it, whose imports take half a second.
+HISTORY_VERSIONS = "sickbay_history_version"
+
+
+def unreleased_files(config: Config) -> Iterator[tuple[Key, str]]:
+    """The key of each, and the text. Only reads; a file that can't be read is its user's to report.
+
+    A PostgreSQL is not opened here: the history and the outbox report its tables.
+    """
+    if config.cluster.kind == "local":
+        file = config.cluster.local.database
+        if _found(file, lambda db: is_of_no_release(db, LOCAL_CLUSTER)):
+            text = of_no_release(file, "a local cluster's database", "cluster.local.database")
+            yield ("cluster", "local", "database"), text
+    if config.history.is_file:
+        file = Path(config.history.database.partition("///")[2])
+        if _found(file, _is_unreleased_history):
+            text = of_no_release(file, "a history", "history.database")
+            yield ("history", "database"), text
+    if config.history.is_file or not config.alerts.shared:
+        file = config.alerts.outbox
+        if _found(file, lambda db: is_of_no_release(db, OUTBOX)):
+            yield ("alerts", "outbox"), of_no_release(file, "an outbox", "alerts.outbox")
+
+
+def _is_unreleased_history(db: sqlite3.Connection) -> bool:
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return bool(tables & {"transitions", "evidence"}) and HISTORY_VERSIONS not in tables
+
+
+def _found(file: Path, is_unreleased: Callable[[sqlite3.Connection], bool]) -> bool:
+    if not file.is_file():
+        return False
+    where = f"file:{quote(str(file.absolute()))}?mode=ro"
+    try:
+        with closing(sqlite3.connect(where, uri=True, timeout=5)) as db:
+            return is_unreleased(db)
+    except sqlite3.Error:
+        return False

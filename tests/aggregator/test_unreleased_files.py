@@ -1,0 +1,83 @@
+"""Files of an unreleased version: one line, exit code 2, and the file as it was."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from aggregator.cli.main import main as command
+from aggregator.cluster.local.store import LocalStore
+from aggregator.config.unreleased_files import HISTORY_VERSIONS
+from aggregator.daemon_cli.main import main
+from aggregator.history import migrate
+from tests.support.config_check import config_check
+
+CONFIG = """
+identity: {{kind: insecure-trust-hello}}
+cluster: {{kind: local, local: {{database: cluster.db}}}}
+listen: {{grpc: "unix:{folder}/grpc.sock", web: "unix:{folder}/web.sock"}}
+history: {{database: "sqlite:///{folder}/history.db"}}
+alerts: {{outbox: outbox.db}}
+"""
+OLD = {
+    "cluster.db": ("cluster.local.database", "CREATE TABLE quarantines (node TEXT)"),
+    "history.db": ("history.database", "CREATE TABLE transitions (id INTEGER)"),
+    "outbox.db": ("alerts.outbox", "CREATE TABLE alert_pending (seq INTEGER)"),
+}
+
+
+@pytest.fixture(params=OLD)
+def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "aggregator.yaml").write_text(CONFIG.format(folder=tmp_path))
+    path = tmp_path / str(request.param)
+    with sqlite3.connect(path) as db:
+        db.execute(OLD[path.name][1])
+        db.execute("PRAGMA user_version=2")
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("words", [("run", "--config"), ("config", "check")])
+def test_the_aggregator_does_not_start_on_one(
+    old: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    before = old.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "aggregator.yaml"])
+    [said] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert said.startswith("aggregator.yaml:")
+    assert f"{OLD[old.name][0]}: " in said
+    assert "of an unreleased version of sickbay, which no version reads; to start afresh" in said
+    assert old.read_bytes() == before
+
+
+def test_empty_files_and_those_of_this_version_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "aggregator.yaml").write_text(CONFIG.format(folder=tmp_path))
+    (tmp_path / "outbox.db").touch()
+    LocalStore(tmp_path / "cluster.db", wall=lambda: 0.0).close()
+    assert config_check("aggregator.yaml").returncode == 0
+
+
+def test_a_local_clusters_file_is_refused_by_the_command_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.db"
+    with sqlite3.connect(path) as db:
+        for table in ("record", "stop", "nodes", "quarantines"):
+            db.execute(f"CREATE TABLE {table} (name TEXT)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        command(["stop", "--reason", "x", "--local", str(path)])
+    assert ended.value.code == 2
+    assert "of an unreleased version of sickbay" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_the_table_of_revisions_is_the_historys() -> None:
+    assert HISTORY_VERSIONS == migrate.VERSIONS
