@@ -166,6 +166,7 @@ def _at_rest(
         "pss_max_mib": round(max(sample.pss_mib for sample in own.samples), 1),
         "rss_mib": round(median([sample.rss_mib for sample in own.samples]), 1),
         "cpu_percent": round(100 * own.cpu_s / seconds, 3),
+        "cpu_s_per_hour": round(3600 * own.cpu_s / seconds, 1),
         "idle_bytes_per_minute": round(60 * said / seconds),
         "start_bytes": before,
         "processes": max(sample.processes for sample in own.samples),

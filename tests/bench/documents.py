@@ -9,10 +9,12 @@ there, then fills each of these places from that file, in every page:
   second cell;
 - in a sentence: `<!-- =taint.taint_p50_ms -->19.6 ms<!-- / -->`; `taint.source` is the day, the
   commit and the machine;
+- the same for a key that begins with `*`: the second cell is SQLite's, the third PostgreSQL's;
 - whole tables: between `<!-- measured: scale -->` and `<!-- /measured -->`.
 
-A unit is the end of the key. With --check no file is changed, and the exit code is 1 where one
-would be.
+A unit is the end of the key. All other numbers of the pages with figures are listed in
+docs/figures/other-numbers.json, by their kind: a test fails for one that is in neither file. With
+--check no file is changed, and the exit code is 1 where one would be.
 """
 
 import argparse
@@ -24,21 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import figures
-from tests.bench.rows import faults_table, scale_table, sizing_tables
+from tests.bench.rows import faults_table, known_nodes_table, scale_table, sizing_tables
+from tests.bench.small import SMALL
 
 ROOT = Path(__file__).parents[2]
 MEASURED = Path("docs") / "figures" / "measured.json"
+OTHERS = Path("docs") / "figures" / "other-numbers.json"
 #: The benchmark of a figure, its figures by key, and "date", "commit", "machine".
 Measured = Mapping[str, Mapping[str, Any]]
 
-#: The ends of keys that are units, and how a figure of that unit is written.
+#: The ends of keys, before "_per_...", that are units; and how a figure of that unit is written.
 UNITS = {
-    "_bytes_per_minute": " bytes a minute",
     "_bytes": " bytes",
-    "_per_minute": "",
-    "_per_1000": "",
-    "_per_s": "",
-    "_per_day": "",
     "_ms": " ms",
     "_us": " µs",
     "_min": " min",
@@ -47,11 +46,14 @@ UNITS = {
     "_kib": " KiB",
     "_percent": " %",
 }
+_PER = re.compile(r"_per_[a-z0-9]+$")
 _HEADING = re.compile(r"^#+ .*`make (?:bench-)?([a-z-]+)`")
 #: A row with one key; one with several is written by hand.
 _ROW = re.compile(r"^(\| (?:(?!\(`)[^|])*\(`([a-z0-9_]+)`\)) \|([^|]*)\|(.*)$")
+_PAIR = re.compile(r"^(\| (?:(?!\(`)[^|])*\(`\*_([a-z0-9_]+)`\)) \|([^|]*)\|([^|]*)\|(.*)$")
 _INLINE = re.compile(r"(<!-- =([a-z-]+)\.([a-z0-9_]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- measured: ([a-z-]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL)
+_DATABASES = ("sqlite", "postgres")
 _FENCE = re.compile(r"^(```|~~~)")
 
 
@@ -64,7 +66,7 @@ def written(key: str, value: object) -> str:
     if isinstance(value, str):
         return value
     assert isinstance(value, int | float)
-    unit = next((unit for end, unit in UNITS.items() if key.endswith(end)), "")
+    unit = next((unit for end, unit in UNITS.items() if _PER.sub("", key).endswith(end)), "")
     return f"{value:,.12g}{unit}"
 
 
@@ -85,6 +87,7 @@ def blocks(measured: Measured) -> dict[str, Callable[[], str]]:
     return {
         "scale": lambda: scale_table(measured["scale"]),
         "sizing": lambda: sizing_tables(measured["scale"], measured["scale-curves"]),
+        "known-nodes": lambda: known_nodes_table(measured["nodes"]),
         "faults": lambda: faults_table(measured["faults"]),
     }
 
@@ -117,6 +120,9 @@ def _rows(text: str, measured: Measured) -> Iterator[str]:
         row = _ROW.match(line)
         if row and benchmark in measured and not generated and row[2] in measured[benchmark]:
             yield f"{row[1]} | {figure(measured, benchmark, row[2])} |{row[4]}"
+        elif (pair := _PAIR.match(line)) and f"sqlite_{pair[2]}" in measured.get(benchmark, {}):
+            both = [figure(measured, benchmark, f"{one}_{pair[2]}") for one in _DATABASES]
+            yield f"{pair[1]} | {both[0]} | {both[1]} |{pair[5]}"
         else:
             yield line
 
@@ -131,9 +137,21 @@ def without_figures(text: str) -> str:
         if _FENCE.match(line):
             fenced = not fenced
         elif not fenced and not generated:
-            row = _ROW.match(line)
+            row = _ROW.match(line) or _PAIR.match(line)
             lines.append(row[1] if row else line)
     return "\n".join(lines)
+
+
+#: A number with a unit of measurement.
+_NUMBER = re.compile(
+    r"(?<![\w.,`-])\d[\d,]*(?:\.\d+)? ?"
+    r"(?:ms|µs|s|min|minutes?|seconds?|hours?|[KMG]iB|[KMG]B|bytes|%|requests|TFLOP/s)(?![\w-])"
+)
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers with a unit that people have written into a page, in order."""
+    return _NUMBER.findall(re.sub(r"`[^`]*`", "", without_figures(text)))
 
 
 def pages(root: Path) -> list[Path]:
@@ -157,6 +175,9 @@ def main(arguments: Sequence[str], root: Path = ROOT, folder: Path = figures.FOL
     parser = argparse.ArgumentParser(prog="make figures", description="Fill the documents' figures")
     parser.add_argument("--check", action="store_true", help="change no file; 1 if one is stale")
     check = parser.parse_args(arguments).check
+    if SMALL and not check:
+        print("figures: BENCH_SMALL is set, and the figures of small forms mean nothing: unset it")
+        return 2
     file = root / MEASURED
     measured: dict[str, Any] = json.loads(file.read_text())
     if not check:

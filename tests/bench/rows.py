@@ -123,6 +123,32 @@ def faults_table(figures: Mapping[str, Any]) -> str:
     return "\n".join(told)
 
 
+#: The figures of bench-nodes that are shown for each size.
+KNOWN_NODES = {
+    "rss_mib_per_replica": ("resident memory of a replica, at rest", "MiB"),
+    "start_to_act_s": ("three start at once, until the last may act", "s"),
+    "admission_ms": ("one admission with its write of the record, p50", "ms"),
+    "list_s": ("one list of all nodes", "s"),
+    "list_cpu_s": ("its CPU in the replica", "s"),
+    "stall_ms": ("slowest answer of `/healthz`, a list among it", "ms"),
+}
+
+
+def known_nodes_table(figures: Mapping[str, Any]) -> str:
+    """The cost of nodes that a replica knows, by their number, in Markdown."""
+    first = f"{next(iter(KNOWN_NODES))}_"
+    sizes = sorted(int(key.removeprefix(first)) for key in figures if key.startswith(first))
+    head = " | ".join(f"{size:,}" for size in sizes)
+    told = [
+        f"| Node objects, three replicas, 60 agents | {head} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for key, (what, unit) in KNOWN_NODES.items():
+        cells = " | ".join(f"{figures[f'{key}_{size}']:,g} {unit}" for size in sizes)
+        told.append(f"| {what} | {cells} |")
+    return "\n".join(told)
+
+
 def sizing_tables(figures: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     """One replica's cost by its agents, the lines through it, and the sizes for a fleet."""
     points = curves["growth"]

@@ -8,15 +8,19 @@ import pytest
 
 from tests.bench.documents import (
     MEASURED,
+    OTHERS,
     ROOT,
     NotMeasured,
     filled,
     main,
+    numbers,
     pages,
     without_figures,
     written,
 )
 
+PAGES = ("README.md", "docs/benchmarks.md", "docs/scaling.md", "docs/comparison.md")
+OTHER = json.loads((ROOT / OTHERS).read_text())
 SOURCE = {"date": "2026-11-28", "commit": "abc", "machine": "2 cores"}
 TAINT: dict[str, Any] = {"taint": {"taint_p50_ms": 19.6, "trials": 1000, **SOURCE}}
 PAGE = """\
@@ -61,7 +65,9 @@ def test_a_marked_figure_that_no_benchmark_has_written_is_an_error() -> None:
         ("wall_s", 1234.5, "1,234.5 s"),
         ("rss_mib", 1053, "1,053 MiB"),
         ("cpu_percent", 0.142, "0.142 %"),
-        ("idle_bytes_per_minute", 502, "502 bytes a minute"),
+        ("idle_bytes_per_minute", 502, "502 bytes"),
+        ("rss_mib_per_replica", 630, "630 MiB"),
+        ("quarantines_per_s", 202, "202"),
         ("kills", 200, "200"),
         ("held_by", "mode 3", "mode 3"),
     ],
@@ -108,6 +114,23 @@ def test_every_kept_figure_has_its_source() -> None:
     measured = json.loads((ROOT / MEASURED).read_text())
     lacking = [name for name, one in measured.items() if not SOURCE.keys() <= one.keys()]
     assert lacking == []
+
+
+def test_every_page_has_the_figures_that_are_kept() -> None:
+    assert main(["--check"]) == 0, "run make figures"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_number_in_prose_is_a_kept_figure_or_listed_with_its_kind(page: str) -> None:
+    listed = {one for kind in OTHER[page].values() for one in kind}
+    found = set(numbers((ROOT / page).read_text()))
+    assert found - listed == set(), f"mark it ({MEASURED}), or list it with its kind ({OTHERS})"
+    assert listed - found == set(), f"remove it from {OTHERS}"
+
+
+def test_a_figure_in_prose_is_found_and_a_marked_one_is_not() -> None:
+    assert numbers("It takes 12.5 ms, or 3 % of `limit: 5 s`.") == ["12.5 ms", "3 %"]
+    assert numbers("It takes <!-- =taint.taint_p50_ms -->19.6 ms<!-- / -->.") == []
 
 
 def test_prose_is_what_people_have_written() -> None:
