@@ -236,7 +236,8 @@ def _may_be_unused(component: str, routes: Mapping[str, DefaultRoute]) -> bool:
 
 
 def _component(route: DefaultRoute) -> str:
-    return "gateway-ipv6" if ":" in (route.gateway or "") else "gateway"
+    is_ipv6 = ":" in (route.gateway or "") and not route.crossed
+    return "gateway-ipv6" if is_ipv6 else "gateway"
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> Reach:

@@ -8,10 +8,12 @@ import contextlib
 import ipaddress
 import os
 import re
+import socket
 import struct
 from collections.abc import Iterable, Sequence
 
 from nodeagent.dataclass import dataclass
+from nodeagent.sources import route_lookup
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.small_file import read_small, read_whole
 
@@ -41,6 +43,7 @@ _IPV6_DEFAULT = re.compile(
     r"^0{32} 00 0{32} 00 ([0-9a-f]{32}) ([0-9a-f]{8}) (?:[0-9a-f]{8} ){2}([0-9a-f]{8}) +(\S+)$",
     re.MULTILINE,
 )
+_NO_ADDRESS = "0.0.0.0"
 _ETHERNET, _INFINIBAND = 1, 32  # ARPHRD_*
 
 
@@ -179,25 +182,42 @@ def _number(path: str, base: int = 10) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DefaultRoute:
-    """A default route. ``gateway`` is None for one that needs none (a point-to-point link)."""
+    """A default route. ``gateway`` is None for one that needs none (a point-to-point link).
+
+    ``crossed``: the packets are IPv4 and the gateway's address is IPv6 (RFC 5549).
+    """
 
     interface: str
     gateway: str | None
     metric: int
+    crossed: bool = False
 
 
 def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     """The best default route of each family, IPv4 first. A family without one is left out.
 
-    Raises OSError when ``/proc/net`` is not there; a kernel without IPv6 just has no such route.
+    Where a table's file has none, or one that it cannot express, the kernel is requested to look
+    one up. Raises OSError when ``/proc/net`` is not there; a kernel without IPv6 just has no such
+    route.
     """
     # The kernel lists by address, so the default routes come first; a node may have 10,000 more.
     table = read_whole(f"{machine.proc}/net/route", _ENOUGH)
     found = [_best(parse_ipv4(table.decode("ascii", "replace")))]
+    table6 = b""
     with contextlib.suppress(OSError):
         table6 = read_whole(f"{machine.proc}/net/ipv6_route")
-        found.append(_best(parse_ipv6(table6.decode("ascii", "replace"))))
-    return [route for route in found if route is not None]
+    found.append(_best(parse_ipv6(table6.decode("ascii", "replace"))))
+    if any(map(_is_not_told, found)) and route_lookup.is_own_network(machine):
+        for place, family in enumerate((socket.AF_INET, socket.AF_INET6)):
+            if _is_not_told(found[place]) and (other := route_lookup.find_default(family)):
+                crossed = family == socket.AF_INET and ":" in (other.gateway or "")
+                found[place] = DefaultRoute(other.interface, other.gateway, other.metric, crossed)
+    return [route for route in found if route is not None and route.gateway != _NO_ADDRESS]
+
+
+def _is_not_told(route: DefaultRoute | None) -> bool:
+    """Whether there is no route, or one by a next hop that the file shows as 0.0.0.0."""
+    return route is None or route.gateway == _NO_ADDRESS
 
 
 def _best(routes: Sequence[DefaultRoute]) -> DefaultRoute | None:
