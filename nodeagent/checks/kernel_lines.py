@@ -14,7 +14,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch
 from nodeagent.checks.line_pattern import LinePattern, line_pattern, starts
 from nodeagent.checks.line_places import KINDS, OF_MOUNTS, LinePlace, LinePlaces, NodePlaces
-from nodeagent.checks.loglines import names_pci_device, sighting, text, words_at
+from nodeagent.checks.loglines import LONGEST_DETAIL, names_pci_device, sighting, text, words_at
 from nodeagent.dataclass import dataclass
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
@@ -32,7 +32,8 @@ _PCI_PREFIX = re.compile(
 _INTERFACE_PREFIX = re.compile(
     rb"(?:[a-z][\w-]{1,31} [\w.:-]{1,64} )?(?P<iface>[^\s:/()\\]{1,15})(?: \([\w-]{1,32}\))?: "
 )
-_PREFIXES = {"pci": _PCI_PREFIX, "interface": _INTERFACE_PREFIX}
+#: The forms of what may be before a pattern.
+PREFIXES = {"pci": _PCI_PREFIX, "interface": _INTERFACE_PREFIX}
 #: Fields that are shown in small letters.
 _SMALL = frozenset({"operation", "outcome", "part"})
 #: Fields that name a part of the node, which its place shows in its own way.
@@ -61,7 +62,7 @@ class LineRow:
 
     def match(self, line: bytes) -> dict[str, str] | None:
         """The fields of the line, or None for another line."""
-        prefix = _PREFIXES.get(self.of)
+        prefix = PREFIXES.get(self.of)
         if prefix is None:
             found = self.pattern.compiled.match(line)
             before: Mapping[str, bytes] = {}
@@ -137,7 +138,7 @@ class KernelLines:
     def _found(self, row: LineRow, fields: Mapping[str, str]) -> Sequence[LinePlace]:
         if row.component in KINDS:
             return self._places.find(row.component, fields)
-        return (LinePlace(_filled(row.component, fields)),)
+        return (LinePlace(_filled(row.component, fields)[:LONGEST_DETAIL]),)
 
     def _at(
         self, record: Record, row: LineRow, fields: Mapping[str, str], place: LinePlace

@@ -51,74 +51,107 @@ def parsed(pattern: LinePattern) -> Any:
     return _parser.parse(pattern.compiled.pattern)
 
 
-def starts(pattern: LinePattern) -> frozenset[bytes]:
-    """The first bytes that a line must have, up to ``START`` of them.
+def starts(pattern: LinePattern, length: int = START) -> frozenset[bytes]:
+    """The first bytes that a line must have, up to ``length`` of them.
 
     A shorter one is all that is fixed there; an empty one fixes no byte.
     """
-    return frozenset(head for head, _ in _extended({(b"", True)}, parsed(pattern)))
+    return frozenset(
+        head for head, _ in _Beginnings(length).extended({(b"", True)}, parsed(pattern))
+    )
+
+
+def members(item: tuple[Any, Any]) -> frozenset[int] | None:
+    """The bytes that one item of a pattern may begin with; None for those that are not known."""
+    operation, argument = item
+    match str(operation):
+        case "LITERAL":
+            return frozenset({argument})
+        case "IN":
+            return _class_members(argument)
+        case "SUBPATTERN" if len(argument[3]):
+            return members(argument[3][0])
+        case "MAX_REPEAT" | "MIN_REPEAT" if argument[0] and len(argument[2]):
+            return members(argument[2][0])
+    return None
 
 
 #: A beginning, and whether it may go on.
 _Heads = set[tuple[bytes, bool]]
 
 
-def _extended(heads: _Heads, items: Iterable[tuple[Any, Any]]) -> _Heads:
-    """``heads`` with what the items add to each."""
-    for operation, argument in items:
-        if not any(goes_on for _, goes_on in heads):
-            break
-        heads = _with_item(heads, str(operation), argument)
-    return heads
+class _Beginnings:
+    """The beginnings of the texts that a pattern matches, up to a length."""
 
+    def __init__(self, length: int) -> None:
+        self._length = length
 
-def _with_item(heads: _Heads, operation: str, argument: Any) -> _Heads:
-    match operation:
-        case "LITERAL":
-            return _with_bytes(heads, bytes([argument]))
-        case "IN":
-            return _with_bytes(heads, _members(argument))
-        case "BRANCH":
-            branches = [_extended(heads, branch) for branch in argument[1]]
-            return set[tuple[bytes, bool]]().union(*branches)
-        case "SUBPATTERN":
-            return _extended(heads, argument[3])
-        case "MAX_REPEAT" | "MIN_REPEAT":
-            least, most, repeated = argument
-            found: _Heads = heads if not least else set()
-            for times in range(1, min(most, START) + 1):
-                heads = _extended(heads, repeated)
-                if times >= least:
-                    found = found | heads
-            return found
-        case "AT" | "ASSERT" | "ASSERT_NOT":
-            return heads
-        case _:
+    def extended(self, heads: _Heads, items: Iterable[tuple[Any, Any]]) -> _Heads:
+        """``heads`` with what the items add to each."""
+        for operation, argument in items:
+            if not any(goes_on for _, goes_on in heads):
+                break
+            heads = self._with_item(heads, str(operation), argument)
+        return heads
+
+    def _with_item(self, heads: _Heads, operation: str, argument: Any) -> _Heads:
+        match operation:
+            case "LITERAL":
+                return self._with_bytes(heads, frozenset({argument}))
+            case "IN":
+                return self._with_bytes(heads, _class_members(argument))
+            case "BRANCH":
+                branches = [self.extended(heads, branch) for branch in argument[1]]
+                return set[tuple[bytes, bool]]().union(*branches)
+            case "SUBPATTERN":
+                return self.extended(heads, argument[3])
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                least, most, repeated = argument
+                found: _Heads = heads if not least else set()
+                for times in range(1, min(most, self._length) + 1):
+                    heads = self.extended(heads, repeated)
+                    if times >= least:
+                        found = found | heads
+                return found
+            case "AT" | "ASSERT" | "ASSERT_NOT":
+                return heads
+            case _:
+                return {(head, False) for head, _ in heads}
+
+    def _with_bytes(self, heads: _Heads, added: frozenset[int] | None) -> _Heads:
+        if added is None or len(added) * len(heads) > _MOST:
             return {(head, False) for head, _ in heads}
+        longer: _Heads = {(head, False) for head, goes_on in heads if not goes_on}
+        for head, goes_on in heads:
+            if goes_on:
+                each_longer = [head + bytes([one]) for one in added]
+                longer |= {(each, len(each) < self._length) for each in each_longer}
+        return longer
 
 
-def _with_bytes(heads: _Heads, members: bytes) -> _Heads:
-    if not members or len(members) * len(heads) > _MOST:
-        return {(head, False) for head, _ in heads}
-    longer: _Heads = {(head, False) for head, goes_on in heads if not goes_on}
-    for head, goes_on in heads:
-        if goes_on:
-            added = [head + bytes([member]) for member in members]
-            longer |= {(each, len(each) < START) for each in added}
-    return longer
+_CATEGORIES = {
+    "CATEGORY_DIGIT": rb"\d",
+    "CATEGORY_NOT_DIGIT": rb"\D",
+    "CATEGORY_SPACE": rb"\s",
+    "CATEGORY_NOT_SPACE": rb"\S",
+    "CATEGORY_WORD": rb"\w",
+    "CATEGORY_NOT_WORD": rb"\W",
+}
 
 
-def _members(options: Iterable[tuple[Any, Any]]) -> bytes:
-    """The members of a character class; empty where they are many, or others than it lists."""
-    members = b""
+def _class_members(options: Iterable[tuple[Any, Any]]) -> frozenset[int]:
+    """The members of a character class."""
+    found: set[int] = set()
+    negated = False
     for operation, argument in options:
         match str(operation):
+            case "NEGATE":
+                negated = True
             case "LITERAL":
-                members += bytes([argument])
+                found.add(argument)
             case "RANGE":
-                members += bytes(range(argument[0], argument[1] + 1))
-            case "CATEGORY" if str(argument) == "CATEGORY_DIGIT":
-                members += b"0123456789"
+                found.update(range(argument[0], argument[1] + 1))
             case _:
-                return b""
-    return members
+                kind = re.compile(_CATEGORIES[str(argument)])
+                found.update(one for one in range(256) if kind.match(bytes([one])))
+    return frozenset(range(256)) - found if negated else frozenset(found)

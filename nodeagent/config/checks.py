@@ -39,6 +39,8 @@ def specs_of(config: Config) -> tuple[CheckSpec, ...]:
 def off_by_config(spec: CheckSpec, config: Config) -> str:
     """Why the configuration keeps ``spec`` from running; empty when it doesn't."""
     if spec in config.own:
+        if not spec.interval and not config.kernel_log.enabled:
+            return NO_KERNEL_LOG
         off = not config.checks[spec.name].on
         return f"off by configuration (own.{spec.name}.on)" if off else ""
     if not config.checks[spec.name].on:

@@ -28,7 +28,7 @@ def read_own(table: Table) -> tuple[tuple[CheckSpec, ...], dict[str, CheckSettin
     settings: dict[str, CheckSettings] = {}
     for name in table.names():
         below = table.table(name)
-        wrong = _wrong_name(name)
+        wrong = wrong_name(name)
         if wrong:
             table.problem(name, *wrong)
             below.skip()
@@ -40,7 +40,8 @@ def read_own(table: Table) -> tuple[tuple[CheckSpec, ...], dict[str, CheckSettin
     return tuple(specs), settings
 
 
-def _wrong_name(name: str) -> tuple[str, str] | None:
+def wrong_name(name: str) -> tuple[str, str] | None:
+    """Why a check of the site's may not have this name, and what it may have."""
     if not _NAME.fullmatch(name):
         expected = "lower-case letters, digits and '-', at most 63"
         return f"{name[:80]!r} is no name of a check", expected

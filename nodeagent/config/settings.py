@@ -142,9 +142,9 @@ ADDRESS = '"host:port" or "unix:/path"'
 def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
     """The configuration in ``path``. Raises ConfigError with all of its errors.
 
-    ``environ`` gives NODE_NAME and AGGREGATOR_ADDRESS. Without ``with_checks``, ``[checks]`` and
-    ``[own]`` are left unread: that spares a command which only asks the running agent the import of
-    every check.
+    ``environ`` gives NODE_NAME and AGGREGATOR_ADDRESS. Without ``with_checks``, ``[checks]``,
+    ``[own]`` and kernel lines are left unread: that spares a command which only asks the running
+    agent the import of every check.
     """
     return _read(read_document(path), environ, with_checks=with_checks)
 
@@ -168,7 +168,7 @@ def _nothing() -> Document:
 def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) -> Config:
     top = document.top
     run_dir = top.read("run_dir", Path("/run/sickbay"), values.possible_directory, values.DIRECTORY)
-    own, own_settings = _own(top.table("own"), read=with_checks)
+    own, own_settings = _own(top, read=with_checks)
     config = Config(
         node=_node(document, environ),
         host_root=top.read("host_root", Path("/"), values.existing_directory, values.DIRECTORY),
@@ -391,12 +391,30 @@ def _checks(table: Table, *, read: bool) -> Mapping[str, CheckSettings]:
     return read_checks(table)
 
 
-def _own(
-    table: Table, *, read: bool
-) -> "tuple[tuple[CheckSpec, ...], Mapping[str, CheckSettings]]":
-    if not read or not table.names():
-        table.skip()
-        return (), {}
-    from nodeagent.config.custom_checks import read_own  # it imports third-party code
+def _own(top: Table, *, read: bool) -> "tuple[tuple[CheckSpec, ...], Mapping[str, CheckSettings]]":
+    """The site's own checks: programs and plugins, kernel lines, node-problem-detector's rules."""
+    specs: tuple[CheckSpec, ...] = ()
+    settings: dict[str, CheckSettings] = {}
+    table, lines, monitor = top.table("own"), top.table("kernel_lines"), "kernel_monitor"
+    if read and table.names():
+        from nodeagent.config.custom_checks import read_own  # it imports third-party code
 
-    return read_own(table)
+        specs, settings = read_own(table)
+    else:
+        table.skip()
+    if read and (lines.names() or monitor in top):
+        from nodeagent.config.kernel_lines import read_lines, read_monitor
+
+        for more, its_settings in (
+            read_lines(lines, settings),
+            read_monitor(top, monitor, settings),
+        ):
+            specs, settings = specs + more, {**settings, **its_settings}
+    else:
+        lines.skip()
+        top.read(monitor, None, _unread, "")
+    return specs, settings
+
+
+def _unread(value: Any) -> Any:
+    return value

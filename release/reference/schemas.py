@@ -42,6 +42,11 @@ def agent_schema() -> dict[str, Any]:
     described = _agents_rows()
     schema = _section()
     schema["properties"]["own"] = {"type": "object", "description": "docs/own-checks.md"}
+    schema["properties"]["kernel_lines"] = {
+        "type": "object",
+        "description": "docs/own-checks.md",
+        "additionalProperties": _kernel_line(),
+    }
     for key in keys():
         *path, name = key.split(".")
         section = schema
@@ -52,6 +57,16 @@ def agent_schema() -> dict[str, Any]:
     # A key without a row is a table, or a key that only its check knows to refuse.
     title = {"$schema": DIALECT, "title": "Configuration of the sickbay agent"}
     return {**title, **schema}
+
+
+def _kernel_line() -> dict[str, Any]:
+    """A line of the site's own, by the table of own-checks.md."""
+    page = _page("own-checks").partition("\n## Lines of the kernel log\n")[2].partition("\n###")[0]
+    properties = {
+        code(key): _key(value, "", meaning)
+        for key, value, _, meaning in (row for row in rows(page) if len(row) == 4)
+    }
+    return {**_section(), "properties": properties, "required": ["pattern"]}
 
 
 def _section() -> dict[str, Any]:

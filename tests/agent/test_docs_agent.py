@@ -43,6 +43,7 @@ def test_every_key_of_the_configuration_is_documented(key: str) -> None:
         "repair",
         "checks",
         "own",
+        "kernel_lines",
     ):
         assert f"\n### [{first}" in AGENT
     elif first == "checks" and len(rest) == 1:

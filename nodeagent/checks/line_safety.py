@@ -1,0 +1,166 @@
+"""Whether a site's own pattern of kernel lines is safe: fast, and not of a user's making.
+
+A user can choose the name of a process (15 bytes), with which some lines of the kernel begin, and
+have the kernel quote his text behind words of its own.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nodeagent.checks.line_pattern import START, LinePattern, members, parsed, starts
+
+#: Bytes of a record that a site's patterns are matched with: the kernel's own lines are shorter.
+LONGEST = 1024
+#: Steps that one pattern may take with one record: about a millisecond.
+_MOST_STEPS = 1 << 18
+#: Bytes that must be fixed: one more than the name of a process has.
+_FIXED = 16
+
+#: Beginnings of lines in which the kernel quotes a user's text.
+_QUOTES = (
+    *(b"tmpfs: ", b"overlayfs: ", b"overlay: ", b"fuse: ", b"cgroup: ", b"cgroup2: ", b"ramfs: "),
+    *(
+        b"audit: ",
+        b"traps: ",
+        b"process '",
+        b"warning: `",
+        b"netlink: ",
+        b"oom-kill:",
+        b"hugetlbfs: ",
+    ),
+    *(b"mqueue: ", b"proc: ", b"sysfs: ", b"devpts: ", b"squashfs: ", b"erofs: ", b"bpf: "),
+)
+#: Beginnings of lines that a user can cause, whatever they quote.
+_CAUSED = (
+    b"Memory cgroup out of memory",
+    b"UDP: bad checksum",
+    b"TCP: request_sock_TCP",
+    b"UDPv6: ",
+)
+_OF_USERS = re.compile(
+    # The kernel's words after the name of a process, which is at most 15 bytes.
+    rb"(?:.{1,15}?(?:\[\d{1,10}\]|: (?:page|vmemmap) alloc(?:ation)? failure| invoked oom-killer"
+    rb"| \(\d{1,10}\)|: potentially unexpected fatal signal|: Corrupted page table"
+    rb"|: attempt to access beyond end)"
+    rb"|[\w-]{1,32}: Unknown parameter |" + b"|".join(map(re.escape, _QUOTES)) + rb")"
+)
+
+
+def quotes_a_user(line: bytes) -> bool:
+    """Whether a user may have chosen a part of the line before the kernel's words."""
+    return _OF_USERS.match(line) is not None
+
+
+def why_slow(pattern: LinePattern) -> str:
+    """The reason why a match may take long; empty where it may not."""
+    tree = parsed(pattern)
+    reason = _unbounded(tree)
+    if reason:
+        return reason
+    steps = _steps(list(tree))
+    if steps <= _MOST_STEPS:
+        return ""
+    return f"is slow: a line may take {steps:,} steps; fixed text must follow each repeat"
+
+
+def why_loose(pattern: LinePattern) -> str:
+    """The reason why it matches too many lines; empty where its beginning is fixed."""
+    if any(len(head) < START for head in starts(pattern)):
+        return f"does not begin with {START} fixed bytes of the kernel's own words"
+    return ""
+
+
+def why_forged(pattern: LinePattern) -> str:
+    """The reason why a user can have such a line printed; empty where he cannot."""
+    loose = why_loose(pattern)
+    if loose:
+        return loose
+    for head in starts(pattern, 24):
+        for own in (*_QUOTES, *_CAUSED):
+            if head.startswith(own) or own.startswith(head):
+                return f"matches lines that any user can cause ({own.decode()!r})"
+    if _fixed(list(parsed(pattern)))[0] < _FIXED:
+        return (
+            f"has less than {_FIXED} bytes before free text: a process can have such a name, "
+            "with which a line of the kernel may begin"
+        )
+    return ""
+
+
+def _unbounded(tree: Iterable[tuple[Any, Any]], *, repeated: bool = False) -> str:
+    for operation, argument in tree:
+        name = str(operation)
+        if name in ("GROUPREF", "GROUPREF_EXISTS", "ASSERT", "ASSERT_NOT"):
+            return "has a back-reference or a look-around"
+        if name == "BRANCH":
+            if repeated:
+                return "is slow: it has alternatives within a repeat"
+            found = [_unbounded(branch) for branch in argument[1]]
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            least, most, body = argument
+            if repeated and most != least:
+                return "is slow: it has a repeat within a repeat"
+            found = [_unbounded(body, repeated=repeated or most > 1)]
+        elif name == "SUBPATTERN":
+            found = [_unbounded(argument[3], repeated=repeated)]
+        else:
+            continue
+        for reason in found:
+            if reason:
+                return reason
+    return ""
+
+
+def _steps(tree: Sequence[tuple[Any, Any]]) -> int:
+    """The most steps of a match: a repeat counts in full where the text after it may be its own."""
+    steps = 1
+    for at, (operation, argument) in enumerate(tree):
+        name = str(operation)
+        if name == "SUBPATTERN":
+            steps *= _steps([*argument[3], *tree[at + 1 : at + 2]]) if len(argument[3]) else 1
+        elif name == "BRANCH":
+            steps *= sum(_steps(list(branch)) for branch in argument[1])
+        elif name in ("MAX_REPEAT", "MIN_REPEAT"):
+            least, most, body = argument
+            after = tree[at + 1 :]
+            if most != least and not _ends(after) and not _is_disjoint(list(body), after):
+                steps *= min(int(most), LONGEST) - least + 1
+    return steps
+
+
+def _ends(after: Sequence[tuple[Any, Any]]) -> bool:
+    return all(str(operation) == "AT" for operation, _ in after)
+
+
+def _is_disjoint(body: Sequence[tuple[Any, Any]], after: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether the text after a repeat cannot be the repeat's own."""
+    own = members(body[0]) if len(body) == 1 else None
+    following = members(after[0])
+    return own is not None and following is not None and not own & following
+
+
+def _fixed(tree: Sequence[tuple[Any, Any]]) -> tuple[int, bool]:
+    """The fewest bytes before free text, and whether there is none in ``tree``."""
+    count = 0
+    for operation, argument in tree:
+        name = str(operation)
+        if name == "AT":
+            continue
+        if name == "SUBPATTERN":
+            more, whole = _fixed(argument[3])
+        elif name == "BRANCH":
+            found = [_fixed(branch) for branch in argument[1]]
+            more, whole = min(each for each, _ in found), all(each for _, each in found)
+        elif name in ("MAX_REPEAT", "MIN_REPEAT"):
+            one, whole = _fixed(argument[2])
+            more = one * argument[0]
+        else:
+            own = members((operation, argument))
+            whole = own is not None and 32 not in own
+            more = int(own is not None and (whole or len(own) == 1))
+            whole = more == 1
+        count += more
+        if not whole:
+            return count, False
+    return count, True

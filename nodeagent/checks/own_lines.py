@@ -1,0 +1,73 @@
+"""A site's own kernel lines, from its configuration: faults, and level evidence with a status."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.kernel_lines import KernelLines, LineRow
+from nodeagent.checks.line_places import LinePlaces, NodePlaces
+from nodeagent.checks.line_safety import LONGEST, quotes_a_user
+from nodeagent.dataclass import dataclass
+from nodeagent.model import FaultSighting, Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.kmsg import Record
+
+
+class OwnLines:
+    """Reads records as they come. A row whose kind has a status reports the component's status."""
+
+    def __init__(self, lines: KernelLines, statuses: Mapping[str, Status]) -> None:
+        self._lines = lines
+        self._statuses = statuses
+        self.first, self.after_name = lines.first, lines.after_name
+        self.of_pci = lines.of_pci
+
+    def read(self, record: Record) -> Sequence[FaultSighting | Observation]:
+        """The evidence of this record, if any. Raises no exception, whatever the record."""
+        if quotes_a_user(record.text):
+            return ()
+        short = record
+        if len(record.text) > LONGEST:
+            text = record.text[:LONGEST]
+            short = Record(
+                record.facility, record.level, record.seq, record.at, text, record.historical
+            )
+        return [self._stated(each) for each in self._lines.read(short)]
+
+    def _stated(self, seen: FaultSighting) -> FaultSighting | Observation:
+        kind = seen.code.removeprefix(f"{seen.check}:")
+        status = self._statuses.get(kind)
+        if status is None or seen.historical:
+            return seen
+        reason = "" if status is Status.OK else kind
+        return Observation(seen.check, seen.component, status, reason, seen.message)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOwnLines:
+    """``statuses``: the kinds that are level evidence."""
+
+    name: str
+    rows: tuple[LineRow, ...]
+    statuses: tuple[tuple[str, Status], ...]
+
+    def __call__(self, sources: Sources, options: Mapping[str, Any]) -> OwnLines:
+        del options
+        places: LinePlaces = NodePlaces(sources)
+        return OwnLines(KernelLines(self.name, self.rows, places), dict(self.statuses))
+
+
+def own_lines(
+    name: str, rows: Sequence[LineRow], statuses: Mapping[str, Status], sees: str
+) -> CheckSpec:
+    """The check of a site's own lines."""
+    return CheckSpec(
+        name=name,
+        sees=sees,
+        source="kernel log, lines of the configuration",
+        cost="a lookup of 4 bytes for each kernel record",
+        blind_to="lines in which the kernel quotes a user's text",
+        interval=0,
+        deadline=0,
+        build=BuildOwnLines(name, tuple(rows), tuple(statuses.items())),
+    )

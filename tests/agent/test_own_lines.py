@@ -1,0 +1,287 @@
+"""A site's own kernel lines and node-problem-detector's rules: read, refused, and seen."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.check_set import CheckSet
+from nodeagent.checks.base import LogCheck
+from nodeagent.checks.by_start import ChecksByStart
+from nodeagent.config.settings import Config, ConfigError, load
+from nodeagent.kernel_feed import read
+from nodeagent.model import FaultSighting, Observation, Status
+from nodeagent.sources.host import HostRoots
+from tests.agent.kernel_log import GPU, HandClock, pci_device, record
+from tests.agent.machines import sources
+from tests.agent.test_forged_lines import AFTER_A_NAME, IN_A_NAME
+from tests.agent.test_log_edges import PACKET
+
+LOST = """
+[kernel_lines.scratch-lost]
+check = "scratch"
+pattern = 'scratchfs {dev}: lost its server (?P<server>\\S+)'
+kind = "lost"
+status = "failed"
+component = "{dev}"
+message = "scratchfs on {dev} has lost {server}"
+
+[kernel_lines.scratch-back]
+check = "scratch"
+pattern = 'scratchfs {dev}: connected again'
+kind = "back"
+status = "ok"
+component = "{dev}"
+
+[kernel_lines.fpga-hot]
+of = "pci"
+pattern = 'board temperature \\d+ C exceeds'
+component = "device"
+"""
+
+#: The rules of node-problem-detector's own config/kernel-monitor.json, with one of an older one.
+MONITOR = {
+    "plugin": "kmsg",
+    "logPath": "/dev/kmsg",
+    "lookback": "5m",
+    "bufferSize": 10,
+    "source": "kernel-monitor",
+    "metricsReporting": True,
+    "conditions": [{"type": "KernelDeadlock", "reason": "KernelHasNoDeadlock", "message": "no"}],
+    "rules": [
+        {
+            "type": "temporary",
+            "reason": "OOMKilling",
+            "pattern": r"Kill process \d+ (.+) score \d+ or sacrifice child\n"
+            r"Killed process \d+ (.+) total-vm:\d+kB, anon-rss:\d+kB, file-rss:\d+kB.*",
+        },
+        {
+            "type": "temporary",
+            "reason": "TaskHung",
+            "pattern": r"task [\S ]+:\w+ blocked for more than \w+ seconds\.",
+        },
+        {
+            "type": "temporary",
+            "reason": "UnregisterNetDevice",
+            "pattern": r"unregister_netdevice: waiting for \w+ to become free. Usage count = \d+",
+        },
+        {
+            "type": "temporary",
+            "reason": "KernelOops",
+            "pattern": r"divide error: 0000 \[#\d+\] SMP",
+        },
+        {"type": "temporary", "reason": "Ext4Error", "pattern": "EXT4-fs error .*"},
+        {
+            "type": "permanent",
+            "condition": "XfsShutdown",
+            "reason": "XfsHasShutdown",
+            "pattern": "XFS .* Shutting down filesystem.?",
+        },
+        {
+            "type": "permanent",
+            "condition": "KernelDeadlock",
+            "reason": "DockerHung",
+            "pattern": r"task docker:\w+ blocked for more than \w+ seconds\.",
+        },
+        {
+            "type": "permanent",
+            "condition": "ReadonlyFilesystem",
+            "reason": "FilesystemIsReadOnly",
+            "pattern": "Remounting filesystem read-only",
+        },
+    ],
+}
+
+
+def configured(tmp_path: Path, text: str) -> Config:
+    file = tmp_path / "agent.toml"
+    file.write_text(f'node = "n1"\n{text}')
+    return load(file, {})
+
+
+def monitored(tmp_path: Path, **changes: object) -> Config:
+    (tmp_path / "kernel-monitor.json").write_text(json.dumps({**MONITOR, **changes}))
+    return configured(tmp_path, f'kernel_monitor = "{tmp_path}/kernel-monitor.json"\n')
+
+
+def checks_of(tmp_path: Path, config: Config) -> dict[str, LogCheck]:
+    """The site's own log checks, as the agent builds them."""
+    sys = tmp_path / "sys"
+    if not sys.exists():
+        pci_device(sys, f"{GPU}.0", "0x120000", vendor="0x10ee")
+    made = CheckSet(sources(HostRoots(HandClock(), sys=sys)))
+    made.follow(config)
+    return {spec.name: made.log_checks[spec.name] for spec in config.own}
+
+
+def seen(checks: dict[str, LogCheck], line: bytes) -> list[FaultSighting | Observation]:
+    found = read(ChecksByStart(checks), record(line))
+    return [each for each in found if isinstance(each, FaultSighting | Observation)]
+
+
+def test_a_site_s_line_is_level_evidence_or_a_fault(tmp_path: Path) -> None:
+    checks = checks_of(tmp_path, configured(tmp_path, LOST))
+    [lost] = seen(checks, b"scratchfs sc0: lost its server 192.0.2.9")
+    assert lost == Observation(
+        "scratch", "sc0", Status.FAILED, "lost", "scratchfs on sc0 has lost 192.0.2.9"
+    )
+    [back] = seen(checks, b"scratchfs sc0: connected again")
+    assert back == Observation("scratch", "sc0", Status.OK, "", "scratchfs sc0: connected again")
+    [hot] = seen(checks, f"myfpga {GPU}.0: board temperature 99 C exceeds 95 C".encode())
+    assert isinstance(hot, FaultSighting)
+    assert (hot.code, hot.component) == ("fpga-hot:fpga-hot", f"pci:{GPU}.0")
+    assert seen(checks, b"myfpga 0000:77:00.0: board temperature 99 C exceeds 95 C") == []
+
+
+def test_no_user_makes_a_site_s_line(tmp_path: Path) -> None:
+    checks = checks_of(tmp_path, configured(tmp_path, LOST))
+    line = b"scratchfs sc0: lost its server 192.0.2.9"
+    assert seen(checks, line + PACKET) == []
+    assert seen(checks, b"tmpfs: Unknown parameter 'x\\x0a" + line) == []
+    for after in AFTER_A_NAME:
+        for cut in range(4, 16):
+            assert seen(checks, line[:cut] + after) == []
+
+
+@pytest.fixture(scope="module")
+def monitor(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LogCheck]:
+    folder = tmp_path_factory.mktemp("monitor")
+    return checks_of(folder, monitored(folder))
+
+
+@settings(max_examples=60)
+@given(
+    cut=st.integers(0, 15),
+    words=st.lists(st.sampled_from(IN_A_NAME), max_size=4),
+    after=st.sampled_from(AFTER_A_NAME),
+)
+def test_no_name_of_a_process_makes_a_monitor_s_line(
+    monitor: dict[str, LogCheck], cut: int, words: list[bytes], after: bytes
+) -> None:
+    name = (b"EXT4-fs error (d"[:cut] + b"".join(words))[:15]
+    assert seen(monitor, name + after) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("pattern = '(a+)+$'", "is slow: it has a repeat within a repeat"),
+        ("pattern = 'scratchfs: lost (a|bc)*d'", "is slow: it has alternatives within a repeat"),
+        ("pattern = 'scratchfs: the server .*a.*b.*c'", "is slow: a line may take"),
+        ("pattern = '.*lost its server for good'", "does not begin with 4 fixed bytes"),
+        ("pattern = 'scratch lost'", "has less than 16 bytes before free text"),
+        ("pattern = 'scratch: .*lost its server'", "has less than 16 bytes before free text"),
+        ("pattern = 'tmpfs: Unknown parameter .*'", "matches lines that any user can cause"),
+        ("pattern = 'Memory cgroup out of memory: K'", "matches lines that any user can cause"),
+        ("pattern = '[\\w]+: Unknown parameter xyz'", "does not begin with 4 fixed bytes"),
+        ("pattern = 'scratchfs: lost (its server'", "is no pattern"),
+        ("pattern = 'scratchfs: (?=l)lost its server'", "look-around"),
+        ("pattern = 'scratchfs {disk}: lost its server'", "has {disk}, which is none of {pci}"),
+        ("pattern = 'scratchfs: \u00fclost its server'", "outside ASCII"),
+        ("kind = 'x'", "has no pattern"),
+        ("pattern = 'scratchfs: lost its server'\nstatus = 'bad'", "failed"),
+        ("pattern = 'scratchfs: lost its server'\ncomponent = '{dev}'", "has the field {dev}"),
+        ("pattern = 'scratchfs: lost its server'\ncomponent = 'gpu'", "{gpu} in the pattern"),
+        ("pattern = 'scratchfs: lost its server'\ncheck = 'xid'", "one of the agent's own"),
+        ("pattern = 'scratchfs: lost its server'\nseverity = 3", "unknown key"),
+        ("of = 'usb'\npattern = 'lost its server'", "pci, interface"),
+        ("of = 'pci'\npattern = '.*'", "does not begin with 4 fixed bytes"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_key_and_reason(
+    tmp_path: Path, line: str, what: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(tmp_path, f"[kernel_lines.own-line]\n{line}\n")
+    text = str(refused.value)
+    assert what in text
+    assert f"{tmp_path}/agent.toml:" in text
+    assert "kernel_lines.own-line" in text
+
+
+def test_a_monitor_s_file_is_read_as_it_is(tmp_path: Path) -> None:
+    checks = checks_of(tmp_path, monitored(tmp_path))
+    [hung] = seen(checks, b"INFO: task jbd2/sda1-8:310 blocked for more than 120 seconds.")
+    assert isinstance(hung, FaultSighting)
+    assert (hung.code, hung.check) == ("kernel-monitor:TaskHung", "kernel-monitor")
+    [shut] = seen(checks, b"XFS (dm-0): Shutting down filesystem.")
+    assert isinstance(shut, Observation)
+    assert (shut.check, shut.component, shut.status, shut.reason) == (
+        *("kernel-monitor", "XfsShutdown"),
+        *(Status.FAILED, "XfsHasShutdown"),
+    )
+    [kill] = seen(
+        checks,
+        b"Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:0kB",
+    )
+    assert isinstance(kill, FaultSighting)
+    [ro] = seen(checks, b"EXT4-fs (sda1): Remounting filesystem read-only")
+    assert isinstance(ro, Observation)
+    assert seen(checks, b"EXT4-fs (sda1): Remounting filesystem read-only at last") == []
+    assert seen(checks, b"tmpfs: Unknown parameter 'EXT4-fs error x'") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rules": 5}, "is not of node-problem-detector's form"),
+        ({"source": "xid"}, "one of the agent's own"),
+        ({"source": "Kernel Monitor"}, "is no name of a check"),
+        (
+            {"rules": [{"type": "temporary", "reason": "X", "pattern": "(a+)+b"}]},
+            "rules[0].pattern: is slow",
+        ),
+        (
+            {"rules": [{"type": "temporary", "reason": "X", "pattern": r"\pL+ lost"}]},
+            "of RE2, which is not read here",
+        ),
+        (
+            {"rules": [{"type": "temporary", "reason": "X", "pattern": "lost ("}]},
+            "rules[0].pattern: is no pattern",
+        ),
+        (
+            {"rules": [{"type": "sometimes", "reason": "X", "pattern": "x"}]},
+            "temporary or permanent",
+        ),
+    ],
+)
+def test_a_monitor_s_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, changes: dict[str, object], what: str
+) -> None:
+    with pytest.raises(ConfigError, match="kernel_monitor: ") as refused:
+        monitored(tmp_path, **changes)
+    assert what in str(refused.value)
+
+
+@pytest.mark.parametrize("filler", [b"a", b"task ", b"XFS ", b"x:1 ", b" ", b"\\x0a", b"task :"])
+def test_a_hostile_line_is_cheap(tmp_path: Path, filler: bytes) -> None:
+    checks = checks_of(tmp_path, monitored(tmp_path)) | checks_of(
+        tmp_path, configured(tmp_path, LOST)
+    )
+    by_start = ChecksByStart(checks)
+    line = record(b"INFO: task " + filler * (8000 // len(filler)))
+    began = time.process_time()
+    for _ in range(20):
+        read(by_start, line)
+    assert time.process_time() - began < 2.0, "100 ms for each"
+
+
+def test_lines_are_changed_while_the_agent_runs(tmp_path: Path) -> None:
+    made = CheckSet(sources(HostRoots(HandClock(), sys=tmp_path)))
+    made.follow(configured(tmp_path, LOST))
+    before = made.log_checks["scratch"]
+    made.follow(configured(tmp_path, LOST))
+    assert made.log_checks["scratch"] is before, "unchanged lines stay the same check"
+    made.follow(configured(tmp_path, LOST.replace("lost its", "has lost its")))
+    assert made.log_checks["scratch"] is not before
+    made.follow(configured(tmp_path, ""))
+    assert "scratch" not in made.log_checks
+
+
+def test_without_a_kernel_log_its_lines_are_off(tmp_path: Path) -> None:
+    made = CheckSet(sources(HostRoots(HandClock(), sys=tmp_path)))
+    made.follow(configured(tmp_path, LOST + "\n[kernel_log]\nenabled = false\n"))
+    assert made.off["scratch"] == "off by configuration (kernel_log.enabled)"
