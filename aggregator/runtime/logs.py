@@ -72,5 +72,5 @@ def start(level: str, *, fd: int = 1) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[JsonLines(fd, time.time)], force=True)
     # An operator does not look for the libraries' lines on each request.
-    for chatty in ("asyncio", "grpc", "aiohttp.access", "kubernetes_asyncio"):
+    for chatty in ("asyncio", "grpc", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import ssl
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from aggregator.cluster.kubernetes.credentials import CredentialSources, load
 from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
+from aggregator.cluster.kubernetes.kubeconfig_reader import KubeconfigSettings
 from aggregator.cluster.port import Refused
 from aggregator.daemon_cli.main import main
 from tests.support.imported import imported_by
@@ -55,20 +57,111 @@ from aggregator.cluster.kubernetes.credentials import CredentialSources, load
 access = asyncio.run(load(CredentialSources(sys.argv[1], "", {})))
 print(access.url, asyncio.run(access.authorization()))
 """
-_THEN_ALL = "import kubernetes_asyncio; print(kubernetes_asyncio.client.CoreV1Api.__name__)"
 
 
-def test_a_kubeconfig_is_read_without_the_librarys_900_types_of_the_api(tmp_path: Path) -> None:
-    modules, said = imported_by(_LOADS, str(written(tmp_path)))
+def test_a_token_is_read_by_a_program_of_its_own(tmp_path: Path) -> None:
+    _, said = imported_by(_LOADS, str(written(tmp_path)))
     assert said == ["https://127.0.0.1:1", "Bearer", "t"]
-    library = {one for one in modules if one.startswith("kubernetes_asyncio")}
-    assert "kubernetes_asyncio.config.kube_config" in library
-    assert len(library) < 10, library
 
 
-def test_the_library_can_be_imported_whole_after_a_kubeconfig_was_read(tmp_path: Path) -> None:
-    _, said = imported_by(_LOADS + _THEN_ALL, str(written(tmp_path)))
-    assert said[-1] == "CoreV1Api"
+async def test_a_tokens_file_is_read_next_to_the_kubeconfig(tmp_path: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["users"][0]["user"] = {"tokenFile": "token"}
+
+    (tmp_path / "token").write_text("from-file\n")
+    found = await load(CredentialSources(str(written(tmp_path, change)), "", {}))
+    assert await found.authorization() == "Bearer from-file"
+
+
+async def test_a_name_and_a_password_are_basic_authentication(tmp_path: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["users"][0]["user"] = {"username": "me", "password": "hunter2"}
+
+    found = await load(CredentialSources(str(written(tmp_path, change)), "", {}))
+    assert await found.authorization() == "Basic bWU6aHVudGVyMg=="
+
+
+async def test_the_other_keys_of_a_cluster_are_read(tmp_path: Path) -> None:
+    more = {"insecure-skip-tls-verify": True, "tls-server-name": "k", "proxy-url": "http://p:1"}
+
+    def change(data: dict[str, Any]) -> None:
+        data["clusters"][0]["cluster"] |= more
+
+    found = await load(CredentialSources(str(written(tmp_path, change)), "", {}))
+    assert (found.server_hostname, found.proxy) == ("k", "http://p:1")
+    assert found.tls is not None
+    assert found.tls.verify_mode is ssl.CERT_NONE
+
+
+def test_an_auth_provider_is_refused_with_what_replaces_it(tmp_path: Path) -> None:
+    said = said_of(written(tmp_path, _with({"name": "oidc"}, "users", 0, "user", "auth-provider")))
+    assert 'auth-provider of "u" is not supported; expected exec, with a plugin' in said
+
+
+V1 = "client.authentication.k8s.io/v1"
+
+
+@pytest.mark.parametrize(
+    ("call", "answer", "says"),
+    [
+        ({"command": "x"}, "", "Expected key apiVersion in exec"),
+        ({"apiVersion": V1, "args": 3}, "", "args is no list"),
+        ({"apiVersion": V1, "env": [3]}, "", "env is no list of name and value"),
+        ({"apiVersion": V1}, "{", "failed to decode process output"),
+        ({"apiVersion": V1}, "[]", "the plugin's answer has no status"),
+        ({"apiVersion": V1}, '{"apiVersion": "v2", "status": {}}', "API version is v2; expected"),
+        ({"apiVersion": V1}, f'{{"apiVersion": "{V1}", "status": {{}}}}', "neither a token nor"),
+        (
+            {"apiVersion": V1},
+            f'{{"apiVersion": "{V1}", "status": {{"token": "t", "expirationTimestamp": "soon"}}}}',
+            "expirationTimestamp is no time",
+        ),
+    ],
+)
+async def test_a_plugin_that_cant_be_used_is_named_with_its_file_and_user(
+    tmp_path: Path, call: dict[str, Any], answer: str, says: str
+) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    plugin.chmod(0o755)
+
+    def change(data: dict[str, Any]) -> None:
+        data["users"][0]["user"] = {"exec": {"command": str(plugin)} | call}
+
+    path = written(tmp_path, change)
+    with pytest.raises(Refused) as refused:
+        await load(CredentialSources(str(path), "", {}))
+    assert f'the kubeconfig {path} can\'t be used: exec of "u": ' in str(refused.value)
+    assert says in str(refused.value)
+
+
+async def test_a_plugins_certificate_is_used_and_its_token_renewed_before_its_end(
+    tmp_path: Path, pem: dict[str, bytes]
+) -> None:
+    status = {
+        "clientCertificateData": pem["certificate"].decode(),
+        "clientKeyData": pem["key"].decode(),
+    }
+    answer = tmp_path / "answer"
+    answer.write_text(json.dumps({"apiVersion": V1, "status": status}))
+
+    def change(data: dict[str, Any]) -> None:
+        call = {"apiVersion": V1, "command": "cat", "args": [str(answer)]}
+        data["users"][0]["user"] = {"exec": call}
+
+    path = str(written(tmp_path, change))
+    found = await load(CredentialSources(path, "", {}))
+    assert found.client_pair is not None
+    given = Path(found.client_pair[0]).read_bytes()  # noqa: ASYNC240 - a file of its own
+    assert given == pem["certificate"]
+    settings = KubeconfigSettings(path, "")
+    for token, end in (("first", "2020-01-01T00:00:00Z"), ("second", "2999-01-01T00:00:00Z")):
+        status = {"token": token, "expirationTimestamp": end}
+        answer.write_text(json.dumps({"apiVersion": V1, "status": status}))
+        await (settings.renew() if settings.expires else settings.authenticate())
+        assert await settings.get_api_key_with_prefix("") == f"Bearer {token}"
+    answer.write_text("{")
+    await settings.renew()  # it is valid for long: the plugin is not run
 
 
 def test_a_proxy_in_plaintext_needs_no_user(tmp_path: Path) -> None:

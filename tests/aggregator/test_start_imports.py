@@ -16,7 +16,6 @@ UNNEEDED = {
     "alembic": "older tables of the history",
     "asyncpg": "a history in PostgreSQL",
     "jinja2": "the page's first reader, and templates of alerts",
-    "kubernetes_asyncio": "a kubeconfig",
     "sqlalchemy.dialects.postgresql": "a history in PostgreSQL",
 }
 

@@ -438,13 +438,12 @@ async def test_a_failing_plugin_says_what_it_said(
 async def test_a_plugin_without_a_command_is_refused_without_what_stands_beside_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The library names the place by its whole content, and logs that too."""
+    """Neither the error nor the log quotes it."""
     call: dict[str, object] = {"apiVersion": "client.authentication.k8s.io/v1", "command": None}
     call["env"] = [{"name": "PASSWORD", "value": "hunter2"}]
     with pytest.raises(Refused, match="Expected key command in") as raised:
         async with transport_of(sources_of(tmp_path, "http://127.0.0.1:1", exec=call)):
             pass
-    assert "Expected key command in" in caplog.text
     assert "hunter2" not in f"{raised.value} {caplog.text}"
 
 

@@ -1,11 +1,6 @@
-"""Where the API server is and how we prove who we are: kubeconfig, exec plugin, or in a pod.
-
-kubernetes_asyncio knows the forms that a kubeconfig comes in. The part that reads them is imported
-when one is first read: neither a pod nor a site without Kubernetes needs it.
-"""
+"""Where the API server is and how we prove who we are: kubeconfig, exec plugin, or in a pod."""
 
 import asyncio
-import binascii
 import logging
 import re
 import ssl
@@ -13,11 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
-
-import aiohttp
-import yaml
 
 from aggregator.cluster.kubernetes.kubeconfig_check import (
     KubeconfigError,
@@ -25,12 +16,11 @@ from aggregator.cluster.kubernetes.kubeconfig_check import (
     files_in,
     is_address,
 )
-from aggregator.cluster.kubernetes.kubeconfig_reader import KubeconfigSettings, import_reader
+from aggregator.cluster.kubernetes.kubeconfig_reader import KubeconfigSettings
 from aggregator.cluster.kubernetes.service_account import ServiceAccount
 from aggregator.cluster.port import Refused, Unreachable
 
 _LOG = logging.getLogger(__name__)
-_LIBRARYS = logging.getLogger("kubernetes_asyncio.config.kube_config")
 
 #: A plugin's token is checked so often; it is renewed 5 minutes before it expires.
 _RENEWAL_S = 60.0
@@ -82,9 +72,8 @@ class CredentialSources:
 class ApiCredentials:
     """One reading of the credentials. Read anew (`load`) when the server no longer takes them."""
 
-    def __init__(self, configuration: Any, loader: Any | None) -> None:
+    def __init__(self, configuration: KubeconfigSettings | ServiceAccount) -> None:
         self._configuration = configuration
-        self._loader = loader
         self.url: str = configuration.host.rstrip("/")
         self.server_hostname: str | None = configuration.tls_server_name
         self.proxy: str | None = configuration.proxy or _proxy_of_environment(self.url)
@@ -103,7 +92,7 @@ class ApiCredentials:
         """
         try:
             value: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
-        except _config_errors() as error:
+        except _CONFIG_ERRORS as error:
             raise Unreachable(f"our token can't be read: {_words(error)}") from error
         if value is None:
             return None
@@ -115,19 +104,17 @@ class ApiCredentials:
     @property
     def expires(self) -> bool:
         """Whether an exec plugin gave a token that `keep_fresh` has to renew."""
-        return self._loader is not None and hasattr(self._loader, "exec_plugin_expiry")
+        return isinstance(self._configuration, KubeconfigSettings) and self._configuration.expires
 
     async def keep_fresh(self) -> None:
         """Run the exec plugin again ahead of expiry, so that no request waits for it. For ever."""
-        assert self._loader is not None
+        assert isinstance(self._configuration, KubeconfigSettings)
         while True:
             await asyncio.sleep(_RENEWAL_S)
             try:
-                await self._loader.load_from_exec_plugin()
-            except _config_errors() as error:
+                await self._configuration.renew()
+            except _CONFIG_ERRORS as error:
                 _LOG.warning("the kubeconfig's exec plugin failed; trying again: %s", _words(error))
-            else:
-                self._configuration.api_key["BearerToken"] = self._loader.token
 
 
 async def load(sources: CredentialSources) -> ApiCredentials:
@@ -135,7 +122,7 @@ async def load(sources: CredentialSources) -> ApiCredentials:
     if sources.in_cluster:
         folder = sources.service_account
         try:
-            return ApiCredentials(ServiceAccount(folder, sources.environ), None)
+            return ApiCredentials(ServiceAccount(folder, sources.environ))
         except (OSError, ValueError) as error:
             raise Refused(f"the service account in {folder} can't be used: {error}") from error
     if not sources.has_file:
@@ -143,59 +130,26 @@ async def load(sources: CredentialSources) -> ApiCredentials:
             f"there is no kubeconfig at {sources.path}, and this is no pod with a service account:"
             " set cluster.kubeconfig, or cluster.kind to local"
         )
-    sources.check()
-    configuration = KubeconfigSettings()
-    _LIBRARYS.addFilter(_REDACT_SECRETS)
     try:
-        loader = await import_reader().load_kube_config(
-            config_file=sources.path,
-            context=sources.context or None,
-            client_configuration=configuration,
-            persist_config=False,  # the file belongs to its owner
-        )
-        return ApiCredentials(configuration, loader)
-    except _config_errors() as error:
+        configuration = KubeconfigSettings(sources.path, sources.context)
+        await configuration.authenticate()
+        return ApiCredentials(configuration)
+    except KubeconfigError as error:
+        raise Refused(_words(error)) from error
+    except _CONFIG_ERRORS as error:
         raise Refused(f"the kubeconfig {sources.path} can't be used: {_words(error)}") from error
 
 
 def _words(error: object) -> str:
-    """The library's error for a missing key quotes the whole section, secrets included."""
+    """A plugin's error text may quote its answer, secrets included."""
     return _CONTENT.sub("{...}", str(error))
 
 
-class RedactSecrets(logging.Filter):
-    """The library logs a plugin's error text, secrets included, before it raises it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = _words(record.getMessage()), None
-        return True
+#: What an invalid kubeconfig or plugin causes.
+_CONFIG_ERRORS = (KubeconfigError, OSError, ValueError)
 
 
-_REDACT_SECRETS = RedactSecrets()
-
-
-def _config_errors() -> tuple[type[Exception], ...]:
-    """The exceptions that an invalid kubeconfig or plugin causes.
-
-    The last four stand for shapes that the library doesn't check (a plugin's args that are text).
-    """
-    # Not imported, it raises nothing.
-    library = import_reader() if import_reader.cache_info().currsize else None
-    return (
-        *((library.ConfigException,) if library is not None else ()),
-        OSError,
-        ValueError,
-        binascii.Error,
-        yaml.YAMLError,
-        aiohttp.ClientError,
-        AssertionError,
-        AttributeError,
-        KeyError,
-        TypeError,
-    )
-
-
-def _tls(configuration: Any) -> ssl.SSLContext:
+def _tls(configuration: KubeconfigSettings | ServiceAccount) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
     # As Go's clients do: the CAs of older clusters lack extensions that strict mode requires.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT

@@ -1,7 +1,7 @@
-"""Checks a kubeconfig before the library reads it: the library blocks on a pipe and quotes keys.
+"""Checks a kubeconfig before it is read, so that each error names the file and the key.
 
-The check reads the same as the library: files with ':' between them, of each name the first, the
-last file's current context.
+Of several files, with ':' between them, the first one counts for each name, and the last one's
+current context.
 """
 
 import base64
@@ -35,7 +35,7 @@ class KubeconfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Item:
     """A cluster, context or user, and the file that it stands in."""
 
     file: str
@@ -49,12 +49,25 @@ def files_in(paths: str) -> list[str]:
     return [part for part in parts if os.path.exists(part)]  # noqa: PTH110 - nor one that may look
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The cluster and the user of a context; None: a plaintext server that needs no user."""
+
+    cluster: Item
+    user: Item | None
+
+
 def check(paths: str, context: str) -> None:
     """Refuse what can't be used. An empty ``context`` is the current one. Runs no plugin.
 
     Raises KubeconfigError.
     """
-    found: dict[str, dict[str, _Item]] = {kind: {} for kind in _LISTS}
+    choose(paths, context)
+
+
+def choose(paths: str, context: str) -> Chosen:
+    """The context's cluster and user, both sound. Raises KubeconfigError as `check` does."""
+    found: dict[str, dict[str, Item]] = {kind: {} for kind in _LISTS}
     current: object = None
     for file in files_in(paths):
         data = _read(file)
@@ -80,16 +93,18 @@ def check(paths: str, context: str) -> None:
     authority = _ordinary(cluster, "certificate-authority", instead, cluster.file, read=with_tls)
     if with_tls and authority is not None:
         _check_authority(authority)
-    user = chosen.data.get("user")
-    if user:
-        user = _pick(paths, found["users"], "users", user, of)
+    named = chosen.data.get("user")
+    if named:
+        user = _pick(paths, found["users"], "users", named, of)
         _check_user(user, cluster.file, with_tls=with_tls)
-    elif with_tls:  # a plaintext server, as kubectl proxy, needs no user
+        return Chosen(cluster, user)
+    if with_tls:  # a plaintext server, as kubectl proxy, needs no user
         text = f'its context "{chosen.name}" has no user; expected the name of one'
         raise KubeconfigError(chosen.file, text)
+    return Chosen(cluster, None)
 
 
-def _check_server(cluster: _Item) -> bool:
+def _check_server(cluster: Item) -> bool:
     """Whether it speaks TLS. An address that is refused is not shown: it may hold a password."""
     server = cluster.data.get("server")
     if not isinstance(server, str) or not server.startswith(("https://", "http://")):
@@ -104,7 +119,7 @@ def _check_server(cluster: _Item) -> bool:
     return server.startswith("https://")
 
 
-def _check_proxy(cluster: _Item) -> None:
+def _check_proxy(cluster: Item) -> None:
     proxy = cluster.data.get("proxy-url")
     if proxy and not (isinstance(proxy, str) and is_address(proxy)):
         text = f'its cluster "{cluster.name}" has a proxy-url that can\'t be used'
@@ -124,7 +139,7 @@ def is_address(url: str) -> bool:
 class _Named:
     """The value under one of an item's keys: the content itself, or the name of its file."""
 
-    item: _Item
+    item: Item
     key: str
     file: Path | None
 
@@ -153,10 +168,13 @@ class _Named:
         return str(file)
 
 
-def _check_user(user: _Item, beside: str, *, with_tls: bool) -> None:
+def _check_user(user: Item, beside: str, *, with_tls: bool) -> None:
     """``beside``: the file next to which the library looks for certificates, the cluster's."""
     _must_hold(user, "exec", "auth-provider")
-    by_another = not user.data.keys().isdisjoint({"exec", "auth-provider"})
+    if "auth-provider" in user.data:
+        text = f'auth-provider of "{user.name}" is not supported; expected exec, with a plugin'
+        raise KubeconfigError(user.file, text)
+    by_another = "exec" in user.data
     if not by_another:
         _must_hold(user, "token")
     _ordinary(user, "tokenFile", "token", user.file, read=not by_another)
@@ -209,7 +227,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _must_hold(item: _Item, *keys: str) -> None:
+def _must_hold(item: Item, *keys: str) -> None:
     """The library's own error for a key without a value quotes everything beside it."""
     for key in keys:
         if key in item.data and item.data[key] is None:
@@ -217,7 +235,7 @@ def _must_hold(item: _Item, *keys: str) -> None:
             raise KubeconfigError(item.file, text)
 
 
-def _ordinary(item: _Item, key: str, instead: str, beside: str, *, read: bool) -> _Named | None:
+def _ordinary(item: Item, key: str, instead: str, beside: str, *, read: bool) -> _Named | None:
     """Check that the library will read a file. ``instead`` has its content, and goes first.
 
     Returns None where there is neither. ``read``: whether the library looks at it, be it empty or
@@ -263,7 +281,7 @@ def _read(file: str) -> dict[str, Any]:
     return data
 
 
-def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[_Item]:
+def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[Item]:
     items = data.get(kind) or []
     if not isinstance(items, list):
         raise KubeconfigError(file, f"its {kind} are no list; expected a list, such as - name: x")
@@ -272,10 +290,10 @@ def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[_Item]:
         if not isinstance(name, str):
             text = f"number {number} of its {kind} has no name; expected name, with text"
             raise KubeconfigError(file, text)
-        yield _Item(file, name, item.get(_LISTS[kind]))
+        yield Item(file, name, item.get(_LISTS[kind]))
 
 
-def _pick(paths: str, items: dict[str, _Item], kind: str, name: object, of: str = "") -> _Item:
+def _pick(paths: str, items: dict[str, Item], kind: str, name: object, of: str = "") -> Item:
     one = _LISTS[kind]
     if not items:
         raise KubeconfigError(paths, f"it has no {kind}; {_WHOLE}")

@@ -1,61 +1,177 @@
-"""kubernetes_asyncio's reader of kubeconfigs, without the rest of that library.
+"""Reads the credentials of a kubeconfig that `kubeconfig_check` has found sound."""
 
-`import kubernetes_asyncio` imports 900 modules, one for each type of the API: 0.15 to 0.3 s of a
-processor and 60 MiB, in every command that a person types. Its reader uses none of the types.
-"""
-
-import importlib
-import importlib.util
+import asyncio
+import base64
+import json
+import os
+import shutil
 import sys
-from functools import cache
-from types import ModuleType
+import tempfile
+import weakref
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-_LIBRARY = "kubernetes_asyncio"
+from aggregator.cluster.kubernetes.kubeconfig_check import Item, KubeconfigError, choose
+
+#: A token is renewed so long (seconds) before it expires.
+_EARLY = 300.0
 
 
 class KubeconfigSettings:
-    """The part of the library's Configuration that its reader sets and `ApiCredentials` uses."""
+    """The server, the files for TLS and the token of one context.
 
-    def __init__(self) -> None:
-        self.host = "http://localhost"
+    Content that stands in the kubeconfig itself is written to files, because OpenSSL reads nothing
+    else; they are removed with this object.
+    """
+
+    def __init__(self, paths: str, context: str) -> None:
+        """Raises KubeconfigError."""
+        chosen = choose(paths, context)
+        self._cluster, self._user = chosen.cluster, chosen.user
+        self._expires_at: float | None = None
+        self._authorization: str | None = None
+        self._folder: Path | None = None
+        cluster = self._cluster.data
+        self.host: str = cluster["server"].rstrip("/")
+        self.verify_ssl = not cluster.get("insecure-skip-tls-verify")
+        self.tls_server_name: str | None = cluster.get("tls-server-name")
+        self.proxy: str | None = cluster.get("proxy-url")
         self.ssl_ca_cert: str | None = None
         self.cert_file: str | None = None
         self.key_file: str | None = None
-        self.verify_ssl = True
-        self.tls_server_name: str | None = None
-        self.proxy: str | None = None
-        self.api_key: dict[str, str] = {}
+        if self.host.startswith("https"):
+            self.ssl_ca_cert = self._file(self._cluster, "certificate-authority")
+            if self._user is not None:
+                self.cert_file = self._file(self._user, "client-certificate")
+                self.key_file = self._file(self._user, "client-key")
 
-    async def get_api_key_with_prefix(self, name: str) -> str | None:
+    @property
+    def expires(self) -> bool:
+        """Whether a plugin gave a token that `renew` has to replace."""
+        return self._expires_at is not None
+
+    async def get_api_key_with_prefix(self, _: str) -> str | None:
         """The Authorization header, None where there is no token."""
-        return self.api_key.get(name)
+        return self._authorization
+
+    async def authenticate(self) -> None:
+        """Read the user's token, or run its plugin. Raises KubeconfigError and OSError."""
+        if self._user is None:
+            return
+        user = self._user.data
+        if "exec" in user:
+            await self._run_plugin(self._user)
+        elif user.get("token"):
+            self._authorization = f"Bearer {user['token']}"
+        elif user.get("tokenFile"):
+            token = _next_to(self._user.file, user["tokenFile"]).read_text("utf-8")
+            self._authorization = f"Bearer {token}"
+        elif "username" in user and "password" in user:
+            pair = f"{user['username']}:{user['password']}".encode()
+            self._authorization = f"Basic {base64.b64encode(pair).decode()}"
+
+    async def renew(self) -> None:
+        """Run the plugin again where its token is about to expire. Raises as `authenticate`."""
+        now = datetime.now(UTC).timestamp()
+        if self._expires_at is not None and self._expires_at - now <= _EARLY:
+            await self.authenticate()
+
+    # -- files -------------------------------------------------------------------------
+
+    def _file(self, item: Item, key: str) -> str | None:
+        """The file under ``key``, or one with the content under ``key``-data, which goes first."""
+        content = item.data.get(f"{key}-data")
+        if content:
+            return self._written(key, base64.standard_b64decode(content))
+        named = item.data.get(key)
+        return str(_next_to(self._cluster.file, named)) if named else None
+
+    def _written(self, name: str, content: bytes) -> str:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="sickbay-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        file = self._folder / name
+        file.write_bytes(content)
+        return str(file)
+
+    # -- plugins -----------------------------------------------------------------------
+
+    async def _run_plugin(self, user: Item) -> None:
+        """https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins"""
+        arguments, version, environment = _call_of(user)
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        if process.returncode:
+            said = err.decode(errors="replace").strip()
+            text = f"exec: process returned {process.returncode}" + (f". {said}" if said else "")
+            raise _wrong(user, text)
+        status = _status_of(user, out, version)
+        if "token" in status:
+            self._authorization = f"Bearer {status['token']}"
+            until = status.get("expirationTimestamp")
+            self._expires_at = None if until is None else _seconds(user, until)
+        elif "clientCertificateData" in status and "clientKeyData" in status:
+            content = {name: str(status[f"client{name}Data"]) for name in ("Certificate", "Key")}
+            self.cert_file = self._written("certificate", content["Certificate"].encode())
+            self.key_file = self._written("key", content["Key"].encode())
+        else:
+            raise _wrong(user, "exec: it gave neither a token nor a certificate with its key")
 
 
-@cache
-def import_reader() -> Any:
-    """The library's module `config`. Raises ModuleNotFoundError where it is not installed.
+def _next_to(kubeconfig: str, name: str) -> Path:
+    return Path(kubeconfig).absolute().parent / name
 
-    Its two parent packages are empty meanwhile. Afterwards the interpreter forgets them and what
-    they contain, so that another import of the library gets all of it.
-    """
-    spec = importlib.util.find_spec(_LIBRARY)
-    if spec is None:
-        raise ModuleNotFoundError(f"No module named {_LIBRARY!r}", name=_LIBRARY)
-    whole = _forget()
-    package, client = ModuleType(_LIBRARY), ModuleType(f"{_LIBRARY}.client")
-    package.__path__ = list(spec.submodule_search_locations or ())
-    # The reader names both in annotations, and in functions for those who use its client.
-    vars(client).update(ApiClient=object, Configuration=KubeconfigSettings)
-    sys.modules |= {package.__name__: package, client.__name__: client}
+
+def _call_of(user: Item) -> tuple[list[str], str, dict[str, str]]:
+    """The plugin's arguments, its API version, and its environment."""
+    section = user.data["exec"]
+    for key in ("command", "apiVersion"):
+        if not isinstance(section, dict) or not isinstance(section.get(key), str):
+            raise _wrong(user, f"exec: Expected key {key} in exec, with text")
+    arguments, extra = section.get("args") or [], section.get("env") or []
+    if not isinstance(arguments, list):
+        raise _wrong(user, "exec: args is no list; expected a list of texts")
     try:
-        return importlib.import_module(f"{_LIBRARY}.config")
-    finally:
-        _forget()
-        sys.modules |= whole
+        more = {str(one["name"]): str(one["value"]) for one in extra}
+    except (KeyError, TypeError) as error:
+        raise _wrong(user, "exec: env is no list of name and value") from error
+    version = section["apiVersion"]
+    information = {
+        "apiVersion": version,
+        "kind": "ExecCredential",
+        "spec": {"interactive": sys.stdout.isatty()},
+    }
+    environment = {**os.environ, **more, "KUBERNETES_EXEC_INFO": json.dumps(information)}
+    return [section["command"], *map(str, arguments)], version, environment
 
 
-def _forget() -> dict[str, ModuleType]:
-    """Take the library's modules out of those that are imported."""
-    names = [name for name in sys.modules if name.partition(".")[0] == _LIBRARY]
-    return {name: sys.modules.pop(name) for name in names}
+def _status_of(user: Item, out: bytes, version: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(out)
+    except ValueError as error:
+        raise _wrong(user, f"exec: failed to decode process output: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("status"), dict):
+        raise _wrong(user, "exec: the plugin's answer has no status; expected an ExecCredential")
+    if found.get("apiVersion") != version:
+        text = f"exec: the plugin's API version is {found.get('apiVersion')}; expected {version}"
+        raise _wrong(user, text)
+    status: Mapping[str, Any] = found["status"]
+    return status
+
+
+def _seconds(user: Item, text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError as error:
+        raise _wrong(user, "exec: expirationTimestamp is no time; expected RFC 3339") from error
+
+
+def _wrong(user: Item, text: str) -> KubeconfigError:
+    return KubeconfigError(user.file, f'exec of "{user.name}": {text.removeprefix("exec: ")}')

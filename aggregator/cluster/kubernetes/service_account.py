@@ -1,8 +1,4 @@
-"""A pod's own credentials: the API server's address, its CA, and a token that is renewed.
-
-Read here and not by kubernetes_asyncio: to import that, which defines every type of the API, takes
-a second and 60 MiB, in a process of 200.
-"""
+"""A pod's own credentials: the API server's address, its CA, and a token that is renewed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +9,7 @@ REREAD = 60.0
 
 
 class ServiceAccount:
-    """The part of kubernetes_asyncio's Configuration that `ApiCredentials` uses, for a pod.
+    """What `KubeconfigSettings` is for a kubeconfig, for a pod.
 
     ``folder`` has "token" and "ca.crt". ``now`` is monotonic seconds. Raises OSError or ValueError
     where something is missing.
