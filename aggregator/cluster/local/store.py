@@ -172,7 +172,7 @@ class LocalStore:
         """The stop switch, by a person; an empty reason turns it off.
 
         In its older place, too: it moves the record's version, so that no admission that was
-        decided before is written, and an older aggregator goes by it.
+        decided before is written.
         """
         with self._change() as db:
             db.execute(

@@ -281,7 +281,7 @@ class QuarantineView:
         return self.begun[1] if self.begun is not None and self.begun[0] == uid else math.inf
 
     def note_conditions(self, written: Quarantine) -> None:
-        """The object after a write for its conditions alone. A definition of before the upgrade
+        """The object after a write for its conditions alone. A definition without them
         drops them without an error: such an object is not written again as it is.
         """
         self.conditions_of = written.version
