@@ -239,8 +239,9 @@ figures: env ## Fill the figures of README.md and docs/ with those of the last b
 	@$(BIN)/python -m tests.bench.documents $(FIGURES_OPTIONS)
 
 .PHONY: screenshots
-screenshots: env ## The pictures in README.md and docs/tutorial.md (needs Chromium)
+screenshots: env ## The pictures and the demo's output in README.md, the picture in docs/tutorial.md (needs Chromium)
 	@$(BIN)/python -m tests.demo.screenshot
+	@SICKBAY_DEMO_README=1 $(BIN)/pytest -q tests/e2e/test_demo.py -k test_the_demo_tells_its_story
 	@SICKBAY_TUTORIAL_PICTURE=docs/figures/tutorial.png $(BIN)/pytest -q tests/e2e/test_tutorial.py
 
 .PHONY: bench-network

@@ -12,26 +12,35 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane.waiting import wait_until
+from tests.demo import readme
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
     "local": [str(Path(sys.executable).parent / "sickbay"), "demo"],
     "cluster": [sys.executable, "-m", "tests.demo"],
 }
+#: The same by the Makefile, which passes a signal on to no program.
+TARGETS = {"local": "demo", "cluster": "demo-cluster"}
 
 
 class Demo:
     """A demo whose temporary files are under ``folder``, and whose processes can be found by it."""
 
-    def __init__(self, folder: Path, where: str, nodes: int) -> None:
+    def __init__(self, folder: Path, where: str, nodes: int, *, by_make: bool) -> None:
+        options = ["--once", "--nodes", str(nodes)]
+        command = [*COMMANDS[where], *options]
+        environ = {**os.environ}
+        if by_make:
+            command = ["make", TARGETS[where], f"DEMO_OPTIONS={' '.join(options)}"]
+            environ = {key: text for key, text in environ.items() if not key.startswith("MAKE")}
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self._out = folder / "out"
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                [*COMMANDS[where], "--once", "--nodes", str(nodes)],
+                command,
                 cwd=ROOT,
-                env={**os.environ, "TMPDIR": str(self.temporary)},
+                env={**environ, "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -94,8 +103,8 @@ def _port_8080_is_taken() -> Iterator[None]:
 def begin(tmp_path: Path) -> Iterator[Begin]:
     demos: list[Demo] = []
 
-    def begin(where: str = "local", *, nodes: int = 40) -> Demo:
-        demos.append(Demo(tmp_path, where, nodes))
+    def begin(where: str = "local", *, nodes: int = 40, by_make: bool = False) -> Demo:
+        demos.append(Demo(tmp_path, where, nodes, by_make=by_make))
         return demos[-1]
 
     yield begin
@@ -106,7 +115,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> None:
-    demo = begin()
+    demo = begin(by_make=True)
     assert demo.process.wait(120) == 0, demo.said()
     said = demo.said()
     for text in (
@@ -124,6 +133,12 @@ def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> Non
     ):
         assert text in said, f"{text!r} not in {said}"
     demo.leaves_nothing()
+    page = ROOT / "README.md"
+    if os.environ.get("SICKBAY_DEMO_README"):
+        page.write_text(readme.put(page.read_text(), readme.excerpt(said)))
+    assert readme.shape(readme.excerpt(said)) == readme.shape(readme.shown(page.read_text())), (
+        "the demo's output in README.md is of another story: make screenshots"
+    )
 
 
 @pytest.mark.parametrize("nodes", [20, 200])
@@ -167,7 +182,7 @@ def test_the_demo_on_a_real_api_server_tells_its_story_and_leaves_nothing_behind
     control_plane_programs: Mapping[str, Path], begin: Begin
 ) -> None:
     assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
-    demo = begin("cluster")
+    demo = begin("cluster", by_make=True)
     assert demo.process.wait(160) == 0, demo.said()
     for text in (
         "export KUBECONFIG=",
