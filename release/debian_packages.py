@@ -59,7 +59,7 @@ PACKAGES = (
             "deploy/agent.toml": "etc/sickbay/agent.toml",
             "deploy/debian/agent/sickbay-agent.service": "lib/systemd/system/sickbay-agent.service",
             "docs/agent.md": f"{_DOC}/sickbay-agent/agent.md",
-            "docs/checks.md": f"{_DOC}/sickbay-agent/checks.md",
+            "docs/reference/checks.md": f"{_DOC}/sickbay-agent/checks.md",
             "docs/own-checks.md": f"{_DOC}/sickbay-agent/own-checks.md",
         },
     ),

@@ -93,44 +93,95 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
     if scrape.stats.api is not None:
         yield from _api(scrape.stats.api)
     if scrape.stats.outbox is not None:
-        outbox = gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
+        outbox = gauge(
+            "sickbay_alerts_waiting",
+            (
+                "Alerts that wait to be sent, by route. Replicas that share the outbox each "
+                "have the same number."
+            ),
+            ["webhook"],
+        )
         for webhook, depth in scrape.stats.outbox().items():
             outbox.add_metric([webhook], depth)
         yield outbox
         out = not scrape.stats.alert_trouble()
         yield from _routes(scrape.stats.alerts().routes)
-        yield single_gauge("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
+        yield single_gauge(
+            "sickbay_alerts_up",
+            (
+                "1 while alerts get out: 0 since the last attempt at a webhook failed, or while "
+                "they can't be stored."
+            ),
+            out,
+        )
     if scrape.stats.history is not None:
         yield from _history(scrape.stats.history)
 
 
 def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
-    nodes = gauge("sickbay_nodes", "Nodes by how they stand.", ["standing"])
+    nodes = gauge(
+        "sickbay_nodes",
+        "Nodes by standing: ok, unknown, silent, warning, held, quarantined.",
+        ["standing"],
+    )
     for standing in QuarantineSummary:
         nodes.add_metric([standing.value], found.counts[standing])
     yield nodes
-    yield single_gauge("sickbay_agents_attached", "Agents that are attached now.", found.attached)
     yield single_gauge(
-        "sickbay_agents_silent", "Agents that were heard and are not.", len(found.silent)
+        "sickbay_agents_attached", "Agents with a stream that is up.", found.attached
     )
-    yield single_gauge("sickbay_agents_never_heard", "Nodes of no known agent.", found.never_heard)
-    yield single_gauge("sickbay_nodes_exempt", "Nodes that people want left alone.", found.exempt)
-    yield single_gauge("sickbay_node_conflicts", "Nodes that two agents claim.", found.conflicts)
-    yield single_gauge("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
     yield single_gauge(
-        "sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost
+        "sickbay_agents_silent",
+        "Agents that have reported since the start and have no stream now.",
+        len(found.silent),
+    )
+    yield single_gauge(
+        "sickbay_agents_never_heard",
+        "Nodes whose agent has not reported since the start.",
+        found.never_heard,
+    )
+    yield single_gauge(
+        "sickbay_nodes_exempt",
+        ("Nodes that people have exempted: sickbay shows them and takes no action on them."),
+        found.exempt,
+    )
+    yield single_gauge(
+        "sickbay_node_conflicts",
+        ("Nodes that two live agents claim. sickbay takes no new action on them."),
+        found.conflicts,
+    )
+    yield single_gauge(
+        "sickbay_stopped", "1 while a person's stop switch is set.", bool(found.stop)
+    )
+    yield single_gauge(
+        "sickbay_view_up",
+        ("1 while the watches on the cluster are in sync. The aggregator does not act at 0."),
+        not found.view_lost,
     )
     doubted = bool(found.clock_doubt)
-    yield single_gauge("sickbay_clock_doubted", "1 while its wall clock is not believed.", doubted)
     yield single_gauge(
-        "sickbay_record_entries", "Nodes in the admission record.", found.record_entries
+        "sickbay_clock_doubted",
+        ("1 while this replica does not trust its wall clock, and irreversible actions wait."),
+        doubted,
     )
-    mode = gauge("sickbay_mode", "1 for the mode that caps every action.", ["mode"])
+    yield single_gauge(
+        "sickbay_record_entries",
+        "Nodes in the admission record, which the limits count.",
+        found.record_entries,
+    )
+    mode = gauge(
+        "sickbay_mode",
+        (
+            "1 for the mode of the file: observe, cordon or drain. It caps every action on "
+            "a node in no pool with another one."
+        ),
+        ["mode"],
+    )
     for action in Action:
         mode.add_metric([action.value], found.mode == action.value)
     yield mode
     used = gauge("sickbay_limit_used_nodes", "How much of a limit is used, in nodes.", ["limit"])
-    most = gauge("sickbay_limit_max_nodes", "The most that a limit allows, in nodes.", ["limit"])
+    most = gauge("sickbay_limit_max_nodes", "The maximum of that limit, in nodes.", ["limit"])
     for limit in found.limits:
         if limit.used is not None and limit.most is not None:
             used.add_metric([limit.name], limit.used)
@@ -139,14 +190,26 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     yield most
     yield from pool_metrics(found.pools)
     yield single_gauge(
-        "sickbay_cooling_down", "1 while no new quarantine is admitted.", bool(found.cooling)
+        "sickbay_cooling_down",
+        ("1 while sickbay admits no node, after the rate or a common cause has tripped."),
+        bool(found.cooling),
     )
     yield single_gauge(
         "sickbay_replicas_incomplete",
-        "1 while the leading replica has not been told of all nodes.",
+        (
+            "1 while the leading replica does not have reports of all nodes, or can't be "
+            "reached: it admits few nodes then. 0 for one replica alone."
+        ),
         bool(found.incomplete),
     )
-    causes = gauge("sickbay_common_causes", "Common causes that are open.", ["scope"])
+    causes = gauge(
+        "sickbay_common_causes",
+        (
+            "Common causes that are open, by scope: check, target, place, version, agents, "
+            "network (causes that triangulation blames)."
+        ),
+        ["scope"],
+    )
     shared = gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
     for scope in (*SCOPES, "network"):
         mine = [one.nodes for one in found.causes if one.scope == scope]
@@ -157,7 +220,11 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
 
 
 def _work(found: FleetViewFindings) -> Iterator[Metric]:
-    incidents = gauge("sickbay_incidents", "Open incidents.", ["kind", "action"])
+    incidents = gauge(
+        "sickbay_incidents",
+        ("Open incidents by kind (gpu, disk, network, node) and by the action that they require."),
+        ["kind", "action"],
+    )
     counted = Counter((one.kind, one.action) for one in found.incidents)
     for kind in _KINDS:
         for action in Action:
@@ -169,9 +236,19 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
         quarantines.add_metric([phase.value], phases[phase.value])
     yield quarantines
     unmarked = sum(1 for one in found.quarantines if one.unmarked)
-    text = "Quarantines whose node lacks some of our marks."
+    text = (
+        "Quarantines whose node lacks some of sickbay's marks: people or a tool removed "
+        "or changed them, or its Node was created again and is not marked yet."
+    )
     yield single_gauge("sickbay_quarantines_unmarked", text, unmarked)
-    holds = gauge("sickbay_holds", "Nodes that a limit or the mode holds back.", ["limit"])
+    holds = gauge(
+        "sickbay_holds",
+        (
+            "Nodes that policy wants in quarantine and that a limit, the stop switch or the "
+            "mode holds back."
+        ),
+        ["limit"],
+    )
     for limit, nodes in sorted(Counter(one.limit for one in found.holds).items()):
         holds.add_metric([limit], nodes)
     yield holds
@@ -181,24 +258,43 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
 def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
     """Sums over the nodes in quarantine; `sickbay quarantines` and the API name the nodes."""
     absent = sum(one.node_absent_since is not None for one in quarantines)
-    yield single_gauge("sickbay_quarantines_node_absent", "Quarantines whose Node is gone.", absent)
+    yield single_gauge(
+        "sickbay_quarantines_node_absent",
+        "Quarantines whose Node is gone: they count for no limit.",
+        absent,
+    )
     held = sum(bool(one.release_held) for one in quarantines)
-    yield single_gauge("sickbay_quarantines_release_held", "Quarantines whose release waits.", held)
+    yield single_gauge(
+        "sickbay_quarantines_release_held",
+        "Quarantines whose cause has ended, while a check holds the release.",
+        held,
+    )
     failing = sum(bool(one.last_error) for one in quarantines)
     yield single_gauge(
-        "sickbay_quarantines_failing", "Quarantines whose last step has failed.", failing
+        "sickbay_quarantines_failing",
+        "Quarantines whose last step has failed and is tried again.",
+        failing,
     )
     # After a drain blockers are pods that came back or were stuck: no one waits for them.
     drains = [one for one in quarantines if one.phase == Phase.DRAINING]
     blocked = sum(bool(one.blockers) for one in drains)
     yield single_gauge(
-        "sickbay_quarantines_blocked", "Drains with pods that can't be evicted.", blocked
+        "sickbay_quarantines_blocked",
+        (
+            "Quarantines in phase Draining with a pod that can't be evicted now, because of "
+            "a disruption budget for example."
+        ),
+        blocked,
     )
     pods = sum(one.pods_remaining or 0 for one in quarantines)
-    yield single_gauge("sickbay_drain_pods_remaining", "Pods still to leave their nodes.", pods)
+    yield single_gauge("sickbay_drain_pods_remaining", "Pods that drains still have to move.", pods)
     oldest = gauge(
         "sickbay_quarantines_oldest_timestamp_seconds",
-        "Since when the oldest one stands, or the oldest pod is blocked.",
+        (
+            "Since when the oldest Quarantine stands (created), and the pod that has "
+            "blocked a drain for longest (blocked), in Unix time. A series is absent while "
+            "there is none."
+        ),
         ["what"],
     )
     for what, times in (
@@ -212,15 +308,33 @@ def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
 
 def _shards(shards: ShardNumbers) -> Iterator[Metric]:
     yield single_gauge("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
-    yield single_gauge("sickbay_replica_members", "Replicas that are alive.", shards.members)
-    yield single_gauge("sickbay_replica_leader", "1 where this one leads.", shards.leads)
     yield single_gauge(
-        "sickbay_replica_frozen", "1 while it does not know the other replicas.", shards.frozen
+        "sickbay_replica_members", "Replicas that are alive, as this one sees it.", shards.members
     )
     yield single_gauge(
-        "sickbay_replica_settled", "1 once the newcomer's wait is over.", shards.settled
+        "sickbay_replica_leader",
+        ("1 if this replica is the leader, which does the work that only one replica may do."),
+        shards.leads,
     )
-    up = gauge("sickbay_replica_peer_up", "1 while that replica's page answers.", ["replica"])
+    yield single_gauge(
+        "sickbay_replica_frozen",
+        ("1 while this replica does not know the other replicas. It acts on no node."),
+        shards.frozen,
+    )
+    yield single_gauge(
+        "sickbay_replica_settled",
+        "1 once the wait has ended in which a new replica does not act.",
+        shards.settled,
+    )
+    up = gauge(
+        "sickbay_replica_peer_up",
+        (
+            "1 while that replica answers this one's questions for the fleet view; at 0 its "
+            "nodes are shown as last known. The value is that of the last question: 30 s "
+            "ago at most, a second while a page is open."
+        ),
+        ["replica"],
+    )
     for name, answers in sorted(shards.peers.items()):
         up.add_metric([name], answers)
     yield up
@@ -230,44 +344,76 @@ def _own(scrape: ScrapeContent) -> Iterator[Metric]:
     build = gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
     build.add_metric([scrape.version], 1)
     yield build
-    yield single_gauge("sickbay_ready", "1 while /readyz reports no trouble.", scrape.ready)
+    yield single_gauge("sickbay_ready", "1 while /readyz reports no problem.", scrape.ready)
     ends = gauge(
         "sickbay_certificate_expires_timestamp_seconds",
-        "When a certificate of the listeners ends.",
+        (
+            "When a certificate of the listeners ends, in Unix time. serving: the one that "
+            "is served. authority: the CA that signed it, where shards.ca_file names it or "
+            "the aggregator made it. client_authority: the last of "
+            "listen.tls.client_ca_file."
+        ),
         ["certificate"],
     )
     for purpose, until in sorted(scrape.stats.certificates().items()):
         ends.add_metric([purpose], until)
     yield ends
-    yield single_gauge("sickbay_web_streams", "Event streams that are open.", scrape.feed.streams)
-    yield single_gauge("sickbay_web_connections", "Connections that are open.", scrape.connections)
+    yield single_gauge(
+        "sickbay_web_streams",
+        "Event streams that are open: pages in view, and sickbay watch.",
+        scrape.feed.streams,
+    )
+    yield single_gauge(
+        "sickbay_web_connections",
+        "Connections to the web listener that are open, at most 1,024.",
+        scrape.connections,
+    )
     ended = counter(
         "sickbay_web_connections_ended",
-        "Connections that a limit ended or refused, by limit.",
+        (
+            "Connections that a limit ended: evicted (the limit was reached, and the "
+            "connection had been idle for longest), overdue (no request within 10 s, no end "
+            "of an answer within 60 s), refused (the limit was reached, and every "
+            "connection was busy)."
+        ),
         ["reason"],
     )
     for reason in ("evicted", "overdue", "refused"):
         ended.add_metric([reason], scrape.connections_ended.get(reason, 0))
     yield ended
-    transitions = counter("sickbay_transitions", "Transitions, by kind.", ["kind"])
+    transitions = counter(
+        "sickbay_transitions",
+        (
+            "Events since the start, by kind (incident.opened, quarantine.admitted, ...). "
+            "Evictions have pod.evicted; pods found blocked have pod.blocked, once for each "
+            "time that they become so."
+        ),
+        ["kind"],
+    )
     for kind in EventKind:
         transitions.add_metric([kind.value], scrape.feed.counts[kind])
     yield transitions
-    requests = counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
+    requests = counter(
+        "sickbay_web_requests",
+        ("Requests to the web listener. Requests without a route count as (none)."),
+        ["route", "code"],
+    )
     for (route, code), count in sorted(scrape.requests.items()):
         requests.add_metric([route, str(code)], count)
     yield requests
     yield histogram(
         "sickbay_web_request_duration_seconds",
-        "Answers of this listener, event streams excepted.",
+        "Answers of the web listener; event streams do not count.",
         ["route"],
         {(route,): found for route, found in scrape.durations.items()},
     )
 
 
 def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:
-    dead = gauge("sickbay_alerts_dead_letters", "Deliveries given up that are kept.", ["route"])
-    sent = counter("sickbay_alerts_delivered", "Alerts that were delivered.", ["route"])
+    dead = gauge(
+        "sickbay_alerts_dead_letters", "Deliveries that were given up and are kept.", ["route"]
+    )
+    sent = counter("sickbay_alerts_delivered", "Alerts that receivers took.", ["route"])
     failed = counter("sickbay_alerts_attempts_failed", "Attempts that failed.", ["route"])
     gone = counter("sickbay_alerts_given_up", "Alerts that were given up.", ["route"])
     for route in routes:
@@ -278,22 +424,26 @@ def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:
     yield from (dead, sent, failed, gone)
     yield histogram(
         "sickbay_alerts_delivery_duration_seconds",
-        "Attempts to deliver alerts, those that failed included.",
+        "Attempts to deliver alerts to a route, failed ones included.",
         ["route"],
         {(route.name,): route.durations for route in routes if route.durations is not None},
     )
 
 
 def _history(stats: HistoryStats) -> Iterator[Metric]:
-    yield single_gauge("sickbay_history_up", "1 while history is kept.", not stats.problem)
     yield single_gauge(
-        "sickbay_history_queued_rows", "Transitions that wait to be kept.", stats.depth
+        "sickbay_history_up", "1 while the history records events.", not stats.problem
     )
-    written = counter("sickbay_history_rows_written", "Transitions that were kept.", [])
+    yield single_gauge(
+        "sickbay_history_queued_rows", "Transitions that wait to be recorded.", stats.depth
+    )
+    written = counter("sickbay_history_rows_written", "Transitions that were recorded.", [])
     written.add_metric([], stats.written)
     yield written
     lost = counter(
-        "sickbay_history_rows_lost", "Rows that history never kept, by their kind.", ["what"]
+        "sickbay_history_rows_lost",
+        "Rows that were lost: transition, or evidence (agents' reports).",
+        ["what"],
     )
     lost.add_metric(["transition"], stats.lost)
     lost.add_metric(["evidence"], stats.untold)
@@ -301,42 +451,66 @@ def _history(stats: HistoryStats) -> Iterator[Metric]:
 
 
 def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
-    yield single_gauge("sickbay_ingest_streams", "Streams of agents that are up.", stats.attached)
+    yield single_gauge("sickbay_ingest_streams", "Streams that are up.", stats.attached)
     yield single_gauge(
         "sickbay_ingest_streams_overdue",
-        "Streams on expired credentials that the cluster can't renew now.",
+        ("Those of them whose credentials have expired while the cluster could not renew them."),
         stats.overdue,
     )
     yield single_counter("sickbay_ingest_streams_opened", "Streams that were opened.", stats.opened)
     for name, text, label, counts in (
-        ("refused", "Streams that were refused, by why.", "reason", stats.refused),
-        ("ended", "Attached streams that ended, by why.", "reason", stats.ended),
+        (
+            "refused",
+            ("Streams that were refused: a wrong token, another node's name, a malformed message."),
+            "reason",
+            stats.refused,
+        ),
+        ("ended", "Attached streams that ended.", "reason", stats.ended),
     ):
         family = counter(f"sickbay_ingest_streams_{name}", text, [label])
         for value, count in sorted(counts.items()):
             family.add_metric([value], count)
         yield family
-    messages = counter("sickbay_ingest_messages", "Messages of agents.", ["kind"])
+    messages = counter("sickbay_ingest_messages", "Messages that were received.", ["kind"])
     for kind, count in sorted(stats.messages.items()):
         messages.add_metric([kind], count)
     yield messages
-    yield single_counter("sickbay_ingest_acks", "Acknowledgements to agents.", stats.acks)
-    yield single_counter("sickbay_ingest_resyncs", "Snapshots that were asked for.", stats.resyncs)
+    yield single_counter(
+        "sickbay_ingest_acks", "Acknowledgements: evidence that is safe.", stats.acks
+    )
+    yield single_counter(
+        "sickbay_ingest_resyncs",
+        ("Snapshots that the aggregator requested because the two sides differed."),
+        stats.resyncs,
+    )
     yield single_counter(
         "sickbay_ingest_entries_dropped",
-        "Entries of messages that were outside the contract's bounds.",
+        (
+            "Entries (components, faults, signs) that were dropped because they are outside "
+            "the bounds of the contract; all others of their message count. The log names "
+            "the node and the first entry."
+        ),
         stats.dropped,
     )
-    yield single_counter("sickbay_ingest_throttles", "Times a stream had to wait.", stats.throttled)
     yield single_counter(
-        "sickbay_ingest_streams_superseded", "Streams that a newer one closed.", stats.superseded
+        "sickbay_ingest_throttles",
+        (
+            "Times that a stream had to wait because it sent too much. The log names the "
+            "agent: an agent sends more than it may."
+        ),
+        stats.throttled,
     )
     yield single_counter(
-        "sickbay_ingest_conflicts", "Times two agents claimed a node.", stats.conflicts
+        "sickbay_ingest_streams_superseded",
+        "Streams that a newer one of the same node closed.",
+        stats.superseded,
+    )
+    yield single_counter(
+        "sickbay_ingest_conflicts", "Times that two live agents claimed one node.", stats.conflicts
     )
     yield single_counter(
         "sickbay_ingest_certificate_errors",
-        "Rotated TLS certificates that could not be used.",
+        ("Rotated TLS certificates that could not be used; the old one stays in use."),
         stats.certificate_troubles,
     )
 
@@ -344,7 +518,10 @@ def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
 def _api(stats: ApiStats) -> Iterator[Metric]:
     requests = counter(
         "sickbay_api_requests",
-        "Requests to the API server; code 0 is no answer.",
+        (
+            "Requests by method (WATCH for a watch), kind of object and HTTP status; code 0 "
+            "is no answer. Errors have code=~'0|5..'."
+        ),
         ["method", "kind", "code"],
     )
     for (method, kind, code), count in sorted(stats.answers.items()):
@@ -352,13 +529,24 @@ def _api(stats: ApiStats) -> Iterator[Metric]:
     yield requests
     yield histogram(
         "sickbay_api_request_duration_seconds",
-        "Requests to the API server from the sending to the whole answer, watches excepted.",
+        (
+            "Requests to the API server, from the sending to the whole answer; those "
+            "without an answer have the time that was waited. The wait for the own rate "
+            "limit and watches do not count. The local cluster has none."
+        ),
         ["method", "kind"],
         stats.durations,
     )
     yield single_counter(
-        "sickbay_api_throttles", "Answers 429 because the server is busy.", stats.throttled
+        "sickbay_api_throttles",
+        (
+            "Answers 429 because the server is busy. Refusals by a disruption budget are "
+            "not counted here."
+        ),
+        stats.throttled,
     )
     yield single_counter(
-        "sickbay_api_evictions_blocked", "Evictions that a budget refused.", stats.blocked
+        "sickbay_api_evictions_blocked",
+        ("Evictions that a disruption budget refused (a 429 that is no sign of load)."),
+        stats.blocked,
     )

@@ -13,16 +13,29 @@ def pool_metrics(pools: Sequence[models.Pool]) -> Iterator[Metric]:
     """Series for each pool and for the nodes that none selects: 33 pools at most."""
     if not pools:
         return
-    nodes = gauge("sickbay_pool_nodes", "Nodes of a pool by how they stand.", ["pool", "standing"])
+    nodes = gauge(
+        "sickbay_pool_nodes",
+        (
+            "Nodes of each pool by standing; default are those that no pool selects. The "
+            "five metrics of pools are there with pools alone."
+        ),
+        ["pool", "standing"],
+    )
     mode = gauge(
-        "sickbay_pool_mode", "1 for the mode that caps every action in a pool.", ["pool", "mode"]
+        "sickbay_pool_mode", "1 for the mode that caps every action in the pool.", ["pool", "mode"]
     )
     cooling = gauge(
-        "sickbay_pool_cooling_down", "1 while no new quarantine is admitted in a pool.", ["pool"]
+        "sickbay_pool_cooling_down",
+        ("1 while sickbay admits no node of the pool, after its own rate has tripped."),
+        ["pool"],
     )
     labels = ["pool", "limit"]
-    used = gauge("sickbay_pool_limit_used_nodes", "How much of a pool's limit is used.", labels)
-    most = gauge("sickbay_pool_limit_max_nodes", "The most that a pool's limit allows.", labels)
+    used = gauge(
+        "sickbay_pool_limit_used_nodes",
+        "How much of the pool's own limit is used, in nodes.",
+        labels,
+    )
+    most = gauge("sickbay_pool_limit_max_nodes", "The maximum of that limit, in nodes.", labels)
     for pool in pools:
         for standing, count in pool.counts.items():
             nodes.add_metric([pool.name, standing.value], count)

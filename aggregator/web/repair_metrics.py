@@ -15,7 +15,9 @@ def repair_metrics(
     stages: StageTimes, quarantines: Sequence[models.Quarantine], new_nodes: Mapping[str, int]
 ) -> Iterator[Metric]:
     """``quarantines`` and ``new_nodes`` are those of this replica's nodes."""
-    running = gauge("sickbay_repairs_running", "Repairs under way, by repair.", ["repair"])
+    running = gauge(
+        "sickbay_repairs_running", "Repairs under way (Ordering, Ordered), by kind.", ["repair"]
+    )
     counted = Counter(one.repair for one in repair_view.under_way(quarantines))
     for repair in ATTEMPTS:
         running.add_metric([repair], counted[repair])
@@ -23,32 +25,55 @@ def repair_metrics(
     exhausted = sum(one.repair is not None and bool(one.repair.exhausted) for one in quarantines)
     yield single_gauge(
         "sickbay_quarantines_repair_exhausted",
-        "Quarantines in which no further repair begins: a person has to go on.",
+        ("Quarantines in which no further repair begins by itself: a person has to go on."),
         exhausted,
     )
     attempts = counter(
-        "sickbay_repair_attempts", "Attempts at a repair that ended.", ["repair", "outcome"]
+        "sickbay_repair_attempts",
+        (
+            "Attempts at a repair that ended since the start, by kind and outcome: "
+            "Succeeded, Failed, Unknown, Cancelled, Inconclusive. Tests have repair test. "
+            "The replica that writes the end counts it."
+        ),
+        ["repair", "outcome"],
     )
     for (repair, outcome), number in sorted(stages.repair_attempts.items()):
         attempts.add_metric([repair, outcome], number)
     yield attempts
-    tests = counter("sickbay_tests", "Active tests that ended.", ["reason", "outcome"])
+    tests = counter(
+        "sickbay_tests",
+        (
+            "Active tests that ended since the start, by reason (new-node, idle, before- "
+            "release, by-hand) and outcome."
+        ),
+        ["reason", "outcome"],
+    )
     for (reason, outcome), number in sorted(stages.tests.items()):
         tests.add_metric([reason, outcome], number)
     yield tests
-    fresh = gauge("sickbay_new_nodes", "Nodes with a startup taint, by state.", ["state"])
+    fresh = gauge(
+        "sickbay_new_nodes",
+        (
+            "Nodes with the startup taint: waiting (no test has begun, or one is due "
+            "again), testing, needs_person (no further test begins by itself)."
+        ),
+        ["state"],
+    )
     for state in repair_view.NEW_NODE_STATES:
         fresh.add_metric([state], new_nodes.get(state, 0))
     yield fresh
     yield histogram(
         "sickbay_repair_duration_seconds",
-        "From the order of a repair to its end.",
+        "From the order of a repair to its end, whatever the outcome.",
         ["repair"],
         {(repair,): found for repair, found in stages.repair_durations.items()},
     )
     yield histogram(
         "sickbay_node_return_duration_seconds",
-        "From the taint to the release, of nodes that had a repair.",
+        (
+            "From the taint to the release, of nodes that had a repair in that quarantine; "
+            "a ticket or a test is no such repair."
+        ),
         [],
         {(): stages.node_return},
     )

@@ -1,11 +1,9 @@
 """All checks, in the order in which people read about them.
 
-A new check is one file, one line here, one test; ``python -m nodeagent.checks.registry`` prints
-the table for docs/checks.md.
+A new check is one file, one line here, one test; `make docs-reference` writes the table.
 """
 
 import json
-import sys
 from typing import Any
 
 from nodeagent.checks import (
@@ -117,7 +115,7 @@ def by_name() -> dict[str, CheckSpec]:
 
 
 def markdown() -> str:
-    """The checks as docs/checks.md shows them: a table, then each check's settings."""
+    """The checks as docs/reference/checks.md shows them: a table, then each check's settings."""
     lines = [
         "| check | sees | source | every | cost | can't see |",
         "|---|---|---|---|---|---|",
@@ -161,7 +159,3 @@ def _settings(spec: CheckSpec) -> list[tuple[str, str, str, str]]:
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())

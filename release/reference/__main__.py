@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from release.reference import api, commands, events, metrics, quarantine, rules, schemas
+from release.reference import api, checks, commands, events, metrics, quarantine, rules, schemas
 from release.tree import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
@@ -16,6 +16,7 @@ def files() -> Mapping[str, str]:
         "agent.schema.json": _json(schemas.agent_schema()),
         "aggregator.schema.json": _json(schemas.aggregator_schema()),
         "api-fields.md": api.page(),
+        "checks.md": checks.page(),
         "commands.md": commands.page(),
         "events.md": events.page(),
         "metrics.md": metrics.page(),

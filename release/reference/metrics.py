@@ -20,8 +20,8 @@ from aggregator.web.stats_interface import Stats
 from release.reference.tables import table
 
 _HEAD = """# Metrics of the aggregator
-Made from the code by `make docs-reference`. [metrics.md](../metrics.md) explains them in
-groups, with recorded series and alert rules; [agent.md](../agent.md#metrics) has the agent's.
+Made from the code by `make docs-reference`. [metrics.md](../metrics.md) groups them by question and
+has the recorded series and alert rules; [agent.md](../agent.md#metrics) has the agent's.
 """
 _POOL = Pool(name="", selector="", mode="", nodes=0, counts={}, cooling="", limits=[])
 

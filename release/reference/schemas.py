@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.config.schema import DIALECT, DURATION, PERCENT, config_schema, properties
+from nodeagent.checks import registry
 from nodeagent.checks.base import Kind
 from nodeagent.config.settings import keys
 from release.reference.tables import code, plain, rows
@@ -38,7 +39,7 @@ def _aggregators_meanings() -> Mapping[str, str]:
 
 
 def agent_schema() -> dict[str, Any]:
-    """By the keys of the agent's loader and the tables of agent.md and checks.md."""
+    """By the keys of the agent's loader and the tables of agent.md and of each check."""
     described = _agents_rows()
     schema = _section()
     schema["properties"]["own"] = {"type": "object", "description": "docs/own-checks.md"}
@@ -80,7 +81,7 @@ def _agents_rows() -> Mapping[str, tuple[str, str, str]]:
         if len(row) == 4:
             found[code(row[0])] = (row[1], row[2], row[3])
     check = ""
-    for line in _page("checks").splitlines():
+    for line in registry.markdown().splitlines():
         heading = re.fullmatch(r"## (\S+)", line)
         check = heading[1] if heading is not None else check
         for row in rows(line) if check else ():

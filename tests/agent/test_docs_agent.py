@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, result
 
 REPOSITORY = Path(__file__).parents[2]
 AGENT = (REPOSITORY / "docs/agent.md").read_text()
-CHECKS = (REPOSITORY / "docs/checks.md").read_text()
-MARK = "<!-- generated -->\n"
+CHECKS = (REPOSITORY / "docs/reference/checks.md").read_text()
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -81,23 +79,6 @@ def test_the_documented_defaults_are_the_real_ones(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text("\n".join(lines))
     assert load(path, {"NODE_NAME": "n"}) == default({"NODE_NAME": "n"})
-
-
-def test_the_table_of_checks_is_fresh() -> None:
-    assert CHECKS.partition(MARK)[2] == registry.markdown(), (
-        "docs/checks.md is stale: put the output of python -m nodeagent.checks.registry below "
-        + MARK
-    )
-
-
-def test_the_registry_prints_the_table() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nodeagent.checks.registry"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == registry.markdown()
 
 
 @pytest.mark.parametrize(

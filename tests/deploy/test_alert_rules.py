@@ -37,10 +37,12 @@ each_alert = pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["aler
 
 
 def documented() -> dict[str, set[str]]:
-    """Each metric of docs/metrics.md with its labels."""
-    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(sickbay_\w+)` \|([^|]*)\|", page, re.MULTILINE)
-    return {name: {label.strip() for label in labels.split(",")} - {""} for name, labels in rows}
+    """Each metric of docs/reference/metrics.md with its labels."""
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(sickbay_\w+)` \| \w+ \|([^|]*)\|", page, re.MULTILINE)
+    return {
+        name: {label.strip(" `") for label in labels.split(",")} - {""} for name, labels in rows
+    }
 
 
 def metrics_in(expression: str) -> set[str]:

@@ -170,7 +170,7 @@ def aggregator_metrics() -> dict[str, str]:
         (web / name).read_text()
         for name in ("metrics.py", "pool_metrics.py", "repair_metrics.py", "stage_metrics.py")
     )
-    several = re.findall(r'\("(\w+)", "[^"]+", "reason", stats\.', text)
+    several = re.findall(r'\(\s*"(\w+)",[\s(]*(?:"[^"]+"[\s)]*)+,\s*"reason",\s*stats\.', text)
     found = {}
     for how, name in re.findall(r'(gauge|counter|histogram)\(\s*f?"(sickbay_[a-z_{}]+)"', text):
         counts = how == "counter"

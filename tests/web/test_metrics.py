@@ -31,7 +31,7 @@ from tests.web.support import (
     small_fleet,
 )
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 #: The kinds of objects in requests to the API server.
