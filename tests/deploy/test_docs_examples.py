@@ -192,8 +192,10 @@ def check_policy(text: str, folder: Path) -> None:
 
 
 def check_agent(text: str, folder: Path) -> None:
+    monitor = folder / "kernel-monitor.json"
+    monitor.write_text('{"source": "kernel-monitor", "rules": []}')
     file = folder / "agent.toml"
-    file.write_text(text)
+    file.write_text(re.sub(r"/\S+/kernel-monitor\.json", str(monitor), text))
     agent_settings.load(file, {"NODE_NAME": "node-1"})
 
 
