@@ -4,8 +4,19 @@ SHELL := bash
 .DEFAULT_GOAL := help
 # The distribution's own where it is new enough: built with profile-guided optimisation, as the
 # images' is, it takes a quarter less CPU than one that pyenv has compiled (docs/benchmarks.md).
+GIVEN := $(filter command environment,$(firstword $(origin PYTHON)))
 PYTHON ?= $(firstword $(wildcard $(addprefix /usr/bin/python3.,13 12 11)) python3)
 VENV := .venv
+# With `make test PYTHON=/path/to/python3.13` the environment is another one, so that both stay.
+ifneq ($(GIVEN),)
+VERSION_OF := import sys; sys.version_info >= (3, 11) and print(sys.version.split()[0])
+PYTHON_VERSION := $(shell '$(PYTHON)' -c '$(VERSION_OF)' 2>/dev/null)
+ifeq ($(PYTHON_VERSION),)
+$(error PYTHON=$(PYTHON): it can't be run, or is older than Python 3.11; name one that runs, or leave PYTHON out)
+endif
+VENV := build/env-$(PYTHON_VERSION)
+export PYTHON
+endif
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
@@ -118,6 +129,10 @@ FAST_TESTS ?= tests/unit
 test-fast: env ## Quick unit tests alone: no root, no cluster, seconds
 	@$(BIN)/pytest $(FAST_TESTS) -q -m "not slow"
 
+.PHONY: test-pythons
+test-pythons: env ## The unit tests on every other supported Python that is found (make test PYTHON=... runs all tests on one)
+	@$(BIN)/python -m tests.pythons
+
 .PHONY: test-versions
 test-versions: env ## Tests of the Kubernetes client on the oldest Kubernetes that is supported
 	@SICKBAY_KUBERNETES=oldest $(BIN)/python -m tests.controlplane build
@@ -208,7 +223,7 @@ bench: $(BENCHES:%=bench-%) ## Every benchmark; figures to build/bench/*.json
 
 .PHONY: gpu-check
 gpu-check: $(if $(WHEELS),,env) ## On a machine with an NVIDIA GPU: the tests of tests/gpu, the agent's cost
-	@PYTHON=$(PYTHON) tests/gpu/run.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) tests/gpu/run.sh
 
 .PHONY: bench-taint
 bench-taint: env ## Kernel line to taint on the real API server

@@ -37,7 +37,7 @@ if [ -n "${WHEELS:-}" ]; then
   export GPU_BARE_PYTHON=$PWD/build/gpu/bare/bin/python GPU_BARE_SITE=${site/gpu\/env/gpu\/bare}
   [ ! -e "$WHEELS/tls" ] || GPU_TLS=$(realpath "$WHEELS/tls") && export GPU_TLS
 else
-  tests=.venv/bin/python
+  tests=${VENV:-.venv}/bin/python
   measure=("$tests")
   GPU_AGENT_PYTHON=$("$tests" -c \
     'from tests.bench.environments import install; print(install("agent") / "python")') || exit 2

@@ -169,6 +169,7 @@ OTHERS: Mapping[str, SmallForm | Elsewhere] = {
     ),
     "test-setup": Elsewhere("it installs packages; make test begins with it"),
     "test": Elsewhere("it runs this test", ("tests/unit/test_side_by_side.py",)),
+    "test-pythons": Elsewhere("unit tests take minutes", ("tests/unit/test_pythons.py",)),
     "test-versions": Elsewhere(
         "it builds an older Kubernetes for minutes", ("tests/kube/test_control_plane.py",)
     ),
