@@ -77,6 +77,11 @@ def odd(site: str) -> list[str]:
         ),
         ("name: a, kind: disk, check: disk-space, minJobs: 3, action: observe", "about faults"),
         ("name: a, kind: disk, check: disk-space, minCount: 3, action: observe", "about faults"),
+        ("name: a, kind: disk, check: disk-space, lasts: 3m, action: observe", "about faults"),
+        (
+            "name: a, kind: node, faults: ['hung-task:soft-lockup'], lasts: 9m, action: observe",
+            "expected from 1m to 8m",
+        ),
         ("name: a, kind: disk, check: disk-space, flaps: 3, for: 1m, action: observe", "can't mat"),
         ("name: a, kind: disk, check: disk-space, flaps: 21, action: observe", "from 2 to 20"),
         ("name: a, kind: gpu, action: observe", "either faults or classes, or a check"),

@@ -76,12 +76,12 @@ def test_a_code_without_its_check_is_recognised(capsys: pytest.CaptureFixture[st
     assert "does not have (did you mean hung-task:soft-lockup?)" in out
 
 
-def test_a_lockup_that_goes_on_cordons_and_many_at_once_do_not() -> None:
+def test_a_lockup_that_goes_on_has_a_rule_of_its_own() -> None:
     asked = explain(read_policy(), Question("hung-task:soft-lockup", count=400))
     assert asked.rule is not None
     assert asked.rule.action == "observe"
     assert [(rule.name, rule.action, wants) for rule, wants in asked.others] == [
-        ("soft-lockup-lasting", "cordon", "it goes on for 8m without a pause of a minute")
+        ("soft-lockup-lasting", "observe", "it goes on for 8m without a pause of a minute")
     ]
 
 
