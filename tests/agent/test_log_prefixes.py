@@ -30,6 +30,7 @@ def codes(tmp_path: Path, text: str) -> list[tuple[str, str]]:
         ("[pod/dmesg-7d9dd/dmesg] ", "dmesg-7d9dd"),
         ("node17 | ", "node17"),
         ("node17\t", "node17"),
+        ("node[17-18]: ", "node[17-18]"),
     ],
 )
 @pytest.mark.parametrize(
@@ -62,6 +63,9 @@ def test_the_machines_of_a_paste_are_told_apart(tmp_path: Path) -> None:
     "text",
     [
         f"node17 | CHANGED | rc=0 >>\n[  1.5] {XID}\nnode18 | CHANGED | rc=0 >>\n[  1.5] {XID}\n",
+        f"node17:\n    [  1.5] {XID}\nnode18:\n    [  1.5] {XID}\n",
+        "".join(f"[{n}] 21:23:52 [SUCCESS] node1{n}\n[  1.5] {XID}\n" for n in (7, 8)),
+        f"node17 dmesg [  1.5] {XID}\nnode18 dmesg [  1.5] {XID}\n",
         "".join(f"{'-' * 16}\n{n}\n{'-' * 16}\n[  1.5] {XID}\n" for n in ("node17", "node18")),
     ],
 )

@@ -1,9 +1,10 @@
 r"""The name of a machine before each line, as tools write it that read the logs of many.
 
 - ``node17: [  123.4] text``: pdsh, clush, ``parallel --tag``;
-- ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``;
+- ``[pod/NAME/CONTAINER] text``: ``kubectl logs --prefix``; ``NAME CONTAINER text``: stern;
 - ``node17 | text``: docker compose and its like;
-- ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible;
+- ``node17 | CHANGED | rc=0 >>`` before the lines of a machine: ansible; ``[1] 21:23:52 [SUCCESS]
+  node17``: pssh; ``node17:`` before indented lines: salt;
 - the name between two lines of hyphens: dshbak, ``clush -b``.
 """
 
@@ -20,12 +21,15 @@ _HELD = 4096
 
 _PREFIXES = (
     re.compile(rb"\[pod/([^\s/\]]{1,253})/[^\s\]]{1,253}\] "),
-    re.compile(rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252})[:>] ?"),
+    re.compile(rb"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}(?:\[[\d,-]{1,100}\][\w.-]{0,60})?)[:>] ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) *\| ?"),
     re.compile(rb"([A-Za-z0-9][\w.-]{0,252})\t"),
+    re.compile(rb"([A-Za-z0-9][\w.-]{0,252}) [A-Za-z0-9][\w.-]{0,252} (?=\[ *\d{1,10}\.\d)"),
 )
+_BELOW = re.compile(rb"([A-Za-z0-9][\w.-]{0,252}):")
 _SECTION = re.compile(
     rb"([A-Za-z0-9][\w.-]{0,252}) \| [A-Z]{4,20}!?(?: \| rc=-?\d{1,5})? (?:>>|=>)"
+    rb"|\[\d{1,6}\] \d\d:\d\d:\d\d \[[A-Z]{4,10}\] ([A-Za-z0-9][\w.-]{0,252})$"
 )
 _HYPHENS = re.compile(rb"-{8,80}")
 
@@ -61,10 +65,13 @@ class Hosts:
 
     def _of_sections(self, lines: Iterator[Numbered]) -> Iterator[Numbered]:
         node = held = b""
+        indent = False
         for number, text in lines:
             section = _SECTION.match(text)
             if section is not None:
-                node = section[1]
+                node = section[1] or section[2]
+            elif _BELOW.fullmatch(text) and text != b"kernel:":
+                node, indent = text[:-1], True
             elif _HYPHENS.fullmatch(text):
                 held = text if not held else b""
             elif held and re.fullmatch(rb"[\w.,\[\]-]{1,255}", text):
@@ -73,7 +80,7 @@ class Hosts:
                 held = b""
                 if node:
                     self._remember(number, node)
-                yield number, text
+                yield number, text.removeprefix(b"    ") if indent else text
 
     def _remember(self, number: int, node: bytes) -> None:
         self._nodes[number] = node.decode("ascii", "backslashreplace")
