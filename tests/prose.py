@@ -1,11 +1,13 @@
 """Counts sentences whose subject is no noun, per 1,000 words of docs, docstrings, comments and
 messages: the strings of three words or more in MESSAGES.
 
+Of the documents it also counts verbs of speech and posture for machines (_IDIOM), per 1,000 words.
+
 The reader of a clause that begins with one of SUBJECTS ("Whoever gives up has cost it a handshake")
 has to search for its noun; CONTRIBUTING.md gives the rule. Questions are allowed.
 
-    python -m tests.prose                   the rate; exit code 1 above MOST
-    python -m tests.prose --list [PATH...]  each such sentence as FILE:LINE: text
+    python -m tests.prose                   the rates; exit code 1 above MOST or MOST_IDIOM
+    python -m tests.prose --list [PATH...]  each such sentence or line as FILE:LINE: text
 """
 
 import ast
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.5
+MOST_IDIOM = 1.5
 FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
 MESSAGES = ("aggregator", "nodeagent")
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
@@ -25,6 +28,13 @@ SUBJECTS = (
     "who", "whoever", "whom", "whose", "what", "whatever", "nobody", "nothing", "none",
     "somebody", "someone", "everybody", "anybody", "everything", "anything", "something",
 )  # fmt: skip
+_IDIOM = re.compile(
+    r"\b(tell|tells|told|telling|ask|asks|asked|asking|say|says|said|stand|stands|stood|standing|"
+    r"beside|heard|hears|look at|looks at|looked at|in place of|judge|judges|judged)\b",
+    re.IGNORECASE,
+)
+#: Blocks and spans of code, which may have any word.
+_BLOCK = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 _START = re.compile(rf"^(?:and |but |or |so |for )?({'|'.join(SUBJECTS)})\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?:;])[\"')]*\s+")
 #: Python's tokenizer takes ten times as long.
@@ -138,6 +148,34 @@ def is_nounless(sentence: str) -> bool:
     return bool(_START.match(sentence)) and not sentence.endswith("?")
 
 
+def idiom(source: str) -> tuple[int, list[tuple[int, str]]]:
+    """The words of a document without its code, and (line, verb) of each verb of _IDIOM."""
+    text = _BLOCK.sub(lambda code: "\n" * code[0].count("\n"), source)
+    found = [(text.count("\n", 0, one.start()) + 1, one[0]) for one in _IDIOM.finditer(text)]
+    return len(text.split()), found
+
+
+def documents() -> list[pathlib.Path]:
+    """The documents that people write: docs/reference is made from the code."""
+    docs = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts]
+    return sorted([*docs, *(ROOT / name for name in FILES if name != "CHANGELOG.md")])
+
+
+def idiom_rate(*, listed: bool, under: list[pathlib.Path]) -> float:
+    """Prints how many such verbs the documents have in 1,000 words, and returns it."""
+    words = count = 0
+    for path in documents():
+        if under and not any(path.is_relative_to(one) for one in under):
+            continue
+        size, found = idiom(path.read_text())
+        words, count = words + size, count + len(found)
+        for line, verb in found if listed else ():
+            print(f"{path.relative_to(ROOT)}:{line}: {verb}")
+    rate = 1000 * count / max(words, 1)
+    print(f"{count} verbs of speech or posture in {words} words of documents: {rate:.2f} in 1,000")
+    return rate
+
+
 def main(arguments: list[str]) -> int:
     listed = "--list" in arguments
     under = [(ROOT / one).resolve() for one in arguments if one != "--list"]
@@ -153,7 +191,8 @@ def main(arguments: list[str]) -> int:
                     print(f"{path.relative_to(ROOT)}:{line}: {sentence[:160]}")
     rate = 1000 * found / max(words, 1)
     print(f"{found} sentences without a noun in {words} words: {rate:.2f} in 1,000 (most: {MOST})")
-    return int(rate > MOST)
+    spoken = idiom_rate(listed=listed, under=under)
+    return int(rate > MOST or spoken > MOST_IDIOM)
 
 
 def files() -> list[pathlib.Path]:

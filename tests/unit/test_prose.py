@@ -1,0 +1,20 @@
+"""The counts of tests/prose.py, and the documents' rate of verbs of speech for machines."""
+
+from tests import prose
+
+
+def test_a_verb_of_speech_is_counted_where_it_is_no_code() -> None:
+    text = "The node says it.\n```\nsays\n```\n`asks` is a name;\nit looks at a taint.\n"
+    words, found = prose.idiom(text)
+    assert found == [(1, "says"), (6, "looks at")]
+    assert words == 12
+
+
+def test_the_documents_use_the_fields_verbs() -> None:
+    rate = prose.idiom_rate(listed=False, under=[])
+    assert rate <= prose.MOST_IDIOM, "python -m tests.prose --list docs has each"
+
+
+def test_a_clause_without_a_noun_is_found() -> None:
+    assert prose.is_nounless("Whoever gives up has cost it a handshake")
+    assert not prose.is_nounless("What is a lemon?")
