@@ -21,6 +21,7 @@ from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import CHECK as LEMON
 from aggregator.policy.lemons import REASON
 from aggregator.policy.outliers.measures import CHECK as OUTLIER
+from aggregator.policy.precursors.counters import CHECK as PRECURSOR
 from aggregator.policy.rules import (
     ACTIONS,
     FLAPS,
@@ -409,6 +410,8 @@ def _incident(
 def _summary(lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy) -> str:
     where = f" on {lead.component}" if lead.component else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
-    if lead.code in (SILENT_FAILING, f"{LEMON}:{REASON}") or lead.code.startswith(f"{OUTLIER}:"):
+    if lead.code in (SILENT_FAILING, f"{LEMON}:{REASON}") or lead.code.startswith(
+        (f"{OUTLIER}:", f"{PRECURSOR}:")
+    ):
         return f"{lead.message}{more}"
     return f"{policy.catalogue.describe(lead.code)}{where}{more}"

@@ -23,6 +23,7 @@ from aggregator.configfile.yaml_source import (
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.policy.node_condition import OWN_TYPES
+from aggregator.policy.precursors.counters import CHECK as PRECURSOR
 from aggregator.policy.repairs import REPAIRS, TEST, disorder
 from aggregator.policy.rules import (
     ACTIONS,
@@ -418,6 +419,9 @@ class _Reader:
                 self._problem(("faults",), problem)
         if not rule.acts:
             return
+        if rule.check == PRECURSOR and rule.action == "drain":
+            text = "would evict work that runs well; expected cordon or observe for a precursor"
+            self._problem(("action",), text)
         if UNKNOWN in rule.classes:
             self._problem(("classes",), "would act on unknown codes; expected action: observe")
         for code in rule.faults:

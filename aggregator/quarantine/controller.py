@@ -24,8 +24,10 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.coordination.coordinator import Coordinator
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
+from aggregator.quarantine.correlation.precursors import PrecursorTracker
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.operator_requests import NONE, describe
 from aggregator.quarantine.decide.pools import Pools
@@ -267,8 +269,13 @@ class Controller:
             queue=queue,
             rng=rng,
         )
-        outliers = OutlierTracker(
-            node_registry=node_registry, fleet=fleet, say=self.record_own_evidence
+        measurements = MeasurementTrackers(
+            (
+                OutlierTracker(
+                    node_registry=node_registry, fleet=fleet, say=self.record_own_evidence
+                ),
+                PrecursorTracker(self.record_own_evidence),
+            )
         )
         self._agent_events = agent_events = AgentEventHandler(
             node_registry=node_registry,
@@ -279,7 +286,7 @@ class Controller:
             clocks=clocks,
             silent_after=settings.silence.silent_after,
             network_tracker=network_tracker,
-            outliers=outliers,
+            measurements=measurements,
             evidence_recording=evidence_recording or NoEvidenceRecording(),
             shards=shards,
         )
@@ -357,7 +364,7 @@ class Controller:
             evaluator=evaluator,
             cause_tracker=cause_tracker,
             network_tracker=network_tracker,
-            outliers=outliers,
+            measurements=measurements,
             fleet=fleet,
             event_sink=event_sink,
             clocks=clocks,

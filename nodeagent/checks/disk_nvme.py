@@ -17,10 +17,12 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.error_counters import count
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, Page, ProbeRefused, Result
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.measurements import Measurements
 from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
 
 NAME = "disk-nvme"
@@ -79,9 +81,16 @@ class DiskNvme:
     """Remembers the drives by serial number, and since when one is not live."""
 
     def __init__(
-        self, machine: HostRoots, probe: DiskProbe, *, expected: int, stuck_for: float
+        self,
+        machine: HostRoots,
+        probe: DiskProbe,
+        measurements: Measurements,
+        *,
+        expected: int,
+        stuck_for: float,
     ) -> None:
         self._machine = machine
+        self._measurements = measurements
         self._probe = probe
         self._expected = expected
         self._stuck_for = stuck_for
@@ -116,7 +125,12 @@ class DiskNvme:
 
     def _judged(self, logs: Mapping[Controller, Health | Hung | str]) -> list[Observation]:
         counts = {d.identity: h.media_errors for d, h in logs.items() if isinstance(h, Health)}
-        rises = self._media_errors.add(self._machine.clock.boottime(), counts)
+        at = self._machine.clock.boottime()
+        rises = self._media_errors.add(at, counts)
+        for drive in logs:
+            errors = counts.get(drive.identity)
+            to = self._measurements
+            count(to, "nvme-media-errors", drive.name, errors, at=at, model=drive.model)
         report = []
         for drive, log in logs.items():
             match log:
@@ -171,6 +185,7 @@ def build(sources: Sources, options: Mapping[str, Any]) -> DiskNvme:
     return DiskNvme(
         sources.machine,
         sources.disk,
+        sources.measurements,
         expected=options["expected"],
         stuck_for=options["stuck_for"],
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.error_counters import count_gpu_errors
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Status
 from nodeagent.sources import Sources
@@ -35,6 +36,7 @@ class GpuEcc:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
+        count_gpu_errors(sample, self._sources.measurements)
         is_without = gpu_common.nobody_has(sample, "ecc") and not self._before
         if is_without and not any(map(_has_more, sample.gpus)):
             return gpu_common.NOT_SUPPORTED

@@ -15,6 +15,7 @@ from typing import Any
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease, CounterIncreases
+from nodeagent.checks.error_counters import count
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Status
@@ -109,6 +110,14 @@ class GpuPcie:
                 "pcie-replays",
                 self._sources.gpus.component(address),
                 rounded(rises["replays"] * _HOUR / _REPLAY_WINDOW),
+                at=now,
+                model=f"x{link.max_width or link.width}",
+            )
+            count(
+                self._sources.measurements,
+                "pcie-errors",
+                self._sources.gpus.component(address),
+                replayed + (link.correctable or 0),
                 at=now,
                 model=f"x{link.max_width or link.width}",
             )

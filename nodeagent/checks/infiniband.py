@@ -24,6 +24,7 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.error_counters import count
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
@@ -37,6 +38,8 @@ NAME = "infiniband"
 _HOUR = 3600.0
 #: The counters of the measurement that is compared with those of other nodes.
 _ERRORS = ("symbol_error", "port_rcv_errors", "local_link_integrity_errors", "rnr_nak_retry_err")
+#: Counters that are compared with other nodes', by their measure.
+_COUNTED = {"ib-symbol-errors": "symbol_error", "ib-recoveries": "link_error_recovery"}
 
 
 def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation | None:
@@ -179,6 +182,8 @@ class Infiniband:
         kind = f"{'RoCE' if port.ethernet else 'InfiniBand'} {port.rate:g} Gbit/s"
         errors = rounded(sum(rose.get(name, 0) for name in _ERRORS)) if port.active else None
         self._measurements.put("ib-errors", name, errors, at=at, model=kind)
+        for measure, counter in _COUNTED.items():
+            count(self._measurements, measure, name, port.counters.get(counter), at=at, model=kind)
         if port.active:
             self._active.add(name)
         used = name in self._active or port.counters.get("link_downed", 0) > 0

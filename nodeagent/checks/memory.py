@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.checks.error_counters import count_dimm_errors
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.measurements import Measurements
 from nodeagent.sources.pressure import Memory, NoPressure, Stall, read_memory, stall
 
 NAME = "memory"
@@ -33,8 +35,11 @@ def judge(memory: Memory, pressure: Stall | None, *, low: float, stalled: float)
 
 
 class MemoryCheck:
-    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, machine: HostRoots, measurements: Measurements, options: Mapping[str, Any]
+    ) -> None:
         self._machine = machine
+        self._measurements = measurements
         self._low: float = options["low"]
         self._stalled: float = options["stalled"]
 
@@ -44,6 +49,8 @@ class MemoryCheck:
             pressure = self._pressure()
         except (OSError, ValueError) as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
+        at = self._machine.clock.boottime()
+        count_dimm_errors(self._machine, self._measurements, at=at)
         return [judge(memory, pressure, low=self._low, stalled=self._stalled)]
 
     def _pressure(self) -> Stall | None:
@@ -54,7 +61,7 @@ class MemoryCheck:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> MemoryCheck:
-    return MemoryCheck(sources.machine, options)
+    return MemoryCheck(sources.machine, sources.measurements, options)
 
 
 SPEC = CheckSpec(

@@ -15,9 +15,9 @@ _MOST_LANES = 32
 class PcieLink:
     """``width`` and ``max_width`` in lanes, ``speed`` as the kernel writes it ("16.0 GT/s PCIe").
 
-    ``replays``: acknowledgements that did not come in time. Errors are those of AER since the
-    device was found. ``max_width`` and ``max_speed`` are the device's own limits. A value is None
-    when the kernel does not tell it, or the device does not answer.
+    ``replays``: acknowledgements that did not come in time. Errors (fatal, non-fatal, correctable)
+    are those of AER since the device was found. ``max_width`` and ``max_speed`` are the device's
+    own limits. A value is None when the kernel does not report it, or the device does not answer.
     """
 
     width: int | None = None
@@ -27,6 +27,7 @@ class PcieLink:
     nonfatal: int | None = None
     fatal: int | None = None
     max_speed: str = ""
+    correctable: int | None = None
 
     @property
     def gigatransfers(self) -> float | None:
@@ -48,6 +49,7 @@ def read_link(machine: HostRoots, address: str) -> PcieLink:
         max_width=_lanes(small_text(f"{folder}/max_link_width")),
         speed=small_text(f"{folder}/current_link_speed")[:32],
         max_speed=small_text(f"{folder}/max_link_speed")[:32],
+        correctable=_total(correctable, "TOTAL_ERR_COR"),
         replays=_total(correctable, "Timeout", "Rollover"),
         nonfatal=_total(_counters(f"{folder}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
         fatal=_total(_counters(f"{folder}/aer_dev_fatal"), "TOTAL_ERR_FATAL"),

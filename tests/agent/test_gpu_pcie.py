@@ -43,7 +43,9 @@ def test_a_link_of_a_real_kernel_s_files(tmp_path: Path) -> None:
     (tmp_path / f"bus/pci/devices/{pci_of(0)}.0").mkdir(parents=True)
     link(tmp_path, 0, width="8", nonfatal=4, fatal=1)
     machine = HostRoots(clock=HandClock(), sys=tmp_path)
-    assert read_link(machine, f"{pci_of(0)}.0") == PcieLink(8, 16, "16.0 GT/s PCIe", 7, 4, 1)
+    assert read_link(machine, f"{pci_of(0)}.0") == PcieLink(
+        8, 16, "16.0 GT/s PCIe", 7, 4, 1, correctable=6
+    )
 
 
 @pytest.mark.parametrize("width", ["", "0", "63", "255", "-1", "x8", "٤", "9" * 80])

@@ -74,7 +74,7 @@ class Bench:
         )
         queue: Any = self.queue
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        outliers: Any = SimpleNamespace(
+        measurements: Any = SimpleNamespace(
             on_connect=nothing, on_cleared=nothing, silent=nothing, forget_node=nothing
         )
         self.made: Any = AgentEventHandler(
@@ -86,7 +86,7 @@ class Bench:
             clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,
             network_tracker=recorder("renew", "on_evidence", "silent", "drop_finding"),
-            outliers=outliers,
+            measurements=measurements,
             evidence_recording=recorder(
                 "record_hello",
                 "record_message",

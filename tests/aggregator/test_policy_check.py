@@ -21,6 +21,7 @@ CHECKS = parse_checks((SOURCE / "aggregator/policy/checks.yaml").read_text())
 OWN_WORDS = {
     *("kernel-log", "agent-state", "lemon", "fleet-outlier", "node-condition", "triangulation"),
     "active-test",
+    "fleet-precursor",
 }
 
 

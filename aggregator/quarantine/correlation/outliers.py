@@ -10,15 +10,13 @@ from collections.abc import Callable
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
 from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
+from aggregator.quarantine.correlation.measurements import component, ends_component
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
-#: The signs by which a whole component is over: a person says so, or another part is in its place.
-_ENDS_ALL = ("operator", "replaced")
-
 
 class OutlierTracker:
-    """``say`` gives a node evidence in our own name."""
+    """Implements `MeasurementTracker`. ``say`` gives a node evidence in our own name."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class OutlierTracker:
     def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
         """Positive signs that an agent has sent."""
         for sign in signs:
-            if not sign.code and sign.how in _ENDS_ALL:
+            if ends_component(sign):
                 self._report(node, self._measured.dismiss(node, sign.component), at)
 
     def silent(self, node: str) -> None:
@@ -95,11 +93,6 @@ class OutlierTracker:
             if item.code.partition(":")[0] == CHECK and not item.cleared
         )
         return {(measure, name) for measure, _, name in names}
-
-
-def component(series: MeasuredSeries) -> str:
-    """The component of the evidence: a part may deviate in several measurements."""
-    return f"{series.measure} {series.component}"
 
 
 def evidence(outlier: Outlier) -> Component:

@@ -10,8 +10,8 @@ from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.correlation.measurements import MeasurementTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
-from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.release_checks import standing_of_gpus
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
@@ -50,7 +50,7 @@ class AgentEventHandler:
         clocks: Clocks,
         silent_after: float,
         network_tracker: NetworkTracker,
-        outliers: OutlierTracker,
+        measurements: MeasurementTracker,
         evidence_recording: EvidenceRecording,
         shards: Ownership,
     ) -> None:
@@ -62,7 +62,7 @@ class AgentEventHandler:
         self._clocks = clocks
         self._silent_after = silent_after
         self._network_tracker = network_tracker
-        self._outliers = outliers
+        self._measurements = measurements
         self._evidence_recording = evidence_recording
         self._shards = shards
         self._losses = LossReports()
@@ -94,7 +94,7 @@ class AgentEventHandler:
         if is_new:
             self._network_tracker.renew(node_state)
         self._registry.count(node_state)
-        self._outliers.on_connect(hello.node)
+        self._measurements.on_connect(hello.node)
         meta = node_state.cluster.meta
         listed = meta is None or hello.node_uid in ("", meta.uid)
         if not listed or _may_be_back(node_state, hello.node_uid):
@@ -142,7 +142,7 @@ class AgentEventHandler:
         if before is not None and standing_of_gpus(health) != before:
             node_state.hasten_release_check(RELEASE_SOON)
         if evidence.cleared:
-            self._outliers.on_cleared(node, evidence.cleared, at)
+            self._measurements.on_cleared(node, evidence.cleared, at)
         self._evaluator.evaluate_node(node_state, at if isinstance(evidence, Delta) else None)
         self._record_evidence(node_state, evidence, at)
         needless = node_read and not self._queue.has_work(node_state)
@@ -184,7 +184,7 @@ class AgentEventHandler:
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
         """Compare the node's measurements with those of the others."""
         if node in self._lines:
-            self._outliers.on_measurements(node, told, at)
+            self._measurements.on_measurements(node, told, at)
 
     def digest(self, node: str) -> int | None:
         node_state = self._registry.known(node)
@@ -225,7 +225,7 @@ class AgentEventHandler:
             node_state.agent.refuse(f"no snapshot of it was accepted: {reason}")
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node)
-        self._outliers.silent(node)
+        self._measurements.silent(node)
         if node not in self._unrecorded:
             self._evidence_recording.record_disconnect(node)
         if not self._shards.owns(node):
@@ -269,7 +269,7 @@ class AgentEventHandler:
         self._network_tracker.silent(node_state.node)
         self._network_tracker.drop_finding(node_state.node)
         if not self._shards.owns(node_state.node):
-            self._outliers.forget_node(node_state.node)
+            self._measurements.forget_node(node_state.node)
         self._evaluator.evaluate_node(node_state)
 
     def reject(self, node_state: NodeState) -> None:
@@ -280,7 +280,7 @@ class AgentEventHandler:
         self._registry.count(node_state)
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node_state.node)
-        self._outliers.forget_node(node_state.node)
+        self._measurements.forget_node(node_state.node)
         self._acts.emit_event(node_state, EventKind.AGENT_CONFLICT, f"{text}: not heard")
         line = self._lines.pop(node_state.node, None)
         self._hellos.pop(node_state.node, None)

@@ -31,8 +31,8 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.measurements import MeasurementTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
-from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
@@ -109,7 +109,7 @@ class ClusterEventHandler:
         evaluator: NodeEvaluator,
         cause_tracker: CommonCauseTracker,
         network_tracker: NetworkTracker,
-        outliers: OutlierTracker,
+        measurements: MeasurementTracker,
         fleet: FleetState,
         event_sink: EventSink,
         clocks: Clocks,
@@ -128,7 +128,7 @@ class ClusterEventHandler:
         self._evaluator = evaluator
         self._cause_tracker = cause_tracker
         self._network_tracker = network_tracker
-        self._outliers = outliers
+        self._measurements = measurements
         self._fleet = fleet
         self._event_sink = event_sink
         self._clocks = clocks
@@ -408,7 +408,7 @@ class ClusterEventHandler:
         self._registry.forget_node(node_state)
         self._cause_tracker.forget_node(node_state)
         self._network_tracker.forget_node(node_state.node)
-        self._outliers.forget_node(node_state.node)
+        self._measurements.forget_node(node_state.node)
 
     def _entry_stands(self, node_state: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""

@@ -1,0 +1,65 @@
+"""The trackers that compare measurements of the nodes. Each gives nodes evidence of its own."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from aggregator.health.model import Cleared, MeasuredSeries, Measurements
+
+#: The signs by which a whole component is over: a person says so, or another part is in its place.
+_ENDS_ALL = ("operator", "replaced")
+
+
+class MeasurementTracker(Protocol):
+    """One comparison. ``at`` is monotonic seconds."""
+
+    def on_connect(self, node: str) -> None:
+        """A new stream of the node: its series are numbered anew."""
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        """Values of the node."""
+
+    def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
+        """Positive signs that an agent has sent."""
+
+    def silent(self, node: str) -> None:
+        """The node's agent has left."""
+
+    def forget_node(self, node: str) -> None:
+        """The node is gone."""
+
+
+class MeasurementTrackers:
+    """Implements `MeasurementTracker` by several, in their order."""
+
+    def __init__(self, trackers: Sequence[MeasurementTracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def on_connect(self, node: str) -> None:
+        for tracker in self._trackers:
+            tracker.on_connect(node)
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        for tracker in self._trackers:
+            tracker.on_measurements(node, told, at)
+
+    def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
+        for tracker in self._trackers:
+            tracker.on_cleared(node, signs, at)
+
+    def silent(self, node: str) -> None:
+        for tracker in self._trackers:
+            tracker.silent(node)
+
+    def forget_node(self, node: str) -> None:
+        for tracker in self._trackers:
+            tracker.forget_node(node)
+
+
+def component(series: MeasuredSeries) -> str:
+    """The component of the evidence: a part may deviate in several measurements."""
+    return f"{series.measure} {series.component}"
+
+
+def ends_component(sign: Cleared) -> bool:
+    """Whether the sign ends all findings of its component."""
+    return not sign.code and sign.how in _ENDS_ALL

@@ -1,0 +1,94 @@
+"""Compares the error counters of all nodes, and gives the node of a rising one its evidence.
+
+The evidence is level evidence in the aggregator's own name (check `CHECK`), which rules may be
+about.
+"""
+
+from collections.abc import Callable
+
+from aggregator.health.model import Cleared, Component, Measurements, Status
+from aggregator.policy.precursors.counters import CHECK, COUNTERS
+from aggregator.policy.precursors.fleet import FleetCounters, Precursor, PrecursorChange
+from aggregator.quarantine.correlation.measurements import component, ends_component
+
+#: Seconds between two reads of a node's findings for those that are over.
+_EXPIRE_EVERY = 3600.0
+_DAY = 86400.0
+
+
+class PrecursorTracker:
+    """Implements `MeasurementTracker`. ``report`` gives a node evidence in our own name."""
+
+    def __init__(self, report: Callable[[str, Component], object]) -> None:
+        self._report_evidence = report
+        self._counters = FleetCounters()
+        #: The evidence of each open finding, and when it was last checked for its end.
+        self._findings: dict[str, dict[str, Component]] = {}
+        self._checked_at: dict[str, float] = {}
+
+    def on_connect(self, node: str) -> None:
+        """A new stream of the node: its series are numbered anew."""
+        self._counters.begin(node)
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        """Take the values, and compare their rises. ``at`` is monotonic seconds."""
+        if self._counters.size(node) != told.known:
+            return  # the node was forgotten within this stream: its next one begins anew
+        if told.series:
+            self._counters.add_series(node, told.series, at)
+        changes = self._counters.update(node, told.values, at)
+        if node in self._findings and at - self._checked_at.get(node, at) >= _EXPIRE_EVERY:
+            self._checked_at[node] = at
+            changes += self._counters.expire(node, at)
+        self._report(node, changes, at)
+
+    def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
+        """Positive signs that an agent has sent."""
+        for sign in signs:
+            if ends_component(sign):
+                self._report(node, self._counters.dismiss(node, sign.component), at)
+
+    def silent(self, node: str) -> None:
+        """The node's agent has left: its counters stay as they were."""
+
+    def forget_node(self, node: str) -> None:
+        """The node is gone."""
+        self._counters.forget(node)
+        self._findings.pop(node, None)
+        self._checked_at.pop(node, None)
+
+    def _report(self, node: str, changes: list[PrecursorChange], at: float) -> None:
+        findings = self._findings.get(node)
+        if not changes and not findings:
+            return  # nearly every node at nearly every message
+        findings = self._findings.setdefault(node, {})
+        for series, finding in changes:
+            name = component(series)
+            if finding is not None:
+                self._checked_at.setdefault(node, at)
+                findings[name] = evidence(finding, at)
+            elif findings.pop(name, None) is not None:
+                text = "no further error for a week"
+                self._report_evidence(node, Component(CHECK, name, Status.OK, "", text, at))
+        for found in findings.values():  # again, for the node's evidence may have been discarded
+            self._report_evidence(node, found)
+        if not findings:
+            del self._findings[node]
+
+
+def evidence(found: Precursor, at: float) -> Component:
+    """The evidence of a finding: the rise, the fleet's rate, since when, and what may follow."""
+    series = found.series
+    counter = COUNTERS[series.measure]
+    text = (
+        f"{counter.what} of {series.component}: {found.rises} more within "
+        f"{_span(at - found.since)}, {found.value} in all; the {found.others} others of its kind "
+        f"have such a rise every {1 / found.others_rate:,.0f} days; {counter.follows}"
+    )
+    return Component(CHECK, component(series), Status.FAILED, series.measure, text, found.since)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 2 * 3600:
+        return f"{max(1, round(seconds / 60))} min"
+    return f"{round(seconds / 3600)} h" if seconds < 2 * _DAY else f"{round(seconds / _DAY)} days"

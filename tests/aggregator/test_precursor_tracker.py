@@ -1,0 +1,69 @@
+"""A rising error counter becomes evidence that is observed, and that no rule may drain for."""
+
+import pytest
+
+from aggregator.configfile.yaml_source import ConfigError
+from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
+from aggregator.quarantine.correlation.measurements import MeasurementTrackers
+from aggregator.quarantine.correlation.precursors import PrecursorTracker
+from tests.support.replica import shipped_policy
+
+MINUTE, DAY = 60.0, 86400.0
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self.reported: list[tuple[str, Component]] = []
+        precursors = PrecursorTracker(lambda node, found: self.reported.append((node, found)))
+        self.tracker = MeasurementTrackers((precursors,))
+        for number in range(1000):
+            series = (MeasuredSeries("nvlink-recoveries", f"GPU-{number}", "H200"),)
+            self.tracker.on_connect(f"n{number}")
+            self.tracker.on_measurements(f"n{number}", Measurements(0, series, ((0, 0),), ()), 0.0)
+
+    def count(self, node: str, value: int, at: float) -> None:
+        self.tracker.on_measurements(node, Measurements(1, (), ((0, value),), ()), at)
+
+
+def test_the_evidence_names_the_rise_the_fleets_rate_and_what_follows() -> None:
+    fleet = Fleet()
+    for minute in (0, 9, 21):
+        fleet.count("n5", minute + 1, DAY + minute * MINUTE)
+    node, found = fleet.reported[-1]
+    assert node == "n5"
+    assert (found.check, found.status, found.reason) == (
+        "fleet-precursor",
+        Status.FAILED,
+        "nvlink-recoveries",
+    )
+    assert found.component == "nvlink-recoveries GPU-5"
+    assert "NVLink recoveries of GPU-5: 22 more within 21 min, 22 in all" in found.message
+    assert "the 999 others of its kind" in found.message
+    assert "failed five days later" in found.message
+
+
+def test_a_replaced_gpu_and_a_week_without_a_rise_end_the_finding() -> None:
+    for ends in ("replaced", "week"):
+        fleet = Fleet()
+        for minute in (0, 9, 21):
+            fleet.count("n5", minute + 1, DAY + minute * MINUTE)
+        if ends == "replaced":
+            sign = Cleared(code="", component="GPU-5", how="replaced")
+            fleet.tracker.on_cleared("n5", (sign,), DAY + 3600)
+        else:
+            fleet.count("n5", 22, 9 * DAY)
+        assert fleet.reported[-1][1].status is Status.OK
+
+
+def test_a_node_that_was_forgotten_begins_anew() -> None:
+    fleet = Fleet()
+    fleet.tracker.forget_node("n5")
+    fleet.count("n5", 100, DAY)
+    assert fleet.reported == []
+
+
+def test_a_rule_that_drains_for_a_precursor_is_refused() -> None:
+    text = "rules:\n  - {name: a, kind: gpu, check: fleet-precursor, action: %s}\n"
+    with pytest.raises(ConfigError, match="expected cordon or observe for a precursor"):
+        shipped_policy(text % "drain")
+    shipped_policy(text % "cordon")
