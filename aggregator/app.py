@@ -41,6 +41,7 @@ from aggregator.ingest.server import IngestServer, build, open_keys
 from aggregator.policy.defaults import lint_file, read_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import NO_NEWS_YET, Controller
+from aggregator.quarantine.correlation.drift import DriftWatch
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
@@ -413,7 +414,11 @@ async def run(config: Config) -> None:
                 "policy": policy.hash,
             },
         )
-        _spawn(lemons.run(), "lemons", ending)
+        _spawn(
+            _search_for_ever(lemons, DriftWatch(fleet, clocks, controller.record_own_evidence)),
+            "searches",
+            ending,
+        )
         _spawn(gc_tuning.collect_when_idle(), "garbage", ending)
         working = _spawn(work(), "controller", ending)
         await asyncio.wait({working, _stop_signal()}, return_when=asyncio.FIRST_COMPLETED)
@@ -421,6 +426,10 @@ async def run(config: Config) -> None:
             working.result()
         await replica_runtime.drain_and_leave(lambda: ingest.stats.attached)
     log.info("aggregator stopped", extra={"event": "aggregator.stopped"})
+
+
+async def _search_for_ever(lemons: LemonDetector, drift: DriftWatch) -> None:
+    await asyncio.gather(lemons.run(), drift.run())
 
 
 def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | None:

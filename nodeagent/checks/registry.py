@@ -17,6 +17,7 @@ from nodeagent.checks import (
     disk_space,
     disk_write,
     dns,
+    drift,
     gpu_clocks,
     gpu_driver,
     gpu_ecc,
@@ -107,6 +108,7 @@ SPECS: tuple[CheckSpec, ...] = (
     container_runtime.SPEC,
     reboot.SPEC,
     maintenance.SPEC,
+    drift.SPEC,
 )
 
 

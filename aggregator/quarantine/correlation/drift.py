@@ -1,0 +1,76 @@
+"""Compares what the nodes run, now and then, and gives a node that has drifted its evidence.
+
+Nothing else waits for it. Each replica compares the nodes that it has evidence on.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from aggregator.clock import Clocks
+from aggregator.health.model import Component, Status
+from aggregator.policy.drift import CHECK, ComparedNode, Drift, DriftSearch, evidence, read_facts
+from aggregator.quarantine.state.fleet import FleetState
+
+#: Seconds.
+EVERY = 600.0
+#: Nodes that are read before other work gets its turn.
+_SLICE = 100
+
+
+class DriftWatch:
+    """``record_evidence`` gives the controller evidence on a node, in our own name."""
+
+    def __init__(
+        self,
+        fleet: FleetState,
+        clocks: Clocks,
+        record_evidence: Callable[[str, Component], bool],
+    ) -> None:
+        self._fleet = fleet
+        self._clocks = clocks
+        self._record_evidence = record_evidence
+        self._search = DriftSearch()
+        #: Node and component of each drift that was reported.
+        self._reported: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """Compare for ever."""
+        while True:
+            await asyncio.sleep(EVERY)
+            await self.compare()
+
+    async def compare(self) -> list[Drift]:
+        """Compare all nodes now, and report what has begun and ended.
+
+        In slices and in a thread: the controller goes on meanwhile.
+        """
+        now = self._clocks.now()
+        rows = await self._rows()
+        found = await asyncio.to_thread(self._compare, rows, now)
+        reported = {(drift.node, drift.component) for drift in found}
+        text = "as on the other nodes of the pool, or no value is usual there any more"
+        ended = [
+            (node, Component(CHECK, component, Status.OK, "", text, now))
+            for node, component in sorted(self._reported - reported)
+        ]
+        # Each time, for the node's evidence may have been discarded.
+        for node, component in (*ended, *((drift.node, evidence(drift)) for drift in found)):
+            self._record_evidence(node, component)
+            await asyncio.sleep(0)
+        self._reported = reported
+        return found
+
+    def _compare(self, rows: Mapping[str, tuple[str, list[Component]]], now: float) -> list[Drift]:
+        nodes = {node: ComparedNode(pool, read_facts(told)) for node, (pool, told) in rows.items()}
+        return self._search.search(nodes, now)
+
+    async def _rows(self) -> dict[str, tuple[str, list[Component]]]:
+        """Each node's pool and its rows of the check."""
+        found: dict[str, tuple[str, list[Component]]] = {}
+        for count, (node, summary) in enumerate(list(self._fleet.node_summaries.items())):
+            health = summary.agent.health
+            if health is not None and (told := health.components.of(CHECK)):
+                found[node] = self._fleet.pool_of(summary), told
+            if count % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        return found

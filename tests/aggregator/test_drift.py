@@ -1,0 +1,115 @@
+"""Nodes that differ from their pool's majority for a day have drifted; a roll-out has not."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.health.model import Component, Hello, Snapshot, Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy import drift
+from aggregator.policy.drift import ComparedNode, Drift, DriftSearch
+from aggregator.quarantine.correlation.drift import DriftWatch
+from aggregator.quarantine.state.fleet import FleetState
+
+DAY = drift.LASTS
+FIRMWARE = ("nvme", "KIOXIA CM7")
+
+
+def fleet(count: int, odd: Mapping[int, str], pool: str = "a") -> dict[str, ComparedNode]:
+    """``count`` nodes with firmware 0105, those of ``odd`` with another."""
+    return {
+        f"{pool}{n:04}": ComparedNode(pool, {FIRMWARE: odd.get(n, "0105")}) for n in range(count)
+    }
+
+
+def after_a_day(nodes: Mapping[str, ComparedNode]) -> list[Drift]:
+    search = DriftSearch()
+    assert search.search(nodes, 0.0) == []
+    assert search.search(nodes, DAY - 1) == []
+    return search.search(nodes, DAY)
+
+
+def test_a_node_that_differs_for_a_day_has_drifted() -> None:
+    (found,) = after_a_day(fleet(10, {3: "0099"}))
+    assert (found.node, found.value, found.usual) == ("a0003", "0099", "0105")
+    assert (found.having, found.of, found.since) == (9, 10, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "odd"),
+    [(9, {0: "0099"}), (10, {0: "x", 1: "y"}), (100, dict.fromkeys(range(11), "0106")), (50, {})],
+    ids=["few", "no-majority", "roll-out", "equal"],
+)
+def test_few_nodes_and_a_roll_out_are_no_drift(count: int, odd: dict[int, str]) -> None:
+    assert after_a_day(fleet(count, odd)) == []
+
+
+def test_pools_are_compared_apart() -> None:
+    nodes = fleet(20, {}) | fleet(20, dict.fromkeys(range(20), "0106"), pool="b")
+    assert after_a_day(nodes) == []
+
+
+def test_a_value_that_changes_begins_anew_and_one_that_comes_back_ends() -> None:
+    search = DriftSearch()
+    search.search(fleet(20, {1: "x"}), 0.0)
+    search.search(fleet(20, {1: "y"}), DAY - 1)
+    assert search.search(fleet(20, {1: "y"}), DAY) == []
+    assert len(search.search(fleet(20, {1: "y"}), 2 * DAY)) == 1
+    assert search.search(fleet(20, {}), 2 * DAY + 1) == []
+
+
+def test_findings_are_bounded() -> None:
+    values = {("sysctl", f"s{n}"): "0" for n in range(100)}
+    nodes = {f"n{n}": ComparedNode("", values) for n in range(20)}
+    nodes["odd"] = ComparedNode("", dict.fromkeys(values, "1"))
+    assert len(after_a_day(nodes)) == drift.MOST_OF_A_NODE
+
+
+def test_facts_are_read_from_the_agents_rows_alone() -> None:
+    rows = [
+        Component("drift", "nvme", Status.OK, "", "KIOXIA CM7: 0105; broken; B: a: b", 0.0),
+        Component("drift", "nvme: KIOXIA CM7", Status.DEGRADED, "nvme", "X: 1", 0.0),
+    ]
+    assert drift.read_facts(rows) == {FIRMWARE: "0105", ("nvme", "B"): "a: b"}
+
+
+def test_a_command_lines_evidence_names_the_difference_alone() -> None:
+    fact = ("kernel", "command line")
+    found = Drift("n", "", fact, "iommu=on quiet", "iommu=pt quiet", 19, 20, 5.0)
+    one = drift.evidence(found)
+    assert (one.status, one.reason) == (Status.DEGRADED, "kernel")
+    assert one.message == "command line: iommu=on; 19 of 20 nodes of the pool have iommu=pt"
+
+
+async def test_the_watch_reports_a_drift_and_its_end() -> None:
+    now = [0.0]
+    state = FleetState(how="test")
+    said: list[tuple[str, Component]] = []
+
+    def record(node: str, component: Component) -> bool:
+        said.append((node, component))
+        return True
+
+    def report(node: str, value: str) -> None:
+        row = Component("drift", "nvme", Status.OK, "", f"KIOXIA CM7: {value}", 0.0)
+        health = state.node_summary(node).agent.health
+        assert health is not None
+        health.snapshot(Snapshot((row,), ()))
+
+    for n in range(20):
+        state.node_summary(f"n{n}").agent.health = NodeHealth(
+            Hello(f"n{n}", "boot", "epoch", "1", 1, "i")
+        )
+        report(f"n{n}", "0099" if n == 7 else "0105")
+    watch = DriftWatch(state, Clocks(lambda: now[0], lambda: now[0]), record)
+    await watch.compare()
+    assert said == []
+    now[0] = DAY
+    await watch.compare()
+    ((node, found),) = said
+    assert (node, found.component, found.reason) == ("n7", "nvme: KIOXIA CM7", "nvme")
+    report("n7", "0105")
+    await watch.compare()
+    assert said[-1][1].status is Status.OK
+    assert said[-1][1].component == found.component
