@@ -1,16 +1,45 @@
 """A site's own kernel lines, from its configuration: faults, and level evidence with a status."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.kernel_lines import KernelLines, LineRow
 from nodeagent.checks.line_places import LinePlaces, NodePlaces
-from nodeagent.checks.line_safety import LONGEST, quotes_a_user
 from nodeagent.dataclass import dataclass
 from nodeagent.model import FaultSighting, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record
+
+#: Bytes of a record that a site's patterns are matched with: the kernel's own lines are shorter.
+LONGEST = 1024
+#: Beginnings of lines in which the kernel quotes a user's text.
+QUOTES = (
+    *(b"tmpfs: ", b"overlayfs: ", b"overlay: ", b"fuse: ", b"cgroup: ", b"cgroup2: ", b"ramfs: "),
+    *(
+        b"audit: ",
+        b"traps: ",
+        b"process '",
+        b"warning: `",
+        b"netlink: ",
+        b"oom-kill:",
+        b"hugetlbfs: ",
+    ),
+    *(b"mqueue: ", b"proc: ", b"sysfs: ", b"devpts: ", b"squashfs: ", b"erofs: ", b"bpf: "),
+)
+_OF_USERS = re.compile(
+    # The kernel's words after the name of a process, which is at most 15 bytes.
+    rb"(?:.{1,15}?(?:\[\d{1,10}\]|: (?:page|vmemmap) alloc(?:ation)? failure| invoked oom-killer"
+    rb"| \(\d{1,10}\)|: potentially unexpected fatal signal|: Corrupted page table"
+    rb"|: attempt to access beyond end)"
+    rb"|[\w-]{1,32}: Unknown parameter |" + b"|".join(map(re.escape, QUOTES)) + rb")"
+)
+
+
+def quotes_a_user(line: bytes) -> bool:
+    """Whether a user may have chosen a part of the line before the kernel's words."""
+    return _OF_USERS.match(line) is not None
 
 
 class OwnLines:

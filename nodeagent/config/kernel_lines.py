@@ -10,9 +10,9 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.kernel_lines import PREFIXES, WORDS, LineRow
 from nodeagent.checks.line_pattern import LinePattern, line_pattern
 from nodeagent.checks.line_places import KINDS, OF_MOUNTS
-from nodeagent.checks.line_safety import why_forged, why_loose, why_slow
 from nodeagent.checks.own_lines import own_lines
 from nodeagent.config.custom_checks import wrong_name
+from nodeagent.config.line_safety import why_forged, why_loose, why_slow
 from nodeagent.config.settings import CheckSettings
 from nodeagent.configfile import regular_file, values
 from nodeagent.configfile.toml_table import Table

@@ -4,33 +4,17 @@ A user can choose the name of a process (15 bytes), with which some lines of the
 have the kernel quote his text behind words of its own.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nodeagent.checks.line_pattern import START, LinePattern, members, parsed, starts
+from nodeagent.checks.own_lines import LONGEST, QUOTES
 
-#: Bytes of a record that a site's patterns are matched with: the kernel's own lines are shorter.
-LONGEST = 1024
 #: Steps that one pattern may take with one record: about a millisecond.
 _MOST_STEPS = 1 << 18
 #: Bytes that must be fixed: one more than the name of a process has.
 _FIXED = 16
 
-#: Beginnings of lines in which the kernel quotes a user's text.
-_QUOTES = (
-    *(b"tmpfs: ", b"overlayfs: ", b"overlay: ", b"fuse: ", b"cgroup: ", b"cgroup2: ", b"ramfs: "),
-    *(
-        b"audit: ",
-        b"traps: ",
-        b"process '",
-        b"warning: `",
-        b"netlink: ",
-        b"oom-kill:",
-        b"hugetlbfs: ",
-    ),
-    *(b"mqueue: ", b"proc: ", b"sysfs: ", b"devpts: ", b"squashfs: ", b"erofs: ", b"bpf: "),
-)
 #: Beginnings of lines that a user can cause, whatever they quote.
 _CAUSED = (
     b"Memory cgroup out of memory",
@@ -38,18 +22,6 @@ _CAUSED = (
     b"TCP: request_sock_TCP",
     b"UDPv6: ",
 )
-_OF_USERS = re.compile(
-    # The kernel's words after the name of a process, which is at most 15 bytes.
-    rb"(?:.{1,15}?(?:\[\d{1,10}\]|: (?:page|vmemmap) alloc(?:ation)? failure| invoked oom-killer"
-    rb"| \(\d{1,10}\)|: potentially unexpected fatal signal|: Corrupted page table"
-    rb"|: attempt to access beyond end)"
-    rb"|[\w-]{1,32}: Unknown parameter |" + b"|".join(map(re.escape, _QUOTES)) + rb")"
-)
-
-
-def quotes_a_user(line: bytes) -> bool:
-    """Whether a user may have chosen a part of the line before the kernel's words."""
-    return _OF_USERS.match(line) is not None
 
 
 def why_slow(pattern: LinePattern) -> str:
@@ -77,7 +49,7 @@ def why_forged(pattern: LinePattern) -> str:
     if loose:
         return loose
     for head in starts(pattern, 24):
-        for own in (*_QUOTES, *_CAUSED):
+        for own in (*QUOTES, *_CAUSED):
             if head.startswith(own) or own.startswith(head):
                 return f"matches lines that any user can cause ({own.decode()!r})"
     if _fixed(list(parsed(pattern)))[0] < _FIXED:
