@@ -20,10 +20,17 @@ _NAMED = re.compile(r"\{([a-z]+)\}|\(\?P<([a-z_]+)>")
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:
-    """``groups``: the number of each named group, and its name."""
+    """``groups``: the number of each named group, and its name.
 
-    compiled: re.Pattern[bytes]
+    It is compiled when a line may match it first: few nodes ever have a line of most rows.
+    """
+
+    source: bytes
     groups: tuple[tuple[int, str], ...]
+
+    @property
+    def compiled(self) -> re.Pattern[bytes]:
+        return re.compile(self.source)
 
     def fields(self, found: re.Match[bytes]) -> dict[str, bytes]:
         """The fields of a match that have a text."""
@@ -39,16 +46,21 @@ def line_pattern(source: str, words: Mapping[str, str]) -> LinePattern:
             return f"(?P<{found[1]}_{next(numbers)}>{words[found[1]]})"
         return f"(?P<{found[2]}_{next(numbers)}>"
 
-    compiled = re.compile(_NAMED.sub(named, source).encode("ascii"))
-    names = sorted((at, name.rpartition("_")[0]) for name, at in compiled.groupindex.items())
-    return LinePattern(compiled, tuple(names))
+    expanded = _NAMED.sub(named, source).encode("ascii")
+    numbered = _parsed(expanded).state.groupdict.items()
+    names = sorted((at, name.rpartition("_")[0]) for name, at in numbered)
+    return LinePattern(expanded, tuple(names))
 
 
 def parsed(pattern: LinePattern) -> Any:
     """The parsed form of a pattern, a sequence of (operation, argument)."""
+    return _parsed(pattern.source)
+
+
+def _parsed(source: bytes) -> Any:
     from re import _parser  # type: ignore[attr-defined]  # the library's own, also for a type checker
 
-    return _parser.parse(pattern.compiled.pattern)
+    return _parser.parse(source)
 
 
 def starts(pattern: LinePattern, length: int = START) -> frozenset[bytes]:
