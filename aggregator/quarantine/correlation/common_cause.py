@@ -14,7 +14,9 @@ from aggregator.health.model import CheckOff
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.network.verdict import CHECK
+from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
+from aggregator.quarantine.correlation.rack_origin import RackOrigins
 from aggregator.quarantine.decide.admission import FLEET, Held, Limits, OpenCause
 from aggregator.quarantine.decide.admission_record import Record
 from aggregator.quarantine.decide.cause_search import VERSIONS, CommonCause, CommonLimits, Group
@@ -116,6 +118,7 @@ class CommonCauseTracker:
         #: Nodes whose evidence may be their fabric's: that evidence, and when it was first seen to
         #: be all of it (monotonic).
         self._fabric_evidence: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
+        self._origins = RackOrigins(policy, admission.window, clocks.now)
 
     def receive_symptoms(self, node_state: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""
@@ -135,6 +138,7 @@ class CommonCauseTracker:
         groups = self._groups(node_state)
         self._note_versions(node, groups)
         self._note_fabric_evidence(node_state, groups)
+        self._origins.note(node_state, self._fabric_groups(groups))
         self._common.set_symptoms(
             node,
             symptoms_of(health, node_state.decision.incidents, self._policy, self._acting),
@@ -207,6 +211,7 @@ class CommonCauseTracker:
         self._versions.pop(node_state.node, None)
         self._changed.pop(node_state.node, None)
         self._fabric_evidence.pop(node_state.node, None)
+        self._origins.forget(node_state.node)
         self._dirty_nodes.mark(node_state.node)
 
     def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
@@ -250,8 +255,12 @@ class CommonCauseTracker:
         if known is None or not keys <= known[0]:
             self._fabric_evidence[node] = (keys, self._clocks.now())
 
+    def _fabric_groups(self, groups: tuple[Group, ...]) -> list[Group]:
+        labels = (FABRIC, FABRIC_BY_LABEL, self._clique_label)
+        return [group for group in groups if group[0] in labels]
+
     def _is_in_fabric(self, groups: tuple[Group, ...]) -> bool:
-        return any(label in (FABRIC, FABRIC_BY_LABEL, self._clique_label) for label, _ in groups)
+        return bool(self._fabric_groups(groups))
 
     def fabric_hold_ends(self, node_state: NodeState) -> float | None:
         """Until when the node's NVLink evidence waits for that of other nodes (monotonic).
@@ -265,14 +274,17 @@ class CommonCauseTracker:
         if self._clocks.now() >= ends:
             return None
         open_now = self._open.keys()
-        if open_now and all(found & open_now for found in self.suspects(node_state)):
+        evidence = self._evidence_against(node_state)
+        if open_now and all(found & open_now for found in self._suspects_of(node_state, evidence)):
             return None  # the cause is known already, and holds the node
         return ends
 
     def fabric_hold(self, node_state: NodeState) -> Held | None:
-        """The hold on a node whose NVLink evidence waits for that of others, or None."""
+        """The hold on a node whose NVLink evidence waits for that of others, or followed another
+        node's; None for other nodes.
+        """
         if self.fabric_hold_ends(node_state) is None:
-            return None
+            return self._origins.hold(node_state, self._evidence_against(node_state))
         length = span(self._fabric_hold)
         return Held(
             "limits.fabric_hold",
@@ -309,24 +321,25 @@ class CommonCauseTracker:
             found += self._fabrics(node_state, domains(health.traits.get(TRAIT, "")))
         return _alike(tuple(found))
 
-    def suspects(
-        self, node_state: NodeState, incidents: Iterable[Incident] | None = None
-    ) -> tuple[frozenset[str], ...]:
+    def suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
         """The causes that may explain each piece of evidence that asks for a quarantine.
 
-        For these ``incidents`` of the node, or for all of them.
+        A rack event holds all of its nodes except its explicit origin.
         """
-        if incidents is None:
-            incidents = node_state.decision.incidents.values()
-        overruled = frozenset(word.key for word in node_state.cluster.overruled)
-        return self._suspects_of(node_state, actionable_evidence(incidents, overruled))
+        return self._held_by(node_state, self._evidence_against(node_state))
 
     def drain_suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
         """The same, only for the evidence that asks for a drain."""
-        return self._suspects_of(
-            node_state,
-            (item for item in self._evidence_against(node_state) if item.action == Action.DRAIN),
+        evidence = self._evidence_against(node_state)
+        return self._held_by(
+            node_state, (item for item in evidence if item.action == Action.DRAIN)
         )
+
+    def _held_by(
+        self, node_state: NodeState, evidence: Iterable[Evidence]
+    ) -> tuple[frozenset[str], ...]:
+        passes = self._origins.passes(node_state.node)
+        return tuple(found - passes for found in self._suspects_of(node_state, evidence))
 
     def _suspects_of(
         self, node_state: NodeState, evidence: Iterable[Evidence]
@@ -369,26 +382,31 @@ class CommonCauseTracker:
         """The id of an open cause, where open causes explain all of this incident of the node."""
         if not self._open:
             return ""
-        hits = [found & self._open.keys() for found in self.suspects(node_state, [incident])]
+        overruled = frozenset(word.key for word in node_state.cluster.overruled)
+        found = self._suspects_of(node_state, actionable_evidence([incident], overruled))
+        hits = [suspects & self._open.keys() for suspects in found]
         return min(hits[0]) if hits and all(hits) else ""
 
     def causes(self) -> Mapping[str, OpenCause]:
         """The causes that are open now, for admission: counted anew where symptoms have changed."""
         self.find_causes()
-        return {ident: cause.for_admission() for ident, cause in self._open.items()}
+        named = self._fleet.causes
+        return {ident: named.get(ident, cause).for_admission() for ident, cause in self._open.items()}
 
     def find_causes(self) -> None:
         """Count anew, and report causes that have opened or are over. Only the leader does."""
         if not self._leading:
             return
         opened, ended = self._common.find_causes(self._clocks.now(), lasting=self._lasting)
-        for cause in opened:
-            self._note(EventKind.COMMON_CAUSE, cause, f"common cause: {cause.reason}")
-        for cause in ended:
+        self._fleet.causes = self._origins.update(self._common.open.values())
+        reports = [(cause, None) for cause in opened if not cause.fabric]
+        for cause, origin in (*reports, *self._origins.due()):
+            text = f"common cause: {cause.reason}"
+            self._note(EventKind.COMMON_CAUSE, cause, text, origin)
+        for cause in map(self._origins.end, ended):
             self._note(
                 EventKind.COMMON_CAUSE_OVER, cause, f"no common cause any more: {cause.reason}"
             )
-        self._fleet.causes = self._common.open
 
     async def count_silence(self) -> None:
         """Count the silent agents of the fleet; `find_causes` goes by the last count."""
@@ -413,7 +431,9 @@ class CommonCauseTracker:
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
         self._fleet.cooling = until
 
-    def _note(self, kind: EventKind, cause: CommonCause, text: str) -> None:
+    def _note(
+        self, kind: EventKind, cause: CommonCause, text: str, origin: Origin | None = None
+    ) -> None:
         details = {
             "cause": cause.id,
             "scope": cause.scope,
@@ -423,6 +443,13 @@ class CommonCauseTracker:
             "of": str(cause.total),
             "nodes": ", ".join(cause.sample),
         }
+        if origin is not None:
+            details |= {
+                "origin": origin.node,
+                "origin_gpu": origin.gpu,
+                "origin_reason": origin.reason,
+                "origin_confidence": origin.confidence,
+            }
         self._event_sink.record_event(
             Transition(self._clocks.wall(), kind, "", text, cause.id, details)
         )

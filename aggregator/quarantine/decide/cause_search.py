@@ -94,6 +94,11 @@ class CommonCause:
     faded: float | None = None
 
     @property
+    def fabric(self) -> bool:
+        """Whether it is an NVLink fabric or clique."""
+        return self.limit in ("fabric", "limits.clique_label")
+
+    @property
     def fleetwide(self) -> bool:
         return self.scope in ("check", "target")
 
@@ -396,6 +401,11 @@ def _within(times: Iterable[float], window: float) -> int:
 
 def _target(what: str, component: str) -> str:
     return f"{what} {component[:200]}"
+
+
+def fabric_cause(group: Group) -> str:
+    """The id of the cause that this NVLink fabric or clique would be."""
+    return _domain(group, NVLINK)
 
 
 def _domain(group: Group, what: str) -> str:

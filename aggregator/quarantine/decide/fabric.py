@@ -55,7 +55,12 @@ def is_nvlink(item: Evidence, policy: Policy) -> bool:
     """Whether the evidence itself is of NVLink, by its code or its check."""
     if item.cleared_by is None:
         return item.code.partition(":")[0] in NVLINK_CHECKS
-    return policy.catalogue.classify(item.code) in _NVLINK
+    return is_nvlink_code(item.code, policy)
+
+
+def is_nvlink_code(code: str, policy: Policy) -> bool:
+    """Whether faults of this code are NVLink's."""
+    return policy.catalogue.classify(code) in _NVLINK
 
 
 def is_verdict(code: str) -> bool:

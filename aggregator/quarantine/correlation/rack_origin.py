@@ -1,0 +1,222 @@
+"""Keeps the NVLink evidence of each fabric, and names the origin of a cause that is a fabric's.
+
+The origin's node passes the hold of the cause where its code is explicit and alone. All other nodes
+are followers: they stay held until their evidence of the event is cleared, also when the cause is
+over. A restart forgets which nodes were followers of a cause that is over.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from aggregator.health.model import Fault, Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
+from aggregator.policy.incident import Evidence
+from aggregator.policy.rack_origin import (
+    PRECURSOR,
+    Confidence,
+    FabricSign,
+    Origin,
+    find_origin,
+    unknown,
+)
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.cause_search import CommonCause, Group, fabric_cause
+from aggregator.quarantine.decide.fabric import is_nvlink_code, may_be_of_fabric
+from aggregator.quarantine.state.node import NodeState
+
+#: The origin is named, and the cause reported, when it has stood for so long (seconds): lines of
+#: one event come within a second or two, each agent's on its own stream.
+SETTLES = 10.0
+#: A follower's evidence may have begun so long after the cause was over (seconds): checks run each
+#: minute.
+_TRAILS = 90.0
+#: Signs of one node that count: agents choose the components.
+_MOST_SIGNS = 256
+
+
+@dataclass(slots=True)
+class _Event:
+    """An open cause that is a fabric's."""
+
+    cause: CommonCause
+    origin: Origin
+    since: float
+    reported: bool = False
+    nodes: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    origin: Origin
+    ended: float
+
+
+class RackOrigins:
+    """``window``: signs that began within so many seconds of each other are of one event."""
+
+    def __init__(self, policy: Policy, window: float, now: Callable[[], float]) -> None:
+        self._policy = policy
+        self._window = window
+        self._now = now
+        self._signs: dict[str, dict[tuple[str, str], FabricSign]] = {}
+        #: The nodes with signs, by the id of the cause that their fabric would be.
+        self._members: dict[str, set[str]] = {}
+        self._ids: dict[str, frozenset[str]] = {}
+        self._events: dict[str, _Event] = {}
+        self._followers: dict[str, _Follower] = {}
+        #: Ids of causes whose signs have changed since the origin was looked for.
+        self._changed: set[str] = set()
+
+    def note(self, node_state: NodeState, fabrics: Collection[Group]) -> None:
+        """Take the node's NVLink evidence as it is now. Cheap for a node without any."""
+        node, health = node_state.node, node_state.agent.health
+        known = self._signs.get(node)
+        if health is None or not (known or health.faults or node_state.decision.incidents):
+            return
+        found = dict(_signs(node, health, self._policy, self._window)) if fabrics else {}
+        if not any(not one.foretells for one in found.values()):
+            self._followers.pop(node, None)  # it is clean
+        ids = frozenset(fabric_cause(group) for group in fabrics)
+        if known and ids & self._events.keys():
+            found = known | found  # a reset of the origin ends its evidence, and not its role
+        if not found:
+            self.forget(node)
+            return
+        self._place(node, ids)
+        if found != known:
+            self._signs[node] = dict(list(found.items())[:_MOST_SIGNS])
+            self._changed |= ids
+
+    def forget(self, node: str) -> None:
+        self._place(node, frozenset())
+        self._signs.pop(node, None)
+        self._ids.pop(node, None)
+        self._followers.pop(node, None)
+
+    def _place(self, node: str, ids: frozenset[str]) -> None:
+        before = self._ids.get(node, frozenset())
+        self._changed |= before ^ ids
+        for ident in before - ids:
+            members = self._members.get(ident, set())
+            members.discard(node)
+            if not members:
+                self._members.pop(ident, None)
+        for ident in ids - before:
+            self._members.setdefault(ident, set()).add(node)
+        self._ids[node] = ids
+
+    def update(self, causes: Iterable[CommonCause]) -> Mapping[str, CommonCause]:
+        """The open causes, with the origin in the reason of those that are a fabric's."""
+        shown = {}
+        for cause in causes:
+            shown[cause.id] = self._named(cause) if cause.fabric else cause
+        self._changed.clear()
+        return shown
+
+    def _named(self, cause: CommonCause) -> CommonCause:
+        now, event = self._now(), self._events.get(cause.id)
+        if event is not None and event.cause == cause and cause.id not in self._changed:
+            return replace(cause, reason=f"{cause.reason}; {event.origin.text}")
+        origin, nodes = self._find(cause)
+        if event is None:
+            old = now - cause.since > 2 * SETTLES  # another replica has reported it
+            event = self._events[cause.id] = _Event(cause, origin, now, reported=old)
+        if (event.origin.node, event.origin.confidence) != (origin.node, origin.confidence):
+            event.since = now
+        event.cause, event.origin = cause, origin
+        event.nodes |= nodes
+        return replace(cause, reason=f"{cause.reason}; {origin.text}")
+
+    def _find(self, cause: CommonCause) -> tuple[Origin, set[str]]:
+        members = self._members.get(cause.id, set())
+        signs = [one for node in members for one in self._signs.get(node, {}).values()]
+        times = [one.at for one in signs if not one.foretells]
+        if not times:
+            return unknown("its evidence is over"), set()
+        middle = median(times)
+        signs = [one for one in signs if one.foretells or abs(one.at - middle) <= self._window]
+        nodes = {one.node for one in signs if not one.foretells}
+        if len(nodes) < cause.nodes and cause.faded is None:
+            return unknown("not all nodes of the fabric have reported here"), nodes
+        return find_origin(signs), nodes
+
+    def due(self) -> list[tuple[CommonCause, Origin]]:
+        """The fabrics' causes to report now: their origin has settled. Each is given once."""
+        now, found = self._now(), []
+        for event in self._events.values():
+            if not event.reported and now - event.cause.since >= SETTLES:
+                event.reported = True
+                reason = f"{event.cause.reason}; {event.origin.text}"
+                found.append((replace(event.cause, reason=reason), event.origin))
+        return found
+
+    def end(self, cause: CommonCause) -> CommonCause:
+        """The cause is over: its followers stay held until they are clean."""
+        event = self._events.pop(cause.id, None)
+        if event is None:
+            return cause
+        if event.origin.node:
+            for node in event.nodes - {event.origin.node}:
+                self._followers[node] = _Follower(event.origin, self._now())
+        return replace(cause, reason=f"{cause.reason}; {event.origin.text}")
+
+    def passes(self, node: str) -> frozenset[str]:
+        """The open causes whose hold the node passes: it is their explicit origin."""
+        now = self._now()
+        return frozenset(
+            ident
+            for ident in self._ids.get(node, ())
+            if (event := self._events.get(ident)) is not None
+            and event.origin.node == node
+            and event.origin.confidence is Confidence.EXPLICIT
+            and now - event.since >= SETTLES
+        )
+
+    def hold(self, node_state: NodeState, evidence: Iterable[Evidence]) -> Held | None:
+        """The hold on a follower whose cause is over, while its evidence of that stands."""
+        known, health = self._followers.get(node_state.node), node_state.agent.health
+        if known is None:
+            return None
+        found = list(evidence)
+        began = [_last(item, health) for item in found]
+        if not found or max(began) > known.ended + _TRAILS:
+            return None
+        if not may_be_of_fabric(health, found, self._policy):
+            return None
+        return Held(
+            "fabric-follower",
+            known.origin.node,
+            f"its NVLink evidence followed an event of its fabric that is over, "
+            f"{known.origin.text}; reset its GPUs, which clears the evidence",
+        )
+
+
+def _last(item: Evidence, health: NodeHealth | None) -> float:
+    fault = health.faults.get(item.key) if health is not None else None
+    return fault.last_at if fault is not None else item.since
+
+
+def _signs(
+    node: str, health: NodeHealth, policy: Policy, window: float
+) -> Iterable[tuple[tuple[str, str], FabricSign]]:
+    for fault in health.faults.values():
+        if not fault.historical and is_nvlink_code(fault.code, policy):
+            row = policy.catalogue.decode(fault, health.traits)
+            word = fault.details.get("severity", "")
+            sign = FabricSign(
+                node, fault.component, fault.code, _began(fault, window), row, word
+            )
+            yield fault.key, sign
+    for one in health.components.that_are(Status.FAILED):
+        code = f"{one.check}:{one.reason}"
+        if one.check in NVLINK_CHECKS or code == PRECURSOR:
+            gpu = one.component.removeprefix("nvlink-recoveries ")
+            yield (code, gpu), FabricSign(node, gpu, code, one.since, level=True)
+
+
+def _began(fault: Fault, window: float) -> float:
+    """The first of the fault's latest lines: a latched fault may be days old."""
+    return min(at for at in (*fault.occurrences, fault.last_at) if fault.last_at - at <= window)
