@@ -15,6 +15,7 @@ HOLDS = frozenset(
     {
         "exempt",
         "fabric",
+        "fabric-follower",
         "installation",
         "limits.after_upgrade",
         "limits.clique_label",

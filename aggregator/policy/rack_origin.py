@@ -107,8 +107,10 @@ def find_origin(signs: Iterable[FabricSign]) -> Origin:
         return _likely(foretold[0], reason)
     here = [one for one in explicit if one.row is not None and not one.elsewhere]
     others = {one.node for one in explicit if one.elsewhere}
-    if len({one.node for one in here}) == 1 and others and len(others | {here[0].node}) == len(
-        {one.node for one in explicit}
+    if (
+        len({one.node for one in here}) == 1
+        and others
+        and len(others | {here[0].node}) == len({one.node for one in explicit})
     ):
         reason = "NVIDIA's table leads from the lines of the others to the other end of a link"
         return _likely(here[0], reason)

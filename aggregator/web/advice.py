@@ -48,6 +48,8 @@ HOLDS = {
     "limits.domain_percent": _SHARED,
     "limits.clique_label": _SHARED,
     "fabric": _SHARED,
+    "fabric-follower": "Reset the node's GPUs: its links failed when the origin's did, and its "
+    f"evidence ends by that. A node that is ill for itself: {_BY_HAND}",
     "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "
     "show the same.",
     "limits.cooldown": f"Wait, or look at what tripped. A node that can't wait: {_BY_HAND}",

@@ -393,7 +393,6 @@ def test_each_piece_of_evidence_that_acts_has_its_suspects_and_a_drain_those_of_
 
     assert whats(bench.cause_tracker.suspects(node_state)) == [{LINK}, {"rule:some-rule"}]
     assert whats(bench.cause_tracker.drain_suspects(node_state)) == [{"rule:some-rule"}]
-    assert whats(bench.cause_tracker.suspects(node_state, [])) == []
     assert bench.cause_tracker.explains(node_state, made) == "", "nothing is open"
     failing(bench, 20)
     bench.cause_tracker.find_causes()

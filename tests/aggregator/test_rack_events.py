@@ -265,6 +265,145 @@ def test_a_peer_device_row_never_drains_the_observer_alone() -> None:
     play(test)
 
 
+def _an_origin(racks: Racks, number: int, **more: str) -> None:
+    now = racks.loop.time()
+    racks.show(number, link_error("GPU-1", now, **more), verdict("GPU-1", now + 0.001))
+
+
+def _followers(racks: Racks, but: int, nodes: range = range(RACK)) -> None:
+    for number in nodes:
+        if number != but:
+            now = racks.loop.time()
+            racks.show(number, xid(145, "GPU-0", now), verdict("GPU-0", now + 0.001))
+
+
+def _reset(racks: Racks, number: int) -> None:
+    shown = racks.shown.pop(f"n{number}")
+    codes = [(one.code, one.component) for one in shown if isinstance(one, Fault)]
+    over = tuple(Cleared(code, gpu, "gpu-reset") for code, gpu in codes)
+    racks.replica.controller.on_evidence(f"n{number}", Delta(cleared=over), racks.loop.time())
+
+
+def test_the_only_149_is_named_and_quarantined_alone_and_its_followers_wait_for_a_reset() -> None:
+    async def test(racks: Racks) -> None:
+        _followers(racks, but=3)
+        _an_origin(racks, 3)
+        await asyncio.sleep(30)
+        assert racks.quarantined == {"n3"}
+        [told] = [o for o in racks.replica.notes.transitions if o.kind is EventKind.COMMON_CAUSE]
+        reason = "the only Xid 149; the 7 other nodes have Xid 145"
+        assert told.summary.endswith(f"; origin GPU-1 of n3 (explicit): {reason}")
+        assert told.details["origin"] == "n3"
+        assert told.details["origin_gpu"] == "GPU-1"
+        assert told.details["origin_confidence"] == "explicit"
+        alert = alert_of(told)
+        assert alert is not None
+        assert reason in alert.summary
+        [cause] = racks.replica.fleet.causes.values()
+        assert reason in cause.reason
+        for number in range(RACK - 1):  # n7 is forgotten
+            _reset(racks, number)
+        await asyncio.sleep(2 * 3600)
+        assert racks.replica.fleet.causes == {}
+        assert racks.quarantined - {"n3"} == set()
+        hold = racks.replica.fleet.node_summaries["n7"].decision.hold
+        assert hold is not None
+        assert hold.limit == "fabric-follower"
+        assert "GPU-1 of n3" in hold.reason
+        _reset(racks, 7)
+        await asyncio.sleep(10)
+        assert racks.replica.fleet.node_summaries["n7"].decision.hold is None
+        now = racks.loop.time()  # an error of its own, later
+        racks.show(7, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
+        await asyncio.sleep(60)
+        assert "n7" in racks.quarantined
+
+    play(test, nodes=2 * RACK)
+
+
+def test_new_evidence_of_a_follower_is_its_own() -> None:
+    async def test(racks: Racks) -> None:
+        _followers(racks, but=3)
+        _an_origin(racks, 3)
+        await asyncio.sleep(30)
+        for number in range(RACK - 1):
+            _reset(racks, number)
+        await asyncio.sleep(3600)
+        racks.show(7, xid(79, "GPU-3", racks.loop.time()))
+        await asyncio.sleep(60)
+        assert "n7" in racks.quarantined
+
+    play(test, nodes=2 * RACK)
+
+
+def test_a_149_that_names_its_peer_is_named_and_held() -> None:
+    async def test(racks: Racks) -> None:
+        _followers(racks, but=3)
+        _an_origin(racks, 3, intr_info=PEER)
+        await asyncio.sleep(300)
+        assert racks.quarantined == set()
+        [cause] = racks.replica.fleet.causes.values()
+        assert "origin GPU-1 of n3 (likely)" in cause.reason
+
+    play(test, nodes=2 * RACK)
+
+
+def test_a_second_149_within_the_hold_leaves_both_held() -> None:
+    async def test(racks: Racks) -> None:
+        _followers(racks, but=3)
+        _an_origin(racks, 3)
+        await asyncio.sleep(8)
+        _an_origin(racks, 5)
+        await asyncio.sleep(300)
+        assert racks.quarantined == set()
+        [cause] = racks.replica.fleet.causes.values()
+        assert "origin unknown" in cause.reason
+
+    play(test, nodes=2 * RACK)
+
+
+def test_the_explicit_origin_passes_no_other_limit() -> None:
+    async def test(racks: Racks) -> None:
+        racks.show(12, xid(79, "GPU-3", racks.loop.time()))
+        await asyncio.sleep(20)
+        assert racks.quarantined == {"n12"}
+        _followers(racks, but=3)
+        _an_origin(racks, 3)
+        await asyncio.sleep(60)
+        assert racks.quarantined == {"n12"}
+        hold = racks.replica.fleet.node_summaries["n3"].decision.hold
+        assert hold is not None
+        assert hold.limit == "limits.concurrent"
+
+    limits = replace(SHIPPED.limits, concurrent=1)
+    play(test, nodes=2 * RACK, settings=replace(SHIPPED, limits=limits))
+
+
+def test_a_rack_event_of_a_switch_names_nobody() -> None:
+    async def test(racks: Racks) -> None:
+        _followers(racks, but=-1)
+        await asyncio.sleep(300)
+        assert racks.quarantined == set()
+        [told] = [o for o in racks.replica.notes.transitions if o.kind is EventKind.COMMON_CAUSE]
+        assert told.details["origin"] == ""
+        assert "origin unknown" in told.summary
+
+    play(test, nodes=2 * RACK)
+
+
+def test_no_node_of_an_event_without_a_name_is_taken_after_its_cause_is_over() -> None:
+    async def test(racks: Racks) -> None:
+        _followers(racks, but=-1)
+        await asyncio.sleep(60)
+        for number in range(RACK - 1):
+            _reset(racks, number)
+        await asyncio.sleep(2 * 3600)
+        assert racks.replica.fleet.causes == {}
+        assert racks.quarantined == set()
+
+    play(test, nodes=2 * RACK)
+
+
 MADE: dict[str, Callable[[str, float], Fault | Component]] = {
     "link": link_error,
     "verdict": verdict,

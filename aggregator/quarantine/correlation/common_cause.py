@@ -331,9 +331,7 @@ class CommonCauseTracker:
     def drain_suspects(self, node_state: NodeState) -> tuple[frozenset[str], ...]:
         """The same, only for the evidence that asks for a drain."""
         evidence = self._evidence_against(node_state)
-        return self._held_by(
-            node_state, (item for item in evidence if item.action == Action.DRAIN)
-        )
+        return self._held_by(node_state, (item for item in evidence if item.action == Action.DRAIN))
 
     def _held_by(
         self, node_state: NodeState, evidence: Iterable[Evidence]
@@ -391,7 +389,9 @@ class CommonCauseTracker:
         """The causes that are open now, for admission: counted anew where symptoms have changed."""
         self.find_causes()
         named = self._fleet.causes
-        return {ident: named.get(ident, cause).for_admission() for ident, cause in self._open.items()}
+        return {
+            ident: named.get(ident, cause).for_admission() for ident, cause in self._open.items()
+        }
 
     def find_causes(self) -> None:
         """Count anew, and report causes that have opened or are over. Only the leader does."""

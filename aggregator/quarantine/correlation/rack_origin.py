@@ -2,7 +2,7 @@
 
 The origin's node passes the hold of the cause where its code is explicit and alone. All other nodes
 are followers: they stay held until their evidence of the event is cleared, also when the cause is
-over. A restart forgets which nodes were followers of a cause that is over.
+over. Where the origin is unknown and more than two nodes were in the event, all are followers. A restart forgets which nodes were followers of a cause that is over.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,7 +23,12 @@ from aggregator.policy.rack_origin import (
 )
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.admission import Held
-from aggregator.quarantine.decide.cause_search import CommonCause, Group, fabric_cause
+from aggregator.quarantine.decide.cause_search import (
+    LEAST_IN_CLIQUE,
+    CommonCause,
+    Group,
+    fabric_cause,
+)
 from aggregator.quarantine.decide.fabric import is_nvlink_code, may_be_of_fabric
 from aggregator.quarantine.state.node import NodeState
 
@@ -158,7 +163,7 @@ class RackOrigins:
         event = self._events.pop(cause.id, None)
         if event is None:
             return cause
-        if event.origin.node:
+        if event.origin.node or len(event.nodes) > LEAST_IN_CLIQUE:
             for node in event.nodes - {event.origin.node}:
                 self._followers[node] = _Follower(event.origin, self._now())
         return replace(cause, reason=f"{cause.reason}; {event.origin.text}")
@@ -188,7 +193,7 @@ class RackOrigins:
             return None
         return Held(
             "fabric-follower",
-            known.origin.node,
+            known.origin.node or Confidence.UNKNOWN,
             f"its NVLink evidence followed an event of its fabric that is over, "
             f"{known.origin.text}; reset its GPUs, which clears the evidence",
         )
@@ -206,9 +211,7 @@ def _signs(
         if not fault.historical and is_nvlink_code(fault.code, policy):
             row = policy.catalogue.decode(fault, health.traits)
             word = fault.details.get("severity", "")
-            sign = FabricSign(
-                node, fault.component, fault.code, _began(fault, window), row, word
-            )
+            sign = FabricSign(node, fault.component, fault.code, _began(fault, window), row, word)
             yield fault.key, sign
     for one in health.components.that_are(Status.FAILED):
         code = f"{one.check}:{one.reason}"
