@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 DRIVER = "580.82.07"
 WITH_149, WITH_PRECURSOR = 0.75, 0.4
-#: By NVIDIA's table: Xid 149 of a bad signal, of the other end's fault; Xid 145 of a lost link.
+#: By NVIDIA's table: Xid 149 of a bad signal and of the other end; Xid 145 of a lost link.
 _SIGNAL, _PEER, _REMAP = "0x02a00011", "0x01500011", "0x00000004"
 _ROUNDS, _QUIET_ROUNDS = 5.0, 60.0
 _SHIPPED: Settings = replace(SETTINGS, limits=replace(Limits(), quorum_percent=0))

@@ -2,7 +2,8 @@
 
 The origin's node passes the hold of the cause where its code is explicit and alone. All other nodes
 are followers: they stay held until their evidence of the event is cleared, also when the cause is
-over. Where the origin is unknown and more than two nodes were in the event, all are followers. A restart forgets which nodes were followers of a cause that is over.
+over. Where the origin is unknown and more than two nodes were in the event, all are followers. A
+restart forgets which nodes were followers of a cause that is over.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
