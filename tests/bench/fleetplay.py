@@ -427,7 +427,7 @@ class Play:
     def _boot(self, node: Played, *, mends: bool = True) -> None:
         """Another boot: faults from the log are historical; broken parts stay broken.
 
-        ``mends``: what only the log tells of is over.
+        ``mends``: faults that only the log reports are over.
         """
         node.boot += 1
         node.booting = True
@@ -596,7 +596,7 @@ class Play:
             self._at(self._now + self._machine.repair_takes(), lambda: self._repair(node))
 
     def _lasting(self, node: Played, at: float) -> list[Trouble]:
-        """What is broken, and the node tells of."""
+        """The broken parts of which the node reports."""
         found = [one for one in node.troubles if one.lasts and one.at_work(at)]
         return [one for one in found if not one.story.unseen]
 

@@ -48,7 +48,7 @@ def orders(trials: int) -> Figures:
 
 
 def killed(kills: int, rng: random.Random) -> tuple[Figures, Kills]:
-    """What 200 kills lost or doubled."""
+    """The steps that 200 kills lost or doubled."""
     begun = time.perf_counter()
     with plane_in_memory() as (plane, folder):
         found = kill_at_random(plane, folder / "kills", kills=kills, rng=rng)

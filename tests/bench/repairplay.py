@@ -65,7 +65,7 @@ class Bay(Protocol):
     def at(self, when: float, act: Callable[[], None]) -> None: ...
     def domains(self, node: str) -> tuple[str, ...]: ...
     def broken(self, node: str) -> Sequence[Fault]:
-        """What is broken on the node now, and does not end by itself."""
+        """The node's present faults that do not end by themselves."""
         ...
 
     def reset_gpus(self, node: str, mended: Sequence[Fault]) -> None: ...
@@ -76,7 +76,7 @@ class Bay(Protocol):
 
 @dataclass
 class Tally:
-    """What was ordered. ``over_limit`` and ``twice`` say what must never be."""
+    """The orders and tests so far. ``over_limit`` and ``twice`` say what must never be."""
 
     orders: int = 0
     tests: int = 0

@@ -265,7 +265,7 @@ class CommonCauseTracker:
     def fabric_hold_ends(self, node_state: NodeState) -> float | None:
         """Until when the node's NVLink evidence waits for that of other nodes (monotonic).
 
-        None where it waits no more: other nodes of the fabric have shown theirs, or have not.
+        It is None where the wait is over: other nodes of the fabric have shown theirs, or have not.
         """
         known = self._fabric_evidence.get(node_state.node)
         if known is None:
@@ -281,7 +281,7 @@ class CommonCauseTracker:
 
     def fabric_hold(self, node_state: NodeState) -> Held | None:
         """The hold on a node whose NVLink evidence waits for that of others, or followed another
-        node's; None for other nodes.
+        node's.
         """
         if self.fabric_hold_ends(node_state) is None:
             return self._origins.hold(node_state, self._evidence_against(node_state))
