@@ -13,6 +13,7 @@ _HOLDS = "docs/holds.md"
 #: Every hold by the name of its limit; each has a section in docs/holds.md.
 HOLDS = frozenset(
     {
+        "eviction",
         "exempt",
         "fabric",
         "fabric-follower",

@@ -24,6 +24,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.coordination.coordinator import Coordinator
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.evictions import EvictionMemory
 from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
@@ -124,6 +125,13 @@ class Controller:
             enabled=writes_events,
             now=clocks.now,
         )
+        event_sink = evictions = EvictionMemory(
+            event_sink,
+            policy=policy,
+            fabrics_of=self._fabrics_of,
+            known=node_registry.known,
+            now=clocks.now,
+        )
         self._cause_tracker = cause_tracker = CommonCauseTracker(
             limits=settings.common,
             admission=settings.limits,
@@ -193,7 +201,7 @@ class Controller:
             suspects=cause_tracker.suspects,
             drain_suspects=cause_tracker.drain_suspects,
             unsettled=cause_tracker.unsettled,
-            fabric_hold=cause_tracker.fabric_hold,
+            fabric_hold=lambda one: evictions.hold(one) or cause_tracker.fabric_hold(one),
             basis=cause_tracker.basis,
             off_load_balancers=settings.drain.off_load_balancers,
             marks=settings.marks,
@@ -203,7 +211,7 @@ class Controller:
             rng=rng,
             stages=fleet.stages,
         )
-        evictions = settings.limits.evictions_at_once
+        most_evictions = settings.limits.evictions_at_once
         hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drainer(
             cluster=cluster,
@@ -213,9 +221,11 @@ class Controller:
             hook_runner=hook_runner,
             off_balancers=settings.drain.off_load_balancers,
             lanes=EvictionLanes(
-                at_once=ResizableSemaphore(lambda: fair_share(evictions, shards.membership_view)),
+                at_once=ResizableSemaphore(
+                    lambda: fair_share(most_evictions, shards.membership_view)
+                ),
                 retries=ResizableSemaphore(
-                    lambda: fair_retry_share(evictions, shards.membership_view)
+                    lambda: fair_retry_share(most_evictions, shards.membership_view)
                 ),
             ),
             deadline=settings.drain.deadline,
@@ -404,6 +414,9 @@ class Controller:
             tests_in_service=settings.repair.tests_in_service,
         )
         fleet.view_lost = NO_NEWS_YET
+
+    def _fabrics_of(self, node: str) -> frozenset[str]:
+        return self._cause_tracker.fabrics_of(node)
 
     @property
     def record_problem(self) -> str:

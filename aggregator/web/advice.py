@@ -48,6 +48,8 @@ HOLDS = {
     "limits.domain_percent": _SHARED,
     "limits.clique_label": _SHARED,
     "fabric": _SHARED,
+    "eviction": "Reset the node's GPUs: the processes of the evicted pods were killed with NVLink "
+    f"channels open, and its evidence ends by a reset. A node that is ill for itself: {_BY_HAND}",
     "fabric-follower": "Reset the node's GPUs: its links failed when the origin's did, and its "
     f"evidence ends by that. A node that is ill for itself: {_BY_HAND}",
     "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "

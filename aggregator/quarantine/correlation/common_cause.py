@@ -19,7 +19,13 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.rack_origin import RackOrigins
 from aggregator.quarantine.decide.admission import FLEET, Held, Limits, OpenCause
 from aggregator.quarantine.decide.admission_record import Record
-from aggregator.quarantine.decide.cause_search import VERSIONS, CommonCause, CommonLimits, Group
+from aggregator.quarantine.decide.cause_search import (
+    VERSIONS,
+    CommonCause,
+    CommonLimits,
+    Group,
+    fabric_cause,
+)
 from aggregator.quarantine.decide.common_cause import CommonCauses
 from aggregator.quarantine.decide.fabric import (
     FABRIC,
@@ -258,6 +264,11 @@ class CommonCauseTracker:
     def _fabric_groups(self, groups: tuple[Group, ...]) -> list[Group]:
         labels = (FABRIC, FABRIC_BY_LABEL, self._clique_label)
         return [group for group in groups if group[0] in labels]
+
+    def fabrics_of(self, node: str) -> frozenset[str]:
+        """The NVLink fabrics of a node: the ids of the causes that they would be."""
+        groups = self._common.known(node)[1]
+        return frozenset(fabric_cause(group) for group in self._fabric_groups(groups))
 
     def _is_in_fabric(self, groups: tuple[Group, ...]) -> bool:
         return bool(self._fabric_groups(groups))

@@ -222,8 +222,9 @@ class Evictor:
             self.memory.evicted[slot_of(pod)] += 1
             quarantine = self.node_state.node_summary.quarantine
             why = f": {quarantine.spec.reason}" if quarantine is not None else ""
+            details = {"pod": pod.key, "grace": f"{pod.grace:g}"}
             self.acts.emit_event(
-                self.node_state, EventKind.EVICTED, f"evicted {pod.key}{why}", {"pod": pod.key}
+                self.node_state, EventKind.EVICTED, f"evicted {pod.key}{why}", details
             )
         return result
 
@@ -237,9 +238,8 @@ class Evictor:
                 f"{pod.key} did not leave in its time and is deleted with a grace of {grace} s, "
                 f'as drain.namespaces "{rule.match}" allows'
             )
-            self.acts.emit_event(
-                self.node_state, EventKind.FORCED, text, {"pod": pod.key, "uid": pod.uid}
-            )
+            details = {"pod": pod.key, "uid": pod.uid, "grace": str(grace)}
+            self.acts.emit_event(self.node_state, EventKind.FORCED, text, details)
         return result
 
     # -- gangs -------------------------------------------------------------------------

@@ -1,0 +1,154 @@
+"""NVLink faults that follow an eviction from another node of the fabric are attributed to it.
+
+A process that is killed with open NVLink channels leaves errors on its peers (ai2cm/ace#1398,
+#1438). So evidence that begins within the pod's grace and a minute after its eviction is shown with
+the eviction, and quarantines no peer. The node of the eviction is evaluated by its own rules. A
+restart forgets the evictions.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.fabric import may_be_of_fabric
+from aggregator.quarantine.decide.symptoms import actionable_evidence
+from aggregator.quarantine.state.node import NodeState
+
+#: Faults come so long after the pod's grace at most (seconds).
+AFTER_GRACE = 60.0
+#: The longest grace that counts (seconds).
+_MOST_GRACE = 3600.0
+#: Evictions of one fabric that are remembered, the latest ones.
+_MOST = 64
+_LEFT = frozenset({EventKind.EVICTED, EventKind.FORCED})
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Pods that were evicted from a node, one of them by name, from ``at`` on (monotonic).
+
+    Faults of the fabric that begin until ``until`` follow them.
+    """
+
+    node: str
+    pod: str
+    at: float
+    until: float
+
+
+class EvictionMemory:
+    """An event sink in front of ``sink``, which receives the evictions.
+
+    ``fabrics_of`` gives the NVLink fabrics of a node, ``known`` the state of a node of ours.
+    """
+
+    def __init__(
+        self,
+        sink: EventSink,
+        *,
+        policy: Policy,
+        fabrics_of: Callable[[str], frozenset[str]],
+        known: Callable[[str], NodeState | None],
+        now: Callable[[], float],
+    ) -> None:
+        self._sink = sink
+        self._policy = policy
+        self._fabrics_of = fabrics_of
+        self._known = known
+        self._now = now
+        self._evictions: dict[str, list[Eviction]] = {}
+
+    def record_event(self, transition: Transition) -> None:
+        """Remember evictions, and add the eviction to the incidents that followed one."""
+        if transition.kind in _LEFT:
+            self.note(
+                transition.node,
+                transition.details.get("pod", ""),
+                _seconds(transition.details),
+                self._now(),
+            )
+        elif transition.kind is EventKind.INCIDENT_OPENED:
+            transition = self._with_eviction(transition)
+        self._sink.record_event(transition)
+
+    def note(self, node: str, pod: str, grace: float, at: float) -> None:
+        """A pod leaves the node, with this grace in seconds, from ``at`` on."""
+        until = at + min(grace, _MOST_GRACE) + AFTER_GRACE
+        for fabric in self._fabrics_of(node):
+            evictions = self._evictions.setdefault(fabric, [])
+            for number, one in enumerate(evictions):
+                if one.node == node and at <= one.until:  # further pods of one drain
+                    evictions[number] = replace(one, until=max(one.until, until))
+                    break
+            else:
+                evictions.append(Eviction(node, pod, at, until))
+                del evictions[:-_MOST]
+
+    def explains(self, node_state: NodeState, incident: Incident) -> str:
+        """The eviction that all evidence of the incident followed, in words; empty if none is."""
+        return self._explain(node_state, actionable_evidence([incident], frozenset()))
+
+    def hold(self, node_state: NodeState) -> Held | None:
+        """The hold on a node all of whose evidence followed evictions from others, or None."""
+        if not self._evictions:
+            return None
+        overruled = frozenset(word.key for word in node_state.cluster.overruled)
+        evidence = actionable_evidence(node_state.decision.incidents.values(), overruled)
+        text = self._explain(node_state, evidence)
+        if not text:
+            return None
+        reason = f"{text}; reset its GPUs, which clears the evidence"
+        return Held("eviction", "fabric", reason)
+
+    def _explain(self, node_state: NodeState, evidence: Iterable[Evidence]) -> str:
+        if not self._evictions:
+            return ""
+        found, health = list(evidence), node_state.agent.health
+        if not may_be_of_fabric(health, found, self._policy):
+            return ""
+        fabrics = self._fabrics_of(node_state.node)
+        evictions = [
+            one
+            for fabric in fabrics
+            for one in self._evictions.get(fabric, ())
+            if one.node != node_state.node
+        ]
+        first: tuple[float, Eviction] | None = None
+        for item in found:
+            fault = health.faults.get(item.key) if health is not None else None
+            began, last = (fault.first_at, fault.last_at) if fault else (item.since, item.since)
+            before = [one for one in evictions if one.at <= began and last <= one.until]
+            if not before:
+                return ""
+            first = min(first or (began, before[-1]), (began, before[-1]), key=lambda one: one[0])
+        if first is None:
+            return ""
+        began, eviction = first
+        return (
+            f"its NVLink evidence began {began - eviction.at:.0f} s after {eviction.pod} was "
+            f"evicted from {eviction.node} of its fabric"
+        )
+
+    def _with_eviction(self, transition: Transition) -> Transition:
+        node_state = self._known(transition.node)
+        if node_state is None or not self._evictions:
+            return transition
+        incident = node_state.decision.incidents.get(transition.incident)
+        text = self.explains(node_state, incident) if incident is not None else ""
+        if not text:
+            return transition
+        return replace(
+            transition,
+            summary=f"{transition.summary}; {text}",
+            details={**transition.details, "eviction": text},
+        )
+
+
+def _seconds(details: Mapping[str, str]) -> float:
+    try:
+        return max(0.0, float(details.get("grace", "")))
+    except ValueError:
+        return 0.0
