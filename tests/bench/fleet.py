@@ -15,6 +15,9 @@ this, and exits with 1 when a gate fails, after the figures are written.
   from a node's taint to its release, and how many nodes were released with the fault for which they
   were taken. The hours lost with repairs and with people are those of the jobs, and 8 for each hour
   of a node in quarantine.
+- precursors: hardware faults of the month whose counter was a finding before (`precursorplay`), of
+  all seeds together. early_false_per_node_month counts the findings without a fault, worst seed.
+- rack origins: ``BENCH_RACKS`` (10) drawn rack events a seed (`rackplay`), of all seeds together.
 - slow GPUs: a day of ``BENCH_SLOW_NODES`` (800) nodes a seed, minute by minute (`slowplay`). Each
   seed has four slow nodes, so precision and recall are of all seeds together.
 """
@@ -35,7 +38,9 @@ from tests.bench import small
 from tests.bench.faultplay import DAY, GPUS, Story, background
 from tests.bench.figures import percentile, table, write
 from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
-from tests.bench.massplay import FIRST, RACK_EVENT, mass_events, rack_events
+from tests.bench.massplay import FABRIC, FIRST, RACK_EVENT, mass_events, rack_events
+from tests.bench.precursorplay import PrecursorOutcome, play_precursors
+from tests.bench.rackplay import RackOutcome, play_racks
 from tests.bench.slowplay import SlowOutcome, play_slow
 from tests.bench.small import exit_code, number
 from tests.support.replica import SETTINGS
@@ -334,6 +339,36 @@ def slow_figures(all_seeds: Sequence[SlowOutcome]) -> dict[str, float | int | st
     }
 
 
+def precursor_figures(
+    all_seeds: Sequence[PrecursorOutcome], nodes: int, days: float
+) -> dict[str, float | int | str]:
+    """The hardware faults that a finding preceded, and the findings that no fault followed."""
+    faults = sum(one.faults for one in all_seeds)
+    leads = [lead for one in all_seeds for lead in one.leads]
+    node_months = max(nodes * days / 30, 1e-9)
+    return {
+        "lead_share": round(len(leads) / faults, 4) if faults else 1.0,
+        "lead_median_h": round(percentile(leads, 50) / 3600, 1) if leads else 0.0,
+        "early_false_per_node_month": round(max(one.false for one in all_seeds) / node_months, 6),
+        "hardware_faults": faults,
+        "precursor_findings": sum(one.findings for one in all_seeds),
+    }
+
+
+def rack_figures(all_seeds: Sequence[RackOutcome]) -> dict[str, float | int | str]:
+    """The origins that were named right, and the other nodes that were taken."""
+    total = RackOutcome()
+    for one in all_seeds:
+        total.add(one)
+    return {
+        "rack_origin_right": round(total.right / total.events, 4) if total.events else 1.0,
+        "followers_evicted": total.followers_evicted,
+        "rack_origin_events": total.events,
+        "rack_origin_explicit": total.explicit,
+        "rack_origin_taken_p99_s": round(percentile(total.taken, 99), 1) if total.taken else 0.0,
+    }
+
+
 def gates(figures: dict[str, float | int | str]) -> list[str]:
     """The gates that fail, in words."""
     failed = []
@@ -349,13 +384,20 @@ def gates(figures: dict[str, float | int | str]) -> list[str]:
         failed.append(f"precision of slow GPUs {figures['slow_precision']} is below 0.95")
     if float(figures.get("slow_recall", 1.0)) < 0.8:
         failed.append(f"recall of slow GPUs {figures['slow_recall']} is below 0.8")
+    if float(figures.get("lead_share", 1.0)) < 0.2:
+        failed.append(f"share of faults with a finding before {figures['lead_share']} is below 0.2")
+    if float(figures.get("early_false_per_node_month", 0.0)) > 0.01:
+        false = figures["early_false_per_node_month"]
+        failed.append(f"precursors without a fault, {false} a node and month, are above 0.01")
+    if float(figures.get("rack_origin_right", 1.0)) < 0.95:
+        failed.append(f"share of right rack origins {figures['rack_origin_right']} is below 0.95")
     if figures["rack_event_quarantines"] != 0:
         failed.append(f"{figures['rack_event_quarantines']} quarantines came of rack events")
     if figures["rack_event_alerts"] != 1.0:
         failed.append(f"a rack event caused {figures['rack_event_alerts']} alerts; expected one")
     failed += [
         f"{name} is {figures[name]}; expected 0"
-        for name in ("returned_sick", "repairs_over_limit", "repaired_twice")
+        for name in ("returned_sick", "repairs_over_limit", "repaired_twice", "followers_evicted")
         if figures.get(name, 0) != 0
     ]
     return failed
@@ -368,6 +410,10 @@ _WANTED = {
     "mass_event_quarantines": "0",
     "slow_precision": ">= 0.95",
     "slow_recall": ">= 0.8",
+    "lead_share": ">= 0.2",
+    "early_false_per_node_month": "<= 0.01",
+    "rack_origin_right": ">= 0.95",
+    "followers_evicted": "0",
     "rack_event_quarantines": "0",
     "rack_event_alerts": "1.0",
     "returned_sick": "0",
@@ -382,12 +428,15 @@ def main() -> int:
     seeds = number("BENCH_SEEDS", 10, 1)
     processes = number("BENCH_PROCESSES", 2, 1)
     slow_nodes = number("BENCH_SLOW_NODES", 800, 16)
+    racks, rack_nodes = number("BENCH_RACKS", 10, 1), small.small_or(4, FABRIC)
     begun = time.perf_counter()
     done: list[Figures] = []
     with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=1) as pool:
         asked = [pool.submit(live, seed, nodes, days) for seed in range(1, seeds + 1)]
         repairing = [pool.submit(live_repaired, seed, nodes, days) for seed in range(1, seeds + 1)]
         slow = [pool.submit(play_slow, slow_nodes, seed) for seed in range(1, seeds + 1)]
+        early = [pool.submit(play_precursors, nodes, days, seed) for seed in range(1, seeds + 1)]
+        origins = [pool.submit(play_racks, racks, rack_nodes, n) for n in range(1, seeds + 1)]
         for one in asked:
             figures = one.result()
             done.append(figures)
@@ -401,7 +450,10 @@ def main() -> int:
             )
         repaired = [one.result() for one in repairing]
         slow_outcomes = [one.result() for one in slow]
+        early_outcomes = [one.result() for one in early]
+        rack_outcomes = [one.result() for one in origins]
     found = worst(done, days) | repair_figures(done, repaired) | slow_figures(slow_outcomes)
+    found |= precursor_figures(early_outcomes, nodes, days) | rack_figures(rack_outcomes)
     found["nodes"] = nodes
     found["wall_s"] = round(time.perf_counter() - begun, 1)
     rows = [(name, str(value), _WANTED.get(name, "")) for name, value in found.items()]
