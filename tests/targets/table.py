@@ -113,7 +113,10 @@ BENCHMARKS: Mapping[str, SmallForm] = {
             returned_sick returned_sick_causes repairs_over_limit repaired_twice
             gpu_hours_lost_with_repair gpu_hours_lost_with_people repair_orders
             repair_orders_failed repair_tests repairs_standing_at_the_end slow_precision
-            slow_recall slow_nodes slow_findings slow_found_p50_min nodes wall_s"""
+            slow_recall slow_nodes slow_findings slow_found_p50_min lead_share lead_median_h
+            early_false_per_node_month hardware_faults precursor_findings rack_origin_right
+            followers_evicted rack_origin_events rack_origin_explicit rack_origin_taken_p99_s
+            nodes wall_s"""
         )
     ),
     "bench-history": SmallForm(
