@@ -260,9 +260,10 @@ class Agent:
                 checks=self._infos(),
                 traits=self._traits(),
                 instance=self._instance,
+                boottime=self._clock.boottime(),
             )
             if self._repairs is not None:
-                self._orders.hello(message, self._clock.boottime())
+                self._orders.hello(message)
             return message
 
         self._uplink = Uplink(

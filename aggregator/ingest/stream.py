@@ -456,6 +456,7 @@ class Stream:
         self._seq = message.seq
         if isinstance(message, pb.Snapshot):
             self._resyncs.answered()
+            self._series = min(self._series, 0)  # with each snapshot the series begin anew
         self._acks.add(message.seq, self._intake.on_evidence(self.node, evidence, self.last_heard))
         self._allowance.charge(self._rules.now() - started)
 

@@ -44,12 +44,11 @@ class OrderGateway:
     def __init__(self, executor: RepairExecutor) -> None:
         self._executor = executor
 
-    def hello(self, message: Any, boottime: float) -> None:
+    def hello(self, message: Any) -> None:
         """Name in Hello the verbs and profiles of this node."""
         told: pb.Hello = message.hello
         told.repair_verbs.extend(_NUMBERS[verb] for verb in self._executor.allowed)  # type: ignore[misc]  # plain numbers
         told.test_profiles.extend(self._executor.profiles[: limits.MAX_TEST_PROFILES])
-        told.boottime_ms = int(boottime * 1000)
 
     def new_stream(self) -> None:
         self._executor.new_stream()

@@ -216,6 +216,7 @@ class SimulatedNode:
             checks=machine.INFOS,
             traits=machine.TRAITS,
             instance=self._instance,
+            boottime=self._clock.boottime(),
         )
 
     # -- Host ----------------------------------------------------------------------------------

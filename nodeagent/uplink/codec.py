@@ -36,8 +36,10 @@ def hello(
     checks: Iterable[CheckInfo],
     traits: Mapping[str, str],
     instance: str,
+    boottime: float,
 ) -> pb.AgentMessage:
-    """The agent's identity. ``instance`` tells two live agents of one node apart.
+    """The agent's identity. ``instance`` tells two live agents of one node apart, and ``boottime``
+    (seconds, now) two streams of one of them.
 
     If there are too many checks, only those that run are named.
     """
@@ -60,6 +62,7 @@ def hello(
             ],
             traits=bounded_details(traits),
             instance=instance,
+            boottime_ms=int(boottime * 1000),
         )
     )
 

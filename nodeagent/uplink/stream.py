@@ -193,9 +193,7 @@ class Stream:
             self._wake.clear()
         if not self._welcome.is_set():
             return "stopped"
-        await self._send_snapshot()
-        if self._host.orders is not None:
-            self._host.orders.new_stream()
+        await self._begin_anew()
         # 10,000 agents that came at once must not beat at once.
         self._beat_at = self._now() + self._interval * self._random()
         self._measure_at = self._now() + EVERY * self._random()
@@ -213,7 +211,7 @@ class Stream:
         latch = self._host.latch
         if self._resync:
             self._resync = False
-            await self._send_snapshot()
+            await self._begin_anew()
         elif latch.urgent or (latch.pending and (self._stopping or self._now() >= self._lazy_at)):
             await self._send_delta()
         while self._replies:
@@ -230,6 +228,13 @@ class Stream:
             if self._now() >= self._measure_at:
                 self._measure_at = self._now() + EVERY - self._interval / 2
                 await self._send_measurements()
+
+    async def _begin_anew(self) -> None:
+        """Report all, as to an aggregator that has received nothing: it may be another one now."""
+        await self._send_snapshot()
+        self._measurements = MeasurementEncoder()
+        if self._host.orders is not None:
+            self._host.orders.new_stream()
 
     async def _send_snapshot(self) -> None:
         now = self._clock.boottime()

@@ -14,6 +14,7 @@ from nodeagent.simulate.node import SimulatedNode
 from nodeagent.sources.measurements import FRESH, Measured, Measurements, rounded
 from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import limits
+from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.machines import made_up, options, sources, this_machine
 from tests.agent.simulated import simulated_node
 from tests.agent.test_infiniband import Stepped, device, write_counters
@@ -222,6 +223,11 @@ async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
     )
     [first, *_] = aggregator.latest.measured
     assert (len(first.series), list(first.values)) == (1, [1965])
+    stream, told = aggregator.latest, len(aggregator.latest.measured)
+    stream.send(resync=pb.Resync(reason="another aggregator"))
+    await until(lambda: any(one.series for one in stream.measured[told:]), within=30)
+    [again] = [one for one in stream.measured[told:] if one.series]
+    assert (len(again.series), list(again.values)) == (1, [1965]), "a resync begins them anew"
     task = node.cut()
     assert task is not None
     await asyncio.wait({task})

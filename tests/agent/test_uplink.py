@@ -180,6 +180,7 @@ async def test_a_resync_brings_a_snapshot_within_the_stream(
     await until(lambda: XID_79 in stream.faults)
     assert stream.kinds().count("snapshot") == 2
     assert len(aggregator.streams) == 1
+    assert stream.hello.boottime_ms, "told by an agent that allows no order, too"
 
 
 async def test_a_burst_of_5000_lines_is_a_few_messages(

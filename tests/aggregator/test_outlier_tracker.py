@@ -198,6 +198,18 @@ def test_measurements_after_the_node_was_forgotten_wait_for_its_next_stream() ->
     on_bench(test)
 
 
+def test_series_that_begin_anew_within_a_stream_replace_those_before() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.minutes(2)
+        measured = bench.replica.fleet.measurements
+        bench.known["node-03"] = 0  # as after a resync
+        await bench.minutes(1)
+        assert measured.size("node-03") == 8
+        assert {spread.total for spread in measured.spreads()} == {8 * len(NAMES)}
+
+    on_bench(test)
+
+
 def test_each_measure_is_in_a_shipped_rule_that_observes_in_the_checks_and_in_the_docs() -> None:
     rules = [rule for rule in shipped_policy().rules if rule.check == CHECK]
     assert {rule.action for rule in rules} == {"observe"}
@@ -300,6 +312,21 @@ async def test_a_wrong_message_ends_the_measurements_and_not_the_stream() -> Non
             Measurements(0, (MeasuredSeries("gpu-clock", "GPU-0"),), ((0, 1980),), ()),
             Measurements(1, (), (), (0,)),
         ]
+
+
+async def test_the_series_of_a_stream_begin_anew_with_each_snapshot() -> None:
+    async with site() as here, here.agent("node-a") as agent:
+        await agent.attend()
+        one = pb.AgentMessage(measurements=message("GPU-0", numbers={0: 1980}))
+        await agent.send(one)
+        here.intake.lines["node-a"].resync("for a test")
+        await agent.expect("resync")
+        await agent.snapshot(seq=2)
+        await agent.send(one)
+        await agent.beat(0)
+        await until(lambda: ("beat", "node-a") in here.intake.events)
+        first = Measurements(0, (MeasuredSeries("gpu-clock", "GPU-0"),), ((0, 1980),), ())
+        assert [told for _, told in here.intake.measured] == [first, first]
 
 
 def bytes_of_a_node() -> float:

@@ -217,6 +217,7 @@ def test_hello_names_as_many_checks_as_it_may_those_first_that_run() -> None:
         checks=checks,
         traits={f"t{n}" * 100: "v" * 5_000 for n in range(50)},
         instance="i",
+        boottime=1.0,
     )
     told = accepted(hello)
     assert len(told.checks) == limits.MAX_CHECKS

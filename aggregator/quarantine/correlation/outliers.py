@@ -38,6 +38,8 @@ class OutlierTracker:
 
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
         """Take the values, and judge the node by them. ``at`` is monotonic seconds."""
+        if told.series and told.known == 0:
+            self._measured.begin(node)  # within a stream, after a resync
         if self._measured.size(node) != told.known:
             return  # the node was forgotten within this stream: its next one begins anew
         pool = self._registry.pool_of(node)

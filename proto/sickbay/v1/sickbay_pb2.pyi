@@ -269,7 +269,7 @@ class Hello(_message.Message):
     """Tells two live agents that claim one node apart."""
     boottime_ms: _builtins.int
     """The agent's CLOCK_BOOTTIME when it wrote this message: RepairOrder.deadline_ms is a time of that
-    clock. 0 where the agent allows no verb.
+    clock, and of two streams of one instance the one with the later Hello counts.
     """
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckInfo]: ...
@@ -654,7 +654,7 @@ class Heartbeat(_message.Message):
     """
     last_seq: _builtins.int
     boottime_ms: _builtins.int
-    """As in Hello."""
+    """As in Hello; 0 where the agent allows no verb."""
     def __init__(
         self,
         *,
@@ -1116,6 +1116,10 @@ Global___Redirect: _TypeAlias = Redirect  # noqa: Y015
 
 @_typing.final
 class Resync(_message.Message):
+    """The agent sends a Snapshot, and begins its measurements and the results of orders anew, as in a new
+    stream: what received the earlier ones may be gone.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
