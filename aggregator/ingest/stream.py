@@ -60,11 +60,11 @@ _NEVER, _NOW = float("inf"), float("-inf")
 class Context(Protocol):
     """The part of `grpc.aio.ServicerContext` that a stream needs."""
 
-    async def read(self) -> object:
+    def read(self) -> Awaitable[object]:
         """An AgentMessage, or `grpc.aio.EOF`."""
         ...
 
-    async def write(self, message: pb.AggregatorMessage) -> None: ...
+    def write(self, message: pb.AggregatorMessage) -> Awaitable[None]: ...
     def peer(self) -> str: ...
 
 
@@ -147,6 +147,7 @@ class Stream:
         "_streams",
         "_task",
         "due_at",
+        "hello_written",
         "identity",
         "instance",
         "last_heard",
@@ -200,6 +201,8 @@ class Stream:
         self._answers = ""  # promised, with this address to reach us
         self.node = ""
         self.instance = ""
+        #: When the agent wrote its Hello, by its CLOCK_BOOTTIME in milliseconds.
+        self.hello_written = 0
         self.peer = context.peer()
         self.identity = Identity("")
         self.last_heard = rules.now()
@@ -300,9 +303,10 @@ class Stream:
         home = self._intake.owner_address(self.node)
         if home:
             await self._send_home(home, allowance)
+        self.hello_written = message.hello.boottime_ms
         self._await_hello("")
-        self._attached = True
         self._streams.attach(self)
+        self._attached = True
         self._allowance.inherit(self._streams.used(self.node) + PER_STREAM)
         self._intake.on_connect(hello, self)
         self._welcome(self._streams.peers(self))
@@ -513,6 +517,13 @@ class Stream:
             self.resync("the digest of your state differs from ours")
         if self._answers:
             self._outbox.answer()
+
+    def on_agreed_heartbeat(self) -> None:
+        """A heartbeat whose digest we have agreed to came to the gateway that forwards it."""
+        self._stats.messages["heartbeat"] += 1
+        self.last_heard = self._rules.now()
+        if self._attached and self._ending is None:
+            self._intake.on_heartbeat(self.node, self.last_heard)
 
     def _measure(self, message: pb.Measurements) -> None:
         """Measurements are no evidence: one that is wrong ends them, and not the stream."""

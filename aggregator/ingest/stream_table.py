@@ -1,8 +1,9 @@
 """The streams of all nodes: one at most for each, the newest."""
 
 import logging
-from itertools import chain
 
+from aggregator.ingest.awaited_hellos import AwaitedHellos
+from aggregator.ingest.close_reason import CloseReason, Code, StreamClosed
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.duplicate_agents import DuplicateAgentDetector
 from aggregator.ingest.interfaces import EvidenceSink
@@ -29,11 +30,6 @@ PEERS_AT_ONCE = 200
 LINGER = 600.0
 
 
-#: Streams of one node that may wait for their Hello at once. An agent opens one; a second one is
-#: there while the first breaks. All of them have presented the node's credentials.
-MOST_AWAITED = 4
-
-
 class StreamTable:
     """The stream that reports for each node now."""
 
@@ -50,8 +46,7 @@ class StreamTable:
         self._stats = stats
         self._rules = rules
         self._by_node: dict[str, Stream] = {}
-        #: Streams that have presented a node's credentials and are not attached, the oldest first.
-        self._awaited: dict[str, list[Stream]] = {}
+        self._awaited = AwaitedHellos()
         self._used = budgets()
         self._conflicts = DuplicateAgentDetector()
         self._sparingly = RateLimitedLog(CONFLICT_EVERY)
@@ -62,8 +57,18 @@ class StreamTable:
         self._excused_until = float("-inf")
 
     def attach(self, stream: Stream) -> None:
-        """``stream`` reports for its node from now on; an older one is closed first."""
+        """``stream`` reports for its node from now on; an older one is closed first.
+
+        Raises `StreamClosed` where the attached one is newer: that Hello came by a slow gateway.
+        """
         older = self._by_node.get(stream.node)
+        if (
+            older is not None
+            and older.instance == stream.instance
+            and (stream.hello_written < older.hello_written)
+        ):
+            text = f"a newer stream of this agent is attached, from {older.peer}"
+            raise StreamClosed(CloseReason.SUPERSEDED, Code.ABORTED, text)
         if older is not None:
             self._stats.superseded += 1
             older.supersede(stream.peer)
@@ -85,19 +90,10 @@ class StreamTable:
             self._intake.on_conflict(stream.node, detail)
 
     def await_hello(self, stream: Stream, node: str) -> None:
-        """The oldest of too many goes: the newest may be the agent that has just come back."""
-        awaited = self._awaited.setdefault(node, [])
-        awaited.append(stream)
-        if len(awaited) > MOST_AWAITED:
-            text = f"{len(awaited)} streams of node {node!r} wait for their Hello: the oldest ends"
-            awaited[0].crowd_out(text)
+        self._awaited.add(stream, node)
 
     def forget_hello(self, stream: Stream, node: str) -> None:
-        awaited = self._awaited.get(node, [])
-        if stream in awaited:
-            awaited.remove(stream)
-        if not awaited:
-            self._awaited.pop(node, None)
+        self._awaited.remove(stream, node)
 
     def detach(self, stream: Stream) -> None:
         """The stream no longer reports for its node."""
@@ -183,5 +179,5 @@ class StreamTable:
 
     def close_all(self, reason: str) -> None:
         """End every stream: the aggregator stops."""
-        for stream in [*self._by_node.values(), *chain.from_iterable(self._awaited.values())]:
+        for stream in [*self._by_node.values(), *self._awaited]:
             stream.close(reason)

@@ -19,8 +19,9 @@ from aggregator.ingest.identity import (
     peer_is_local,
 )
 from aggregator.ingest.jwks import JwksCache
-from aggregator.ingest.server import STREAMS_PER_CONNECTION
-from aggregator.ingest.stream_table import GRACE, MOST_AWAITED
+from aggregator.ingest.listener import STREAMS_PER_CONNECTION
+from aggregator.ingest.awaited_hellos import MOST_AWAITED
+from aggregator.ingest.stream_table import GRACE
 from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Agent, Clock, calls_in_memory, site

@@ -20,7 +20,7 @@ from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.replicas.membership.view import Member, MembershipView
 from aggregator.replicas.rpc import factory
-from aggregator.replicas.rpc.auth import AUDIENCE, ReplicaAuthenticator
+from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.replicas.rpc.client import LeaderClient, ReplicaCredentials, ReplicaRpcConfigError
 from aggregator.replicas.rpc.server import CoordinationService
 from sickbay.v1 import shards_pb2 as pb

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from aggregator.ingest.server import OPTIONS
+from aggregator.ingest.listener import OPTIONS
 from aggregator.runtime import gc_tuning
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc

@@ -15,7 +15,7 @@ from aggregator.cluster.kubernetes.objects import CA_NAME, PodObject, to_pod
 from aggregator.cluster.port import Action
 from aggregator.config import settings as aggregator_config
 from aggregator.quarantine.decide.drain_plan import DrainRules, kept_because
-from aggregator.replicas.rpc.auth import AUDIENCE
+from aggregator.relay.auth import AUDIENCE
 from nodeagent.checks import pod_network
 from nodeagent.config import settings as agent_config
 from tests.deploy.manifests import (

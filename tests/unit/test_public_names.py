@@ -32,7 +32,7 @@ from aggregator.quarantine.decide import (
     repair,
 )
 from aggregator.quarantine.state import gpus
-from aggregator.replicas.rpc import auth
+from aggregator.relay import auth
 from aggregator.web import action_endpoints, replica_endpoints, same_origin
 from aggregator.web.api import ENDPOINTS
 from aggregator.web.person_actions import ACTIONS
@@ -43,7 +43,7 @@ from nodeagent.config.settings import keys as agent_keys
 from nodeagent.evidence import store
 from nodeagent.repair import journal, lock
 from nodeagent.terminal import arguments, run_arguments
-from sickbay.v1 import shards_pb2, sickbay_pb2
+from sickbay.v1 import relay_pb2, shards_pb2, sickbay_pb2
 from tests.support.log_events import log_events
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,11 @@ def listed(heading: str) -> list[str]:
 
 
 def grpc() -> Iterator[str]:
-    files: tuple[FileDescriptor, ...] = (sickbay_pb2.DESCRIPTOR, shards_pb2.DESCRIPTOR)
+    files: tuple[FileDescriptor, ...] = (
+        sickbay_pb2.DESCRIPTOR,
+        relay_pb2.DESCRIPTOR,
+        shards_pb2.DESCRIPTOR,
+    )
     for file in files:
         yield file.package
         yield from file.message_types_by_name

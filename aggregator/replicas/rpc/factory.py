@@ -7,8 +7,8 @@ from pathlib import Path
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.quarantine.coordination.coordinator import Coordinator
+from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.replicas.membership.view import Ownership
-from aggregator.replicas.rpc.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.replicas.rpc.client import LeaderClient, ReplicaCredentials
 from aggregator.replicas.rpc.server import CoordinationService
 

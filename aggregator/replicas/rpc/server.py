@@ -16,8 +16,8 @@ from aggregator.quarantine.coordination.leader import (
     ProtocolViolation,
     SessionClosed,
 )
+from aggregator.relay.auth import ReplicaAuthenticator
 from aggregator.replicas.rpc.answer_codec import encode_answer
-from aggregator.replicas.rpc.auth import ReplicaAuthenticator
 from aggregator.replicas.rpc.report_codec import decode_report
 from aggregator.replicas.rpc.validation import InvalidReport
 from aggregator.runtime.tasks import run_until_first_exit

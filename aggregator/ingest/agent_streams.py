@@ -1,0 +1,75 @@
+"""The agents' streams that this process evaluates, wherever their connections end."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.deleted_pods import DeletedPods
+from aggregator.ingest.identity import Authenticator, Caller
+from aggregator.ingest.interfaces import EvidenceSink
+from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stream import Context, Stream, StreamConfig
+from aggregator.ingest.stream_table import StreamTable
+
+#: Seconds between checks of time-dependent state (silence, expiry).
+TICK = 1.0
+
+
+class AgentStreams:
+    """Makes the streams, and applies to them what time brings, while `run` runs.
+
+    ``deleted_pods``: the streams of these pods end (default: none does). ``probe_key`` is the
+    secret by which probes are assigned to nodes.
+    """
+
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator,
+        intake: EvidenceSink,
+        rules: StreamConfig,
+        stats: IngestStats,
+        probe_key: bytes = b"",
+        deleted_pods: DeletedPods | None = None,
+    ) -> None:
+        self._authenticator = authenticator
+        self.intake = intake
+        self._rules = rules
+        #: A gateway answers its agents' heartbeats itself: it is the process that they depend on.
+        self._relayed = replace(rules, among_others=lambda: "")
+        self.stats = stats
+        #: Told by `KubeCluster.follow_agent_pods`.
+        self.deleted_pods = deleted_pods or DeletedPods(now=rules.now)
+        self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
+        rules.orders.connect(self.table)
+        self._sparingly = RateLimitedLog()
+        self._ack_pacer = AckPacer()
+
+    def stream(
+        self, context: Context, caller: Callable[[], Caller], *, relayed: bool = False
+    ) -> Stream:
+        """A new call of an agent: its caller serves it. ``relayed``: a gateway forwards it."""
+        self.stats.opened += 1
+        return Stream(
+            context,
+            caller=caller,
+            rules=self._relayed if relayed else self._rules,
+            authenticator=self._authenticator,
+            intake=self.intake,
+            streams=self.table,
+            stats=self.stats,
+            sparingly=self._sparingly,
+            ack_pacer=self._ack_pacer,
+        )
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(TICK)
+            self.table.tick()
+            self.table.end_deleted(self.deleted_pods)
+
+    def close(self) -> None:
+        """End every stream, so that its agent reconnects elsewhere at once."""
+        self.table.close_all("the aggregator stops; come back with backoff")

@@ -1,0 +1,267 @@
+"""A gateway's end of the relay: connects to the controller, and again when the Lease names another.
+
+Reconnects with full jitter. While the controller's replica is seen to renew the Lease and can't be
+reached, other gateways may reach it: this one ends its agents' calls and takes no new ones.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
+from aggregator.relay.directory import ControllerAddress, ControllerDirectory
+from aggregator.relay.gateway import UNSERVED_FOR, Gateway
+from aggregator.relay.gateway_link import GatewayLink
+from aggregator.relay.protocol import (
+    ANSWERED_WITHIN,
+    BATCH_BYTES,
+    BATCH_EVERY,
+    LOOK_EVERY,
+    PROTOCOL,
+    Liveness,
+)
+from aggregator.runtime.backoff import Backoff
+from aggregator.runtime.tasks import run_until_first_exit
+from sickbay.v1 import relay_pb2 as pb
+from sickbay.v1 import relay_pb2_grpc
+from sickbay.v1 import sickbay_pb2 as contract
+
+log = logging.getLogger(__name__)
+
+#: Seconds. The longest pause is short, because without a relay no evidence is received.
+_BACKOFF = Backoff(first=0.4, most=2.0)
+#: The token's file is checked so often; the kubelet renews it after 80 % of its life.
+TOKEN_EVERY = 30.0
+#: grpc.aio's own text where the other side ends a stream while we write into it.
+_CUT_SHORT = "Internal error from Core"
+_DIGITS = re.compile(r"\d+")
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+_Call = grpc.aio.StreamStreamCall[pb.GatewayBatch, pb.ControllerBatch]
+
+
+class _RelayEnded(Exception):
+    """The stream is over; the text gives the reason."""
+
+
+class RelayClient:
+    """Keeps the relay up. ``name`` and ``version`` are of this replica, ``now`` is monotonic."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        directory: ControllerDirectory,
+        credentials: ReplicaCredentials,
+        *,
+        name: str,
+        version: str,
+        now: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._gateway = gateway
+        self._directory = directory
+        self._credentials = credentials
+        self._hello = pb.GatewayHello(protocol=PROTOCOL, name=name, version=version)
+        self._now = now
+        self._rng = rng
+        self._changed = asyncio.Event()
+        #: Why there is no relay; empty: there is one, or there is no controller.
+        self.trouble = ""
+        directory.on_change(self._changed.set)
+
+    async def run(self) -> None:
+        """Until this replica is the controller itself: the caller cancels it then."""
+        await run_until_first_exit(relay=self._keep_up(), unserved=self._watch_unserved())
+
+    async def _keep_up(self) -> None:
+        failures = 0
+        while True:
+            self._changed.clear()
+            controller = self._directory.controller()
+            if controller is None:
+                self.trouble = ""
+                await self._changed.wait()
+                failures = 0
+                continue
+            failures = 1 if await self._relay_to(controller) else failures + 1
+            if self._directory.controller() == controller:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_BACKOFF.pause(failures, self._rng)):
+                        await self._changed.wait()
+
+    async def _relay_to(self, controller: ControllerAddress) -> bool:
+        """One stream, to its end. Returns whether there was one."""
+        began = False
+        try:
+            token = await asyncio.to_thread(self._credentials.token)
+            async with self._credentials.channel(controller.address) as channel:
+                metadata = grpc.aio.Metadata(("authorization", f"Bearer {token}"))
+                call = relay_pb2_grpc.RelayStub(channel).Forward(metadata=metadata)
+                async with asyncio.timeout(ANSWERED_WITHIN):
+                    await _write(call, pb.GatewayBatch(hello=self._hello))
+                    first = await _read(call)
+                _require_protocol(first.hello)
+                self.trouble, began = "", True
+                self._report_begin(controller, first.hello)
+                link = GatewayLink()
+                self._gateway.relay_begins(link)
+                try:
+                    await self._converse(link, call, token)
+                finally:
+                    self._gateway.relay_ends()
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            # A write met the end of the stream: grpc does not tell how it ended, the next attempt
+            # will. The earlier error is still true.
+            if error.details() != _CUT_SHORT or not self.trouble:
+                self._complain(controller, f"{error.code().name}: {error.details()}")
+        except TimeoutError:
+            self._complain(controller, f"no answer within {ANSWERED_WITHIN:g} s")
+        except (RelayConfigError, _RelayEnded, OSError) as error:
+            self._complain(controller, str(error))
+        return began
+
+    def _report_begin(self, controller: ControllerAddress, hello: pb.ControllerHello) -> None:
+        log.info(
+            "agents' messages go to the controller",
+            extra={"event": "relay.began", "controller": controller.name},
+        )
+        if hello.version != self._hello.version:
+            log.warning(
+                "the controller has another version than this gateway",
+                extra={
+                    "event": "relay.other_version",
+                    "controller": hello.version,
+                    "here": self._hello.version,
+                },
+            )
+
+    def _complain(self, controller: ControllerAddress, trouble: str) -> None:
+        if _DIGITS.sub("", trouble) != _DIGITS.sub("", self.trouble):  # "expired 61 s ago", say
+            log.warning(
+                "no relay to the controller",
+                extra={"event": "relay.ended", "controller": controller.name, "error": trouble},
+            )
+        self.trouble = trouble
+
+    # -- one stream -------------------------------------------------------------
+
+    async def _converse(self, link: GatewayLink, call: _Call, token: str) -> None:
+        """Until either side ends it, is silent, or the Lease names another."""
+        liveness = Liveness()
+        await run_until_first_exit(
+            forward=self._send(link, call, token),
+            replies=self._receive(link, call, liveness),
+            liveness=_watch(liveness),
+            lease=self._until_changed(),
+        )
+
+    async def _until_changed(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _send(self, link: GatewayLink, call: _Call, token: str) -> None:
+        due, looked = self._now() + BATCH_EVERY, self._now()
+        announced = 0
+        while True:
+            await link.queue.wait(due - self._now())
+            batch = pb.GatewayBatch(frames=link.queue.take(BATCH_BYTES))
+            if link.waiting > announced:
+                batch.waiting = link.waiting
+            if self._now() >= due:
+                due = self._now() + BATCH_EVERY
+                batch.heard.extend(link.take_heard())
+                batch.waiting = link.waiting
+                if self._now() - looked >= TOKEN_EVERY:
+                    looked = self._now()
+                    renewed = await asyncio.to_thread(self._credentials.token)
+                    if renewed != token:
+                        batch.token = token = renewed
+            announced = link.waiting
+            await _write(call, batch)
+
+    async def _receive(self, link: GatewayLink, call: _Call, liveness: Liveness) -> None:
+        while True:
+            batch = await _read(call)
+            liveness.on_message()
+            for frame in batch.frames:
+                self._take(link, frame)
+            if batch.permitted:
+                link.permit(batch.permitted)
+
+    def _take(self, link: GatewayLink, frame: pb.ReplyFrame) -> None:
+        call = self._gateway.call(frame.stream)
+        if call is None or call.relay is not link:
+            return  # it has ended here meanwhile
+        match frame.WhichOneof("body"):
+            case "message":
+                try:
+                    call.on_reply(contract.AggregatorMessage.FromString(frame.message))
+                except DecodeError:
+                    raise _RelayEnded("no sickbay.v1.AggregatorMessage in a frame") from None
+            case "agreed":
+                call.on_agreed(frame.agreed)
+            case "ended":
+                code = _CODES.get(frame.ended.code, grpc.StatusCode.UNAVAILABLE)
+                call.on_ended(code, frame.ended.message)
+
+    # -- without a relay --------------------------------------------------------
+
+    async def _watch_unserved(self) -> None:
+        """A gateway that can't reach a controller that is at work leaves its agents to others."""
+        since = self._now()
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            if self._gateway.relayed or not self._directory.renews():
+                since, self._gateway.problem = self._now(), ""
+            elif self._now() - since >= UNSERVED_FOR and not self._gateway.problem:
+                self._gateway.problem = (
+                    f"this gateway has not reached the controller for {UNSERVED_FOR:g} s: "
+                    f"{self.trouble or 'no answer yet'}"
+                )
+                log.error(
+                    "this gateway serves no agent",
+                    extra={"event": "relay.unserved", "reason": self._gateway.problem},
+                )
+                await self._gateway.end_calls(self._gateway.problem)
+
+
+def _require_protocol(hello: pb.ControllerHello) -> None:
+    if hello.protocol != PROTOCOL:
+        raise _RelayEnded(
+            f"the controller, version {hello.version}, speaks relay protocol {hello.protocol}, and "
+            f"this gateway {PROTOCOL}: finish the rollout"
+        )
+
+
+async def _watch(liveness: Liveness) -> None:
+    while True:
+        await asyncio.sleep(LOOK_EVERY)
+        if not liveness.look():
+            raise _RelayEnded("the controller has sent no message for 4 s")
+
+
+async def _write(call: _Call, batch: pb.GatewayBatch) -> None:
+    try:
+        await call.write(batch)
+    except asyncio.InvalidStateError:
+        await _ended(call)  # grpc.aio's error for a stream that has just ended
+
+
+async def _read(call: _Call) -> pb.ControllerBatch:
+    batch = await call.read()
+    if not isinstance(batch, pb.ControllerBatch):
+        await _ended(call)
+    return batch
+
+
+async def _ended(call: _Call) -> NoReturn:
+    """The stream is over: raises its status."""
+    raise _RelayEnded(f"{(await call.code()).name}: {await call.details()}")

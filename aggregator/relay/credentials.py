@@ -1,0 +1,68 @@
+"""A gateway's proof of identity to the controller, and the encryption of its stream."""
+
+from pathlib import Path
+
+import grpc
+
+from aggregator.configfile.values import is_loopback
+
+MAX_TOKEN = 16_384
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of our own, that ends with its channel
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+
+
+class RelayConfigError(Exception):
+    """A credential is missing; the text names it, and the key of the configuration."""
+
+
+class ReplicaCredentials:
+    """Read again for each stream.
+
+    ``ca_file`` verifies the other replicas' certificates; without it the stream is plaintext, on
+    loopback alone. ``pair`` (certificate, key) is presented to a listener that requires a
+    certificate of its clients.
+    """
+
+    def __init__(
+        self, *, token_file: Path, ca_file: Path | None, pair: tuple[Path, Path] | None = None
+    ) -> None:
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._pair = pair
+
+    def token(self) -> str:
+        """Raises `RelayConfigError`."""
+        text = _read(self._token_file, "shards.token_file").decode("ascii", "replace").strip()
+        if not text or len(text) > MAX_TOKEN:
+            raise RelayConfigError(f"shards.token_file: {self._token_file} holds no token")
+        return text
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Raises `RelayConfigError`."""
+        if self._ca_file is None:
+            if not is_loopback(address):
+                raise RelayConfigError(
+                    f"{address} is not on this machine, and there is no shards.ca_file: replicas "
+                    "speak with each other without TLS on one machine only"
+                )
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        certificate = key = None
+        if self._pair is not None:
+            certificate = _read(self._pair[0], "listen.tls.cert_file")
+            key = _read(self._pair[1], "listen.tls.key_file")
+        credentials = grpc.ssl_channel_credentials(
+            _read(self._ca_file, "shards.ca_file"), key, certificate
+        )
+        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+
+def _read(file: Path, key: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RelayConfigError(f"{key}: {file} can't be read: {error.strerror}") from None

@@ -1,0 +1,32 @@
+"""Which replica is the controller: the answer of the Lease, as a gateway needs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerAddress:
+    """The replica that holds the Lease, and the host:port of its gRPC listener."""
+
+    name: str
+    address: str
+    version: str = ""
+
+
+class ControllerDirectory(Protocol):
+    """Implemented by what reads the Lease."""
+
+    def controller(self) -> ControllerAddress | None:
+        """The other replica that the Lease names; None: there is none, or we are the controller."""
+        ...
+
+    def renews(self) -> bool:
+        """Whether we have seen that replica renew the Lease lately: then it is at work, and a
+        gateway that can't reach it must not keep its agents.
+        """
+        ...
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Have it called, in the event loop, when `controller` gives another answer."""
+        ...

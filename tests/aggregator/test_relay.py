@@ -1,0 +1,509 @@
+"""Agents at a gateway, and the controller that receives them: real listeners, TLS, tokens."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.relay import client as client_module
+from aggregator.relay.frame_queue import FrameQueue
+from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
+from sickbay.v1 import relay_pb2 as frames
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.support import evidence as said
+from tests.support.pki import TokenIssuer
+from tests.support.relays import ISSUER, PlayedReplica, replica_token, replicas
+from tests.support.waiting import until
+
+STRANGER = TokenIssuer(algorithm="ES256")  # the same kid, another key
+
+
+def hello(node: str = "node-1", *, instance: str = "i-1", boottime: int = 1_000) -> pb.AgentMessage:
+    told = said.hello(
+        Hello(
+            node=node,
+            boot_id="boot-1",
+            spool_epoch="epoch-1",
+            agent_version="0.1.0",
+            contract_version=1,
+            instance=instance,
+        )
+    )
+    told.hello.boottime_ms = boottime
+    return told
+
+
+def opened(
+    stream: int, node: str = "node-1", *, token: str | None = None, **how: Any
+) -> frames.AgentFrame:
+    shown = ISSUER.token(node) if token is None else token
+    return frames.AgentFrame(
+        stream=stream,
+        opened=frames.AgentOpened(
+            peer="ipv4:10.0.0.1:7",
+            token=shown,
+            hello=hello(node, **how).SerializeToString(),
+        ),
+    )
+
+
+def message(stream: int, told: pb.AgentMessage) -> frames.AgentFrame:
+    return frames.AgentFrame(stream=stream, message=told.SerializeToString())
+
+
+def snapshot(stream: int, seq: int = 1) -> frames.AgentFrame:
+    return message(stream, said.snapshot(Snapshot(components=(), faults=()), seq=seq))
+
+
+# -- an agent at a gateway -------------------------------------------------------------------------
+
+
+async def test_an_agents_messages_reach_the_controller_and_its_acks_the_agent(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        controller, gateway = site.all["a"], site.all["b"]
+        async with gateway.agent() as agent:
+            await agent.attend()
+            await agent.delta(seq=2)
+            assert (await agent.expect("ack")).seq == 2
+            assert controller.streams is not None
+            assert controller.streams.stats.attached == 1
+            assert gateway.gateway.stats.attached == 1
+            controller.intake.lines["node-1"].run_checks(["a-check"])
+            command = await agent.expect("run_checks")
+            result = pb.CommandResult(command_id=command.command_id, ok=True, message="done")
+            await agent.send(pb.AgentMessage(command_result=result))
+            await until(lambda: bool(controller.intake.answers))
+            assert controller.intake.answers[0][0] == "node-1"
+        await until(lambda: any(e[0] == "detached" for e in controller.intake.events))
+        assert gateway.gateway.stats.attached == 0
+
+
+async def test_the_controllers_own_agents_need_no_relay(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site, site.all["a"].agent() as agent:
+        await agent.attend()
+        assert site.all["a"].intake.hellos[0].node_uid == "uid-of-node-1"
+
+
+async def test_a_welcome_promises_the_gateways_answers_and_it_answers_each_heartbeat(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        controller, gateway = site.all["a"], site.all["b"]
+        async with gateway.agent() as agent:
+            await agent.hello()
+            welcome = await agent.expect("welcome")
+            assert welcome.answer_within_ms == 12_000
+            assert welcome.address == gateway.address.address
+            await agent.snapshot()
+            await agent.expect("ack")
+            for one in site.all.values():
+                one.directory.name(None)
+            await until(lambda: not gateway.gateway.relayed)
+            await agent.beat(7)
+            assert (await agent.expect("ack")).seq == 0
+            assert ("beat", "node-1") not in controller.intake.events
+
+
+async def test_heartbeats_whose_digest_is_agreed_end_at_the_gateway_and_count_at_the_controller(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        controller, gateway = site.all["a"], site.all["b"]
+        controller.intake.digests["node-1"] = 7
+        async with gateway.agent() as agent:
+            await agent.attend()
+            await agent.beat(7)
+            [call] = gateway.gateway._calls.values()
+            await until(lambda: call._agreed == 7)
+            before = controller.intake.events.count(("beat", "node-1"))
+            controller.intake.digests["node-1"] = 8  # seen only if the heartbeat is forwarded
+            await agent.beat(7)
+            await until(
+                lambda: controller.intake.events.count(("beat", "node-1")) == before + 1, within=10
+            )
+            site.clock.ahead += 61.0
+            await agent.beat(7)
+            assert (await agent.expect("ack")).seq == 0
+            while (told := await agent.receive()).WhichOneof("body") == "ack":
+                pass
+            assert told.WhichOneof("body") == "resync", "one in a minute is forwarded in any case"
+
+
+async def test_evidence_ends_an_agreement(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        site.all["a"].intake.digests["node-1"] = 7
+        async with site.all["b"].agent() as agent:
+            await agent.attend()
+            await agent.beat(7)
+            [call] = site.all["b"].gateway._calls.values()
+            await until(lambda: call._agreed == 7)
+            await agent.delta(seq=2)
+            await until(lambda: call._agreed is None)
+
+
+async def test_a_message_of_megabytes_goes_in_parts(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site, site.all["b"].agent() as agent:
+        await agent.attend()
+        told = said.delta(Delta(), seq=2)
+        for number in range(1_000):
+            told.delta.cleared.add(code=f"c-{number}", component="x" * 3_000, how="operator")
+        assert told.ByteSize() > 10 * PART_BYTES
+        await agent.send(told)
+        # More signs than the contract allows: those within it were taken.
+        assert (await agent.expect("entries_dropped")).seq == 2
+        assert (await agent.expect("ack")).seq == 2
+
+
+async def test_a_renewed_token_reaches_the_controller(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site, site.all["b"].agent() as agent:
+        await agent.attend()
+        renewed = pb.Credentials(token=ISSUER.token("node-1", expires_in=90_000))
+        await agent.send(pb.AgentMessage(credentials=renewed))
+        streams = site.all["a"].streams
+        assert streams is not None
+        await until(lambda: streams.stats.renewed == 1)
+        stolen = pb.Credentials(token=ISSUER.token("node-2"))
+        await agent.send(pb.AgentMessage(credentials=stolen))
+        code, text = await agent.ending()
+        assert code is grpc.StatusCode.PERMISSION_DENIED, text
+
+
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [
+        (STRANGER.token("node-1"), grpc.StatusCode.UNAUTHENTICATED),
+        (ISSUER.token("node-2"), grpc.StatusCode.PERMISSION_DENIED),
+        (replica_token(), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+async def test_a_gateway_refuses_what_the_controller_would(
+    tmp_path: Path, token: str, code: grpc.StatusCode
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site, site.all["b"].agent(token=token) as agent:
+        await agent.try_hello()
+        assert (await agent.ending())[0] is code
+
+
+async def test_a_newer_call_of_a_node_closes_the_older(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        gateway = site.all["b"]
+        async with gateway.agent() as older, gateway.agent(instance="i-2") as newer:
+            await older.attend()
+            await newer.attend()
+            assert (await older.ending())[0] is grpc.StatusCode.ABORTED
+            await newer.delta(seq=2)
+            await newer.expect("ack")
+            streams = site.all["a"].streams
+            assert streams is not None
+            assert (streams.stats.attached, streams.stats.superseded) == (1, 1)
+
+
+# -- another controller ----------------------------------------------------------------------------
+
+
+async def test_agents_keep_their_streams_when_another_replica_takes_over(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b", "c") as site:
+        b, c = site.all["b"], site.all["c"]
+        async with b.agent("n-b") as at_b, c.agent("n-c") as at_c:
+            await at_b.attend()
+            await at_c.attend()
+            site.all["a"].service.close("killed")
+            for one in site.all.values():
+                one.directory.name(None)
+            await until(lambda: not b.gateway.relayed and not c.gateway.relayed)
+            await at_c.delta(seq=2)  # taken, and not acknowledged
+            await until(lambda: c.gateway.dropped == 1)
+            intake = site.elect("b")
+            for agent in (at_b, at_c):
+                assert (await agent.expect("resync")).reason
+            await at_b.snapshot(seq=2)
+            assert (await at_b.expect("welcome")).aggregator == "b"
+            assert (await at_b.expect("ack")).seq == 2
+            assert (await at_c.expect("welcome")).aggregator == "b"
+            await at_c.delta(seq=3)  # before its snapshot: not forwarded
+            await at_c.snapshot(seq=4)
+            assert (await at_c.expect("ack")).seq == 4
+            told = [(node, type(one)) for node, one, _ in intake.evidence]
+            assert sorted(told, key=lambda one: one[0]) == [("n-b", Snapshot), ("n-c", Snapshot)]
+            assert (b.gateway.stats.superseded, c.gateway.stats.ended.total()) == (0, 0)
+
+
+async def test_an_agent_that_came_without_a_controller_is_welcomed_by_the_first(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path) as site:
+        a, b = await site.start("a"), await site.start("b")
+        b.start_client()
+        async with a.agent("n-a") as at_a, b.agent("n-b") as at_b:
+            for agent in (at_a, at_b):
+                await agent.hello()
+            await until(lambda: a.gateway.stats.attached == b.gateway.stats.attached == 1)
+            site.elect("a")
+            for agent in (at_a, at_b):
+                await agent.expect("welcome")
+                await agent.snapshot()
+            await at_a.expect("welcome")
+            for agent in (at_a, at_b):
+                assert (await agent.expect("ack")).seq == 1
+
+
+async def test_agents_whose_evidence_was_dropped_come_first(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent("n-0") as first, b.agent("n-1") as second:
+            await first.attend()
+            await second.attend()
+            for one in site.all.values():
+                one.directory.name(None)
+            await until(lambda: not b.gateway.relayed)
+            await second.delta(seq=2)
+            await until(lambda: b.gateway.dropped == 1)
+            site.all["a"].pacer._at_once = 1
+            site.elect("a")
+            hellos = site.all["a"].intake.hellos
+            await until(lambda: len(hellos) == 4)
+            assert [told.node for told in hellos[2:]] == ["n-1", "n-0"]
+
+
+async def test_a_controller_that_stops_without_an_end_is_left_after_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        await until(lambda: b.gateway.relayed)
+        [link] = site.all["a"].service._links
+        monkeypatch.setattr(link._queue, "wait", lambda _: asyncio.Event().wait())
+        await until(lambda: not b.gateway.relayed, within=8)
+        assert b.client.trouble == "the controller has sent no message for 4 s"
+        await until(lambda: b.gateway.relayed, "and connected to again", within=8)
+
+
+async def test_a_gateway_that_sends_nothing_is_left_after_seconds(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
+        await relay.begin()
+        await relay.frames(opened(1))
+        await until(lambda: len(site.all["a"].intake.hellos) == 1)
+        code, text = await relay.ending()
+        assert (code, text) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "the gateway has sent no message for 4 s",
+        )
+        await until(lambda: any(e[0] == "detached" for e in site.all["a"].intake.events))
+
+
+async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "UNSERVED_FOR", 1.0)
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            dead = site.all["a"].address
+            site.all["a"].service.close("cut off")
+            code, text = await agent.ending()
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert "has not reached the controller for 1 s" in text
+            assert "FAILED_PRECONDITION: this replica is not the controller" in b.gateway.problem
+            async with b.agent() as another:
+                await another.try_hello()
+                assert (await another.ending())[0] is grpc.StatusCode.UNAVAILABLE
+            b.directory.renewed = False  # the Lease stands still: all wait for another controller
+            await until(lambda: not b.gateway.problem)
+            assert b.directory.named == dead
+
+
+# -- gateways that can't be trusted ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [
+        (replica_token(STRANGER), grpc.StatusCode.UNAUTHENTICATED),
+        (replica_token(expires_in=-3600), grpc.StatusCode.UNAUTHENTICATED),
+        (replica_token(audience="sickbay"), grpc.StatusCode.UNAUTHENTICATED),
+        (replica_token(account="sickbay:sickbay-agent"), grpc.StatusCode.PERMISSION_DENIED),
+        (ISSUER.token("node-1"), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+async def test_only_a_replicas_token_opens_a_relay(
+    tmp_path: Path, token: str, code: grpc.StatusCode
+) -> None:
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay(token) as relay:
+        assert (await relay.ending())[0] is code
+
+
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [
+        ("", grpc.StatusCode.UNAUTHENTICATED),
+        (STRANGER.token("node-1"), grpc.StatusCode.UNAUTHENTICATED),
+        (ISSUER.token("node-2"), grpc.StatusCode.PERMISSION_DENIED),
+        (replica_token(), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+async def test_a_stolen_replica_token_speaks_for_no_node(
+    tmp_path: Path, token: str, code: grpc.StatusCode
+) -> None:
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
+        await relay.begin()
+        await relay.frames(opened(1, token=token), snapshot(1), opened(2, "node-3"), snapshot(2))
+        frame = await relay.frame("ended")
+        assert (frame.stream, frame.ended.code) == (1, code.value[0])
+        intake = site.all["a"].intake
+        await until(lambda: bool(intake.evidence))
+        assert {node for node, _, _ in intake.evidence} == {"node-3"}
+
+
+async def test_a_gateway_of_another_protocol_is_refused_and_of_another_version_is_not(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a") as site:
+        async with site.all["a"].relay(protocol=2, version="9.0") as relay:
+            await relay.send(hello=frames.GatewayHello(protocol=2, name="g", version="9.0"))
+            code, text = await relay.ending()
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert "version 9.0, speaks relay protocol 2, and this controller 1" in text
+        async with site.all["a"].relay(version="9.0") as relay:
+            assert (await relay.begin()).version == "0.1.0"
+            assert site.all["a"].service.gateways == {"g": "9.0"}
+
+
+async def test_a_replica_that_is_not_the_controller_refuses_gateways(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        async with site.all["b"].relay() as relay:
+            await relay.send(hello=frames.GatewayHello(protocol=1, name="g", version="0.1.0"))
+            assert await relay.ending() == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "this replica is not the controller",
+            )
+        async with site.all["a"].relay() as relay:
+            await relay.begin()
+            site.all["a"].holds = False  # its Lease was not renewed in time
+            assert await relay.ending() == (
+                grpc.StatusCode.UNAVAILABLE,
+                "this replica is not the controller any more",
+            )
+
+
+async def test_hostile_frames_end_their_own_stream_or_relay_and_no_other(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        controller: PlayedReplica = site.all["a"]
+        async with site.all["b"].agent("n-b") as agent:
+            await agent.attend()
+            async with controller.relay() as relay:
+                await relay.begin()
+                garbage = frames.AgentFrame(stream=1, message=b"\xff\xff\xff")
+                await relay.frames(opened(1), snapshot(1), garbage)
+                assert (await relay.frame("ended")).ended.message.startswith("a message that is no")
+                again = opened(2, instance="i-2")
+                await relay.frames(again, snapshot(2, seq=5), snapshot(2, seq=3))
+                assert "3 after 5" in (await relay.frame("ended")).ended.message
+                await relay.frames(opened(3, instance="i-3"), message(3, hello()))
+                assert "Snapshot must come" in (await relay.frame("ended")).ended.message
+                unknown = frames.AgentFrame(stream=77, message=b"x")
+                closed = frames.AgentFrame(stream=78, closed=frames.AgentClosed())
+                await relay.frames(unknown, closed, frames.AgentFrame(stream=1))
+                await relay.frames(opened(4, "n-4"), opened(4, "n-4"))
+                code, text = await relay.ending()
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert text == "stream 4 is opened a second time"
+            async with controller.relay() as relay:
+                await relay.send(frames=[opened(1)])
+                code, text = await relay.ending()
+                assert (code, text) == (
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "the first batch must be the gateway's hello",
+                )
+            await agent.delta(seq=2)
+            assert (await agent.expect("ack")).seq == 2
+
+
+async def test_a_repeated_message_changes_nothing_and_is_acknowledged_again(tmp_path: Path) -> None:
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
+        await relay.begin()
+        twice = message(1, said.delta(Delta(), seq=2))
+        await relay.frames(opened(1), snapshot(1), twice, twice)
+        await until(lambda: len(site.all["a"].intake.evidence) == 3)
+        while True:
+            frame = await relay.frame("message")
+            told = pb.AggregatorMessage.FromString(frame.message)
+            if told.HasField("ack") and told.ack.seq == 2:
+                break
+
+
+async def test_a_late_opening_does_not_supersede_a_newer_stream_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a") as site:
+        controller = site.all["a"]
+        async with controller.relay(name="fast") as fast, controller.relay() as slow:
+            await fast.begin()
+            await slow.begin()
+            await fast.frames(opened(1, boottime=2_000), snapshot(1, seq=5))
+            await until(lambda: len(site.all["a"].intake.evidence) == 1)
+            await slow.frames(opened(9, boottime=1_000), snapshot(9, seq=4))
+            ended = (await slow.frame("ended")).ended
+            assert ended.code == grpc.StatusCode.ABORTED.value[0]
+            assert "a newer stream of this agent is attached" in ended.message
+            await fast.frames(message(1, said.delta(Delta(), seq=6)))
+            await until(lambda: len(site.all["a"].intake.evidence) == 2)
+            # A restarted agent has another instance: the newest of two instances counts.
+            await slow.frames(opened(10, instance="i-2", boottime=1), snapshot(10))
+            assert (await fast.frame("ended")).ended.code == grpc.StatusCode.ABORTED.value[0]
+
+
+async def test_more_messages_than_may_wait_end_the_stream_that_does_not_take_them(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
+        await relay.begin()
+        beats = [message(1, said.heartbeat(1)) for _ in range(2 * AGENT_MESSAGES + 300)]
+        await relay.frames(opened(1), snapshot(1), opened(2, "n-2"), *beats, snapshot(2))
+        ended = await relay.frame("ended")
+        assert (ended.stream, ended.ended.message) == (1, "more of its messages wait than may")
+        await until(lambda: any(node == "n-2" for node, _, _ in site.all["a"].intake.evidence))
+
+
+# -- bounds at the gateway -------------------------------------------------------------------------
+
+
+async def test_a_full_relay_drops_evidence_and_asks_for_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            link = b.gateway._link
+            assert link is not None
+            with monkeypatch.context() as full:
+                full.setattr(link.queue, "has_room", lambda *_: False)
+                await agent.delta(seq=2)
+                await until(lambda: b.gateway.dropped == 1)
+            assert (await agent.expect("resync")).reason
+            await agent.delta(seq=3)  # sent before the agent read the resync
+            await agent.snapshot(seq=4)
+            assert (await agent.expect("ack")).seq == 4
+            kinds = [type(one) for _, one, _ in site.all["a"].intake.evidence]
+            assert kinds == [Snapshot, Snapshot]
+
+
+def test_a_queue_is_bounded_in_all_and_for_each_stream() -> None:
+    queue: FrameQueue[frames.AgentFrame] = FrameQueue(most_bytes=1_000, most_of_one=400)
+    assert queue.has_room(1, 400)
+    queue.put(frames.AgentFrame(stream=1, message=b"x" * 200))
+    assert not queue.has_room(1, 200)
+    assert queue.has_room(2, 200)
+    queue.put(frames.AgentFrame(stream=2, message=b"x" * 300))
+    queue.put(frames.AgentFrame(stream=3, message=b"x" * 200))
+    assert not queue.has_room(4, 200)
+    assert [frame.stream for frame in queue.take(300)] == [1, 2]
+    assert queue.has_room(4, 200)
+    assert [frame.stream for frame in queue.take(1)] == [3]
+    assert (queue.take(1), queue.bytes) == ([], 0)
