@@ -9,7 +9,7 @@ agent's next snapshot has all of it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -271,7 +271,9 @@ class AgentCall:
         wait = self._allowance.spend(message.ByteSize(), self._rules.now())
         if wait > 0:
             self._stats.throttled += 1
-            self._log("an agent sends more than it may; it is read slowly", "stream.throttled")
+            self._log(
+                "an agent sends more than it may; it is read slowly", {"event": "stream.throttled"}
+            )
             await asyncio.sleep(wait)
         return message
 
@@ -316,7 +318,7 @@ class AgentCall:
             if self.relay.forward(self, message.SerializeToString()):
                 return
             self._passes = False
-            self._log("the relay is full; an agent's evidence waits", "relay.full")
+            self._log("the relay is full; an agent's evidence waits", {"event": "relay.full"})
             self.dropped = True
             self.relay.wait_for((self,))
         if kind in ("snapshot", "delta"):
@@ -430,13 +432,12 @@ class AgentCall:
         else:
             self._stats.refused[ending.why] += 1
             if ending.why is not CloseReason.LEFT:
-                self._log("stream refused", "stream.refused", str(ending))
+                self._log("stream refused", {"event": "stream.refused", "detail": str(ending)})
 
-    def _log(self, what: str, event: str, detail: str = "") -> None:
-        fields = self._gateway.sparingly(f"{event}: {self.node}", self._rules.now())
+    def _log(self, what: str, extra: Mapping[str, str]) -> None:
+        fields = self._gateway.sparingly(f"{what}: {self.node}", self._rules.now())
         if fields is not None:
-            extra = {"event": event, "node": self.node, "peer": self.peer, "detail": detail}
-            log.warning(what, extra={**extra, **fields})
+            log.warning(what, extra={**extra, "node": self.node, "peer": self.peer, **fields})
 
     # -- calls from its queue ---------------------------------------------------
 

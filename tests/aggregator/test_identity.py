@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from aggregator.ingest.awaited_hellos import MOST_AWAITED
 from aggregator.ingest.identity import (
     Caller,
     CertificateAuthenticator,
@@ -20,7 +21,6 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.listener import STREAMS_PER_CONNECTION
-from aggregator.ingest.awaited_hellos import MOST_AWAITED
 from aggregator.ingest.stream_table import GRACE
 from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb

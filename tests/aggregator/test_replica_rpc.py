@@ -18,9 +18,9 @@ from aggregator.ingest.server import IngestServer
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
+from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.replicas.membership.view import Member, MembershipView
 from aggregator.replicas.rpc import factory
-from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.replicas.rpc.client import LeaderClient, ReplicaCredentials, ReplicaRpcConfigError
 from aggregator.replicas.rpc.server import CoordinationService
 from sickbay.v1 import shards_pb2 as pb
