@@ -1,168 +1,49 @@
 """Puts the aggregator together and runs it until it is told to stop.
 
-Data flows one way: ingest, health, policy, quarantine, cluster. Page, alerts and history receive
-events through the `EventBus`.
+Every replica is a gateway for agents. The holder of the Lease is the controller, where data flows
+one way: ingest, health, policy, quarantine, cluster. Page, alerts and history receive events
+through the `EventBus`.
 """
 
 import asyncio
 import logging
 import random
+import secrets
 import signal
 import socket
 import time
-from collections import deque
-from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
-from sqlalchemy.engine import make_url
-
-from aggregator.alerts.fleet_context import FleetContext
-from aggregator.alerts.notifier import Notifier
-from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
-from aggregator.clock import Clocks, watch
+from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
-from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.cluster.port import ClusterError, ClusterTooOld
-from aggregator.composition.access import build_access, build_actions, replica_token
-from aggregator.composition.certificates import ServingCertificates, prepare_certificates
-from aggregator.composition.repair import build_repair, report_missing_rights
+from aggregator.composition.access import build_access
+from aggregator.composition.certificates import prepare_certificates
+from aggregator.composition.controller_parts import ControllerParts
+from aggregator.composition.identity import local_candidate
+from aggregator.composition.replica import LEAVE_WITHIN, Replica
+from aggregator.composition.tasks import spawn
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
-from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
-from aggregator.events import EventSink, Transition
-from aggregator.history.evidence_recorder import EvidenceRecorder
-from aggregator.history.history import History
-from aggregator.history.lemon_detector import LemonDetector
-from aggregator.hooks.factory import hook_rules
 from aggregator.ingest.jwks import JwksCache
-from aggregator.ingest.server import IngestServer, build, open_keys
+from aggregator.ingest.server import open_keys
 from aggregator.policy.defaults import lint_file, read_policy
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.controller import NO_NEWS_YET, Controller
-from aggregator.quarantine.correlation.drift import DriftWatch
-from aggregator.quarantine.repair.protocol import RepairSettings
-from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.repairers.agent_orders import AgentOrders
-from aggregator.replicas.runtime import ReplicaRuntime
+from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
 from aggregator.runtime import gc_tuning
 from aggregator.runtime.backoff import Backoff
-from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.tls.client_context import FollowedAuthorities
 from aggregator.version import VERSION
-from aggregator.web.event_broker import EventBroker
+from aggregator.web.gateway_page import GatewayPage, GatewayState
 from aggregator.web.server import Web
-from aggregator.web.stats_interface import Stats
 from aggregator.web.tls import Certificate
 
 log = logging.getLogger("sickbay.app")
 
 _CONNECT_BACKOFF = Backoff(first=0.5, most=5.0)
 _UNUSABLE = "the cluster can't be used"
-#: Sinks receive events after a quiet pause of this length (seconds), at the latest after
-#: _TOLD_WITHIN.
-_TOLD_AFTER = 0.05
-_TOLD_WITHIN = 2.0
-#: In a storm so many at a time, a few milliseconds' work, and then a pause (seconds).
-_TOLD_AT_ONCE = 16
-_TOLD_EVERY = 0.005
-#: Bytes of waiting events; beyond them events caused by agents are dropped, and sickbay's own kept.
-_MOST_UNTOLD = 64 * 1024 * 1024
-
-
-class EventBus:
-    """One event sink made of several: the log, history, alerts, the page.
-
-    They receive events a moment later, in order: the code that acts on a fault goes first, because
-    each millisecond counts there. Under load they receive them after `_TOLD_WITHIN`. `flush`
-    delivers the rest.
-    """
-
-    def __init__(self, ledgers: Sequence[EventSink], *, most_bytes: int = _MOST_UNTOLD) -> None:
-        self._ledgers = ledgers
-        self._limit = EventLimit()
-        self._most_bytes = most_bytes
-        #: Each with the moment at which it came, by the loop's clock.
-        self._untold: deque[tuple[float, Transition]] = deque()
-        self._bytes = 0
-        #: Transitions that were not delivered: there was no room, and agents had caused them.
-        self.lost = 0
-
-    def record_event(self, transition: Transition) -> None:
-        loop = asyncio.get_running_loop()
-        for one in self._limit.admit(transition, loop.time()):
-            size = size_of(one)
-            if self._bytes + size > self._most_bytes and one.kind in BY_AGENTS:
-                self._lose()
-                continue
-            if not self._untold:
-                loop.call_later(_TOLD_AFTER, self._tell_some)
-            self._bytes += size
-            self._untold.append((loop.time(), one))
-
-    def flush(self) -> None:
-        while self._untold:
-            self._tell_next()
-
-    def _lose(self) -> None:
-        if not self.lost:
-            log.error(
-                "too many transitions wait to be told; transitions that agents cause are left out",
-                extra={"event": "transitions.dropped"},
-            )
-        self.lost += 1
-
-    def _tell_next(self) -> None:
-        _, transition = self._untold.popleft()
-        self._bytes -= size_of(transition)
-        self.notify_sinks(transition)
-
-    def _tell_some(self) -> None:
-        """Deliver the events that are due, and look again while any are left."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        quiet = bool(self._untold) and now - self._untold[-1][0] >= _TOLD_AFTER
-        try:
-            for _ in range(_TOLD_AT_ONCE):
-                if not self._untold or not (quiet or now - self._untold[0][0] >= _TOLD_WITHIN):
-                    break
-                self._tell_next()
-        finally:
-            if self._untold:
-                due = self._untold[0][0] + _TOLD_WITHIN
-                calm = self._untold[-1][0] + _TOLD_AFTER
-                loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._tell_some)
-
-    def notify_sinks(self, transition: Transition) -> None:
-        log.info(
-            transition.summary,
-            extra={
-                "event": transition.kind.value,
-                "node": transition.node,
-                "kind": transition.kind.value,
-                "incident": transition.incident,
-            },
-        )
-        for sink in self._ledgers:
-            sink.record_event(transition)
-
-
-def _settings(config: Config, repair: RepairSettings) -> Settings:
-    return Settings(
-        mode=config.mode,
-        pools=config.pools,
-        limits=config.limits,
-        common=config.limits,
-        drain=config.drain,
-        silence=config.agents,
-        hooks=hook_rules(config.drain, wall=time.time),
-        uncordon=config.release,
-        marks=config.marks,
-        conditions=config.conditions,
-        events=config.events,
-        repair=repair,
-    )
 
 
 def _cluster(config: Config) -> KubeCluster | LocalCluster:
@@ -173,7 +54,6 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
             namespace=where.namespace,
             qps=where.requests_per_second,
             burst=where.burst,
-            shards=config.shards.on,
             certificates=config.makes_certificates,
             agents=config.identity.service_account if config.identity.kind == "token" else "",
             access=config.access.on,
@@ -185,50 +65,6 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
         command_timeout=where.local.command_timeout,
         wall=time.time,
     )
-
-
-def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -> History:
-    where = config.history
-    return History(
-        where.database,
-        keep=where.keep,
-        most_rows=where.most_rows,
-        clocks=clocks,
-        rng=rng,
-        credentials=where,
-        replica=replica,
-    )
-
-
-def _alerts(
-    config: Config,
-    fleet: FleetState,
-    owners: NamespaceOwners,
-    clocks: Clocks,
-    rng: random.Random,
-    replica: str,
-) -> Notifier:
-    return Notifier(
-        _outbox_store(config, replica),
-        config.alert_settings,
-        clocks=clocks,
-        rng=rng,
-        context=FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels),
-        owners=owners.owner_of,
-        # A process that has restarted does not go on with the claims of the one before.
-        replica=f"{replica} {rng.getrandbits(32):08x}",
-    )
-
-
-def _outbox_store(config: Config, replica: str) -> OutboxStore:
-    where = config.history
-    if where.is_file or not config.alerts.shared:
-        return FileStore(config.alerts.outbox)
-    # The import takes half a second, which the user of a file need not spend.
-    from aggregator.history.postgres import Postgres
-
-    engine = Postgres(make_url(where.database), where, f"sickbay {replica} alerts".strip())
-    return SharedStore(engine, own_file=config.alerts.outbox)
 
 
 async def _connect(
@@ -252,23 +88,11 @@ async def _connect(
             return
 
 
-async def _wait_until_sole(replica_runtime: ReplicaRuntime, fleet: FleetState) -> None:
-    """Without configured peers: wait until no other replica is at work, and report that."""
-    await replica_runtime.wait_until_sole(
-        waits=lambda why: _report_not_ready(fleet, "it does not begin yet", why, in_company=True),
-        away=lambda why: _report_not_ready(fleet, _UNUSABLE, why),
-    )
-    if fleet.in_company:
-        fleet.in_company, fleet.view_lost = False, NO_NEWS_YET
-
-
-def _report_not_ready(
-    fleet: FleetState, what: str, error: str, *, in_company: bool = False
-) -> None:
+def _report_not_ready(fleet: FleetState, what: str, error: str) -> None:
     """Reported once, however often the same problem is found."""
     if fleet.view_lost != error:
         log.warning(what, extra={"error": error})
-    fleet.view_lost, fleet.in_company = error, in_company
+    fleet.view_lost = error
 
 
 def _read_policy(config: Config) -> Policy:
@@ -282,154 +106,214 @@ def _read_policy(config: Config) -> Policy:
     return policy
 
 
-async def run(config: Config) -> None:
-    """Run until SIGTERM or SIGINT.
+async def run(config: Config, *, starts: bool = True) -> bool:
+    """Run until SIGTERM or SIGINT, or until another replica has taken the Lease from this one.
 
-    Raises the error that keeps it from starting: `AccessSetupError`, `ConfigError` (the policy),
-    `ReplicaIdentityError`, `DataDirError`, `ListenError`, `TlsError`, `TrustError`,
-    `WebListenError`, `ClusterTooOld`.
+    Returns whether to run again, as a gateway; ``starts`` is False then. Raises the error that
+    keeps it from starting: `AccessSetupError`, `ConfigError` (the policy), `ReplicaIdentityError`,
+    `CaFileError`, `DataDirError`, `ListenError`, `TlsError`, `WebListenError`, `ClusterTooOld`.
     """
     policy = _read_policy(config)
     create_data_dirs(config)
-    rng = random.Random()  # noqa: S311 - jitter, no secret
-    fleet = FleetState(how=config.cluster.how, documentation_url=config.documentation_url)
-    clocks = Clocks(time.monotonic, time.time)
-    cluster = _cluster(config)
-    certificates = prepare_certificates(
-        config, cluster, hostname=socket.gethostname(), clocks=clocks, rng=rng
-    )
-    config = certificates.config
-    replica_runtime = ReplicaRuntime(config, cluster, policy_hash=policy.hash, version=VERSION)
-    feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
-    repair = build_repair(config, cluster, orders)
-    history = _history(config, clocks, rng, replica_runtime.name)
-    owners = NamespaceOwners(config.alerts.owner_label)
-    alerts = _alerts(config, fleet, owners, clocks, rng, replica_runtime.name)
-    event_sink = EventBus([feed, history, alerts])
-    controller = Controller(
-        cluster=cluster,
-        policy=policy,
-        settings=_settings(config, repair),
-        fleet=fleet,
-        event_sink=event_sink,
-        clocks=clocks,
-        rng=rng,
-        evidence_recording=EvidenceRecorder(history.record),
-        shards=replica_runtime.shards,
-    )
-    orders.note_ends(controller.on_order_end)
-    keys = _keys(config, cluster)
-    ingest = build(
-        config,
-        controller,
-        name=replica_runtime.name,
-        keys=keys,
-        is_current=controller.is_current,
-        cluster_away=lambda: bool(fleet.view_lost),
-        among_others=lambda: replica_runtime.shards.membership_view.among_others,
-        orders=orders,
-        now=time.monotonic,
-        wall=time.time,
-    )
-    replica_runtime.serve(
-        controller.coordinator, ingest, keys, cluster_away=lambda: bool(fleet.view_lost), rng=rng
-    )
-    web = Web(
-        fleet=fleet,
-        history=history,
-        feed=feed,
-        stats=Stats(
-            ingest=ingest.stats,
-            api=cluster.counters if isinstance(cluster, KubeCluster) else None,
-            outbox=alerts.depth,
-            alert_trouble=lambda: alerts.problem,
-            alerts=alerts.overview,
-            history=history,
-            certificates=ingest.certificate_expiries,
-        ),
-        clocks=clocks,
-        version=VERSION,
-        ready=lambda: _not_ready(fleet, controller, certificates, ingest),
-        shards=replica_runtime.shards,
-        ca_file=config.shards.ca_file,
-        history_shared=not config.history.is_file,
-        hosts=config.listen.hosts,
-        access=build_access(config, cluster, keys, now=clocks.now, wall=clocks.wall),
-        replica_token=replica_token(config),
-        actions=build_actions(
-            config,
-            cluster,
-            event_sink.record_event,
-            known=fleet.node_summaries.__contains__,
-            wall=clocks.wall,
-        ),
-        preview=controller.mode_preview.holds,
-    )
-
-    lemons = LemonDetector(
-        history=history,
-        fleet=fleet,
-        event_sink=event_sink,
-        clocks=clocks,
-        bounds=config.lemons,
-        record_evidence=controller.record_own_evidence,
-        # Each file of history is its own replica's alone to read.
-        leads=lambda: config.history.is_file or replica_runtime.shards.leads(),
-    )
-
-    async def work() -> None:
-        await _connect(cluster, fleet, rng)
-        await _wait_until_sole(replica_runtime, fleet)
-        log.info(
-            "connected to the cluster",
-            extra={"event": "cluster.connected", "cluster": cluster.kind},
-        )
-        await run_until_first_exit(
-            controller=controller.run(),
-            replica_runtime=replica_runtime.run(),
-            agent_pods=_follow_agent_pods(config, cluster, ingest),
-            namespaces=_follow_namespaces(config, cluster, owners),
-            repair_rights=_report_repair_rights(repair),
-        )
-
     async with AsyncExitStack() as ending:
-        ending.push_async_callback(cluster.close)
-        _spawn(watch(clocks.doubt, fleet.doubt_clock), "clock", ending)
-        history.start()
-        ending.push_async_callback(history.close)
-        alerts.start()
-        ending.push_async_callback(alerts.close)
-        ending.callback(event_sink.flush)
-        _spawn(certificates.run(), "certificates", ending)
-        await certificates.first()
-        await _serve_page(config, web, ending)
-        await ingest.start()
-        ending.push_async_callback(ingest.stop)
+        process = _Process(config, policy, starts=starts)
+        superseded = await process.run(ending)
+    log.info("aggregator stopped", extra={"event": "aggregator.stopped"})
+    return superseded
+
+
+class _Process:
+    """One life of the replica: a gateway, and then the controller, if it gets the Lease."""
+
+    def __init__(self, config: Config, policy: Policy, *, starts: bool) -> None:
+        self._policy = policy
+        self._rng = random.Random()  # noqa: S311 - jitter, no secret
+        self._clocks = Clocks(time.monotonic, time.time)
+        self._cluster = _cluster(config)
+        hostname = socket.gethostname()
+        self._certificates = prepare_certificates(
+            config, self._cluster, hostname=hostname, clocks=self._clocks, rng=self._rng
+        )
+        self._config = config = self._certificates.config
+        me = local_candidate(config, hostname=hostname, epoch=secrets.token_hex(8), version=VERSION)
+        self._fleet = FleetState(how=config.cluster.how, documentation_url=config.documentation_url)
+        self._keys = _keys(config, self._cluster)
+        self._replica = Replica(
+            config,
+            self._cluster,
+            self._keys,
+            me,
+            cluster_away=lambda: bool(self._fleet.view_lost),
+            rng=self._rng,
+            starts=starts,
+        )
+        #: Page and API while this replica is a gateway.
+        self._page: GatewayPage | None = None
+
+    async def run(self, ending: AsyncExitStack) -> bool:
+        """Returns whether another replica has taken the Lease."""
+        replica = self._replica
+        ending.push_async_callback(self._cluster.close)
+        spawn(self._certificates.run(), "certificates", ending)
+        await self._certificates.first()
+        ending.push_async_callback(replica.listener.stop)
+        ending.callback(replica.gateway.close)
+        if replica.lease is None:
+            parts = await self._be_controller(ending)
+        else:
+            await self._serve_gateway_page(ending)
+            parts = None
+        await replica.listener.start()
         log.info(
             "aggregator started",
             extra={
                 "event": "aggregator.started",
                 "version": VERSION,
-                "mode": config.mode.value,
-                "policy": policy.hash,
+                "mode": self._config.mode.value,
+                "policy": self._policy.hash,
             },
         )
-        _spawn(
-            _search_for_ever(lemons, DriftWatch(fleet, clocks, controller.record_own_evidence)),
-            "searches",
-            ending,
-        )
-        _spawn(gc_tuning.collect_when_idle(), "garbage", ending)
-        working = _spawn(work(), "controller", ending)
+        spawn(gc_tuning.collect_when_idle(), "garbage", ending)
+        working = spawn(self._work(parts, ending), "work", ending)
         await asyncio.wait({working, _stop_signal()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
-        await replica_runtime.drain_and_leave(lambda: ingest.stats.attached)
-    log.info("aggregator stopped", extra={"event": "aggregator.stopped"})
+            return True
+        await self._leave()
+        return False
 
+    async def _work(self, parts: ControllerParts | None, ending: AsyncExitStack) -> None:
+        """Until another replica has taken the Lease from us."""
+        await _connect(self._cluster, self._fleet, self._rng)
+        log.info(
+            "connected to the cluster",
+            extra={"event": "cluster.connected", "cluster": self._cluster.kind},
+        )
+        lease = self._replica.lease
+        if lease is None:
+            assert parts is not None
+            await parts.run()
+            return
+        held = spawn(lease.run(), "lease", ending)
+        gateway = spawn(self._replica.be_gateway(), "gateway", ending)
+        await asyncio.wait({held, gateway}, return_when=asyncio.FIRST_COMPLETED)
+        if held.done():
+            held.result()
+            return
+        gateway.result()
+        if self._page is not None:
+            await self._page.close()
+        parts = await self._be_controller(ending)
+        acting = spawn(parts.run(), "controller", ending)
+        await asyncio.wait({held, acting}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (held, acting):
+            if task.done():
+                task.result()
 
-async def _search_for_ever(lemons: LemonDetector, drift: DriftWatch) -> None:
-    await asyncio.gather(lemons.run(), drift.run())
+    async def _be_controller(self, ending: AsyncExitStack) -> ControllerParts:
+        parts = ControllerParts(
+            self._config,
+            self._cluster,
+            self._policy,
+            self._keys,
+            self._replica,
+            fleet=self._fleet,
+            clocks=self._clocks,
+            rng=self._rng,
+            not_ready=self._own_problems,
+        )
+        parts.start(ending)
+        await self._serve_page(parts.web, ending)
+        return parts
+
+    def _own_problems(self) -> list[str]:
+        trouble = self._certificates.trouble or self._replica.listener.certificate_trouble()
+        return [f"agents and other replicas turn away: {trouble}"] if trouble else []
+
+    async def _leave(self) -> None:
+        """In order: this replica acts no more, another takes the Lease, the agents go."""
+        replica = self._replica
+        if replica.lease is None or replica.client is None:
+            if replica.lease is not None:
+                await replica.lease.release()
+            return
+        others = bool(replica.among_others)
+        await replica.lease.release()
+        if replica.service is not None:
+            replica.service.close("the controller stops")
+        if others:
+            await replica.leave(LEAVE_WITHIN)
+        log.info(
+            "replica left the others",
+            extra={"others": others, "agents_left": replica.stats.attached},
+        )
+
+    # -- the page ---------------------------------------------------------------
+
+    async def _serve_gateway_page(self, ending: AsyncExitStack) -> None:
+        config, lease, replica = self._config, self._replica.lease, self._replica
+        assert lease is not None
+        credentials = ReplicaCredentials(
+            token_file=config.shards.token_file, ca_file=config.shards.ca_file
+        )
+        self._page = page = GatewayPage(
+            GatewayState(
+                name=replica.me.name,
+                version=VERSION,
+                controller=lease.other,
+                renewed_ago=lease.renewal_seen_ago,
+                problems=lambda: [
+                    reason
+                    for reason in (
+                        self._fleet.view_lost,
+                        lease.problem,
+                        replica.not_ready,
+                        *self._own_problems(),
+                    )
+                    if reason
+                ],
+                relayed=lambda: replica.gateway.relayed,
+                dropped=lambda: replica.gateway.dropped,
+                connected=lambda: replica.gateway.connected,
+                certificates=replica.listener.certificate_expiries,
+                token=credentials.token,
+                token_errors=(RelayConfigError,),
+            ),
+            authorities=FollowedAuthorities(config.shards.ca_file),
+            access=build_access(
+                config, self._cluster, None, now=self._clocks.now, wall=self._clocks.wall
+            ),
+        )
+        lease.on_change(page.end_superseded)
+        certificate = self._certificate(ending)
+        await self._page.start(
+            config.listen.web, certificate.context if certificate is not None else None
+        )
+        ending.push_async_callback(self._page.close)
+
+    async def _serve_page(self, web: Web, ending: AsyncExitStack) -> None:
+        certificate = self._certificate(ending)
+        address = await web.start(
+            self._config.listen.web, certificate.context if certificate is not None else None
+        )
+        ending.push_async_callback(web.close)
+        log.info(
+            "the page is served",
+            extra={"event": "page.served", "address": address, "tls": certificate is not None},
+        )
+
+    def _certificate(self, ending: AsyncExitStack) -> Certificate | None:
+        tls = self._config.listen.tls
+        if tls is None:
+            return None
+        certificate = Certificate(
+            tls.cert_file,
+            tls.key_file,
+            wall=time.time,
+            client_authorities=self._config.access.client_authorities,
+        )
+        spawn(certificate.follow(), "page certificate", ending)
+        return certificate
 
 
 def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | None:
@@ -440,78 +324,6 @@ def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | No
     if not wanted or not isinstance(cluster, KubeCluster):
         return None
     return open_keys(config, cluster.signing_keys, now=time.monotonic)
-
-
-async def _follow_agent_pods(
-    config: Config, cluster: KubeCluster | LocalCluster, ingest: IngestServer
-) -> None:
-    """For ever: tokens of deleted pods are refused, where agents have tokens of pods."""
-    if config.identity.kind == "token" and isinstance(cluster, KubeCluster):
-        await cluster.follow_agent_pods(ingest.deleted_pods)
-    await asyncio.Event().wait()
-
-
-async def _follow_namespaces(
-    config: Config, cluster: KubeCluster | LocalCluster, owners: NamespaceOwners
-) -> None:
-    """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
-    if config.alerts.settings.wants_owners and isinstance(cluster, KubeCluster):
-        await cluster.follow_namespaces(owners)
-    await asyncio.Event().wait()
-
-
-async def _report_repair_rights(repair: RepairSettings) -> None:
-    """For ever, as its end would end the process. Beside the others: a management cluster that is
-    out of reach must not delay quarantines.
-    """
-    await report_missing_rights(repair)
-    await asyncio.Event().wait()
-
-
-async def _serve_page(config: Config, web: Web, ending: AsyncExitStack) -> None:
-    certificate = None
-    if config.listen.tls is not None:
-        tls = config.listen.tls
-        certificate = Certificate(
-            tls.cert_file,
-            tls.key_file,
-            wall=time.time,
-            client_authorities=config.access.client_authorities,
-        )
-        _spawn(certificate.follow(), "page certificate", ending)
-    address = await web.start(
-        config.listen.web, certificate.context if certificate is not None else None
-    )
-    ending.push_async_callback(web.close)
-    log.info(
-        "the page is served",
-        extra={"event": "page.served", "address": address, "tls": certificate is not None},
-    )
-
-
-def _spawn(
-    work: Coroutine[Any, Any, None], name: str, ending: AsyncExitStack
-) -> "asyncio.Task[None]":
-    task = asyncio.create_task(work, name=name)
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.wait({task})
-
-    ending.push_async_callback(end)
-    return task
-
-
-def _not_ready(
-    fleet: FleetState,
-    controller: Controller,
-    certificates: ServingCertificates,
-    ingest: IngestServer,
-) -> list[str]:
-    """Why this process can't do its work now, in words."""
-    trouble = certificates.trouble or ingest.certificate_trouble()
-    alone = f"agents and other replicas turn away: {trouble}" if trouble else ""
-    return [reason for reason in (fleet.view_lost, controller.record_problem, alone) if reason]
 
 
 def _stop_signal() -> asyncio.Task[bool]:

@@ -60,8 +60,6 @@ class EventKind(enum.StrEnum):
     COOLDOWN_OVER = "fleet.cooldown_over"
     RECORD_LOST = "fleet.record_lost"  # deleted, rolled back, edited or unreadable: admission stops
     RECORD_WHOLE = "fleet.record_whole"
-    REPLICAS_APART = "fleet.replicas_apart"  # they can't coordinate, so little is admitted
-    REPLICAS_TOGETHER = "fleet.replicas_together"
     NETWORK_BLAMED = "network.blamed"  # a target, or a domain of several nodes: no node
     NETWORK_CLEARED = "network.cleared"
     NODE_LOST = "network.node_lost"  # no other node reaches it, and its agent is silent

@@ -47,8 +47,6 @@ SEVERITY = {
     EventKind.COOLDOWN: "warning",
     EventKind.RECORD_LOST: "critical",
     EventKind.RECORD_WHOLE: "info",
-    EventKind.REPLICAS_APART: "warning",
-    EventKind.REPLICAS_TOGETHER: "info",
     EventKind.NETWORK_BLAMED: "critical",
     EventKind.NETWORK_CLEARED: "info",
     EventKind.NODE_LOST: "warning",
@@ -61,7 +59,7 @@ POD_KINDS = frozenset({EventKind.EVICTED, EventKind.BLOCKED, EventKind.FORCED})
 GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
 
 #: Holds that need no alert of their own: the fleet's alert reports them, or they last for seconds.
-_TOLD_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record", "shards"})
+_TOLD_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record"})
 
 #: Kinds of alerts that last until a later transition ends them. Any other kind is a notice.
 LASTING = frozenset(
@@ -84,7 +82,6 @@ LASTING = frozenset(
         EventKind.COMMON_CAUSE,
         EventKind.COOLDOWN,
         EventKind.RECORD_LOST,
-        EventKind.REPLICAS_APART,
         EventKind.NETWORK_BLAMED,
         EventKind.NODE_LOST,
     }
@@ -320,8 +317,6 @@ _OVER = {
     EventKind.COOLDOWN_OVER: frozenset({EventKind.COOLDOWN}),
     EventKind.RECORD_LOST: frozenset({EventKind.RECORD_WHOLE}),
     EventKind.RECORD_WHOLE: frozenset({EventKind.RECORD_LOST}),
-    EventKind.REPLICAS_APART: frozenset({EventKind.REPLICAS_TOGETHER}),
-    EventKind.REPLICAS_TOGETHER: frozenset({EventKind.REPLICAS_APART}),
     EventKind.NETWORK_BLAMED: frozenset({EventKind.NETWORK_CLEARED}),
     EventKind.NETWORK_CLEARED: frozenset({EventKind.NETWORK_BLAMED}),
     EventKind.NODE_LOST: frozenset({EventKind.NODE_FOUND}),

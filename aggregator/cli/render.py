@@ -8,9 +8,8 @@ from aggregator.cli.text_table import ago, clean, clock, evidence, table, with_d
 
 Answer = dict[str, Any]
 
-_FROZEN = "THE REPLICA YOU ASK DOES NOT KNOW THE OTHER REPLICAS, and takes no action"
+_LEASE_LOST = "THE CONTROLLER MAY NOT ACT, and no action is taken"
 UNSEEN = "THE CLUSTER CAN'T BE SEEN"
-IN_COMPANY = "THIS REPLICA WAITS FOR OTHERS"
 
 
 def status(fleet: Answer, screen: Screen) -> Iterator[str]:
@@ -20,24 +19,17 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     for pool in fleet["pools"]:
         if pool["mode"] != fleet["mode"]:
             yield f"mode {pool['mode']} in pool {pool['name']}, {pool['nodes']} nodes"
-    unseen = f"{IN_COMPANY}, and does nothing" if fleet["in_company"] else UNSEEN
     yield from _said(
         fleet,
         {
             "stop": "STOPPED BY A PERSON",
-            "view_lost": unseen,
+            "view_lost": UNSEEN,
             "waiting_for_quorum": "WAITING FOR THE AGENTS",
             "cooling": "COOLING DOWN, no new quarantine is admitted",
             "clock_doubt": "ITS CLOCK IS DOUBTED, actions that can't be undone wait",
-            "frozen": _FROZEN,
-            "differing": "THE REPLICAS DIFFER, no new quarantine is admitted",
-            "incomplete": "THE REPLICAS HAVE NOT TOLD EACH OTHER EVERYTHING, little is admitted",
+            "lease_lost": _LEASE_LOST,
         },
     )
-    frozen = fleet.get("frozen")
-    for one in fleet.get("replicas", ()):
-        if one["trouble"] and one["nodes"]:
-            yield f"{clean(one['name'])} {clean(one['trouble'])}: {_only_last_known(one)}"
     yield from _said(
         fleet,
         {
@@ -52,7 +44,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         if cause.get("documentation"):
             yield f"  more: {clean(cause['documentation'])}"
     for reason in fleet["not_ready"]:
-        if reason != fleet["view_lost"] and (not frozen or frozen not in reason):  # said above
+        if reason not in (fleet["view_lost"], fleet.get("lease_lost")):  # said above
             yield f"NOT READY: {clean(reason)}"
     held = fleet["counts"].get("held", 0)  # the other holds are of drains that have begun
     yield ""
@@ -113,44 +105,22 @@ def _said(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:
             yield f"{label}: {clean(fleet[name])}"
 
 
-def _only_last_known(replica: Answer) -> str:
-    since = f" ({clock(replica['last_answer'])} UTC)" if replica["last_answer"] else ""
-    return f"its {replica['nodes']} nodes are only last known{since}"
-
-
 def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
     """The aggregator's replicas."""
-    if answer["frozen"]:
-        yield f"{_FROZEN}: {clean(answer['frozen'])}"
-    if answer["differing"]:
-        yield f"THEY DIFFER, no new quarantine is admitted: {clean(answer['differing'])}"
+    if answer["lease_lost"]:
+        yield f"{_LEASE_LOST}: {clean(answer['lease_lost'])}"
     if not answer["items"]:
-        yield "The replica you ask knows of no other."
+        yield "There is one replica."
         return
     yield table(
-        ["REPLICA", "ROLE", "NODES", "AGENTS", "VERSION", "POLICY", "ANSWERED", "STATE"],
+        ["REPLICA", "ROLE", "VERSION"],
         [
-            (
-                one["name"],
-                " ".join(word for word in ("leads", "here") if one[word]),
-                one["nodes"],
-                "" if one["trouble"] else one["attached"],
-                one["version"],
-                one["policy"][:12],
-                _answered(one, screen),
-                one["trouble"] or "; ".join(one["not_ready"]) or "answers",
-            )
+            (one["name"], "controller" if one["controller"] else "gateway", one["version"])
             for one in answer["items"]
         ],
         screen.width,
         colour=screen.colour,
     )
-
-
-def _answered(one: Answer, screen: Screen) -> str:
-    if not one["trouble"]:
-        return "now"
-    return ago(one["last_answer"], screen.now) if one["last_answer"] else "never"
 
 
 def alerts(answer: Answer, screen: Screen) -> Iterator[str]:

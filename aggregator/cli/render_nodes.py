@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from aggregator.cli import render
-from aggregator.cli.render import IN_COMPANY, UNSEEN, Answer
+from aggregator.cli.render import UNSEEN, Answer
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table, with_devices
+from aggregator.cli.text_table import ago, clean, evidence, pairs, table, with_devices
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
@@ -18,7 +18,7 @@ def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]
     if not page["items"]:
         yield "No node stands so." if asked else "No node is known yet."
         return
-    more = ["REPLICA", "REQUESTS"] if screen.wide else []
+    more = ["REQUESTS"] if screen.wide else []
     yield table(
         ["NODE", "STANDING", "AGENT", "HEARD", *more, "WHY"],
         [
@@ -27,7 +27,7 @@ def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]
                 one["standing"],
                 one["agent"],
                 ago(one["last_heard"], screen.now),
-                *([one.get("replica", ""), "; ".join(one["requests"])] if more else []),
+                *(["; ".join(one["requests"])] if more else []),
                 one["why"],
             )
             for one in page["items"]
@@ -41,8 +41,6 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
     """The list of quarantined nodes."""
     if answer.get("view_lost"):
         of_it = f"{UNSEEN}, the state shown here may be old"
-        if answer.get("in_company"):
-            of_it = f"{IN_COMPANY}, and knows nothing of the cluster"
         yield f"{of_it}: {clean(answer['view_lost'])}"
     marked = answer.get("marked_only") or []
     if marked:
@@ -112,8 +110,6 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("standing", one["standing"]),
             ("why", one["why"]),
             ("agent", one["agent"] + heard),
-            ("replica", one.get("replica", "")),
-            ("only last known", _known(one, screen)),
             ("version", one["agent_version"]),
             ("boot", one["boot_id"]),
             ("pool", one["pool"]),
@@ -234,11 +230,6 @@ def repairs(found: Answer, screen: Screen) -> Iterator[str]:
         yield f"asked for by hand: {clean(found['requested'])}"
     if found["waits"]:
         yield f"next: {clean(found['waits'])}"
-
-
-def _known(one: Answer, screen: Screen) -> str:
-    at = one.get("last_known")
-    return f"{clock(at)} UTC, {ago(at, screen.now)} ago; see: sickbay replicas" if at else ""
 
 
 def _marks(fault: Answer) -> str:

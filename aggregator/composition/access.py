@@ -1,7 +1,6 @@
 """Access control of page, API and metrics, as the configuration asks for it."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -19,14 +18,14 @@ from aggregator.cli.local_actions import LocalActions, scratch_copy
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.composition.replica import replica_authenticator
 from aggregator.config.settings import Config
 from aggregator.events import Transition
 from aggregator.ingest.identity import IdentityError
 from aggregator.ingest.jwks import JwksCache
-from aggregator.replicas.rpc.client import ReplicaCredentials
-from aggregator.replicas.rpc.factory import authenticator
-from aggregator.web.access_guard import PageAccess, VerifyReplica
+from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
+from aggregator.web.forwarding import VerifyReplica
 
 T = TypeVar("T")
 
@@ -43,16 +42,12 @@ def build_access(
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> PageAccess:
-    """``keys`` verify replicas' tokens. Raises AccessSetupError."""
+    """``keys`` verify the tokens of gateways that pass requests on. Raises AccessSetupError."""
     gate = _gate(config, cluster, now=now, wall=wall) if config.access.on else None
-    return PageAccess(gate=gate, verify_replica=_verify_replica(config, keys))
-
-
-def replica_token(config: Config) -> Callable[[], str] | None:
-    """Reads this replica's token for others, where there are others."""
-    if not config.shards.on:
-        return None
-    return ReplicaCredentials(token_file=config.shards.token_file, ca_file=None).token
+    if not config.shards.on or keys is None:
+        return PageAccess(gate=gate)
+    replicas = replica_authenticator(config, keys)
+    return PageAccess(gate=gate, verify_replica=page_verifier(replicas.renew))
 
 
 class _LoopCalls:
@@ -143,29 +138,15 @@ def _gate(
     return AccessGate(found, SubjectAccessAuthorizer(reviews, now=now), **rules)
 
 
-def _verify_replica(config: Config, keys: JwksCache | None) -> VerifyReplica | None:
-    if not config.shards.on or keys is None:
-        return None
-    replicas = authenticator(
-        keys,
-        service_account=config.shards.service_account,
-        issuer=config.identity.issuer,
-        plaintext=config.listen.tls is None,
-        wall=time.time,
-    )
-    return verifier(replicas.renew)
-
-
-def verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:
+def page_verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:
     """The check of the gRPC listener, with its refusals as the page's."""
 
     async def check(token: str) -> None:
         try:
             await verify(token)
         except IdentityError as error:
-            status = 503 if error.passing else 401
             raise AccessRefused(
-                status,
+                503 if error.passing else 403,
                 "invalid_replica_token",
                 f"this is no replica's token: {error}",
                 "shards.service_account names the account of the replicas.",

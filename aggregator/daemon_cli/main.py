@@ -77,12 +77,12 @@ def _run(options: argparse.Namespace) -> int:
         from aggregator.cluster.kubernetes.credentials import CredentialSources
         from aggregator.cluster.port import ClusterTooOld, Refused
         from aggregator.composition.access import AccessSetupError
+        from aggregator.composition.identity import ReplicaIdentityError
         from aggregator.config.data_dirs import DataDirError, exclusive_lock
         from aggregator.ingest.os_limits import ListenError
         from aggregator.ingest.tls import TlsError
-        from aggregator.replicas.identity import ReplicaIdentityError
         from aggregator.runtime import gc_tuning, logs
-        from aggregator.web.replica_client import TrustError
+        from aggregator.tls.client_context import CaFileError
         from aggregator.web.server import WebListenError
 
     if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is None:
@@ -95,14 +95,16 @@ def _run(options: argparse.Namespace) -> int:
     gc_tuning.raise_thresholds()
     try:
         with exclusive_lock(config):
-            asyncio.run(app.run(config))
+            starts = True
+            while asyncio.run(app.run(config, starts=starts)):
+                starts = False  # another replica is the controller: go on as a gateway
     except (
         AccessSetupError,
         ListenError,
         ReplicaIdentityError,
         DataDirError,
         TlsError,
-        TrustError,
+        CaFileError,
         WebListenError,
     ) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
@@ -266,10 +268,10 @@ def _unusable_alert_files(config: Config) -> Iterator[tuple[Key, str]]:
 def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
     """Only where the file gives the replica's address itself: in a domain it is the host's name."""
     if config.shards.address:
-        from aggregator.replicas.identity import ReplicaIdentityError, local_member
+        from aggregator.composition.identity import ReplicaIdentityError, local_candidate
 
         try:
-            local_member(config, hostname="any", epoch="", policy_hash="", version="")
+            local_candidate(config, hostname="any", epoch="", version="")
         except ReplicaIdentityError as error:
             yield ("shards", "address"), str(error)
 

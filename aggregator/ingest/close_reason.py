@@ -22,7 +22,6 @@ class CloseReason(enum.StrEnum):
     SLOW_READER = "slow_reader"
     TOO_MANY = "too_many"  # streams of one node, none of which has begun
     UNSAFE = "unsafe"  # its evidence could not be made durable
-    REDIRECTED = "redirected"
     CONTROLLER = "controller"  # of the gateway's call: the controller ended the agent's stream
     CLOSED = "closed"  # the controller asked for it, or the aggregator stops
     INTERNAL = "internal"

@@ -545,10 +545,6 @@ def resync(reason: str) -> pb.AggregatorMessage:
     return pb.AggregatorMessage(resync=pb.Resync(reason=reason))
 
 
-def redirect(address: str, reason: str) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(redirect=pb.Redirect(address=address, reason=reason))
-
-
 def clear_faults(command_id: str, component: str, code: str, reason: str) -> pb.AggregatorMessage:
     return pb.AggregatorMessage(
         clear_faults=pb.ClearFaults(

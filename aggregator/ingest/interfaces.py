@@ -35,10 +35,6 @@ class AgentConnection(Protocol):
         """Ask for a snapshot. A request that comes too soon is delayed, never dropped."""
         ...
 
-    def redirect(self, address: str, reason: str) -> None:
-        """Send the agent to the replica at ``host:port``; the stream is closed if it stays."""
-        ...
-
     def clear_faults(self, component: str, code: str, reason: str) -> str: ...
 
     def quiesce(self, seconds: float, reason: str) -> str:
@@ -56,12 +52,6 @@ class AgentConnection(Protocol):
 
 class EvidenceSink(Protocol):
     """The receiver of evidence: the controller."""
-
-    def owner_address(self, node: str) -> str:
-        """The address (host:port) of the replica that the node's agent belongs to; empty if it is
-        this one.
-        """
-        ...
 
     def placed(self, node: str, address: str) -> None:
         """Other nodes are asked to probe the node at ``address``; empty: nowhere (any more)."""

@@ -118,9 +118,31 @@ def caller_of(context: _Context) -> Caller:
     return Caller(context.peer(), metadata, certificate)
 
 
-def build(
+def certificate_files(
+    config: Config, stats: IngestStats, *, now: Callable[[], float], wall: Callable[[], float]
+) -> CertificateFiles | None:
+    """The listener's certificate; None without TLS. Raises `aggregator.ingest.tls.TlsError`."""
+    tls = config.listen.tls
+    if tls is None:
+        return None
+    files = CertificateFiles(
+        tls.cert_file,
+        tls.key_file,
+        tls.client_ca_file,
+        verified_by=config.shards.ca_file,
+        stats=stats,
+        now=now,
+        wall=wall,
+    )
+    files.check()
+    return files
+
+
+def controller_streams(
     config: Config,
     intake: EvidenceSink,
+    stats: IngestStats,
+    deleted_pods: DeletedPods,
     *,
     name: str,
     keys: JwksCache | None = None,
@@ -130,8 +152,8 @@ def build(
     orders: AgentOrders,
     now: Callable[[], float],
     wall: Callable[[], float],
-) -> IngestServer:
-    """The server that ``config`` asks for. Raises `aggregator.ingest.tls.TlsError`.
+) -> AgentStreams:
+    """The streams of a controller, whose evidence goes to ``intake``.
 
     ``name`` is this aggregator's, as sent to agents. ``keys`` (`open_keys`) verify tokens, and are
     needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
@@ -140,25 +162,9 @@ def build(
     there are none). ``orders`` go to agents by its streams. ``now`` is monotonic seconds, ``wall``
     seconds since the epoch.
     """
-    stats = IngestStats()
-    deleted_pods = DeletedPods(now=now)
-    tls, files = config.listen.tls, None
-    if tls is not None:
-        files = CertificateFiles(
-            tls.cert_file,
-            tls.key_file,
-            tls.client_ca_file,
-            verified_by=config.shards.ca_file,
-            stats=stats,
-            now=now,
-            wall=wall,
-        )
-        files.check()
-    return IngestServer(
-        config.listen.grpc,
-        tls=files,
-        require_client_certificate=config.identity.kind == "certificate",
-        authenticator=_authenticator(config, keys, is_current, deleted_pods, wall),
+    authenticator = make_authenticator(config, keys, deleted_pods, wall, is_current)
+    return AgentStreams(
+        authenticator=authenticator,
         intake=intake,
         rules=StreamConfig(
             name=name,
@@ -172,7 +178,6 @@ def build(
             orders=orders,
         ),
         stats=stats,
-        shared_connections=config.identity.kind == "insecure-trust-hello",
         probe_key=load_probe_key(probe_key_file(config)),
         deleted_pods=deleted_pods,
     )
@@ -185,13 +190,14 @@ def open_keys(config: Config, fetch: Fetch, *, now: Callable[[], float]) -> Jwks
     return keys
 
 
-def _authenticator(
+def make_authenticator(
     config: Config,
     keys: JwksCache | None,
-    is_current: IsCurrent | None,
     deleted_pods: DeletedPods,
     wall: Callable[[], float],
+    is_current: IsCurrent | None = None,
 ) -> Authenticator:
+    """Proves agents' identities as the configuration says. A gateway has no ``is_current``."""
     identity = config.identity
     if identity.kind == "certificate":
         return CertificateAuthenticator()

@@ -44,17 +44,16 @@ Code = grpc.StatusCode
 HELLO_WITHIN = 60.0
 SNAPSHOT_WITHIN = 120.0
 REFUSED_WITHIN = 1.0
-REDIRECT_WITHIN = 10.0
 #: The promise to agents where there are other replicas. An agent that gets no answer tries for 5 s
 #: whether the replica is there: with a heartbeat of 10 s it has left 17 to 27 s after its replica
-#: was stopped, and by then others own its node (docs/shards.md).
+#: was stopped.
 ANSWER_WITHIN = 12.0
 #: Bytes of a message that takes some milliseconds to read.
 LARGE = 65_536
 #: The source of evidence that was lost because it was not taken here.
 US = "aggregator"
-# One object each, not one for each stream.
-_NEVER, _NOW = float("inf"), float("-inf")
+# One object, not one for each stream.
+_NOW = float("-inf")
 
 
 class Context(Protocol):
@@ -133,7 +132,6 @@ class Stream:
         "_context",
         "_ending",
         "_intake",
-        "_leave_by",
         "_named",
         "_outbox",
         "_partial",
@@ -192,7 +190,6 @@ class Stream:
         #: Entries were dropped since the last whole snapshot, so the digests cannot agree.
         self._partial = False
         self._resyncs = ResyncBackoff()
-        self._leave_by = _NEVER
         self._named: tuple[str, ...] = ()
         self._awaited = ""  # the node that the credentials name, until the stream is attached
         self._boottime = 0.0  # the agent's CLOCK_BOOTTIME less our time, where it tells that
@@ -300,9 +297,6 @@ class Stream:
         self.repair_verbs = codec.repair_verbs(message.hello)
         self.test_profiles = codec.test_profiles(message.hello)
         self.last_heard = self._rules.now()
-        home = self._intake.owner_address(self.node)
-        if home:
-            await self._send_home(home, allowance)
         self.hello_written = message.hello.boottime_ms
         self._await_hello("")
         self._streams.attach(self)
@@ -334,17 +328,6 @@ class Stream:
         self._awaited = node
         if node:
             self._streams.await_hello(self, node)
-
-    async def _send_home(self, home: str, allowance: NodeBudget) -> None:
-        """The node is another replica's: send only the redirect, until its agent leaves."""
-        self._outbox.put(codec.redirect(home, "the node belongs to that replica"))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REDIRECT_WITHIN):
-                while await self._read(allowance) is not None:
-                    pass
-        raise StreamClosed(
-            CloseReason.REDIRECTED, Code.UNAVAILABLE, f"the node belongs to the replica at {home}"
-        )
 
     def _welcome(self, peers: Sequence[str]) -> None:
         self._named = tuple(peers)
@@ -575,11 +558,6 @@ class Stream:
             self._outbox.put(codec.resync(reason))
             self._stats.resyncs += 1
 
-    def redirect(self, address: str, reason: str) -> None:
-        self._outbox.put(codec.redirect(address, reason))
-        self._leave_by = self._rules.now() + REDIRECT_WITHIN
-        self.due_at = _NOW
-
     def clear_faults(self, component: str, code: str, reason: str) -> str:
         command = uuid.uuid4().hex
         self._outbox.put(codec.clear_faults(command, component, code, reason))
@@ -624,18 +602,14 @@ class Stream:
     # -- its end ----------------------------------------------------------------
 
     def tick(self, now: float, wall: float, *, renewals_may_fail: bool) -> None:
-        """Apply the changes that time brings: silence, expiry, a redirect that was not followed.
+        """Apply the changes that time brings: silence, expiry.
 
         Before `due_at`, with credentials that are valid, there are none.
         """
         self._resync_if_due(now)
         if not self._resyncs.wanted:
-            self.due_at = min(self.last_heard + self._rules.silent_after, self._leave_by)
-        if now > self._leave_by:
-            self._stop(
-                StreamClosed(CloseReason.REDIRECTED, Code.UNAVAILABLE, "redirected, and stayed")
-            )
-        elif now - self.last_heard > self._rules.silent_after:
+            self.due_at = self.last_heard + self._rules.silent_after
+        if now - self.last_heard > self._rules.silent_after:
             text = f"no message for {self._rules.silent_after:g} s"
             self._stop(StreamClosed(CloseReason.SILENT, Code.DEADLINE_EXCEEDED, text))
         elif self.identity.expires is not None and wall >= self.identity.expires + LEEWAY:
@@ -697,8 +671,7 @@ class Stream:
         self.log_close(ending)
 
     def log_close(self, ending: StreamClosed) -> None:
-        sent_home = ending.why is CloseReason.REDIRECTED and not self._attached
-        ordinary = sent_home or ending.why in {CloseReason.LEFT, CloseReason.CLOSED}
+        ordinary = ending.why in {CloseReason.LEFT, CloseReason.CLOSED}
         log_fields = {} if ordinary else self._sparingly(ending.why, self._rules.now())
         if log_fields is not None:
             log.log(

@@ -107,6 +107,10 @@ class StreamTable:
         """The stream that reports for the node now."""
         return self._by_node.get(node)
 
+    def streams(self) -> list[Stream]:
+        """The streams of all nodes now."""
+        return list(self._by_node.values())
+
     def used(self, node: str) -> float:
         """How much of the node's token bucket its earlier streams have used."""
         return self._used.used(node, self._rules.now())

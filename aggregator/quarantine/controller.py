@@ -1,14 +1,14 @@
 """The aggregator's core: takes agents' reports and cluster events, evaluates, reconciles each node.
 
 Its parts, in `reconcile`: `agent_events`, `cluster_events`, `evaluate`, `worker` (each node's
-steps), `ownership` (which nodes are ours). All of it can be lost: snapshots, Quarantine objects and
+steps). All of it can be lost: snapshots, Quarantine objects and
 the record bring it back.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, Phase
@@ -22,7 +22,6 @@ from aggregator.quarantine.actions.release import ReleaseActions
 from aggregator.quarantine.admission.mode_preview import ModePreview
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
-from aggregator.quarantine.coordination.coordinator import Coordinator
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.evictions import EvictionMemory
 from aggregator.quarantine.correlation.measurements import MeasurementTrackers
@@ -37,7 +36,6 @@ from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.drain.drainer import Drainer
 from aggregator.quarantine.drain.evictor import EvictionLanes
 from aggregator.quarantine.drain.hooks import HookRunner
-from aggregator.quarantine.drain.semaphore import ResizableSemaphore, fair_retry_share, fair_share
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler, AgentLine
 from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
 from aggregator.quarantine.reconcile.condition_reader import NodeConditionReader
@@ -46,7 +44,6 @@ from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
 from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
-from aggregator.quarantine.reconcile.ownership import OwnershipHandler
 from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
@@ -60,8 +57,6 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
-from aggregator.replicas.membership.view import Ownership, SingleReplica
 from aggregator.runtime.tasks import run_until_first_exit
 
 #: Held proposals, silence and the fleet's size are checked again so often (seconds).
@@ -95,20 +90,19 @@ class Controller:
         clocks: Clocks,
         rng: random.Random,
         evidence_recording: EvidenceRecording | None = None,
-        shards: Ownership | None = None,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``shards`` tells the owner of each node; with None all nodes are ours."""
-        shards = shards or SingleReplica()
+        """``may_act``: whether this process is the controller at the moment of the call. Without it
+        no other ever is.
+        """
         self._cluster = cluster
         self._settings = settings
         self._fleet = fleet
         self._clocks = clocks
         self._turns = {True: 0, False: 0}
-        remote_nodes, dirty_nodes = RemoteNodes(), DirtyNodes()
         self._registry = node_registry = NodeRegistry(
             fleet,
             settings.limits.pool_label,
-            remote_nodes,
             lists_all=cluster.lists_all,
             now=clocks.now,
         )
@@ -140,9 +134,6 @@ class Controller:
             fleet=fleet,
             event_sink=event_sink,
             clocks=clocks,
-            owns=shards.owns,
-            remote_nodes=remote_nodes,
-            dirty_nodes=dirty_nodes,
         )
         standing = QuarantineIndex(node_registry.pool_of, pools.name_of)
 
@@ -150,7 +141,7 @@ class Controller:
             known = (node_registry.known(one.node) for one in standing.quarantines())
             return (node_state for node_state in known if node_state is not None)
 
-        self._out_of_service = OutOfService(quarantined, shards.owns, fleet.stages)
+        self._out_of_service = OutOfService(quarantined, fleet.stages)
         self._switch = switch = StopSwitch(cluster, now=clocks.now)
         self._record_writer = record_writer = AdmissionRecordWriter(
             cluster,
@@ -163,7 +154,7 @@ class Controller:
             standing=standing,
             pools=pools.facts,
         )
-        self._queue = queue = WorkQueue(record_writer=record_writer, shards=shards)
+        self._queue = queue = WorkQueue(record_writer=record_writer, may_act=may_act)
         self._network_tracker = network_tracker = NetworkTracker(
             node_registry=node_registry,
             fleet=fleet,
@@ -171,28 +162,11 @@ class Controller:
             clocks=clocks,
             labels=settings.common.domain_labels,
             judge=queue.evaluate,
-            owns=shards.owns,
-            remote_nodes=remote_nodes,
-            dirty_nodes=dirty_nodes,
             quorum=lambda: quorum(settings.limits, node_registry.size()) is None,
-        )
-        self.coordinator = coordinator = Coordinator(
-            shards=shards,
-            node_registry=node_registry,
-            remote_nodes=remote_nodes,
-            dirty_nodes=dirty_nodes,
-            cause_tracker=cause_tracker,
-            network_tracker=network_tracker,
-            record_writer=record_writer,
-            fleet=fleet,
-            event_sink=event_sink,
-            clocks=clocks,
-            again=queue.add,
         )
         acts = NodeActions(
             cluster=cluster,
             record_writer=record_writer,
-            admission=coordinator,
             event_sink=event_sink,
             clocks=clocks,
             policy=policy,
@@ -202,10 +176,9 @@ class Controller:
             drain_suspects=cause_tracker.drain_suspects,
             unsettled=cause_tracker.unsettled,
             fabric_hold=lambda one: evictions.hold(one) or cause_tracker.fabric_hold(one),
-            basis=cause_tracker.basis,
             off_load_balancers=settings.drain.off_load_balancers,
             marks=settings.marks,
-            may_act=shards.may_act,
+            may_act=may_act,
             switch=switch,
             uncordon=settings.uncordon,
             rng=rng,
@@ -221,12 +194,9 @@ class Controller:
             hook_runner=hook_runner,
             off_balancers=settings.drain.off_load_balancers,
             lanes=EvictionLanes(
-                at_once=ResizableSemaphore(
-                    lambda: fair_share(most_evictions, shards.membership_view)
-                ),
-                retries=ResizableSemaphore(
-                    lambda: fair_retry_share(most_evictions, shards.membership_view)
-                ),
+                at_once=asyncio.Semaphore(most_evictions),
+                # A fifth, so that first requests find the rest free.
+                retries=asyncio.Semaphore(max(1, most_evictions // 5)),
             ),
             deadline=settings.drain.deadline,
             rng=rng,
@@ -239,7 +209,6 @@ class Controller:
             clocks=clocks,
             policy=policy,
             after_release=hook_runner.after_release,
-            differing=lambda: shards.membership_view.differing,
             uncordon=settings.uncordon,
             marks=settings.marks,
         )
@@ -252,10 +221,10 @@ class Controller:
             policy=policy,
             pools=pools,
             pool_of=node_registry.pool_of,
-            may_act=shards.may_act,
+            may_act=may_act,
         )
         self._missing = missing = MissingNodes(
-            cluster=cluster, returned=queue.add_for_read, may_act=shards.may_act, rng=rng
+            cluster=cluster, returned=queue.add_for_read, may_act=may_act, rng=rng
         )
         evaluator = NodeEvaluator(
             policy=policy,
@@ -275,7 +244,7 @@ class Controller:
             evaluator=evaluator,
             acts=acts,
             clocks=clocks,
-            shards=shards,
+            may_act=may_act,
             queue=queue,
             rng=rng,
         )
@@ -298,7 +267,7 @@ class Controller:
             network_tracker=network_tracker,
             measurements=measurements,
             evidence_recording=evidence_recording or NoEvidenceRecording(),
-            shards=shards,
+            may_act=may_act,
         )
         self._repairs = RepairRunner(
             cluster=cluster,
@@ -318,7 +287,7 @@ class Controller:
             settings=settings.repair,
             node_registry=node_registry,
             fleet=fleet,
-            may_act=shards.may_act,
+            may_act=may_act,
             view=lambda: queue.view,
             event_sink=event_sink,
             say=self.record_own_evidence,
@@ -346,7 +315,7 @@ class Controller:
             rules=settings.conditions,
             node_registry=node_registry,
             fleet=fleet,
-            may_act=shards.may_act,
+            may_act=may_act,
             view=lambda: queue.view,
             clocks=clocks,
             check_stop=switch.check,
@@ -378,19 +347,11 @@ class Controller:
             fleet=fleet,
             event_sink=event_sink,
             clocks=clocks,
-            shards=shards,
+            may_act=may_act,
             switch=switch,
             standing=standing,
             pools=pools,
             look_at_held=self._look_at_held,
-        )
-        self._ownership_handler = OwnershipHandler(
-            shards=shards,
-            node_registry=node_registry,
-            agent_events=agent_events,
-            queue=queue,
-            list_nodes=self._cluster_events.refresh_nodes,
-            clocks=clocks,
         )
         self.mode_preview = ModePreview(
             preview=record_writer.preview,
@@ -399,7 +360,6 @@ class Controller:
             policy_pool_of=pools.name_of,
             suspects=cause_tracker.suspects,
             unsettled=cause_tracker.unsettled,
-            basis=cause_tracker.basis,
         )
         fleet.mode = settings.mode.value
         fleet.pools = pools.pools
@@ -439,14 +399,11 @@ class Controller:
                 condition_reader=self._condition_reader.run(),
                 node_tests=self._node_tests.run(),
                 node_events=self._node_events.run(),
-                moving=self._ownership_handler.run(),
-                coordinator=self.coordinator.run(),
             )
         finally:
             self._switch.close()
             self._network_tracker.close()
             self._cluster_events.close()
-            self.coordinator.close()
             for node_state in self._registry.node_states():
                 for task in (node_state.work.task, node_state.quarantine_view.trail):
                     if task is not None:
@@ -470,7 +427,7 @@ class Controller:
             async for some in self._registry.slices():
                 for node_state in some:
                     self._agent_events.note_silence(node_state, now)
-            await self.coordinator.count_silence()
+            await self._cause_tracker.count_silence()
             self._tell_fleet()
             self._cluster_events.tell_stop()
             self._cluster_events.tell_record()
@@ -563,7 +520,8 @@ class Controller:
         self._record_writer.go_round()
         self._tell_pools()
         self._tell_quorum()
-        self.coordinator.go_round()
+        self._cause_tracker.go_round(self._record_writer.record)
+        self._network_tracker.go_round()
 
     def _tell_pools(self) -> None:
         if not self._pools.pools:
@@ -590,9 +548,6 @@ class Controller:
         return True
 
     # -- ingest's EvidenceSink -----------------------------------------------------------
-
-    def owner_address(self, node: str) -> str:
-        return self._agent_events.owner_address(node)
 
     def placed(self, node: str, address: str) -> None:
         self._network_tracker.placed(node, address)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from aggregator.ingest.agent_streams import AgentStreams
+from aggregator.ingest.agent_streams import PAUSE, SLICE, AgentStreams
 from aggregator.ingest.awaited_hellos import AwaitedHellos
 from aggregator.ingest.close_reason import CloseReason, StreamClosed
 from aggregator.ingest.identity import Authenticator
@@ -27,9 +27,6 @@ from sickbay.v1 import sickbay_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-#: Calls that are ended at once, and the pause after them (seconds): 500 a second. Each costs
-#: another replica a TLS handshake.
-SLICE, PAUSE = 50, 0.1
 #: A gateway without a relay keeps its agents for so long (seconds), while it sees that there is a
 #: controller: another gateway may reach it.
 UNSERVED_FOR = 10.0
@@ -57,6 +54,8 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         self.streams: AgentStreams | None = None
         #: Messages with evidence that were not forwarded. Their agents were asked for snapshots.
         self.dropped = 0
+        #: Agents that are connected to this replica, relayed or not.
+        self.connected = 0
         #: Why no agent is served here; empty: they are.
         self.problem = ""
 
@@ -68,7 +67,11 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
         _: object,
         context: _Context,
     ) -> None:
-        ending = await self._serve(context)
+        self.connected += 1
+        try:
+            ending = await self._serve(context)
+        finally:
+            self.connected -= 1
         if ending.code is not grpc.StatusCode.OK:
             # Not `abort`: the call would keep its error, whose frames keep the call.
             context.set_code(ending.code)

@@ -1,9 +1,12 @@
 """TLS contexts for clients, from a CA file."""
 
+import logging
 import ssl
 from pathlib import Path
 
 from aggregator.configfile.regular_file import require_regular_file
+
+log = logging.getLogger("sickbay.tls")
 
 
 class CaFileError(Exception):
@@ -22,3 +25,39 @@ def client_context(file: Path) -> ssl.SSLContext:
     except OSError as error:
         text = f"{file} can't be read: {error.strerror}; expected a readable file"
         raise CaFileError(text) from error
+
+
+class FollowedAuthorities:
+    """A context by a CA file, made again when the file changes. ``file`` None: the system's CAs."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._seen: tuple[int, int] | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """For a connection. While a changed file can't be read, the earlier content counts; raises
+        CaFileError without one.
+        """
+        try:
+            self._read_if_changed()
+        except CaFileError as error:
+            if self._context is None:
+                raise
+            log.warning("the replicas' authorities can't be read", extra={"error": str(error)})
+        assert self._context is not None
+        return self._context
+
+    def _read_if_changed(self) -> None:
+        seen = (0, 0)
+        if self._file is not None:
+            try:
+                stat = self._file.stat()
+            except OSError as error:
+                text = f"{self._file} can't be read: {error.strerror}; expected a readable file"
+                raise CaFileError(text) from error
+            seen = (stat.st_ino, stat.st_mtime_ns)
+        if self._context is None or seen != self._seen:
+            file = self._file
+            self._context = client_context(file) if file else ssl.create_default_context()
+            self._seen = seen

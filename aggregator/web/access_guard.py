@@ -1,18 +1,17 @@
 """Lets a request in only with the identity and the right that its path needs.
 
-Open to all are the probes, the log-in and the page's static files. The other replicas' paths need a
-replica's token.
+Open to all are the probes, the log-in and the page's static files.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
+from aggregator.web.forwarding import VerifyReplica, accept, address_of, certificate_of
 from aggregator.web.same_origin import ACTION_HEADER, foreign_because
 
 log = logging.getLogger("sickbay.access")
@@ -23,15 +22,12 @@ _IDENTITY: web.RequestKey[UserIdentity] = web.RequestKey("sickbay.identity", Use
 _LOG_EVERY = 10.0
 _READING = frozenset({"GET", "HEAD"})
 
-#: Verifies another replica's token. Raises AccessRefused.
-VerifyReplica = Callable[[str], Awaitable[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class PageAccess:
     """Access control as the page needs it. Without ``gate`` all may read, and none may act.
 
-    ``verify_replica`` is None where other replicas have no tokens.
+    ``verify_replica`` is None where no other replica passes requests on.
     """
 
     gate: AccessGate | None = None
@@ -56,6 +52,7 @@ class AccessGuard:
 
     async def admit(self, request: web.Request) -> None:
         """Return for a request that may be answered. Raises AccessRefused."""
+        await self._accept(request)
         path = request.path
         if path in _OPEN or path.startswith("/static/"):
             return
@@ -66,11 +63,15 @@ class AccessGuard:
         if gate is None or gate.anonymous:
             return
         try:
-            if path.startswith("/replica/"):
-                await self._admit_replica(request)
-            else:
-                rights = (READ, METRICS) if path == "/metrics" else (READ,)
-                request[_IDENTITY] = await gate.require(facts_of(request), *rights)
+            rights = (READ, METRICS) if path == "/metrics" else (READ,)
+            request[_IDENTITY] = await gate.require(facts_of(request), *rights)
+        except AccessRefused as refused:
+            self.note(request, refused)
+            raise
+
+    async def _accept(self, request: web.Request) -> None:
+        try:
+            await accept(request, self._access.verify_replica)
         except AccessRefused as refused:
             self.note(request, refused)
             raise
@@ -130,7 +131,7 @@ class AccessGuard:
                 "reason": refused.reason,
                 "error": refused.error,
                 "path": request.path[:200],
-                "address": request.remote or "",
+                "address": address_of(request),
                 "left_out": left_out,
             },
         )
@@ -143,21 +144,9 @@ class AccessGuard:
                 "event": "access.logged_in",
                 "user": identity.name,
                 "how": identity.how,
-                "address": request.remote or "",
+                "address": address_of(request),
             },
         )
-
-    async def _admit_replica(self, request: web.Request) -> None:
-        verify = self._access.verify_replica
-        token = bearer(request)
-        if verify is None or not token:
-            raise AccessRefused(
-                401,
-                "no_replica_token",
-                "this path is the other replicas', and needs a replica's token",
-                "Request /api/v1 instead.",
-            )
-        await verify(token)
 
 
 def facts_of(request: web.Request) -> RequestFacts:
@@ -167,10 +156,10 @@ def facts_of(request: web.Request) -> RequestFacts:
         return request.headers.getall(name, [])
 
     return RequestFacts(
-        address=request.remote or "",
+        address=address_of(request),
         token=bearer(request),
         cookie=request.cookies.get(cookie_name(request), ""),
-        certificate=_certificate(request),
+        certificate=certificate_of(request),
         header=header,
     )
 
@@ -199,11 +188,3 @@ def expect_own_site(request: web.Request, identity: UserIdentity) -> None:
             f"Send {ACTION_HEADER}: 1 with a cookie or a client certificate; a bearer token in the "
             "Authorization header needs none.",
         )
-
-
-def _certificate(request: web.Request) -> bytes | None:
-    transport = request.transport
-    if transport is None:
-        return None
-    shell: Any = transport.get_extra_info("ssl_object")
-    return shell.getpeercert(binary_form=True) if shell is not None else None

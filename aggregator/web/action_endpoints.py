@@ -15,6 +15,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.web import models
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.api import respond
+from aggregator.web.forwarding import address_of
 from aggregator.web.person_actions import (
     ACTIONS,
     ActionAnswer,
@@ -190,7 +191,7 @@ class ActionEndpoints:
                 "reason": body.reason,
                 "dry_run": body.dry_run,
                 "outcome": outcome,
-                "address": request.remote or "",
+                "address": address_of(request),
             },
         )
 

@@ -71,8 +71,6 @@ HOLDS = {
     "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
     "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
     "many fall ill at once, suspect a common cause first.",
-    "shards": "Wait: it passes within seconds, or at the end of a rollout. If it stays: sickbay "
-    "replicas",
     "no-node": "The agent speaks for a node that kubectl get nodes does not have: end it if the "
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "

@@ -116,7 +116,6 @@ async def _quarantines(
         items=list(found.quarantines),
         total=len(found.quarantines),
         view_lost=found.view_lost,
-        in_company=found.in_company,
         marked_only=found.marked_only(),
     )
 
@@ -135,8 +134,7 @@ async def _replicas(
     return models.ReplicaList(
         items=list(found.replicas),
         total=len(found.replicas),
-        frozen=found.frozen,
-        differing=found.differing,
+        lease_lost=found.lease_lost,
     )
 
 
@@ -162,7 +160,6 @@ async def _alerts(
 async def _lemons(
     queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
 ) -> models.LemonList:
-    await queries.peers.answering_replicas()
     found = queries.lemons()
     return models.LemonList(
         items=found,
@@ -306,7 +303,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/v1/replicas",
-        "The aggregator's replicas, and which of them don't answer; empty where one is alone.",
+        "The aggregator's replicas, the controller first; empty where one is alone.",
         models.ReplicaList,
         _replicas,
     ),

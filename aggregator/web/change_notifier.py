@@ -49,7 +49,7 @@ class ChangeNotifier:
             self._revision = look.revision
             self._feed.tick(tick)
         watched = sorted(self._feed.nodes)
-        told = await asyncio.gather(*(self._details.of(name) for name in watched))
+        told = map(self._details.of, watched)
         nodes = {one.node: node_view.steady(one) for one in told if one is not None}
         for name, one in nodes.items():
             # Heartbeats come all the time, and are no change. A new subscriber is notified at once,

@@ -1,8 +1,5 @@
 """Sends transitions, as they happen, to every open event stream.
 
-Transitions from other replicas' streams are sent beside our own (`relay`), and never relayed
-further.
-
 An `EventSink`: recording never blocks and never raises. A subscriber that reads too slowly loses
 transitions and is told how many; of ticks ("the fleet has changed") it gets only the latest.
 """
@@ -26,10 +23,6 @@ QUEUE = 256
 REMEMBERED = 500
 #: Event streams at once: a page that a person watches has one.
 MOST_STREAMS = 700
-#: The past transitions that another replica gets with its first request.
-LATELY = 50
-#: Replicas each see a fleet-wide event (a stop, say) within so many seconds of each other.
-_SAME = 30.0
 
 
 class TooManyStreams(Exception):
@@ -90,11 +83,6 @@ class Subscription:
         self._tick = message
         self._news.set()
 
-    def miss(self, count: int) -> None:
-        """So many transitions could not be fetched from another replica."""
-        self._missed += count
-        self._news.set()
-
     def close(self) -> None:
         """End it, because the server stops."""
         self._closed = True
@@ -117,13 +105,9 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """``own``: of this replica. ``told`` is false where another replica had reported the same."""
-
     number: int
     transition: Transition
     message: bytes
-    own: bool
-    told: bool
 
 
 class EventBroker:
@@ -133,7 +117,6 @@ class EventBroker:
         #: Transitions since the start, by kind.
         self.counts: Counter[EventKind] = Counter()
         self.epoch = epoch
-        self._relayed = False
         #: Event streams at once.
         self.most = most
         self._number = 0
@@ -161,64 +144,13 @@ class EventBroker:
     def record_event(self, transition: Transition) -> None:
         """Send it to each subscriber. Never blocks; never raises."""
         self.counts[transition.kind] += 1
-        told = self._relayed and not transition.node and self._known(transition)
-        self._take(transition, own=True, push=not told)
-
-    def relay(self, told: Iterable[Transition], *, fresh: bool, missed: int = 0) -> None:
-        """Transitions from another replica's stream, oldest first.
-
-        Not ``fresh``: it is of the past, and is not sent to subscribers. ``missed``: how many more
-        there were.
-        """
-        # Only one replica reports a node's own transitions.
-        new = [one for one in told if (fresh and one.node) or not self._known(one)]
-        if not fresh:
-            self._past = (*self._past, *new)
-            self._relayed = True
-            self._order_past()
-            return
-        for transition in new:
-            self._relayed = True
-            self._take(transition, own=False, push=True)
-        for one in self._subscriptions if missed else ():
-            one.miss(missed)
-
-    def own_since(self, seen: str, most: int) -> tuple[list[Transition], str, int]:
-        """For another replica: our own transitions after the cursor that it has, oldest first,
-        ``most`` at most; the next cursor; and how many more there may have been.
-
-        An empty cursor means the latest few; one of an earlier process means all that this process
-        remembers.
-        """
-        after = 0
-        epoch, _, number = seen.partition(".")
-        if epoch == str(self.epoch) and number.isdecimal():
-            after = int(number)
-        lost = max(0, self._ring[0].number - 1 - after) if self._ring and after else 0
-        own = [one.transition for one in self._ring if one.own and one.number > after]
-        if not seen:
-            own = own[-LATELY:]
-        cut = max(0, len(own) - most)
-        return own[cut:], self._ident(self._number), lost + cut
-
-    def _take(self, transition: Transition, *, own: bool, push: bool) -> None:
         self._number += 1
         message = frame("transition", node_view.event(transition), self._ident(self._number))
-        self._ring.append(_Noted(self._number, transition, message, own, push))
-        for one in self._subscriptions if push else ():
+        self._ring.append(_Noted(self._number, transition, message))
+        for one in self._subscriptions:
             if one.node in {"", transition.node}:
                 one.push(message)
         self._noted.set()
-
-    def _order_past(self) -> None:
-        newest = sorted(self._past, key=lambda one: one.at, reverse=True)
-        self._past = tuple(newest[:REMEMBERED])
-
-    def _known(self, transition: Transition) -> bool:
-        """Whether another replica has reported the same, or we have."""
-        return any(_same(one.transition, transition) for one in self._ring) or any(
-            _same(one, transition) for one in self._past
-        )
 
     def wake_streams(self) -> None:
         """Wake the waiter in `noted`: the fleet has changed without a transition."""
@@ -229,16 +161,12 @@ class EventBroker:
         recorded since.
         """
         self._past = (*past, *self._past)
-        if self._relayed:
-            self._order_past()
 
     def recent(self, node: str = "", limit: int = 50) -> list[Transition]:
         """The latest transitions, newest first, of this node or of all."""
-        noted = [one.transition for one in reversed(self._ring) if one.told]
+        noted = [one.transition for one in reversed(self._ring)]
         known = set(map(_identity, noted))
         noted += [one for one in self._past if _identity(one) not in known]
-        if self._relayed:  # others' come a moment late
-            noted.sort(key=lambda one: one.at, reverse=True)
         wanted = [one for one in noted if node in {"", one.node}]
         return newest_first(wanted)[:limit]
 
@@ -254,7 +182,7 @@ class EventBroker:
         if after is not None:
             one.resumed = True
             for noted in self._ring:
-                if noted.told and noted.number > after and node in {"", noted.transition.node}:
+                if noted.number > after and node in {"", noted.transition.node}:
                     one.push(noted.message)
         self._subscriptions.add(one)
         self._noted.set()  # a waiting reader of the fleet now has a subscriber
@@ -294,15 +222,6 @@ def frame(name: str, data: models.Shape, ident: str = "") -> bytes:
     """One server-sent event. JSON holds no raw newline, so that data is one line."""
     head = f"id: {ident}\n" if ident else ""
     return f"{head}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
-
-
-def _same(one: Transition, other: Transition) -> bool:
-    return (
-        one.kind is other.kind
-        and one.node == other.node
-        and one.summary == other.summary
-        and abs(one.at - other.at) < _SAME
-    )
 
 
 def _identity(one: Transition) -> tuple[float, str, str, str]:

@@ -7,9 +7,7 @@ yield to other tasks in between; only ``at`` in the result depends on the time.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-
-import msgspec
+from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
 from aggregator.quarantine.decide.shares import allowance
@@ -24,7 +22,6 @@ from aggregator.quarantine.state.gpus import GpuCounts, gpu_counts
 from aggregator.web import models, node_view, repair_view
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.pool_view import PoolCounter
-from aggregator.web.replica_messages import NodeReports, ReplicaReport
 
 LETTERS = {
     QuarantineSummary.OK: "o",
@@ -76,11 +73,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class FleetViewFindings:
-    """The content of the fleet's page and API, except history. Lists are whole and sorted.
-
-    Where there are several replicas, ``remote_nodes`` has the reporting replica of each node that
-    is another's, and ``last_known`` counts the nodes of replicas that don't answer.
-    """
+    """The content of the fleet's page and API, except history. Lists are whole and sorted."""
 
     names: tuple[str, ...] = ()
     standings: Mapping[str, QuarantineSummary] = field(default_factory=dict)
@@ -97,7 +90,6 @@ class FleetViewFindings:
     mode: str = ""
     stop: str = ""
     view_lost: str = ""
-    in_company: bool = False
     clock_doubt: str = ""
     waiting_for_quorum: str = ""
     cooling: str = ""
@@ -106,14 +98,10 @@ class FleetViewFindings:
     limits: tuple[models.LimitUse, ...] = ()
     pools: tuple[models.Pool, ...] = ()
     replicas: tuple[models.Replica, ...] = ()
-    frozen: str = ""
-    differing: str = ""
-    incomplete: str = ""
-    last_known: int = 0
-    remote_nodes: Mapping[str, ReplicaReport] = field(default_factory=dict, compare=False)
-    #: GPUs of this replica's nodes, by whether the node is in quarantine.
+    lease_lost: str = ""
+    #: GPUs, by whether the node is in quarantine.
     gpus: Mapping[bool, GpuCounts] = field(default_factory=dict, compare=False)
-    #: This replica's nodes with a startup taint, by how far their test is.
+    #: The nodes with a startup taint, by how far their test is.
     new_nodes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -153,13 +141,12 @@ class FleetViewBuilder:
         self._pool_label = _setting(fleet.limits, "pool_label")
         self._requested: list[models.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
-        self._nodes = self._last_known = self._untested = 0
-        self._remote_nodes: dict[str, ReplicaReport] = {}
+        self._nodes = self._untested = 0
         self._gpus: Counter[tuple[bool, GpuCounts]] = Counter()
 
     def add(self, node_summary: NodeSummary) -> None:
-        """Take one node in, by this replica's own knowledge."""
-        self.count(node_summary)
+        """Take one node in."""
+        self._count(node_summary)
         moment, standing = self._moment, node_summary.standing()
         self._standings[node_summary.node] = standing
         self._policy_pools.add(self._fleet.pool_of(node_summary), standing)
@@ -190,63 +177,15 @@ class FleetViewBuilder:
         if held is not None:
             self._holds.append(held)
 
-    def add_told(
-        self, told: NodeReports, telling: ReplicaReport, node_summary: NodeSummary | None
-    ) -> None:
-        """Take a node in that is another replica's, by that replica's report.
-
-        ``node_summary``: the part that every replica knows, which is the Quarantine, or None if it
-        has none.
-        """
-        self.count(node_summary)
-        quarantine = node_summary.quarantine if node_summary is not None else None
-        standing = standing_told(told, node_summary)
-        self._standings[told.node] = standing
-        self._policy_pools.add(self._fleet.pool_of(node_summary), standing)
-        self._remote_nodes[told.node] = telling
-        self._last_known += bool(telling.trouble)
-        self._attached += told.agent == "attached"
-        self._conflicts += told.conflict
-        self._exempt += told.exempt
-        self._untested += told.untested
-        self._never += told.agent == "never"
-        requests = told.requests
-        if requests or told.agent == "silent":
-            row = row_told(told, telling, node_summary, self._moment)
-            if requests:
-                self._requested.append(row)
-            if told.agent == "silent":
-                at = told.last_heard.timestamp() if told.last_heard else self._moment.wall
-                self._silent.append((at - self._moment.wall + self._moment.now, row))
-        self._incidents.extend(told.incidents)
-        if node_summary is not None and quarantine is not None:
-            work = replace(node_summary.work, last_error=told.last_error)
-            view = replace(node_summary.quarantine_view, release_held=told.release_held)
-            known = replace(node_summary, work=work, quarantine_view=view)
-            shown = self._quarantine(known, quarantine)
-            devices = {
-                item.component: item.device for one in told.incidents for item in one.evidence
-            }
-            evidence = [
-                msgspec.structs.replace(item, device=devices.get(item.component, item.device))
-                for item in shown.evidence
-            ]
-            repair = repair_view.repair(quarantine, self._fleet.repairs, self._moment.wall)
-            self._quarantines.append(
-                msgspec.structs.replace(shown, agent=told.agent, evidence=evidence, repair=repair)
-            )
-        if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):
-            self._holds.append(told.hold)
-
     def _quarantine(self, node_summary: NodeSummary, found: Quarantine) -> models.Quarantine:
         fleet = self._fleet
         return node_view.quarantine(node_summary, found, fleet.how, self._moment, fleet.repairs)
 
-    def count(self, node_summary: NodeSummary | None) -> None:
-        """Count a node for the limits, which are the whole fleet's, without showing it."""
+    def _count(self, node_summary: NodeSummary) -> None:
+        """Count a node for the limits."""
         self._nodes += 1
         self._policy_pools.count(self._fleet.pool_of(node_summary))
-        if self._pool_label and node_summary is not None and node_summary.cluster.meta is not None:
+        if self._pool_label and node_summary.cluster.meta is not None:
             pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
             self._pools[pool] += 1
             self._taken[pool] += node_summary.work.in_record
@@ -283,18 +222,14 @@ class FleetViewBuilder:
             mode=fleet.mode,
             stop=node_view.brief(fleet.stop),
             view_lost=fleet.view_lost,
-            in_company=fleet.in_company,
             clock_doubt=fleet.clock_doubt,
             waiting_for_quorum=fleet.waiting_for_quorum,
-            incomplete=fleet.incomplete,
             cooling=fleet.cooling,
             causes=node_view.causes(fleet.causes.values(), self._moment)
             + node_view.blamed(fleet.network.values(), self._moment),
             record_entries=fleet.record_entries,
             limits=tuple(self._limits()),
             pools=self._policy_pools.pools(),
-            last_known=self._last_known,
-            remote_nodes=self._remote_nodes,
             gpus={which: self._gpus_that_are(quarantined=which) for which in (False, True)},
             new_nodes=repair_view.new_node_states(self._fleet.node_tests.values()),
         )
@@ -339,48 +274,6 @@ class FleetViewBuilder:
         ]
         _, pool = max(shares)
         return pool, self._taken[pool], allowance(self._pools[pool], percent)
-
-
-def standing_told(told: NodeReports, node_summary: NodeSummary | None) -> QuarantineSummary:
-    """The standing of another's node: in quarantine if its Quarantine stands, which we see
-    ourselves.
-    """
-    if node_summary is not None and node_summary.quarantine is not None:
-        return QuarantineSummary.QUARANTINED
-    if told.why in _MARKED:
-        return told.standing
-    # We see its end before its replica has reported its new standing.
-    return (
-        QuarantineSummary.UNKNOWN
-        if told.standing is QuarantineSummary.QUARANTINED
-        else told.standing
-    )
-
-
-def row_told(
-    told: NodeReports, telling: ReplicaReport, node_summary: NodeSummary | None, moment: ViewMoment
-) -> models.NodeRow:
-    """Another replica's node in one line."""
-    standing = standing_told(told, node_summary)
-    why = told.why
-    if node_summary is not None and node_summary.quarantine is not None:
-        why = node_view.why(node_summary, standing)
-        if telling.trouble:
-            why = f"{why} ({telling.note})"
-    elif told.standing is QuarantineSummary.QUARANTINED and told.why not in _MARKED:
-        why = "its quarantine has just ended"
-    return models.NodeRow(
-        node=told.node,
-        standing=standing,
-        agent=told.agent,
-        last_heard=telling.last_heard(told, moment),
-        why=why,
-        exempt=told.exempt,
-        requests=told.requests,
-        replica=telling.replica,
-        last_known=telling.at if telling.trouble else None,
-        untested=told.untested,
-    )
 
 
 def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:

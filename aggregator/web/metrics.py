@@ -29,28 +29,15 @@ from aggregator.web.stats_interface import ApiStats, HistoryStats, IngestStatsRe
 
 _KINDS = ("gpu", "disk", "network", "node")
 
-
-@dataclass(frozen=True, slots=True)
-class ShardNumbers:
-    """The other replicas as seen by this one: their names, and whether each answers."""
-
-    nodes: int
-    members: int
-    leads: bool
-    frozen: bool
-    settled: bool
-    peers: Mapping[str, bool]
+CONNECTED = "Agents that are connected to this replica."
+IS_CONTROLLER = "1 where this replica is the controller."
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeContent:
-    """The content of one scrape: this replica's own nodes, so that sums over replicas are right.
-
-    Fleet-wide values (mode, stop, limits, causes) are reported by each.
-    """
+    """The content of one scrape of the controller."""
 
     found: FleetViewFindings
-    shards: ShardNumbers
     feed: EventBroker
     requests: Counter[tuple[str, int]]
     durations: Mapping[str, Histogram]
@@ -86,7 +73,7 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
     yield from gpu_metrics(scrape.found.gpus)
     yield from stage_metrics(scrape.stages)
     yield from repair_metrics(scrape.stages, scrape.found.quarantines, scrape.found.new_nodes)
-    yield from _shards(scrape.shards)
+    yield from _replica(scrape)
     yield from _own(scrape)
     if scrape.stats.ingest is not None:
         yield from _ingest(scrape.stats.ingest)
@@ -194,14 +181,6 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
         ("1 while sickbay admits no node, after the rate or a common cause has tripped."),
         bool(found.cooling),
     )
-    yield single_gauge(
-        "sickbay_replicas_incomplete",
-        (
-            "1 while the leading replica does not have reports of all nodes, or can't be "
-            "reached: it admits few nodes then. 0 for one replica alone."
-        ),
-        bool(found.incomplete),
-    )
     causes = gauge(
         "sickbay_common_causes",
         (
@@ -306,81 +285,25 @@ def _quarantines(quarantines: Sequence[models.Quarantine]) -> Iterator[Metric]:
     yield oldest
 
 
-def _shards(shards: ShardNumbers) -> Iterator[Metric]:
-    yield single_gauge("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
+def _replica(scrape: ScrapeContent) -> Iterator[Metric]:
+    may_act = not scrape.found.lease_lost
+    yield single_gauge("sickbay_controller", IS_CONTROLLER, may_act)
+    yield single_gauge("sickbay_replica_agents", CONNECTED, scrape.stats.connected())
     yield single_gauge(
-        "sickbay_replica_members", "Replicas that are alive, as this one sees it.", shards.members
+        "sickbay_relays", "Gateways that forward agents' messages.", scrape.stats.relays()
     )
-    yield single_gauge(
-        "sickbay_replica_leader",
-        ("1 if this replica is the leader, which does the work that only one replica may do."),
-        shards.leads,
-    )
-    yield single_gauge(
-        "sickbay_replica_frozen",
-        ("1 while this replica does not know the other replicas. It acts on no node."),
-        shards.frozen,
-    )
-    yield single_gauge(
-        "sickbay_replica_settled",
-        "1 once the wait has ended in which a new replica does not act.",
-        shards.settled,
-    )
-    up = gauge(
-        "sickbay_replica_peer_up",
-        (
-            "1 while that replica answers this one's questions for the fleet view; at 0 its "
-            "nodes are shown as last known. The value is that of the last question: 30 s "
-            "ago at most, a second while a page is open."
-        ),
-        ["replica"],
-    )
-    for name, answers in sorted(shards.peers.items()):
-        up.add_metric([name], answers)
-    yield up
 
 
 def _own(scrape: ScrapeContent) -> Iterator[Metric]:
-    build = gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
-    build.add_metric([scrape.version], 1)
-    yield build
-    yield single_gauge("sickbay_ready", "1 while /readyz reports no problem.", scrape.ready)
-    ends = gauge(
-        "sickbay_certificate_expires_timestamp_seconds",
-        (
-            "When a certificate of the listeners ends, in Unix time. serving: the one that "
-            "is served. authority: the CA that signed it, where shards.ca_file names it or "
-            "the aggregator made it. client_authority: the last of "
-            "listen.tls.client_ca_file."
-        ),
-        ["certificate"],
-    )
-    for purpose, until in sorted(scrape.stats.certificates().items()):
-        ends.add_metric([purpose], until)
-    yield ends
+    yield build_metric(scrape.version)
+    yield ready_metric(ready=scrape.ready)
+    yield certificate_metric(scrape.stats.certificates())
     yield single_gauge(
         "sickbay_web_streams",
         "Event streams that are open: pages in view, and sickbay watch.",
         scrape.feed.streams,
     )
-    yield single_gauge(
-        "sickbay_web_connections",
-        "Connections to the web listener that are open, at most 1,024.",
-        scrape.connections,
-    )
-    ended = counter(
-        "sickbay_web_connections_ended",
-        (
-            "Connections that a limit ended: evicted (the limit was reached, and the "
-            "connection had been idle for longest), overdue (no request within 10 s, no end "
-            "of an answer within 60 s), refused (the limit was reached, and every "
-            "connection was busy)."
-        ),
-        ["reason"],
-    )
-    for reason in ("evicted", "overdue", "refused"):
-        ended.add_metric([reason], scrape.connections_ended.get(reason, 0))
-    yield ended
+    yield from connection_metrics(scrape.connections, scrape.connections_ended)
     transitions = counter(
         "sickbay_transitions",
         (
@@ -407,6 +330,54 @@ def _own(scrape: ScrapeContent) -> Iterator[Metric]:
         ["route"],
         {(route,): found for route, found in scrape.durations.items()},
     )
+
+
+def build_metric(version: str) -> Metric:
+    build = gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
+    build.add_metric([version], 1)
+    return build
+
+
+def ready_metric(*, ready: bool) -> Metric:
+    return single_gauge("sickbay_ready", "1 while /readyz reports no problem.", ready)
+
+
+def certificate_metric(ends: Mapping[str, float]) -> Metric:
+    """``ends``: when each certificate ends, wall clock seconds, by its purpose."""
+    family = gauge(
+        "sickbay_certificate_expires_timestamp_seconds",
+        (
+            "When a certificate of the listeners ends, in Unix time. serving: the one that "
+            "is served. authority: the CA that signed it, where shards.ca_file names it or "
+            "the aggregator made it. client_authority: the last of "
+            "listen.tls.client_ca_file."
+        ),
+        ["certificate"],
+    )
+    for purpose, until in sorted(ends.items()):
+        family.add_metric([purpose], until)
+    return family
+
+
+def connection_metrics(count: int, ended: Mapping[str, int]) -> Iterator[Metric]:
+    yield single_gauge(
+        "sickbay_web_connections",
+        "Connections to the web listener that are open, at most 1,024.",
+        count,
+    )
+    family = counter(
+        "sickbay_web_connections_ended",
+        (
+            "Connections that a limit ended: evicted (the limit was reached, and the "
+            "connection had been idle for longest), overdue (no request within 10 s, no end "
+            "of an answer within 60 s), refused (the limit was reached, and every "
+            "connection was busy)."
+        ),
+        ["reason"],
+    )
+    for reason in ("evicted", "overdue", "refused"):
+        family.add_metric([reason], ended.get(reason, 0))
+    yield family
 
 
 def _routes(routes: Sequence[RouteState]) -> Iterator[Metric]:

@@ -18,10 +18,7 @@ Time = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all: immutable, named fields, all present in JSON.
-
-    They travel between replicas too (replica_messages.py), so a field that is added gets a default.
-    """
+    """Base of all: immutable, named fields, all present in JSON."""
 
 
 class LimitUse(Shape, frozen=True, kw_only=True):
@@ -254,8 +251,6 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line.
 
     ``requests``: people's requests in its annotations, and ``exempt`` whether it is left alone.
-    ``replica`` is the reporting one, empty where there is only one. That replica does not answer
-    now if ``last_known`` is not null: all of this was so then, and ``agent`` may be unknown.
     ``labels``: those by which nodes are grouped (`limits.pool_label`, `limits.domain_labels`,
     `limits.clique_label`). ``untested``: a new node that still has its startup taint.
     """
@@ -267,8 +262,6 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     why: str
     exempt: bool
     requests: list[str]
-    replica: str = ""
-    last_known: Time | None = None
     labels: dict[str, str] = {}
     untested: bool = False
 
@@ -381,27 +374,17 @@ class Event(Shape, frozen=True, kw_only=True):
 
 
 class Replica(Shape, frozen=True, kw_only=True):
-    """One replica of the aggregator, as seen by the one that you asked (``here``: that one itself).
-
-    ``nodes`` is how many it owns. ``trouble`` is empty while it answers; else why its nodes are
-    shown as last known, at ``last_answer`` (null while it answers, or if it never did).
-    ``not_ready`` lists the complaints of its /readyz.
+    """One replica of the aggregator. The ``controller`` serves this answer; all others are gateways
+    that forward their agents' messages to it.
     """
 
     name: str
-    here: bool
-    leads: bool
-    nodes: int
-    attached: int
+    controller: bool
     version: str
-    policy: str
-    trouble: str
-    last_answer: Time | None
-    not_ready: list[str]
 
 
 class Node(Shape, frozen=True, kw_only=True):
-    """One node's details. ``replica`` and ``last_known`` as in a list of nodes.
+    """One node's details.
 
     ``read_at``: when the cluster's Node was last read or listed; its marks, its cordon and people's
     requests are as of then. Null: not yet.
@@ -440,8 +423,6 @@ class Node(Shape, frozen=True, kw_only=True):
     lost: list[Lost]
     timeline: list[Event]
     timeline_trouble: str
-    replica: str = ""
-    last_known: Time | None = None
     new_node: NewNode | None = None
     tests: ActiveTests | None = None
     read_at: Time | None = None
@@ -493,17 +474,13 @@ class Fleet(Shape, frozen=True, kw_only=True):
     """The whole at a glance. ``counts`` has every standing. ``revision`` grows with each change.
 
     ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (no new action is admitted) are
-    empty, or give the reason; ``in_company``: the view is lost because this replica, configured
-    without others, waits until none is at work; ``causes`` are the common causes that are open;
+    empty, or give the reason; ``causes`` are the common causes that are open;
     ``not_ready`` lists the complaints of /readyz. ``record_entries`` nodes stand in the admission
     record.
 
     ``pools`` are those of the configuration, empty where it has none; ``mode`` is that of the nodes
-    in none. ``replicas`` are those of the aggregator, empty where there is only one; ``last_known``
-    counts the nodes of those that don't answer; ``frozen`` (the members are not known, so no
-    replica acts), ``differing`` (replicas run another version, policy, mode, limits or pools) and
-    ``incomplete`` (the leader has no report on all nodes, so little is admitted) are empty, or give
-    the reason.
+    in none. ``replicas`` are those of the aggregator, empty where there is only one; ``lease_lost``
+    is empty, or says why the controller may not act now.
     ``history_trouble`` says why, and since when, this replica can't write its history;
     ``alert_trouble`` why its alerts are not delivered, by route; ``clock_doubt`` why it does not
     trust its wall clock, so that actions that can't be undone wait. ``with_drain``: the effect of
@@ -537,27 +514,22 @@ class Fleet(Shape, frozen=True, kw_only=True):
     headline: str
     pools: list[Pool] = []
     replicas: list[Replica] = []
-    frozen: str = ""
-    differing: str = ""
-    incomplete: str = ""
-    last_known: int = 0
+    lease_lost: str = ""
     history_trouble: str = ""
     alert_trouble: str = ""
     alerts_given_up: int = 0
     clock_doubt: str = ""
-    in_company: bool = False
     with_drain: ModeEffect | None = None
     repairs: list[OngoingRepair] = []
     untested: int = 0
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):
-    """The replicas of the aggregator by name. ``frozen`` and ``differing`` as in Fleet."""
+    """The replicas of the aggregator by name. ``lease_lost`` as in Fleet."""
 
     items: list[Replica]
     total: int
-    frozen: str
-    differing: str
+    lease_lost: str
 
 
 class NodePage(Shape, frozen=True, kw_only=True):
@@ -614,14 +586,13 @@ class Trend(Shape, frozen=True, kw_only=True):
 
 class QuarantineList(Shape, frozen=True, kw_only=True):
     """Every quarantine, those that need a person first. ``view_lost`` as in Fleet: they are old.
-    ``in_company`` as there, too. ``marked_only``: nodes with our marks and without a known
+    ``marked_only``: nodes with our marks and without a known
     Quarantine.
     """
 
     items: list[Quarantine]
     total: int
     view_lost: str = ""
-    in_company: bool = False
     marked_only: list[str] = []
 
 

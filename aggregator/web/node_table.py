@@ -71,7 +71,7 @@ GROUP_SORT = Param(
 class RowSource(Protocol):
     """Where rows and labels come from; `FleetQueries` is one."""
 
-    def rows(self, names: Iterable[str], look: FleetSnapshot) -> list[models.NodeRow]: ...
+    def rows(self, names: Iterable[str]) -> list[models.NodeRow]: ...
 
     def labels(self, name: str) -> Mapping[str, str]:
         """All labels of the cluster's Node; empty while it is not known."""
@@ -95,7 +95,7 @@ class RowCache:
                 rows: dict[str, models.NodeRow] = {}
                 names = look.found.names
                 for begin in range(0, len(names), _CHUNK):
-                    made = source.rows(names[begin : begin + _CHUNK], look)
+                    made = source.rows(names[begin : begin + _CHUNK])
                     rows.update((row.node, row) for row in made)
                     await asyncio.sleep(0)
                 self._look, self._rows = look, rows
@@ -130,7 +130,7 @@ async def page_of_nodes(
     begin = _begin(names, values["after"], order)
     chosen = names[begin : begin + values["limit"]]
     return models.NodePage(
-        items=source.rows(chosen, look),
+        items=source.rows(chosen),
         total=len(names),
         next=chosen[-1] if begin + len(chosen) < len(names) else "",
     )

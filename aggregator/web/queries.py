@@ -13,15 +13,13 @@ from aggregator.events import Transition
 from aggregator.history.dedup import newest_first
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.interning import EMPTY
-from aggregator.web import fleet_view, models, node_view
+from aggregator.web import models, node_view
 from aggregator.web.event_broker import REMEMBERED, EventBroker
 from aggregator.web.fleet_trend import FleetTrend
 from aggregator.web.history_interface import HistoryReader
-from aggregator.web.merge import lemons
 from aggregator.web.mode_effect import EffectCache, Preview
 from aggregator.web.node_detail import NodeDetails
 from aggregator.web.node_table import RowCache
-from aggregator.web.replica_poller import ReplicaPoller
 from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
 from aggregator.web.summary import summarize
 
@@ -33,7 +31,7 @@ TIMELINE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class MergedEvents:
+class PastEvents:
     """Transitions, newest first. ``trouble`` says why some may be missing."""
 
     transitions: list[Transition] = field(default_factory=list)
@@ -45,7 +43,6 @@ class FleetQueries:
     """The queries that page and API share. ``ready`` returns the problems, in words; empty: there
     are none.
 
-    ``history_shared``: all replicas write the same history, so that the others needn't be asked.
     ``alert_trouble`` returns why alerts are not delivered; empty: they are. ``alerts`` returns
     their routes and dead letters. ``preview`` asks admission about nodes that the mode holds.
     """
@@ -56,10 +53,8 @@ class FleetQueries:
     history: HistoryReader
     version: str
     ready: Callable[[], list[str]]
-    peers: ReplicaPoller
     details: NodeDetails
     alert_trouble: Callable[[], str]
-    history_shared: bool = False
     alerts: Callable[[], AlertOverview] = AlertOverview
     row_cache: RowCache = field(default_factory=RowCache)
     trend: FleetTrend = field(default_factory=FleetTrend)
@@ -68,7 +63,6 @@ class FleetQueries:
 
     async def current_snapshot(self) -> FleetSnapshot:
         """The fleet, a moment ago at most."""
-        await self.peers.answering_replicas()
         return await self.snapshots.current_snapshot()
 
     def fleet_summary(self, look: FleetSnapshot) -> models.Fleet:
@@ -85,26 +79,16 @@ class FleetQueries:
         )
         return msgspec.structs.replace(numbers, with_drain=self.effects.of(look, self.preview))
 
-    def rows(self, names: Iterable[str], look: FleetSnapshot) -> list[models.NodeRow]:
-        """These nodes in a line each, as of the snapshot; without those that are gone since."""
-        moment, found, rows = self.snapshots.moment(), look.found, list[models.NodeRow]()
-        here = self.details.replica_name
-        for name in names:
-            telling, node_summary = (
-                found.remote_nodes.get(name),
-                self.fleet.node_summaries.get(name),
-            )
-            if telling is not None:
-                told = self.details.read_node(name, telling)
-                rows.append(fleet_view.row_told(told, telling, node_summary, moment))
-            elif node_summary is not None:
-                row = node_view.node_row(node_summary, moment)
-                rows.append(msgspec.structs.replace(row, replica=here) if here else row)
+    def rows(self, names: Iterable[str]) -> list[models.NodeRow]:
+        """These nodes in a line each; without those that are gone since."""
+        moment = self.snapshots.moment()
+        known = (self.fleet.node_summaries.get(name) for name in names)
+        rows = [node_view.node_row(one, moment) for one in known if one is not None]
         shown = self.fleet.group_labels
         return [self._with_labels(row, shown) for row in rows] if shown else rows
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """All labels of the cluster's Node, which every replica watches; empty while unknown."""
+        """All labels of the cluster's Node; empty while unknown."""
         node_summary = self.fleet.node_summaries.get(name)
         meta = node_summary.cluster.meta if node_summary is not None else None
         return meta.labels if meta is not None else EMPTY
@@ -115,16 +99,15 @@ class FleetQueries:
         return msgspec.structs.replace(row, labels=found) if found else row
 
     def lemons(self) -> list[models.Lemon]:
-        """The lemons in any replica's history, the worst first."""
-        mine = [node_view.lemon(one) for one in self.fleet.lemons]
-        return lemons(mine, self.peers.tellings())
+        """The lemons in the history, the worst first."""
+        return [node_view.lemon(one) for one in self.fleet.lemons]
 
     async def story(self, name: str) -> models.Node | None:
-        """One node with its timeline, or None where no replica knows it."""
-        await self.peers.answering_replicas()
-        found, past = await asyncio.gather(self.details.of(name), self.past(name))
+        """One node with its timeline, or None where it is not known."""
+        found = self.details.of(name)
         if found is None:
             return None
+        past = await self.past(name)
         return msgspec.structs.replace(
             found,
             timeline=[node_view.event(one) for one in past.transitions],
@@ -133,20 +116,8 @@ class FleetQueries:
 
     async def past(
         self, node: str = "", since: float = 0.0, limit: int = TIMELINE, until: float = math.inf
-    ) -> MergedEvents:
-        """From every history, with the transitions that history may not have written yet."""
-        own = self.own_past(node, since, limit, until)
-        if self.history_shared or not self.peers.up():
-            return await own
-        asked = self.peers.pasts(node, since, limit, until)
-        mine, (theirs, troubles) = await asyncio.gather(own, asked)
-        merged = _merged(mine.transitions, theirs, limit)
-        return MergedEvents(merged, "; ".join(filter(None, [mine.trouble, *troubles])))
-
-    async def own_past(
-        self, node: str = "", since: float = 0.0, limit: int = TIMELINE, until: float = math.inf
-    ) -> MergedEvents:
-        """From this replica's history, with the transitions that it may not have written yet."""
+    ) -> PastEvents:
+        """From the history, with the transitions that it may not have written yet."""
         most = limit if until == math.inf else REMEMBERED
         lately = self.feed.recent(node, most)
         fresh = [one for one in lately if since <= one.at <= until][:limit]
@@ -154,14 +125,14 @@ class FleetQueries:
             async with asyncio.timeout(PATIENCE):
                 kept = await self.history.recent(node, since, limit, until)
         except TimeoutError:
-            return MergedEvents(fresh, f"history gave no answer in {PATIENCE:g} s")
+            return PastEvents(fresh, f"history gave no answer in {PATIENCE:g} s")
         except OSError as error:
-            return MergedEvents(fresh, f"history can't be read: {error}")
-        return MergedEvents(_merged(kept, fresh, limit))
+            return PastEvents(fresh, f"history can't be read: {error}")
+        return PastEvents(_merged(kept, fresh, limit))
 
     async def prime(self) -> None:
         """Give the event broker the transitions from before this process."""
-        past = await self.own_past(limit=100)
+        past = await self.past(limit=100)
         if past.trouble:
             log.warning("the page begins without its past", extra={"reason": past.trouble})
         self.feed.prime(past.transitions)

@@ -10,7 +10,6 @@ import ssl as tls
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TypedDict
 
 import msgspec
@@ -22,7 +21,6 @@ from aggregator.clock import Clocks
 from aggregator.configfile.values import is_loopback
 from aggregator.ingest.os_limits import WEB_CONNECTIONS, why_not
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.replicas.membership.view import Ownership, SingleReplica
 from aggregator.runtime.histogram import PAGE, Histogram
 from aggregator.web import models, openapi, sse
 from aggregator.web.access_guard import AccessGuard, PageAccess
@@ -32,39 +30,23 @@ from aggregator.web.assets import Assets
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, LimitedSite
 from aggregator.web.event_broker import EventBroker, TooManyStreams
-from aggregator.web.fleet_view import FleetViewFindings
 from aggregator.web.history_interface import HistoryReader
 from aggregator.web.hosts import AllowedHosts, name_of
 from aggregator.web.login import LogIn
-from aggregator.web.merge import MergedScope, OwnedScope, Owners
-from aggregator.web.metrics import ScrapeContent, ShardNumbers, registry_of
+from aggregator.web.metrics import ScrapeContent, registry_of
 from aggregator.web.mode_effect import Preview
 from aggregator.web.node_detail import NodeDetails
 from aggregator.web.pages import Pages
 from aggregator.web.person_actions import ACTIONS
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import BadQuery
-from aggregator.web.replica_client import ReplicaClient, Trust
-from aggregator.web.replica_endpoints import NODE, PART, PAST, ReplicaEndpoints
-from aggregator.web.replica_poller import DEADLINE, ReplicaPoller
+from aggregator.web.response_headers import dress
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
 from aggregator.web.trend_recorder import TrendRecorder
 
 log = logging.getLogger("sickbay.web")
 
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
 _STREAM = "/api/v1/stream"
 #: Requests in progress when the server closes have so long (seconds).
 _GRACE = 2.0
@@ -94,9 +76,8 @@ class Web:
     ``ready`` returns the problems, in words; empty: there are none. Create it within a running
     loop.
 
-    With ``shards`` that knows other replicas, all of it shows the whole fleet. ``ca_file`` is the
-    CA of their pages' certificates (by default the system's); ``history_shared`` says that all
-    write one history.
+    ``replicas`` are those of the aggregator, none where it is alone; ``lease_lost``: why this
+    replica may not act although it is the controller.
     """
 
     def __init__(
@@ -109,54 +90,34 @@ class Web:
         clocks: Clocks,
         version: str,
         ready: Callable[[], list[str]],
-        shards: Ownership | None = None,
-        ca_file: Path | None = None,
-        history_shared: bool = False,
+        replicas: Callable[[], Sequence[models.Replica]] = tuple,
+        lease_lost: Callable[[], str] = str,
         connections: int = WEB_CONNECTIONS,
         hosts: Sequence[str] = (),
         access: PageAccess | None = None,
-        replica_token: Callable[[], str] | None = None,
         actions: ActionSetup | None = None,
         preview: Preview | None = None,
     ) -> None:
-        """``connections`` may be open at once. Raises TrustError when ``ca_file`` can't be read.
+        """``connections`` may be open at once.
 
         ``hosts`` are names by which the page may be asked for where it is plain on loopback.
-        ``access`` None: all may read. ``replica_token`` reads the token for other replicas.
-        ``actions``: how people act; None: not at all.
+        ``access`` None: all may read. ``actions``: how people act; None: not at all.
         ``preview`` asks admission what mode drain would do; None: the page does not say it.
         """
         access = access or PageAccess()
-        shards = shards or SingleReplica()
-        me, owners = shards.membership_view.me, Owners(shards)
-        self._own = SnapshotCache(fleet, clocks, OwnedScope(fleet, owners))
-        self._replica_client = ReplicaClient(Trust(ca_file), deadline=DEADLINE, token=replica_token)
-        self._peers = ReplicaPoller(shards, self._replica_client, clocks, feed, self._own.moment)
-
-        def not_ready() -> list[str]:
-            return [*ready(), *unsettled(shards)]
-
-        whole = MergedScope(fleet, shards, owners, self._peers, not_ready)
-        snapshots = SnapshotCache(fleet, clocks, whole)
-        details = NodeDetails(
-            me=me, fleet=fleet, snapshots=snapshots, owners=owners, peers=self._peers
-        )
+        snapshots = SnapshotCache(fleet, clocks, replicas, lease_lost)
+        details = NodeDetails(fleet=fleet, snapshots=snapshots)
         self._queries = FleetQueries(
             fleet,
             snapshots,
             feed,
             history,
             version,
-            not_ready,
-            self._peers,
+            ready,
             details,
             stats.alert_trouble,
-            history_shared,
             stats.alerts,
             preview=preview,
-        )
-        self._share = ReplicaEndpoints(
-            me=me, fleet=fleet, owners=owners, snapshots=snapshots, queries=self._queries
         )
         assets = Assets()
         self._pages = Pages(
@@ -170,7 +131,6 @@ class Web:
         self._actions = ActionEndpoints(access, self._guard_access, actions)
         self._change_notifier = ChangeNotifier(self._queries.current_snapshot, details, feed)
         self._feed, self._fleet = feed, fleet
-        self._shards = shards
         self._stats = stats
         self._requests: Counter[tuple[str, int]] = Counter()
         #: Seconds for an answer, by route; event streams last as long as their page is open.
@@ -214,7 +174,6 @@ class Web:
         for work, name in (
             (self._queries.prime(), "web past"),
             (self._change_notifier.run(), "web change notifier"),
-            (self._peers.run(), "web peers"),
             (TrendRecorder(self._queries).run(), "web trend"),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
@@ -230,14 +189,13 @@ class Web:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._replica_client.close()
         await self._runner.cleanup()
 
     # -- routes --------------------------------------------------------------------
 
     def _app(self, assets: Assets) -> web.Application:
         app = web.Application(middlewares=[self._guard])
-        app.on_response_prepare.append(_dress)
+        app.on_response_prepare.append(dress)
         get = app.router.add_get
         get("/", self._pages.fleet, name="fleet")
         get("/nodes", self._pages.nodes, name="nodes")
@@ -247,9 +205,6 @@ class Web:
         get("/api/v1/stream", self._stream, allow_head=False)
         get("/api/v1/openapi.json", self._openapi)
         get(ACCESS, self._actions.reader)
-        get(PART, self._share.part, allow_head=False)
-        get(NODE, self._share.node, allow_head=False)
-        get(PAST, self._share.past, allow_head=False)
         get("/metrics", self._metrics)
         get("/healthz", self._healthz)
         get("/readyz", self._readyz)
@@ -288,11 +243,9 @@ class Web:
         return response
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        alone = not self._peers.others
-        look = await (self._queries.snapshots if alone else self._own).current_snapshot()
+        look = await self._queries.snapshots.current_snapshot()
         scrape = ScrapeContent(
             found=look.found,
-            shards=self._standing(look.found),
             feed=self._feed,
             requests=self._requests,
             durations=self._durations,
@@ -307,17 +260,6 @@ class Web:
         response = web.Response(body=encode(registry_of(scrape)), headers={"Content-Type": kind})
         response.enable_compression()
         return response
-
-    def _standing(self, found: FleetViewFindings) -> ShardNumbers:
-        membership_view = self._shards.membership_view
-        return ShardNumbers(
-            nodes=len(found.standings),
-            members=len(membership_view.members),
-            leads=self._shards.leads(),
-            frozen=bool(membership_view.frozen),
-            settled=membership_view.settled,
-            peers=self._peers.up(),
-        )
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -368,7 +310,7 @@ class Web:
         return response
 
     def _refused(self, request: web.Request, refused: AccessRefused) -> web.StreamResponse:
-        machine = request.path.startswith(("/api/", "/replica/")) or request.path == "/metrics"
+        machine = request.path.startswith("/api/") or request.path == "/metrics"
         if refused.status == 401 and not machine:
             return self._log_in.ask(request, refused)
         if machine and not request.path.startswith("/api/"):
@@ -418,26 +360,5 @@ class Web:
             self._durations.setdefault(route, Histogram(PAGE)).observe(seconds)
 
 
-def unsettled(shards: Ownership) -> list[str]:
-    """Why a replica can't act on its nodes, for /readyz. A single replica always can.
-
-    A rollout waits for it, so that the next replica is stopped only when this one's wait is over.
-    """
-    membership_view = shards.membership_view
-    if membership_view.frozen:
-        return [f"it does not know which other replicas there are: {membership_view.frozen}"]
-    if not membership_view.settled:
-        return ["it has joined a moment ago, and waits until others have let go of its nodes"]
-    return []
-
-
 _ACTION = "Expected POST: docs/api.md#actions."
 _READ_ONLY = "This is read only. To act: kubectl, or the command sickbay with your own kubeconfig."
-
-
-async def _dress(_: web.Request, response: web.StreamResponse) -> None:
-    """The headers of every answer, streams too: set just before they are sent."""
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers.setdefault("Cache-Control", "no-store")
-    response.headers["Server"] = "sickbay"

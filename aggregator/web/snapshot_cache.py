@@ -6,13 +6,13 @@ twentieth of the processor. Without watchers no snapshot is taken.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web import models
 from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings, natural
-from aggregator.web.merge import LocalScope, Scope
 from aggregator.web.node_view import ViewMoment
 
 #: Ticks come at most so often, and snapshots too (seconds).
@@ -34,14 +34,23 @@ class FleetSnapshot:
 
 
 class SnapshotCache:
-    """Keeps the latest snapshot of a scope."""
+    """Keeps the latest snapshot."""
 
-    def __init__(self, fleet: FleetState, clocks: Clocks, scope: Scope | None = None) -> None:
-        """``scope``: the nodes, and the source of each. Unless given: all that the fleet holds."""
+    def __init__(
+        self,
+        fleet: FleetState,
+        clocks: Clocks,
+        replicas: Callable[[], Sequence[models.Replica]] = tuple,
+        lease_lost: Callable[[], str] = str,
+    ) -> None:
+        """``replicas``: those of the aggregator, none where it is alone. ``lease_lost``: why this
+        replica may not act although it is the controller; empty: it may.
+        """
         self._fleet = fleet
         self._clocks = clocks
         self.now = clocks.now
-        self._scope = scope or LocalScope(fleet)
+        self._replicas = replicas
+        self._lease_lost = lease_lost
         self._look: FleetSnapshot | None = None
         self._old_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -66,14 +75,22 @@ class SnapshotCache:
 
     async def _take(self, before: FleetSnapshot | None) -> FleetSnapshot:
         moment, began = self.moment(), self._clocks.now()
-        names, builder, scope = self._ordered(), FleetViewBuilder(self._fleet, moment), self._scope
-        scope.begin()
+        names, builder = self._ordered(), FleetViewBuilder(self._fleet, moment)
+        known = self._fleet.node_summaries
+
+        def add(name: str) -> None:
+            node_summary = known.get(name)
+            if node_summary is not None:
+                builder.add(node_summary)
+
         spent = self._clocks.now() - began
-        spent += await visit_in_chunks(
-            names, lambda name: scope.add(builder, name), self._clocks.now
-        )
+        spent += await visit_in_chunks(names, add, self._clocks.now)
         began = self._clocks.now()
-        found = scope.conclude(builder, names)
+        found = replace(
+            builder.conclude(names),
+            replicas=tuple(self._replicas()),
+            lease_lost=self._lease_lost(),
+        )
         changed = before is None or before.found != found
         revision = (before.revision if before else 0) + changed
         spent += self._clocks.now() - began
@@ -82,7 +99,7 @@ class SnapshotCache:
 
     def _ordered(self) -> list[str]:
         """The nodes as people read them; sorted again when one came or went."""
-        names = self._scope.names()
+        names = self._fleet.node_summaries.keys()
         if names != set(self._names):
             self._names = sorted(names, key=natural)
         return self._names

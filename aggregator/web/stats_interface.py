@@ -79,7 +79,8 @@ class Stats:
     ``outbox`` returns how many alerts wait for each webhook, by the webhook's number or name,
     ``alert_trouble`` why they are not delivered; empty: they are; ``alerts`` their routes and
     dead letters. ``certificates`` returns when each of them ends, wall clock seconds, by its
-    purpose.
+    purpose. ``connected`` counts the agents that are connected to this replica, ``relays`` the
+    gateways that forward others' messages.
     """
 
     ingest: IngestStatsReader | None = None
@@ -89,3 +90,5 @@ class Stats:
     alerts: Callable[[], AlertOverview] = AlertOverview
     history: HistoryStats | None = None
     certificates: Callable[[], Mapping[str, float]] = dict
+    connected: Callable[[], int] = lambda: 0
+    relays: Callable[[], int] = lambda: 0

@@ -26,7 +26,6 @@ def summarize(
         mode=found.mode,
         stop=found.stop,
         view_lost=found.view_lost,
-        in_company=found.in_company,
         waiting_for_quorum=found.waiting_for_quorum,
         cooling=found.cooling,
         clock_doubt=found.clock_doubt,
@@ -47,10 +46,7 @@ def summarize(
         headline=headline(found),
         pools=list(found.pools),
         replicas=list(found.replicas),
-        frozen=found.frozen,
-        differing=found.differing,
-        incomplete=found.incomplete,
-        last_known=found.last_known,
+        lease_lost=found.lease_lost,
         history_trouble=history_trouble,
         alert_trouble=alert_trouble,
         alerts_given_up=alerts_given_up,
@@ -75,13 +71,14 @@ def headline(found: FleetViewFindings) -> str:
         parts.append(f"{counts[QuarantineSummary.SILENT]} silent")
     if counts[QuarantineSummary.UNKNOWN]:
         parts.append(f"{counts[QuarantineSummary.UNKNOWN]} unknown")
-    well, unsure = counts[QuarantineSummary.OK], _unsure(found)
+    well = counts[QuarantineSummary.OK]
     if not parts:
         all_well = f"All {total:,} nodes are well." if total > 1 else "The only node is well."
         return f"{all_well}{_untested(found)}"
     listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-    notes = f"{_untested(found)}{unsure}"
-    return f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well.{notes}"
+    return (
+        f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well.{_untested(found)}"
+    )
 
 
 def _untested(found: FleetViewFindings) -> str:
@@ -90,16 +87,3 @@ def _untested(found: FleetViewFindings) -> str:
         return ""
     one = found.untested == 1
     return f" {found.untested:,} {'node is' if one else 'nodes are'} new, and not tested yet."
-
-
-def _unsure(found: FleetViewFindings) -> str:
-    """A note that some of it is old, for a headline that must not hide it."""
-    if not found.last_known:
-        return ""
-    silent = [one.name for one in found.replicas if one.trouble and one.nodes]
-    many = f"{found.last_known:,} {'node' if found.last_known == 1 else 'nodes'}"
-    is_so = "is" if found.last_known == 1 else "are"
-    if not silent:
-        return f" {many} {is_so} only last known, on the way to another replica."
-    who = f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
-    return f" {many} {is_so} only last known: {who}."

@@ -64,7 +64,7 @@ class TrendRecorder:
 
     async def _past(self, since: float) -> tuple[list[Transition], float]:
         """The newest transitions from then on, and from when on they are all that there are. Read
-        in parts, because another replica gives so many at most.
+        in parts.
         """
         found: dict[tuple[float, str, str, str], Transition] = {}
         until = math.inf

@@ -34,7 +34,6 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.shares import allowance
-from aggregator.quarantine.decide.uncertainty import UNSURE, EvidenceBasis, Uncertainty
 
 OPEN = Limits(
     concurrent=1_000,
@@ -507,28 +506,6 @@ def test_without_a_cooldown_the_rate_alone_holds() -> None:
     assert cools.record.cooldowns.keys() == {DISK, FLEET}
 
 
-@pytest.mark.parametrize(("missing", "admitted"), [("r2", UNSURE), ("", 5)])
-def test_a_leader_that_does_not_know_all_nodes_admits_a_few_faults(
-    missing: str, admitted: int
-) -> None:
-    asked = [replace(one, basis=EvidenceBasis.FAULT) for one in many(5)]
-    uncertainty = Uncertainty(missing=missing)
-    outcome = admit(
-        Record(),
-        asked,
-        OPEN,
-        FleetSize(100, 100),
-        now=5.0,
-        policy_hash="h",
-        uncertainty=uncertainty,
-    )
-    assert len(outcome.admitted) == admitted
-    for held in outcome.held.values():
-        assert (held.limit, held.value) == ("shards", "incomplete")
-        assert held.reason.startswith(f"{UNSURE} nodes were admitted within 10m")
-    assert outcome.record.cooldowns == {}
-
-
 # -- common causes ---------------------------------------------------------------------------------
 
 SWITCH = "rack=r1 check:nic-link"
@@ -627,10 +604,8 @@ def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
     limits = replace(RATE, concurrent=0, after_upgrade=120.0)
     full = at(Record(), 1_000, *many(3)).record
 
-    def restraint(asked: Proposal, record: Record = full, **known: Uncertainty) -> Held | None:
-        return escalation_hold(
-            record, asked, limits, now=1_001, causes={SWITCH: OPEN_SWITCH}, **known
-        )
+    def restraint(asked: Proposal, record: Record = full) -> Held | None:
+        return escalation_hold(record, asked, limits, now=1_001, causes={SWITCH: OPEN_SWITCH})
 
     assert restraint(proposal("n1")) is None, "it is counted already"
     held = restraint(suspected("n1", {SWITCH}))
@@ -642,9 +617,6 @@ def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
     tripped = restraint(proposal("n1"), cooling)
     assert tripped is not None
     assert (tripped.limit, tripped.value) == ("limits.cooldown", "15m")
-    differing = restraint(proposal("n1"), uncertainty=Uncertainty(differing="r2"))
-    assert differing is not None
-    assert (differing.limit, differing.value) == ("shards", "differing")
 
 
 # -- the record ----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Bench:
         self.loop = loop
         self.did: list[str] = []
         self.told: list[str] = []
-        self.home, self.owns, self.may, self.work = "", True, True, False
+        self.may, self.work = True, False
         self.node_registry = NodeRegistry(FleetState(), "", now=loop.time)
 
         def note(name: str, answer: Callable[[], Any] = lambda: None) -> Any:
@@ -63,11 +63,6 @@ class Bench:
             add_for_read=note("add_for_read"),
             has_work=lambda _: self.work,
         )
-        shards: Any = SimpleNamespace(
-            owner_address=lambda _: self.home,
-            may_act=lambda _: self.may,
-            owns=lambda _: self.owns,
-        )
         acts: Any = SimpleNamespace(
             emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}"),
             stages=StageTimes(),
@@ -85,7 +80,7 @@ class Bench:
             policy=POLICY,
             clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,
-            network_tracker=recorder("renew", "on_evidence", "silent", "drop_finding"),
+            network_tracker=recorder("renew", "on_evidence", "silent"),
             measurements=measurements,
             evidence_recording=recorder(
                 "record_hello",
@@ -94,7 +89,7 @@ class Bench:
                 "record_disconnect",
                 "forget_node",
             ),
-            shards=shards,
+            may_act=lambda: self.may,
         )
         self.node_state: Any = self.node_registry.node_state("n1")
         self.line: Any = FakeLine()
@@ -138,7 +133,7 @@ def test_a_snapshot_counts_and_a_greeting_takes_that_back() -> None:
         assert bench.node_registry.size().reported == 0
         bench.send_evidence(snapshot())
         assert bench.node_registry.size().reported == 1
-        bench.made.hand_over(bench.node_state)
+        bench.connect()
         assert bench.node_registry.size().reported == 0
 
     on_bench(test)
@@ -214,7 +209,6 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
             ("view", bench.queue, False),
             ("meta", node_state.cluster, None),
             ("unread", node_state.cluster, True),
-            ("ours", node_state.work, False),
         ):
             before = getattr(owner, name)
             setattr(owner, name, value)
@@ -223,7 +217,7 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
                 waits = bench.send_evidence(said)
                 assert node_state.work.waiters == (waits,), name
                 assert "add" in bench.did
-                assert node_state.work.needs_read == (name in ("unread", "ours"))
+                assert node_state.work.needs_read == (name == "unread")
             setattr(owner, name, before)
 
     on_bench(test)
@@ -327,55 +321,13 @@ def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
         bench.made.on_disconnect("n1", bench.line, "bye")
         assert (summary.refused, summary.last_heard) == ("", bench.loop.time())
         assert summary.health is not None
-        bench.connect()
-        bench.owns = False
-        bench.made.on_disconnect("n1", bench.line, "bye")
-        assert [summary.health] == [None], "it is another's"
 
     on_bench(test)
 
 
-def test_an_agent_is_sent_home_only_where_its_home_is_known() -> None:
-    async def test(bench: Bench) -> None:
-        bench.home = "r2:1"
-        bench.made.send_home(bench.node_state, "x")
-        bench.connect()
-        bench.home = ""
-        bench.made.send_home(bench.node_state, "x")
-        assert bench.line.sent_to == ""
-        bench.home = "r2:1"
-        bench.made.send_home(bench.node_state, "x")
-        assert bench.line.sent_to == "r2:1"
-
-    on_bench(test)
-
-
-def test_what_was_said_is_asked_for_again() -> None:
-    async def test(bench: Bench) -> None:
-        bench.made.ask_again(bench.node_state)
-        bench.made.start_over(bench.node_state)
-        assert bench.node_state.agent.health is None
-        bench.connect()
-        bench.send_evidence(snapshot(fault()))
-        bench.made.ask_again(bench.node_state)
-        assert bench.line.resyncs == [], "it was heard"
-        bench.made.start_over(bench.node_state)
-        assert bench.node_state.agent.attached
-        assert not bench.node_state.agent.was_heard
-        assert bench.node_state.agent.last_heard == bench.loop.time()
-        bench.made.ask_again(bench.node_state)
-        assert len(bench.line.resyncs) == 1
-
-    on_bench(test)
-
-
-def test_a_refused_stream_is_shown_unless_its_node_is_anothers() -> None:
+def test_a_refused_stream_is_shown() -> None:
     async def test(bench: Bench) -> None:
         summary = bench.node_state.agent
-        bench.home = "r2:1"
-        bench.made.on_refusal("n1", "too old")
-        assert (summary.refused, summary.last_heard) == ("", None)
-        bench.home = ""
         bench.made.on_refusal("n1", "too old")
         assert (summary.refused, summary.last_heard) == ("too old", bench.loop.time())
         summary.last_heard = 1.0

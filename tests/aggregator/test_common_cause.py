@@ -423,19 +423,6 @@ def test_a_cause_is_open_until_half_of_what_opened_it_is_well_and_a_little_longe
     assert not play.search(SETTLE)
 
 
-def test_a_cause_fades_anew_after_a_time_in_which_not_everybody_was_counted() -> None:
-    play = Play(1_000, racks=False)
-    play.fail(play.names[:60], check("nic-link"))
-    assert play.search()
-    play.fail(play.names[:60])
-    assert play.search(), "it has just faded"
-    play.now += SETTLE / 2
-    play.common.find_causes(play.now, lasting=True)
-    assert play.search(SETTLE / 2), "it fades from here"
-    assert play.search(SETTLE - 1)
-    assert not play.search(1)
-
-
 def test_only_so_many_suspects_of_a_node_are_remembered() -> None:
     play = Play(10)
     asked = [f"tcp://10.0.0.{number}:1" for number in range(100)]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aggregator.app import _settings
 from aggregator.cluster.port import Action, Pod
+from aggregator.composition.controller_parts import _settings
 from aggregator.config.settings import Config, ConfigError, load
 from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
 from aggregator.events import EventKind

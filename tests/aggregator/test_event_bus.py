@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from aggregator.app import EventBus
+from aggregator.composition.event_bus import EventBus
 from aggregator.events import EventKind, Transition
 from tests.support.virtual_time import VirtualTimeLoop, play
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from aggregator.alerts.alert import alert_of, dedup_key
 from aggregator.alerts.outbox import MOST_OF_NODE, MOST_WAITING, AlertOutbox, BatchWait, Item
 from aggregator.alerts.store import FileStore
-from aggregator.app import EventBus
+from aggregator.composition.event_bus import EventBus
 from aggregator.event_limit import BURST, EventLimit, size_of
 from aggregator.events import EventKind, Transition
 from aggregator.history.history import TOLD_BURST, History

@@ -47,7 +47,6 @@ from aggregator.quarantine.drain.evictor import (
     EvictionLanes,
     Evictor,
 )
-from aggregator.quarantine.drain.semaphore import ResizableSemaphore
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from aggregator.quarantine.state.node import NodeState
 from tests.support.node_states import summary_of
@@ -92,7 +91,7 @@ class Bench:
             acts=acts,
             clocks=Clocks(loop.time, lambda: 5000.0),
             rules=DrainRules(**rules),
-            lanes=EvictionLanes(ResizableSemaphore(lambda: 9), ResizableSemaphore(lambda: 9)),
+            lanes=EvictionLanes(asyncio.Semaphore(9), asyncio.Semaphore(9)),
             rng=random.Random(1),
             node_state=self.node_state,
             still=lambda: self.stands,

@@ -13,26 +13,21 @@ import pytest
 
 from aggregator.cluster.condition_record import CONDITIONS
 from aggregator.cluster.port import NodeMeta
-from aggregator.quarantine.decide.replica_messages import NodeReport
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.quarantine.state.remote import RemoteNodes
 from tests.aggregator.test_node_poller import Bench
 
 SMALL, LARGE = 200, 2_000
 
 
-def fleet(nodes: int) -> tuple[NodeRegistry, RemoteNodes]:
-    """A leader's registry: a third of the nodes are its own, other replicas report theirs."""
-    remote_nodes = RemoteNodes()
-    registry = NodeRegistry(FleetState(), "", remote_nodes)
+def fleet(nodes: int) -> NodeRegistry:
+    """A registry of so many nodes."""
+    registry = NodeRegistry(FleetState(), "")
     registry.listed(metas(nodes))
-    for number, meta in enumerate(metas(nodes)):
+    for meta in metas(nodes):
         registry.node_state(meta.name)
-        if number % 3:
-            remote_nodes.apply_reports("other", NodeReport(meta.name, reported=True))
-    return registry, remote_nodes
+    return registry
 
 
 def metas(nodes: int) -> list[NodeMeta]:
@@ -57,41 +52,37 @@ def lines_run(work: Callable[[], object]) -> int:
     return count
 
 
-def size(registry: NodeRegistry, _: RemoteNodes) -> None:
+def size(registry: NodeRegistry) -> None:
     registry.size()
 
 
-def held(registry: NodeRegistry, _: RemoteNodes) -> None:
+def held(registry: NodeRegistry) -> None:
     registry.held()
 
 
-def annotated_again(registry: NodeRegistry, _: RemoteNodes) -> None:
+def annotated_again(registry: NodeRegistry) -> None:
     registry.annotated(CONDITIONS)
 
 
-def a_report(_: NodeRegistry, remote_nodes: RemoteNodes) -> None:
-    remote_nodes.apply_reports("other", NodeReport("n1", reported=False))
-
-
-def an_agent_reports(registry: NodeRegistry, _: RemoteNodes) -> None:
+def an_agent_reports(registry: NodeRegistry) -> None:
     registry.count(registry.node_state("n0"))
 
 
-@pytest.mark.parametrize("work", [size, held, annotated_again, a_report, an_agent_reports])
+@pytest.mark.parametrize("work", [size, held, annotated_again, an_agent_reports])
 def test_it_visits_no_more_nodes_of_a_larger_fleet(
-    work: Callable[[NodeRegistry, RemoteNodes], None],
+    work: Callable[[NodeRegistry], None],
 ) -> None:
     ran = []
     for nodes in (SMALL, LARGE):
-        registry, remote_nodes = fleet(nodes)
+        registry = fleet(nodes)
         registry.annotated(CONDITIONS)
         registry.node_state("n1").set_hold(NodeHold("limits.concurrent", "1", "full", 0.0))
-        ran.append(lines_run(lambda: work(registry, remote_nodes)))  # noqa: B023 - called at once
+        ran.append(lines_run(lambda: work(registry)))  # noqa: B023 - called at once
     assert ran[0] == ran[1] > 0
 
 
 def test_the_counter_sees_a_loop_over_all_nodes() -> None:
-    registries = [fleet(nodes)[0] for nodes in (SMALL, LARGE)]
+    registries = [fleet(nodes) for nodes in (SMALL, LARGE)]
     few, many = (lines_run(lambda: _visit(r)) for r in registries)  # noqa: B023 - called at once
     assert many > 5 * few
 
@@ -129,7 +120,7 @@ def test_counting_silence_and_polling_let_other_tasks_run_in_between() -> None:
     """Their slices do not grow with the fleet."""
     longest: dict[str, list[int]] = {"silence": [], "poll": []}
     for nodes in (2 * LARGE, 4 * LARGE):
-        registry, _ = fleet(nodes)
+        registry = fleet(nodes)
         longest["silence"].append(longest_turn(registry.silence))
         bench = Bench()
         for meta in metas(nodes):

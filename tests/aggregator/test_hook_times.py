@@ -18,12 +18,9 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
-from aggregator.quarantine.coordination.alerts import DIFFERING_FOR, MISSING_FOR, CoordinationAlerts
-from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
 from aggregator.quarantine.state.node import NodeState
 from tests.support.node_states import summary_of
-from tests.support.replica import Notes, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 LATER, FAILED, DONE = (
@@ -246,55 +243,3 @@ def test_a_hook_after_a_release_is_given_up_in_its_time() -> None:
         assert [limit for _, limit in short.asked] == [1.0], "a second is the least"
 
     play(test)
-
-
-# -- replicas that do not agree -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("uncertainty", "after"),
-    [(Uncertainty(missing="r2"), MISSING_FOR), (Uncertainty(differing="r2"), DIFFERING_FOR)],
-)
-def test_replicas_that_are_apart_are_told_of_when_it_has_lasted_and_when_it_is_over(
-    uncertainty: Uncertainty, after: float
-) -> None:
-    clock, notes = Turned(), Notes()
-    apart = CoordinationAlerts(notes, Clocks(clock, clock))
-    apart.check_replicas(uncertainty)
-    clock.time += after - 0.5
-    apart.check_replicas(uncertainty)
-    assert notes.kinds("") == []
-    clock.time += 0.5
-    apart.check_replicas(uncertainty)
-    apart.check_replicas(uncertainty)
-    assert notes.kinds("") == ["fleet.replicas_apart"]
-    assert notes.transitions[0].summary.endswith(": r2")
-    apart.check_replicas(NO_UNCERTAINTY)
-    apart.check_replicas(NO_UNCERTAINTY)
-    assert notes.kinds("") == ["fleet.replicas_apart", "fleet.replicas_together"]
-    apart.check_replicas(uncertainty)
-    clock.time += after - 0.5
-    apart.check_replicas(NO_UNCERTAINTY)
-    apart.check_replicas(uncertainty)
-    clock.time += after - 0.5
-    apart.check_replicas(uncertainty)
-    assert len(notes.transitions) == 2, "each time it has to last anew"
-
-
-@pytest.mark.parametrize(
-    ("uncertainty", "after"),
-    [(Uncertainty(missing="r2"), MISSING_FOR), (Uncertainty(differing="r2"), DIFFERING_FOR)],
-)
-def test_a_new_leader_does_not_count_the_time_that_it_did_not_lead(
-    uncertainty: Uncertainty, after: float
-) -> None:
-    clock, notes = Turned(), Notes()
-    apart = CoordinationAlerts(notes, Clocks(clock, clock))
-    apart.check_replicas(uncertainty)
-    apart.reset()
-    clock.time += after
-    apart.check_replicas(uncertainty)
-    assert notes.kinds("") == []
-    clock.time += after
-    apart.check_replicas(uncertainty)
-    assert notes.kinds("") == ["fleet.replicas_apart"]

@@ -1,22 +1,19 @@
-"""Nodes that are gone, names made anew, and a change of owner: each rule by itself, no replica."""
+"""Nodes that are gone, and names made anew: each rule by itself, no replica."""
 
 import asyncio
 import random
-from collections.abc import Callable
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aggregator.cluster.port import ClusterError, Unreachable
-from aggregator.quarantine.reconcile import current_nodes, missing_nodes, ownership
+from aggregator.quarantine.reconcile import current_nodes, missing_nodes
 from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
-from aggregator.quarantine.reconcile.ownership import HEIRS_LOOK, PAUSE, SLICE, OwnershipHandler
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.replicas.membership.view import Member, MembershipView
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 # -- names whose Node is gone ---------------------------------------------------------------------
@@ -36,7 +33,7 @@ class Missing:
         self.made: Any = MissingNodes(
             cluster=cluster,
             returned=lambda node_state: self.back.append(node_state.node),
-            may_act=lambda _: self.may,
+            may_act=lambda: self.may,
             rng=random.Random(1),
         )
 
@@ -263,242 +260,5 @@ def test_the_oldest_answer_is_dropped_where_there_are_too_many(
         await bench.made.is_current("a", "u")
         await bench.made.is_current("c", "u")
         assert list(bench.made._kept) == [("a", "u"), ("c", "u")]
-
-    play(test)
-
-
-# -- a change of owner ----------------------------------------------------------------------------
-
-
-def view(*names: str, term: int = 1, me: str = "a") -> MembershipView:
-    members = {name: Member(name) for name in names}
-    return MembershipView(me, MappingProxyType(members), term=term)
-
-
-class Owner:
-    """A replica's handling of its nodes, whose steps are noted."""
-
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        self.loop = loop
-        self.ours: set[str] = set()
-        self.membership_view = view("a", "b")
-        self.did: list[tuple[str, str]] = []
-        self.at: list[float] = []
-        self.lists = 0
-        self.work: set[str] = set()
-        self.registry = NodeRegistry(FleetState(), "pool", now=loop.time)
-        self.queue = SimpleNamespace(
-            resume=lambda node_state: self._note("resume", node_state),
-            add=lambda node_state: self._note("add", node_state),
-            has_work=lambda node_state: node_state.node in self.work,
-            view=True,
-        )
-        agent_events: Any = SimpleNamespace(
-            start_over=lambda node_state: self._note("start over", node_state),
-            ask_again=lambda node_state: self._note("ask again", node_state),
-            send_home=lambda node_state, _: self._note("send home", node_state),
-            hand_over=lambda node_state: self._note("hand over", node_state),
-        )
-        self.changed: Callable[[], None] = lambda: None
-        shards: Any = self
-        queue: Any = self.queue
-        self.made: Any = OwnershipHandler(
-            shards=shards,
-            node_registry=self.registry,
-            agent_events=agent_events,
-            queue=queue,
-            list_nodes=self._list,
-            clocks=SimpleNamespace(now=loop.time),  # type: ignore[arg-type]
-        )
-
-    def owns(self, node: str) -> bool:
-        return node in self.ours
-
-    def on_change(self, call: Callable[[], None]) -> None:
-        self.changed = call
-
-    def _note(self, what: str, node_state: NodeState) -> None:
-        self.did.append((what, node_state.node))
-        self.at.append(self.loop.time())
-
-    async def _list(self) -> bool:
-        self.lists += 1
-        return True
-
-    async def move(self) -> list[tuple[str, str]]:
-        self.did.clear()
-        self.at.clear()
-        await self.made._move()
-        return [one for one in self.did if one[0] != "resume"]
-
-    def attach_agent(self, node: str, *, snapshot: bool = False) -> Any:
-        node_state: Any = self.registry.node_state(node)
-        node_state.agent.attached = True
-        node_state.agent.health = SimpleNamespace(has_snapshot=snapshot)
-        return node_state
-
-
-def test_a_node_that_becomes_ours_is_read_anew_and_listed_and_once() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        bench.ours, bench.work = {"n1", "n2"}, {"n1"}
-        first, second = bench.registry.node_state("n1"), bench.registry.node_state("n2")
-        assert await bench.move() == [("add", "n1")]
-        assert bench.did.count(("resume", "n1")) == bench.did.count(("resume", "n2")) == 1
-        assert (first.work.ours, first.work.ours_since) == (True, loop.time())
-        assert (first.cluster.unread, second.cluster.unread) == (True, True)
-        assert (first.work.needs_read, second.work.needs_read) == (True, False)
-        assert bench.lists == 1
-        await asyncio.sleep(5)
-        first.cluster.unread = False
-        assert await bench.move() == []
-        assert bench.lists == 1
-        assert (first.cluster.unread, first.work.ours_since) == (False, loop.time() - 5)
-        first.work.ours, bench.queue.view = False, False
-        assert await bench.move() == [("add", "n1")]
-        assert bench.lists == 1, "without a view there is nothing to list"
-
-    play(test)
-
-
-def test_a_node_that_is_ours_no_more_is_handed_over_or_its_agent_sent_home() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        bench.attach_agent("n1")
-        second = bench.registry.node_state("n2")
-        second.work.ours = True
-        began = loop.time()
-        assert await bench.move() == [("send home", "n1"), ("hand over", "n2")]
-        assert second.work.ours is False
-        assert loop.time() == began
-        assert await bench.move() == []
-        assert bench.lists == 0
-
-    play(test)
-
-
-def test_the_log_counts_the_nodes_that_came_and_those_that_went(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        for name in ("n1", "n2", "n3"):
-            bench.registry.node_state(name).work.ours = True
-        bench.registry.node_state("n4").work.ours = None
-        bench.registry.node_state("n5")
-        bench.ours = {"n5"}
-        await bench.move()
-
-    with caplog.at_level("INFO"):
-        play(test)
-    (moved,) = (vars(one) for one in caplog.records if one.msg == "nodes moved")
-    assert (moved["came"], moved["went"]) == (1, 3)
-
-
-def test_who_leaves_waits_for_its_successors_and_takes_back_what_is_its_own_again() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        bench.membership_view = view("b")
-        bench.attach_agent("n1")
-        bench.attach_agent("n2")
-        began = loop.time()
-        loop.call_later(HEIRS_LOOK / 2, bench.ours.add, "n2")
-        assert await bench.move() == [
-            ("send home", "n1"),
-            ("start over", "n2"),
-            ("ask again", "n2"),
-        ]
-        assert loop.time() - began == HEIRS_LOOK
-        assert ownership.HEIRS_LOOK > 0.5
-        began = loop.time()
-        bench.ours.clear()
-        await bench.move()
-        assert loop.time() == began, "no node left"
-
-    play(test)
-
-
-def test_agents_are_sent_home_and_asked_a_slice_at_a_time() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        names = [f"n{number}" for number in range(2 * SLICE + 1)]
-        for name in names:
-            bench.attach_agent(name)
-        await bench.move()
-        sent = [at for at, one in zip(bench.at, bench.did, strict=True) if one[0] == "send home"]
-        assert [round(at - sent[0], 3) for at in (sent[SLICE - 1], sent[SLICE], sent[-1])] == [
-            0,
-            PAUSE,
-            2 * PAUSE,
-        ]
-        assert (SLICE, PAUSE) == (50, 0.1)
-        bench.ours = set(names)
-        bench.membership_view = view("a", "b", term=2)
-        await bench.move()
-        asked = [at for at, one in zip(bench.at, bench.did, strict=True) if one[0] == "ask again"]
-        assert len(asked) == len(names)
-        assert round(asked[SLICE] - asked[SLICE - 1], 3) == PAUSE
-        assert round(asked[-1] - asked[0], 3) == 2 * PAUSE
-
-    play(test)
-
-
-def test_who_joined_anew_among_others_starts_its_nodes_over() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        bench.ours = {"n1", "n2", "n3"}
-        for name in ("n1", "n2"):
-            bench.registry.node_state(name).work.ours = True
-        bench.attach_agent("n1")
-        bench.attach_agent("n2", snapshot=True)
-        assert await bench.move() == [], "the first term is none anew"
-        bench.registry.node_state("n3")
-        bench.registry.node_state("n4").work.ours = None
-        bench.membership_view = view("a", term=2)
-        await asyncio.sleep(5)
-        assert await bench.move() == [
-            ("start over", "n1"),
-            ("start over", "n2"),
-            ("start over", "n3"),
-            ("ask again", "n1"),
-            ("hand over", "n4"),
-        ]
-        assert bench.registry.node_state("n1").work.ours_since == loop.time()
-        assert bench.registry.node_state("n3").work.ours is True
-        assert bench.registry.node_state("n4").work.ours is False
-        assert await bench.move() == []
-
-    play(test)
-
-
-def test_who_was_always_alone_starts_nothing_over() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        bench.membership_view = view("a")
-        assert not bench.made._has_joined_anew()
-        bench.membership_view = view("a", term=2)
-        assert not bench.made._has_joined_anew()
-        bench.membership_view = view("a", "b", term=2)
-        assert not bench.made._has_joined_anew()
-        bench.membership_view = view("a", term=3)
-        assert bench.made._has_joined_anew()
-
-    play(test)
-
-
-def test_each_change_of_members_moves_nodes_once() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Owner(loop)
-        bench.registry.node_state("n1").work.ours = True
-        bench.ours = {"n1"}
-        running = asyncio.create_task(bench.made.run())
-        await asyncio.sleep(1)
-        assert bench.did == []
-        for count in (1, 2):
-            bench.changed()
-            await asyncio.sleep(1)
-            assert bench.did == [("resume", "n1")] * count
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
     play(test)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import NodeMeta
 from aggregator.health.model import Status
 from aggregator.policy.network.triangulate import PEERS
 from aggregator.policy.network.verdict import (
@@ -19,17 +18,14 @@ from aggregator.policy.network.verdict import (
     Finding,
     NetworkVerdict,
 )
-from aggregator.quarantine.correlation import network
 from aggregator.quarantine.correlation.network import (
     ASSIGNED_ANEW_WITHIN,
     GATHER,
     SILENT_FOR,
     NetworkTracker,
 )
-from aggregator.quarantine.decide.replica_messages import NodeReport
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 from tests.support.replica import Notes, component, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -76,13 +72,9 @@ class Desk:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.loop = loop
         self.fleet, self.notes = FleetState(), Notes()
-        self.remote_nodes, self.dirty = RemoteNodes(), DirtyNodes()
-        self.registry = NodeRegistry(self.fleet, "", self.remote_nodes, now=loop.time)
-        self.ours = {"n1", "n2"}
+        self.registry = NodeRegistry(self.fleet, "", now=loop.time)
         self.quorum = True
         self.judged: list[str] = []
-        self.told: list[str] = []
-        self.dirty.listen(lambda: None)
         self.made: Any = NetworkTracker(
             node_registry=self.registry,
             fleet=self.fleet,
@@ -90,9 +82,6 @@ class Desk:
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),
             judge=lambda node_state: self.judged.append(node_state.node),
-            owns=lambda node: node in self.ours,
-            remote_nodes=self.remote_nodes,
-            dirty_nodes=self.dirty,
             quorum=lambda: self.quorum,
         )
         self.graph = Graph()
@@ -100,10 +89,6 @@ class Desk:
 
     def _feed(self) -> None:
         self.made._network = self.graph
-        self.made.tell_owner = self.told.append
-
-    def marked(self) -> list[str]:
-        return [self.dirty.take_dirty() for _ in range(len(self.dirty))]
 
     def has_health(self, node: str) -> Any:
         node_state: Any = self.registry.node_state(node)
@@ -120,31 +105,21 @@ def at_desk(test: Callable[[Desk], Any]) -> None:
     play(main)
 
 
-def test_addresses_of_our_nodes_are_taken_and_those_of_others_are_not() -> None:
+def test_addresses_and_assignments_are_taken() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
         made.placed("n1", "")
         made.assigned("n1", ())
-        assert (desk.graph.given, desk.marked(), made._timer) == ([], [], None)
+        assert (desk.graph.given, made._timer) == ([], None)
         made.placed("n1", "10.0.0.1")
         assert desk.graph.taken() == [("enlist", "n1", False), ("place", "n1", "10.0.0.1")]
-        assert desk.marked() == ["n1"]
         assert made._timer is not None
         made.placed("n1", "")
         assert desk.graph.taken() == [("place", "n1", "")]
         made.assigned("n1", ("10.0.0.2",))
         assert desk.graph.taken() == [("assign", "n1", ("10.0.0.2",))]
-        assert desk.marked() == ["n1"]
         made.assigned("n1", ())
         assert desk.graph.taken() == [("assign", "n1", ())]
-        for node in ("n2", "n9"):
-            desk.remote_nodes.apply_reports("b", NodeReport(node))
-        desk.marked()
-        made.placed("n9", "x")
-        made.assigned("n9", ("x",))
-        assert (desk.graph.taken(), desk.marked()) == ([], [])
-        made.placed("n2", "x")
-        assert desk.marked() == ["n2"]
 
     at_desk(test)
 
@@ -160,33 +135,13 @@ def test_a_snapshot_replaces_all_results_of_network_checks() -> None:
             ("set_edge", "n1", PEERS, "10.0.0.2", Status.FAILED),
             ("set_edge", "n1", "reach", "storage", Status.OK),
         ]
-        assert desk.marked() == ["n1"]
         made.on_evidence("n1", snapshot(reach))
         given = desk.graph.taken()
         assert ("set_report", "n1", True) in given
         assert ("set_edge", "n1", PEERS, "10.0.0.2", None) in given
         assert made._words["n1"].sees == {("reach", "storage"): Status.OK}
-        desk.marked()
-        made.silent("n9")
-        assert desk.marked() == []
         made.silent("n1")
         assert desk.graph.taken() == [("set_report", "n1", False)]
-        assert desk.marked() == ["n1"]
-
-    at_desk(test)
-
-
-def test_a_report_names_only_peers_that_the_agent_was_assigned() -> None:
-    async def test(desk: Desk) -> None:
-        made = desk.made
-        assert made.node_report("n1") == ("", False, (), ())
-        made.placed("n1", "10.0.0.1")
-        made.assigned("n1", ("10.0.0.2",))
-        seen = [component(PEERS, name, Status.OK, "") for name in ("10.0.0.2", "10.0.0.3")]
-        made.on_evidence("n1", snapshot(*seen, component("dns", "d", Status.OK, "")))
-        address, speaking, sees, assigned = made.node_report("n1")
-        assert (address, speaking, assigned) == ("10.0.0.1", True, ("10.0.0.2",))
-        assert set(sees) == {(PEERS, "10.0.0.2", Status.OK), ("dns", "d", Status.OK)}
 
     at_desk(test)
 
@@ -203,96 +158,16 @@ def test_results_from_before_an_assignment_count_from_then_on() -> None:
     at_desk(test)
 
 
-def test_another_replicas_report_replaces_its_last_and_one_that_ends_leaves_nothing() -> None:
-    async def test(desk: Desk) -> None:
-        made = desk.made
-        sees = ((PEERS, "x", Status.OK), ("disk-mounts", "d", Status.OK))
-        made.set_report(NodeReport("n9", speaking=True, address="10.0.0.9", sees=sees))
-        word = made._words["n9"]
-        assert (word.address, word.speaking) == ("10.0.0.9", True)
-        assert word.sees == {(PEERS, "x"): Status.OK}
-        made.set_report(NodeReport("n9", assigned=("y",)))
-        assert (word.sees, word.speaking, word.assigned) == ({}, False, ("y",))
-        made.set_report(NodeReport("n9", speaking=True, sees=sees))
-        desk.registry.node_state("n9")
-        made.drop_report("n9")
-        assert (word.sees, word.speaking, word.assigned) == ({}, False, ())
-        made.set_report(NodeReport("n8"))
-        made.drop_report("n8")
-        assert made._words.keys() == {"n9"}
-        assert ("forget_node", "n8") in desk.graph.taken()
-
-    at_desk(test)
-
-
-def test_who_follows_feeds_nothing_and_who_leads_again_feeds_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def test(desk: Desk) -> None:
-        made = desk.made
-        monkeypatch.setattr(network, "Triangulation", Graph)
-        made.listed([NodeMeta("n1", "u", {"rack": "r1"}, {}), NodeMeta("n3", "u", {}, {})])
-        assert ("label", "n1", ["rack=r1"]) in desk.graph.taken()
-        made._lost, made._told = {"n1": 1.0}, {"n1"}
-        made.follow()
-        assert (made._lost, made._told) == ({}, set())
-        made.placed("n1", "10.0.0.1")
-        made.assigned("n1", ("x",))
-        made.on_evidence("n1", snapshot(component(PEERS, "x", Status.OK, "")))
-        made.listed([NodeMeta("n1", "u", {"rack": "r2"}, {})])
-        assert made._network.given == []
-        made._told_findings = {"n1": FINDING}
-        assert made.finding("n1") is FINDING
-        made._had_quorum = made._waited = True
-        made.lead(7.0)
-        assert (made._from, made._had_quorum, made._waited) == (7.0, False, False)
-        assert made._network.given == [
-            ("label", "n1", ["rack=r2"]),
-            ("enlist", "n1", False),
-            ("place", "n1", "10.0.0.1"),
-            ("assign", "n1", ("x",)),
-            ("set_report", "n1", True),
-            ("set_edge", "n1", PEERS, "x", Status.OK),
-        ]
-        known = made._network
-        made.lead(9.0)
-        assert made._network is known
-        assert made._from == 9.0
-        known.found["n1"] = other = replace(FINDING, reason="s")
-        assert made.finding("n1") is other
-        made.drop_finding("n1")
-        assert made._told_findings == {}
-        made.forget_node("n1")
-        assert (made._words, made._places) == ({}, {})
-
-    at_desk(test)
-
-
-def test_the_leaders_findings_are_taken_by_those_who_follow_for_their_own_nodes() -> None:
-    async def test(desk: Desk) -> None:
-        made = desk.made
-        node_state = desk.has_health("n1")
-        made.answered({"n1": FINDING})
-        assert made._told_findings == {}
-        made.follow()
-        made.answered({"n1": FINDING, "n9": FINDING})
-        assert made._told_findings == {"n1": FINDING}
-        assert node_state.agent.health.inferred.reason == "r"
-
-    at_desk(test)
-
-
 def test_nothing_is_judged_before_its_time_and_the_quorum() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
         assert (GATHER, ASSIGNED_ANEW_WITHIN, SILENT_FOR) == (1.0, 120.0, 300.0)
         now = desk.loop.time()
         assert made._may_judge(now)
-        made.lead(now + 10)
+        made._from = now + 10
         assert not made._may_judge(now + 9)
         assert made._may_judge(now + 10)
-        made.follow()
-        made.lead(now)
+        made._from, made._had_quorum = now, False
         desk.quorum = False
         assert not made._may_judge(now)
         desk.quorum = True
@@ -306,7 +181,6 @@ def test_nothing_is_judged_before_its_time_and_the_quorum() -> None:
 def test_changes_are_judged_together_after_a_moment() -> None:
     async def test(desk: Desk) -> None:
         made, node_state = desk.made, desk.has_health("n1")
-        made._told_findings = {"n2": FINDING}
         desk.graph.settled = ({"n1": FINDING}, False)
         desk.graph.blamed = [NetworkVerdict("target", "t", "m", 1.0, 1, 2, ())]
         made.placed("n1", "a")
@@ -316,7 +190,6 @@ def test_changes_are_judged_together_after_a_moment() -> None:
         await asyncio.sleep(GATHER)
         assert desk.graph.settles == 1
         assert made._timer is None
-        assert made._told_findings == {}
         assert desk.judged == ["n1"]
         assert node_state.agent.health.inferred.status is Status.FAILED
         assert desk.fleet.network == {}, "no subject has changed"
@@ -328,15 +201,11 @@ def test_changes_are_judged_together_after_a_moment() -> None:
         await asyncio.sleep(2)
         assert desk.graph.settles == 2
         assert desk.fleet.network.keys() == {"target t"}
-        made.placed("n1", "d")
-        made._leading = False
-        await asyncio.sleep(2)
-        assert desk.graph.settles == 2
 
     at_desk(test)
 
 
-def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
+def test_a_finding_is_evidence() -> None:
     async def test(desk: Desk) -> None:
         made = desk.made
         made._put("n1", FINDING)
@@ -346,8 +215,6 @@ def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
         found = node_state.agent.health.inferred
         assert (found.check, found.message, found.since) == (CHECK, "m (n2 to 10.0.0.1)", 990.0)
         made._put("n1", replace(FINDING, since=995.0))
-        assert node_state.agent.health.inferred.since == 990.0
-        made._put("n1", replace(FINDING, since=995.0, reason="s"))
         assert node_state.agent.health.inferred.since == 995.0
         desk.judged.clear()
         well = Finding(Status.OK, "", "", 996.0)
@@ -388,10 +255,6 @@ def test_a_node_that_is_unreachable_and_silent_is_told_after_its_time_and_found_
         assert (made._lost, made._told) == ({}, set())
         made._take("n1", Finding(Status.OK, "", "", 1.0))
         assert len(desk.notes.transitions) == 2
-        assert desk.told == []
-        desk.remote_nodes.apply_reports("b", NodeReport("n9"))
-        made._take("n9", FINDING)
-        assert desk.told == ["n9"]
 
     at_desk(test)
 

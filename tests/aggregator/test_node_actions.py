@@ -33,7 +33,6 @@ from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.mark_rules import PLAIN
 from aggregator.quarantine.decide.node_marks import MOST_REASON, read_applied
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
-from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
@@ -89,8 +88,6 @@ class Bench:
             grants=lambda _: self.grants,
             withdraw=self._withdraw,
             enter=self._enter,
-        )
-        admission: Any = SimpleNamespace(
             escalation_hold=self._escalation_hold,
             would_admit=lambda _: self.likely,
             propose=self._propose,
@@ -100,7 +97,6 @@ class Bench:
         self.acts: Any = NodeActions(
             cluster=cluster,
             record_writer=record_writer,
-            admission=admission,
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
             policy=POLICY,
@@ -109,11 +105,10 @@ class Bench:
             drain_suspects=lambda _: (frozenset({"drained"}),),
             unsettled=lambda _: "too soon",
             fabric_hold=lambda _: None,
-            basis=lambda _: EvidenceBasis.REACH,
             pools=all_in_mode(Action.DRAIN),
             off_load_balancers=False,
             marks=PLAIN,
-            may_act=lambda _: self.may,
+            may_act=lambda: self.may,
             switch=switch,
             uncordon=UncordonRules(OnUncordon.RECORDON),
             rng=HighestDraw(),
@@ -210,7 +205,6 @@ def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_t
         assert proposal.suspects == (frozenset({"drained"}),)
         assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
         assert (proposal.incident, proposal.action) == ("i", "drain")
-        assert proposal.basis is EvidenceBasis.REACH
         bench.escalation_hold = LIMIT
         found = acts.wanted_now(node_state)
         assert found.spec.action is Action.CORDON

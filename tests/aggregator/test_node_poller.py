@@ -91,7 +91,7 @@ class Bench:
             evaluator=cast(Any, self),
             acts=cast(Any, self),
             clocks=Clocks(self.now, self.now),
-            shards=cast(Any, self),
+            may_act=lambda: self.ours,
             queue=cast(
                 Any, SimpleNamespace(add=lambda node_state: self.seen_to.append(node_state.node))
             ),
@@ -107,9 +107,6 @@ class Bench:
         if self.fails:
             raise Unreachable("no answer")
         return self.nodes[name]
-
-    def may_act(self, _: str) -> bool:
-        return self.ours
 
     def evaluate_node(self, node_state: NodeState) -> None:
         self.judged.append(node_state.node)

@@ -20,8 +20,7 @@ from tests.support import virtual_time
 from tests.support.memory_cluster import World, phase_of
 from tests.support.rack_faults import DRIVER, PEER, link_error, verdict, xid
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, hello
-from tests.support.two_replicas import Two, owned_by
-from tests.support.virtual_replica import LoopClock, soon
+from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
 
 SHIPPED: Settings = replace(
@@ -456,36 +455,3 @@ def test_no_order_of_arrival_quarantines_a_node_of_the_rack(
         assert racks.alerts() == [EventKind.COMMON_CAUSE]
 
     play(test, labelled=labelled, nodes=2 * RACK)  # more racks cost time, and change nothing
-
-
-async def test_two_replicas_with_a_part_of_the_rack_each_see_one_event() -> None:
-    world = World()
-    of_a, of_b = owned_by("a", 2), owned_by("b", 2)
-    for name in (*of_a, *of_b):
-        world.add_node(name, boot_id="boot-1")
-    brief = replace(SHIPPED, common=replace(SHIPPED.common, fabric_hold=2.0))
-    two = Two(world, brief)
-    await two.settled()
-    traits = {"driver": DRIVER, "fabric_clique": f"{UUID}.7"}
-    try:
-        for owner, names in (("a", of_a), ("b", of_b)):
-            controller = two.replicas[owner].controller
-            for name in names:
-                controller.on_connect(replace(hello(name), traits=traits), FakeLine())
-                controller.on_evidence(name, Snapshot((), ()), two.replicas[owner].clock())
-        for owner, name in (("b", of_b[0]), ("a", of_a[0])):
-            now = two.replicas[owner].clock()
-            evidence = Delta((), (verdict("GPU-0", now), link_error("GPU-0", now)))
-            two.replicas[owner].controller.on_evidence(name, evidence, now)
-        for replica in two.replicas.values():
-            await soon(lambda replica=replica: len(replica.fleet.causes) == 1)  # type: ignore[misc]
-        for owner, name in (("b", of_b[0]), ("a", of_a[0])):
-            summary = two.replicas[owner].fleet.node_summaries[name]
-            await soon(
-                lambda summary=summary: (  # type: ignore[misc]
-                    summary.decision.hold is not None and summary.decision.hold.limit == "fabric"
-                )
-            )
-        assert world.quarantines == {}
-    finally:
-        await two.stop()

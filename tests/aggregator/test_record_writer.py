@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-import pytest
-
 from aggregator.cluster.port import Action, ClusterError, Unreachable
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import FleetSize, Held, Limits, Proposal
@@ -64,42 +62,6 @@ class Office:
     @property
     def reads(self) -> int:
         return self.cluster.asked["read_record"]
-
-
-def test_an_entry_that_another_replica_made_is_waited_for_in_the_news() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        office = Office()
-        began = loop.time()
-        waits = [asyncio.ensure_future(office.record_writer.confirm_entry("n1")) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        assert not any(wait.done() for wait in waits), "no news has told of the entry"
-        office.another_writes("n1")
-        office.record_event()
-        assert await asyncio.gather(*waits) == [None, None]
-        assert loop.time() - began == pytest.approx(0.1)
-        assert office.reads == 0
-        assert await office.record_writer.confirm_entry("n1") is None
-        assert office.reads == 0
-
-    play(test)
-
-
-def test_an_entry_of_which_no_news_tell_is_read_and_missing_where_it_is_not_there() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        office = Office()
-        began = loop.time()
-        assert await office.record_writer.confirm_entry("n1") == NO_ENTRY
-        assert loop.time() - began == pytest.approx(0.25)
-        assert office.reads == 1
-        office.another_writes("n1")
-        assert await office.record_writer.confirm_entry("n1") is None
-        assert loop.time() - began == pytest.approx(0.5)
-        assert office.reads == 2
-        assert await office.record_writer.confirm_entry("n2") == NO_ENTRY, (
-            "another node's entry is none"
-        )
-
-    play(test)
 
 
 def test_that_a_node_has_no_entry_is_read_and_that_it_has_one_is_not() -> None:

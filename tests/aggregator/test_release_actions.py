@@ -64,7 +64,6 @@ class Back(Bench):
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__(loop)
-        self.differing = ""
         self.finished: list[Quarantine] = []
         self.forgotten: list[Entry | None] = []
         self.record_fails: ClusterError | None = None
@@ -84,10 +83,17 @@ class Back(Bench):
             clocks=clocks,
             policy=POLICY,
             after_release=self._after,
-            differing=self._differing,
             uncordon=UncordonRules(OnUncordon.RELEASE),
             marks=PLAIN,
         )
+        against: Any = self.back._against_release
+
+        async def against_release(*args: Any) -> str:
+            found: str = await against(*args)
+            self.meanwhile()
+            return found
+
+        vars(self.back)["_against_release"] = against_release
         self.restorer: Any = MarkRestorer(
             cluster=self.cluster, acts=self.acts, clocks=clocks, rules=RestoreRules()
         )
@@ -100,12 +106,8 @@ class Back(Bench):
             policy=POLICY,
             pools=all_in_mode(Action.DRAIN),
             pool_of=lambda _: "pool-a",
-            may_act=lambda _: self.may,
+            may_act=lambda: self.may,
         )
-
-    def _differing(self) -> str:
-        self.meanwhile()
-        return self.differing
 
     async def _after(self, _: Any, quarantine: Quarantine) -> None:
         self.finished.append(quarantine)
@@ -208,7 +210,7 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
     async def test(bench: Back) -> None:
         bench.recover()
         known = await bench.marked()
-        bench.differing = "replica b"
+        bench.world.person_annotates("n1", PIN, "replica b")
         for _ in range(2):
             began = bench.node_state.now()
             await bench.back.release(bench.node_state, bench.now(), OVER)
@@ -218,7 +220,9 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
             assert bench.node_state.quarantine_view.release_look == began + LOOK_AGAIN
             await asyncio.sleep(7)
         assert bench.kinds() == ["quarantine.release_held"]
-        assert "is not released: replicas differ" in bench.notes.transitions[0].summary
+        assert (
+            "is not released: pinned by a person (replica b)" in bench.notes.transitions[0].summary
+        )
         version = bench.now().version
         await bench.back.release(bench.node_state, bench.now(), OVER)
         assert bench.now().version == version, "the same objection is not written again"

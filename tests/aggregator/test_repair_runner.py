@@ -1087,21 +1087,6 @@ async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_te
 
 
 @in_virtual_time
-async def test_a_node_that_was_another_replicas_meanwhile_may_have_its_order() -> None:
-    """It is cancelled only by the repairer then, although this process has not sent the order."""
-    site = Site()
-    site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
-    site.start()
-    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
-    node_state = site.replica.controller._registry.node_state("n1")
-    node_state.work.ours_since = 5.0
-    site.world.person_annotates("n1", REQUEST, "cancel a1")
-    await site.settles(site.is_exhausted)
-    assert site.attempts() == [("reboot", RepairState.ORDERING)], "the repairer can't take it back"
-    await site.replica.stop()
-
-
-@in_virtual_time
 async def test_an_order_that_was_not_sent_is_taken_back_without_the_repairer() -> None:
     site = Site()
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
+from aggregator.composition.identity import ReplicaIdentityError, local_candidate
 from aggregator.config.settings import Config
-from aggregator.replicas.identity import ReplicaIdentityError, local_member
-from aggregator.replicas.membership.view import Member
+from aggregator.leader.lease import Candidate
 from tests.support.pki import Authority
 
 DOMAIN = "sickbay-aggregator.sickbay.svc"
 
 
-def member(config: Config, hostname: str = "sickbay-aggregator-1") -> Member | None:
-    return local_member(config, hostname=hostname, epoch="e", policy_hash="p", version="v")
+def candidate(config: Config, hostname: str = "sickbay-aggregator-1") -> Candidate:
+    return local_candidate(config, hostname=hostname, epoch="e", version="v")
 
 
 def with_certificate(folder: Path, names: list[str], **shards: Any) -> Config:
@@ -27,57 +27,34 @@ def with_certificate(folder: Path, names: list[str], **shards: Any) -> Config:
     )
 
 
-def test_without_the_section_it_has_no_seat() -> None:
-    assert member(Config()) is None
+def test_without_the_section_it_has_no_address_for_others() -> None:
+    assert candidate(Config()) == Candidate("sickbay-aggregator-1", "e", version="v")
+    assert candidate(Config(), "My_Host.example").name == "my_host"
 
 
 def test_in_a_stateful_set_it_is_reached_at_its_pods_name(tmp_path: Path) -> None:
     config = with_certificate(tmp_path, [DOMAIN, f"*.{DOMAIN}"], domain=DOMAIN)
-    told = member(config)
-    assert told is not None
-    assert len(told.limits_hash) == 12
-    assert told == Member(
+    assert candidate(config) == Candidate(
         name="sickbay-aggregator-1",
         epoch="e",
         address=f"sickbay-aggregator-1.{DOMAIN}:8443",
         page=f"https://sickbay-aggregator-1.{DOMAIN}:8080",
-        policy_hash="p",
         version="v",
-        mode="observe",
-        limits_hash=told.limits_hash,
     )
-
-
-def test_it_tells_of_its_mode_and_of_whether_its_limits_are_the_others() -> None:
-    def member_of(**more: Any) -> Member:
-        shards = {"address": "localhost:1", "name": "a"}
-        found = member(Config.model_validate({"shards": shards, **more}))
-        assert found is not None
-        return found
-
-    assert member_of(mode="drain").mode == "drain"
-    assert member_of().limits_hash == member_of(mode="drain").limits_hash
-    assert member_of().limits_hash != member_of(limits={"concurrent": 21}).limits_hash
-    pools = [{"name": name, "selector": {"matchLabels": {"pool": name}}} for name in ("a", "b")]
-    hashes = {member_of(pools=some).limits_hash for some in ([], pools[:1], pools, pools[::-1])}
-    assert len(hashes) == 4, "their order decides too"
-    assert member_of(pools=[]).limits_hash == member_of().limits_hash
 
 
 def test_an_address_of_its_own_goes_before(tmp_path: Path) -> None:
     config = with_certificate(
         tmp_path, ["127.0.0.1"], address="127.0.0.1:9", page="https://p.test/", name="b"
     )
-    found = member(config)
-    assert found is not None
+    found = candidate(config)
     assert (found.name, found.address, found.page) == ("b", "127.0.0.1:9", "https://p.test")
 
 
 @pytest.mark.parametrize("address", ["[::1]:9", "localhost:9"])
 def test_without_tls_its_page_is_plain_too(address: str) -> None:
     config = Config.model_validate({"shards": {"address": address}})
-    found = member(config)
-    assert found is not None
+    found = candidate(config)
     assert found.page == f"http://{address.removesuffix(':9')}:8080"
 
 
@@ -89,19 +66,19 @@ def test_a_certificate_that_agents_would_not_take_there_is_refused(
 ) -> None:
     config = with_certificate(tmp_path, names, domain=DOMAIN)
     with pytest.raises(ReplicaIdentityError) as raised:
-        member(config)
+        candidate(config)
     said = str(raised.value)
     assert f"sickbay-aggregator-1.{DOMAIN}" in said
     assert f'expected a certificate for "*.{DOMAIN}"' in said
     assert all(name in said for name in names)
 
 
-def test_a_hostname_that_can_name_no_lease_is_refused() -> None:
+def test_a_hostname_that_can_name_no_replica_is_refused() -> None:
     config = Config.model_validate({"shards": {"address": "localhost:9"}})
     with pytest.raises(
-        ReplicaIdentityError, match=r'"my_host" can\'t name a Lease; expected shards\.name'
+        ReplicaIdentityError, match=r'"my_host" can\'t be a replica\'s name; expected shards\.name'
     ):
-        member(config, "my_host.example")
+        candidate(config, "my_host.example")
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
@@ -109,4 +86,4 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     assert config.listen.tls is not None
     config.listen.tls.cert_file.write_text("x")
     with pytest.raises(ReplicaIdentityError, match="is no certificate in PEM"):
-        member(config)
+        candidate(config)

@@ -15,6 +15,7 @@ from aggregator.cluster.node_names import APPLIED, LABEL, is_marked
 from aggregator.cluster.port import (
     Action,
     MarksStatus,
+    Node,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -82,7 +83,7 @@ def nothing_happens(_: Replica, __: FakeLine) -> None:
     [(it_falls_silent, False), (it_falls_ill, False), (nothing_happens, True)],
 )
 def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
-    happens: Callable[[Replica, FakeLine], None], *, released: bool
+    happens: Callable[[Replica, FakeLine], None], monkeypatch: pytest.MonkeyPatch, *, released: bool
 ) -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world, line = World(), FakeLine()
@@ -91,11 +92,14 @@ def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
         replica.agent("n1", snapshot(cleared=CLEARED), line=line)
         node_state.decision.incidents = {}  # it has been well for long enough
 
-        def while_we_look() -> str:
-            happens(replica, line)
-            return ""
+        read_node = replica.cluster.read_node
 
-        release_actions._differing = while_we_look
+        async def while_we_look(*args: Any, **how: Any) -> Node | None:
+            node = await read_node(*args, **how)
+            happens(replica, line)
+            return node
+
+        monkeypatch.setattr(replica.cluster, "read_node", while_we_look)
         await release_actions.release(node_state, standing(node_state), RECOVERED)
         assert (phase_of(world, "n1") is Phase.RELEASING) == released
         await replica.stop()

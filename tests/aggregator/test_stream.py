@@ -459,30 +459,6 @@ async def test_commands_reach_the_agent_and_its_answers_come_back(plain: Site) -
         assert plain.intake.answers == [("node-1", cleared, True, "2")]
 
 
-async def test_an_agent_of_another_replicas_node_is_sent_there_before_anything_else(
-    plain: Site,
-) -> None:
-    plain.intake.homes["node-1"] = "aggregator-2:8443"
-    async with plain.agent() as agent:
-        await agent.hello()
-        assert (await agent.expect("redirect")).address == "aggregator-2:8443"
-        await agent.snapshot()
-        await agent.call.done_writing()
-        text = "the node belongs to the replica at aggregator-2:8443"
-        assert await agent.ending() == (Code.UNAVAILABLE, text)
-    assert plain.intake.events == []
-    assert plain.stats.refused["redirected"] == 1
-
-
-async def test_a_redirected_agent_that_stays_is_sent_away(plain: Site) -> None:
-    async with plain.agent() as agent:
-        await agent.attend()
-        plain.intake.lines["node-1"].redirect("aggregator-1:8443", "it owns you")
-        assert (await agent.expect("redirect")).address == "aggregator-1:8443"
-        plain.clock.ahead += 11
-        assert await agent.ending() == (Code.UNAVAILABLE, "redirected, and stayed")
-
-
 async def test_a_stream_closed_by_the_controller_in_the_middle_of_a_message_ends_cleanly(
     plain: Site,
 ) -> None:

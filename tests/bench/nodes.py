@@ -30,13 +30,11 @@ import psutil
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import NodeMeta
+from aggregator.health.node import NodeHealth
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import Limits, Proposal
-from aggregator.quarantine.decide.replica_messages import NodeReport
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.quarantine.state.remote import RemoteNodes
-from aggregator.replicas.membership.view import rendezvous_score
 from tests.bench import planes, small
 from tests.bench.figures import percentile, read, table, write
 from tests.bench.parts import LIFTED, WARM
@@ -47,6 +45,7 @@ from tests.bench.trials import Trials
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
+from tests.support.replica import hello, snapshot
 from tests.support.shards import TRUSTING_TLS, Replicas
 from tests.support.stack import NAMESPACE, install
 
@@ -193,7 +192,7 @@ def _measure(plane: ControlPlane, folder: Path, nodes: Sequence[str], seconds: f
         began = time.monotonic()
         for replica in replicas.replicas.values():
             replica.start()
-        _until_all_act(replicas)
+        _until_it_acts(replicas)
         figures["start_to_act_s"] = round(time.monotonic() - began, 1)
         where: list[str | Path] = ["--aggregator", replicas.address]
         where += ["--ca-file", replicas.authority.certificate]
@@ -206,30 +205,23 @@ def _measure(plane: ControlPlane, folder: Path, nodes: Sequence[str], seconds: f
             trials.singles(WARM)
             figures["taint_p50_ms"] = round(median(trials.singles(FAULTS)), 1)
             trials.until_quiet()
-        one = replicas.one(0)
+        one = replicas.replicas[replicas.controller()]
         one.kill()
         began = time.monotonic()
         one.start()
-        _until_all_act(replicas)
+        _until_it_acts(replicas)
         figures["restart_to_act_s"] = round(time.monotonic() - began, 1)
     _clean(plane)
     return figures
 
 
-def _until_all_act(replicas: Replicas) -> None:
-    def act() -> bool:
-        standings = replicas.standings()
-        return (
-            len(standings) == REPLICAS
-            and all(
-                told.get("members") == REPLICAS and told.get("settled") and not told.get("frozen")
-                for told in standings.values()
-            )
-            and all(replicas.metrics(name).get("sickbay_view_up") for name in standings)
-        )
-
+def _until_it_acts(replicas: Replicas) -> None:
+    controller = replicas.until_served(timeout_s=PATIENCE)
     wait_until(
-        act, what=lambda: f"all to act: {replicas.standings()}", timeout_s=PATIENCE, every_s=0.25
+        lambda: bool(replicas.metrics(controller).get("sickbay_view_up")),
+        what=lambda: f"the controller to act: {replicas.standings()}",
+        timeout_s=PATIENCE,
+        every_s=0.25,
     )
 
 
@@ -344,19 +336,15 @@ async def _client(plane: ControlPlane, nodes: Sequence[str]) -> Figures:
 
 
 async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
-    """As on the leader of three: its own nodes have reported, the others' replicas tell of theirs.
-
-    Each admission waits for its write of the record, so that none shares one.
-    """
-    remote = RemoteNodes()
-    registry = NodeRegistry(FleetState(), "", remote)
+    """All nodes have reported. Each admission waits for its write of the record, and shares none."""
+    registry = NodeRegistry(FleetState(), "")
     registry.listed(metas)
-    names = [f"replica-{number}" for number in range(REPLICAS)]
     for meta in metas:
-        owner = max(names, key=lambda name: rendezvous_score(name, meta.name))
-        if owner != names[0]:
-            remote.apply_reports(owner, NodeReport(meta.name, reported=True))
-    assert registry.size().reported == len(remote)
+        node_state = registry.node_state(meta.name)
+        node_state.agent.health = NodeHealth(hello(meta.name))
+        node_state.agent.health.snapshot(snapshot())
+        registry.count(node_state)
+    assert registry.size().reported == len(metas)
     writer = AdmissionRecordWriter(
         cluster,
         limits=Limits(

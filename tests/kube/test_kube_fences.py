@@ -26,11 +26,8 @@ from aggregator.cluster.port import (
     RepairStatus,
     Taint,
 )
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
-from tests.support.replica import OPEN
 
 OURS = Taint("sickbay.dev/quarantine", "gpu", "NoSchedule")
 SPEC = QuarantineSpec(
@@ -436,29 +433,3 @@ async def test_a_missing_namespace_is_named(
     with pytest.raises(Refused, match="no namespace nowhere"):
         await cluster.read_record()
     await cluster.close()
-
-
-async def test_what_another_replica_says_it_admitted_counts_when_the_api_server_has_it(
-    kube: KubeCluster,
-) -> None:
-    leader, owner = (
-        AdmissionRecordWriter(
-            kube,
-            limits=OPEN,
-            policy_hash="p",
-            size=lambda: FleetSize(10, 10),
-            causes=dict,
-            wall=lambda: 5.0,
-        )
-        for _ in range(2)
-    )
-    told = await owner.confirm_entry("n1")
-    assert told is not None
-    assert (told.limit, told.value) == ("shards", "no entry")
-    assert await leader.propose(Proposal("n1", "i-1", "", "drain")) is None
-    assert "n1" not in owner.record.entries  # no watch runs here
-    assert await asyncio.gather(*(owner.confirm_entry("n1") for _ in range(20))) == [None] * 20
-    entry = await leader.entry("n1")
-    await leader.forget_entry(entry)
-    assert await owner.confirm_entry("n2") is not None  # read anew, and the first has gone with it
-    assert await owner.confirm_entry("n1") is not None

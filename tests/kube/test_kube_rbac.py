@@ -24,8 +24,8 @@ from aggregator.cluster.port import (
     Taint,
     WatchSynced,
 )
+from aggregator.leader.lease import Candidate, Draft
 from aggregator.quarantine.decide.admission_record import Record, dump_record
-from aggregator.replicas.membership.view import Member
 from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
@@ -45,7 +45,7 @@ def account(control_plane: ControlPlane, quarantine_definition: None) -> Path:
 
 @pytest.fixture
 async def restricted(account: Path) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(account, shards=True, agents="sickbay:sickbay-agent") as cluster:
+    async with kube_cluster(account, agents="sickbay:sickbay-agent") as cluster:
         yield cluster
 
 
@@ -65,7 +65,7 @@ async def test_a_start_reviews_all_rights_over_few_connections(
         return sum(peer.port == control_plane.port for peer in peers)
 
     before = connections()
-    async with kube_cluster(account, shards=True, agents="sickbay:sickbay-agent"):
+    async with kube_cluster(account, agents="sickbay:sickbay-agent"):
         assert 0 < connections() - before <= 10
 
 
@@ -97,10 +97,11 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         assert name in {one.name for one in await restricted.list_nodes()}
         await restricted.drop_quarantine(made)
         assert await restricted.read_quarantine(name) is None
-    board = restricted.leases(deadline=10.0)
-    held = {lease.member.name: lease.version for lease in await board.list()}
-    lease = await board.write(Member("test", epoch="1"), held.get("test", ""))
-    await board.write(lease.member, lease.version, leaving=True)
+    store = restricted.lease(deadline=10.0)
+    held = await store.read()
+    version = held.version if held is not None else ""
+    lease = await store.write(Draft(Candidate("test", "1"), version, 0, acquires=True))
+    await store.write(Draft(None, lease.version, 0, acquires=False))
     async with following_pods(restricted) as pods:
         await until(lambda: pods.has(PodsListed) and restricted.counters.answers[WATCH] > 0)
     refused = {key: n for key, n in restricted.counters.answers.items() if key[2] in {401, 403}}
@@ -159,15 +160,13 @@ def test_the_file_grants_what_is_asked_for_and_no_more() -> None:
                         }
     asked = {
         (right.verb, right.group, right.resource, right.namespace, right.name)
-        for right in needed(
-            "sickbay", shards=True, certificates=True, agents="sickbay", access=True
-        )
+        for right in needed("sickbay", certificates=True, agents="sickbay", access=True)
     }
     assert granted == asked
 
 
-async def refusal_of(kubeconfig: Path, *, shards: bool) -> str:
-    cluster = KubeCluster(kubeconfig=str(kubeconfig), shards=shards)
+async def refusal_of(kubeconfig: Path) -> str:
+    cluster = KubeCluster(kubeconfig=str(kubeconfig))
     with pytest.raises(Refused) as raised:
         await cluster.start()
     await cluster.close()
@@ -177,10 +176,8 @@ async def refusal_of(kubeconfig: Path, *, shards: bool) -> str:
 async def test_missing_rights_are_listed_with_the_file_to_apply(
     control_plane: ControlPlane, quarantine_definition: None
 ) -> None:
-    said = await refusal_of(control_plane.kubeconfig_for("nobody"), shards=True)
-    assert "update leases.coordination.k8s.io in namespace sickbay" in said
-    said = await refusal_of(control_plane.kubeconfig_for("nobody"), shards=False)
-    assert "leases" not in said, "one replica alone needs none"
+    said = await refusal_of(control_plane.kubeconfig_for("nobody"))
+    assert "update leases.coordination.k8s.io sickbay-controller in namespace sickbay" in said
     for right in ("patch nodes", "create pods/eviction", "watch quarantines.sickbay.dev"):
         assert right in said
     assert "update configmaps sickbay-record in namespace sickbay" in said

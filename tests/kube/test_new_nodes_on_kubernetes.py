@@ -31,7 +31,6 @@ from aggregator.quarantine.repair import (
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.repairers.job import JobRepairer
-from aggregator.replicas.membership.view import SingleReplica
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
@@ -94,23 +93,10 @@ def last_test(space: Space, node: str) -> dict[str, Any]:
     return found
 
 
-class OwnsSome(SingleReplica):
-    """The owner of these nodes alone; empty: of all."""
-
-    def __init__(self, nodes: tuple[str, ...]) -> None:
-        super().__init__()
-        self._nodes = nodes
-
-    def may_act(self, node: str) -> bool:
-        return not self._nodes or node in self._nodes
-
-
 class Site:
     """One replica, and the agents that report to it."""
 
-    def __init__(
-        self, cluster: KubeCluster, space: Space, owns: tuple[str, ...] = (), **rules: Any
-    ) -> None:
+    def __init__(self, cluster: KubeCluster, space: Space, **rules: Any) -> None:
         self.space, self.notes = space, Notes()
         repairer = JobRepairer(cluster.objects(), job_section(space.namespace))
         entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
@@ -130,7 +116,6 @@ class Site:
             event_sink=self.notes,
             clocks=Clocks(time.monotonic, time.time),
             rng=random.Random(7),
-            shards=OwnsSome(owns),
         )
 
     def attach(self, node: str) -> None:
@@ -272,8 +257,8 @@ async def test_the_limit_of_the_fleet_holds_with_two_replicas(
     most = 0
     async with (
         kube_cluster(cluster_space.plane.kubeconfig, namespace=cluster_space.namespace) as other,
-        running(kube, cluster_space, *nodes, owns=tuple(nodes[:2])),
-        running(other, cluster_space, *nodes, owns=tuple(nodes[2:])),
+        running(kube, cluster_space, *nodes),
+        running(other, cluster_space, *nodes),
     ):
         ended: set[str] = set()
 

@@ -52,7 +52,7 @@ def account(control_plane: ControlPlane, quarantine_definition: None) -> Path:
 
 @pytest.fixture
 async def gate(account: Path) -> AsyncIterator[Gate]:
-    async with kube_cluster(account, shards=True, agents="sickbay:x", access=True) as cluster:
+    async with kube_cluster(account, agents="sickbay:x", access=True) as cluster:
         yield Gate(cluster)
 
 

@@ -62,9 +62,7 @@ async def site(
     plane.apply(DEPLOY.parent / "examples" / "page-actions-rbac.yaml")
     happened = list[Transition]()
     config = Config(access=AccessConfig(anonymous=False, actions=True))
-    async with kube_cluster(
-        account, shards=True, agents="sickbay:x", access=True, actions=True
-    ) as cluster:
+    async with kube_cluster(account, agents="sickbay:x", access=True, actions=True) as cluster:
         assert isinstance(cluster, KubeCluster)
         access = build_access(config, cluster, None, now=time.monotonic, wall=time.time)
         actions = build_actions(

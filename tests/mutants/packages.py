@@ -10,7 +10,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "quarantine": ("aggregator/quarantine/**/*.py",),
     "policy": ("aggregator/policy/**/*.py",),
     "health": ("aggregator/health/*.py",),
-    "membership": ("aggregator/replicas/membership/*.py",),
+    "leader": ("aggregator/leader/*.py",),
     "ingest_auth": tuple(
         f"aggregator/ingest/{name}.py"
         for name in ("identity", "tokens", "jwks", "current_node_auth", "tls")

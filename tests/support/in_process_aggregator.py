@@ -11,7 +11,6 @@ from typing import Any
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.settings import SilenceRules
-from aggregator.replicas.membership.view import Ownership
 from tests.support.ingest import Clock, Site, site
 from tests.support.memory_cluster import World
 from tests.support.replica import SETTINGS, Replica, Turned
@@ -60,7 +59,6 @@ async def running_aggregator(
     silent_after: float = 60.0,
     host: str = "localhost",
     world: World | None = None,
-    shards: Ownership | None = None,
     **listener: Any,
 ) -> AsyncIterator[InProcessAggregator]:
     """It runs for the block; ``nodes`` are added to its cluster, booted as this machine is.
@@ -71,7 +69,7 @@ async def running_aggregator(
     for name in nodes:
         world.add_node(name, uid=f"uid-of-{name}", boot_id=booted)
     settings = replace(SETTINGS, silence=SilenceRules(silent_after))
-    replica = Replica(world, clock=_Of(clock=clock), settings=settings, shards=shards)
+    replica = Replica(world, clock=_Of(clock=clock), settings=settings)
     try:
         async with (
             site(

@@ -22,13 +22,8 @@ class RecordingIntake:
     refusals: list[tuple[str, str]] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)
     assignments: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Nodes that belong to another replica, and where that is.
-    homes: dict[str, str] = field(default_factory=dict)
     #: Makes what `on_evidence` returns; with None the evidence is safe at once.
     safe: Callable[[str, Snapshot | Delta], Awaitable[None] | None] | None = None
-
-    def owner_address(self, node: str) -> str:
-        return self.homes.get(node, "")
 
     def placed(self, node: str, address: str) -> None:
         self.places[node] = address

@@ -30,7 +30,6 @@ from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.replicas.membership.view import Ownership
 from tests.support.memory_cluster import MemoryCluster, World
 
 
@@ -136,11 +135,7 @@ class FakeLine:
     """The way back to an agent; remembers why it was closed."""
 
     closed: str = ""
-    sent_to: str = ""
     resyncs: list[str] = field(default_factory=list)
-
-    def redirect(self, address: str, reason: str) -> None:
-        self.sent_to = address
 
     def resync(self, reason: str) -> None:
         self.resyncs.append(reason)
@@ -164,7 +159,7 @@ class Replica:
         fails: Callable[[str], ClusterError | None] = lambda _: None,
         cluster: MemoryCluster | None = None,
         evidence_recording: EvidenceRecording | None = None,
-        shards: Ownership | None = None,
+        may_act: Callable[[], bool] = lambda: True,
         wall: Callable[[], float] | None = None,
     ) -> None:
         """``wall``: the wall clock; unless given, it shows what ``clock`` does."""
@@ -181,7 +176,7 @@ class Replica:
             clocks=Clocks(clock, wall or clock),
             rng=random.Random(7),
             evidence_recording=evidence_recording,
-            shards=shards,
+            may_act=may_act,
         )
         self.task = asyncio.create_task(self.controller.run())
 

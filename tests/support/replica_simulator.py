@@ -1,16 +1,17 @@
 """A fleet, its API server and its replicas in one virtual time, for schedules that try to break it.
 
-Each replica is a process of its own: the real LeaseManager on played Leases, the real Controller on
-a played cluster. Requests travel, are lost or late, and go on after their sender was paused or
-killed; events of the cluster come late, and in order. Agents are outside: they keep what they know,
-come back with backoff, and follow redirects.
+Each replica is a process of its own: the real LeaseHolder on a played Lease, and while it holds
+that the real Controller on a played cluster. Requests travel, are lost or late, and go on after
+their sender was paused or killed; events of the cluster come late, and in order. Agents are
+outside: they keep what they know, and their gateways connect them to the replica that the Lease
+names.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
@@ -28,23 +29,23 @@ from aggregator.cluster.port import (
     WatchSynced,
 )
 from aggregator.health.model import Cleared, ClearedBy, Delta, Fault, Snapshot
-from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.coordination.coordinator import Coordinator
-from aggregator.quarantine.coordination.follower import LeaderSession, LeaderSessionClosed
-from aggregator.quarantine.coordination.leader import FollowerSession, NotLeader, SessionClosed
-from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
-from aggregator.quarantine.settings import Settings
-from aggregator.quarantine.state.fleet import FleetState
-from aggregator.replicas.membership.lease_manager import LeaseManager
-from aggregator.replicas.membership.lease_store import (
+from aggregator.leader.election import TIMES
+from aggregator.leader.holder import LeaseHolder
+from aggregator.leader.lease import (
+    Candidate,
+    Draft,
     Lease,
     LeaseConflict,
     LeaseNotFound,
     LeaseStoreError,
 )
-from aggregator.replicas.membership.view import Member
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
+from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.runtime.tasks import run_until_first_exit
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.rack_faults import link_error, verdict
 from tests.support.replica import Notes, fault, hello, shipped_policy
@@ -54,7 +55,8 @@ T = TypeVar("T")
 
 #: A replica's request to the API server is given up after so long (seconds).
 DEADLINE = 10.0
-BOARD_DEADLINE = 3.0
+#: A gateway reads so often whom the Lease names, and connects.
+READS = 2.5
 #: Agents: how long until one sees that its replica is gone without a word, and its longest pause.
 NOTICES, LONGEST = 75.0, 15.0
 #: How long until it leaves one that has not greeted it, as the agent does the first two times.
@@ -115,21 +117,28 @@ class Wire:
 
 
 class SimBoard:
-    """The Leases, by compare-and-set."""
+    """The Lease, by compare-and-set."""
 
     def __init__(self) -> None:
-        self.leases: dict[str, Lease] = {}
+        self.lease: Lease | None = None
         self.version = 0
+        self.deleted_at = float("-inf")
 
-    def write(self, member: Member, version: str, *, leaving: bool) -> Lease:
-        known = self.leases.get(member.name)
-        if known is None and version:
+    def write(self, draft: Draft) -> Lease:
+        if self.lease is None and draft.version:
             raise LeaseNotFound("gone")
-        if known is not None and known.version != version:
+        if self.lease is not None and self.lease.version != draft.version:
             raise LeaseConflict("written in between")
         self.version += 1
-        self.leases[member.name] = Lease(member, str(self.version), leaving)
-        return self.leases[member.name]
+        uid = self.lease.uid if self.lease is not None else f"uid-{self.version}"
+        self.lease = Lease(draft.holder, str(self.version), uid, draft.transitions)
+        return self.lease
+
+    @property
+    def named(self) -> str:
+        """The replica that the Lease names."""
+        holder = self.lease.holder if self.lease is not None else None
+        return holder.name if holder is not None else ""
 
 
 class BoardAt:
@@ -138,15 +147,15 @@ class BoardAt:
     def __init__(self, board: SimBoard, wire: Wire, host: "Host") -> None:
         self._board, self._wire, self._host = board, wire, host
 
-    async def list(self) -> Sequence[Lease]:
-        return await self._ask(lambda: tuple(self._board.leases.values()))
+    async def read(self) -> Lease | None:
+        return await self._ask(lambda: self._board.lease)
 
-    async def write(self, member: Member, version: str, *, leaving: bool = False) -> Lease:
-        return await self._ask(lambda: self._board.write(member, version, leaving=leaving))
+    async def write(self, draft: Draft) -> Lease:
+        return await self._ask(lambda: self._board.write(draft))
 
     async def _ask(self, effect: Callable[[], T]) -> T:
         try:
-            return await self._wire.ask(self._host, BOARD_DEADLINE, effect)
+            return await self._wire.ask(self._host, TIMES.deadline, effect)
         except TimeoutError:
             raise LeaseStoreError("no answer in time") from None
 
@@ -228,71 +237,6 @@ class _Stream:
         self._sim.time.at(self._last, lambda: self.queue.put_nowait(news))
 
 
-class Pipe:
-    """The stream of one replica to the leader: two directions, each in order and a little late."""
-
-    def __init__(self, sim: "Simulation", one: "Host", leader: "Host") -> None:
-        self._sim = sim
-        self._ends = {"up": leader.process, "down": one.process}
-        self._names = frozenset((one.name, leader.name))
-        self._queues: dict[str, asyncio.Queue[Any]] = {
-            "up": asyncio.Queue(),
-            "down": asyncio.Queue(),
-        }
-        self._last = {"up": 0.0, "down": 0.0}
-        self.broken = False
-
-    def send(self, way: str, message: object) -> None:
-        if self._names in self._sim.parted:
-            return  # TCP goes on trying; the waiting side gives up by itself
-        sim = self._sim
-        at = max(self._last[way], sim.time.now + sim.rng.uniform(0, 0.02))
-        self._last[way] = at
-        sim.time.at(at, lambda: self._deliver(way, message))
-
-    def break_(self) -> None:
-        """Either end has gone: the other hears of it."""
-        if not self.broken:
-            self.broken = True
-            for way in ("up", "down"):
-                self._sim.time.after(0.01, lambda way=way: self._deliver(way, None))  # type: ignore[misc]
-
-    def _deliver(self, way: str, message: object) -> None:
-        if not self._ends[way].dead:
-            self._queues[way].put_nowait(message)
-
-    async def come(self, way: str) -> Any:
-        """The next message that way. Raises `ConnectionError` at its end."""
-        message = await self._queues[way].get()
-        if message is None:
-            raise ConnectionError("the stream broke")
-        return message
-
-    async def carry(self, end: LeaderSession | FollowerSession, out: str, into: str) -> None:
-        """Be the transport of one end, until either breaks."""
-
-        async def there() -> None:
-            while True:
-                self.send(out, await end.next())
-
-        async def back() -> None:
-            while True:
-                end.receive(await self.come(into))
-
-        ways = [asyncio.create_task(there()), asyncio.create_task(back())]
-        ended, left = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in left:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        end.close("the stream broke")
-        self.break_()
-        for way in ended:
-            if not isinstance(
-                way.exception(), SessionClosed | LeaderSessionClosed | ConnectionError
-            ):
-                way.result()
-
-
 class Host:
     """One replica: a name that stays, and the process that runs under it now."""
 
@@ -300,6 +244,7 @@ class Host:
         self.name = name
         self._sim = sim
         self._lives = 0
+        self._starts = True
         self.notes = Notes()
         self.start()
 
@@ -308,9 +253,7 @@ class Host:
         sim, rng = self._sim, self._sim.rng
         self._lives += 1
         self._stops_in = 0
-        self.leaving, self.policy_hash = False, sim.policy_hash
-        self._pipes: set[Pipe] = set()
-        self._sessions: list[asyncio.Task[None]] = []
+        self.leaving = False
         self.process = process = Process(
             sim.time, rate=rng.uniform(0.99, 1.01), offset=rng.uniform(100, 1e6)
         )
@@ -319,22 +262,16 @@ class Host:
         def wall() -> float:
             return 1.75e9 + sim.time.now + skew
 
-        me = Member(
-            name=self.name,
-            epoch=f"{self.name}-{self._lives}",
-            address=f"{self.name}:8443",
-            policy_hash=sim.policy_hash,
-            version="1",
-            since=wall(),
-        )
+        me = Candidate(self.name, f"{self.name}-{self._lives}", f"{self.name}:8443")
         clocks = Clocks(process.time, wall)
-        self.lease_manager = LeaseManager(
-            me, BoardAt(sim.board, sim.wire, self), clock=process.time, wall=wall
+        self.lease = lease = LeaseHolder(
+            me, BoardAt(sim.board, sim.wire, self), clock=process.time, starts=self._starts
         )
         self.fleet = FleetState()
         self.controller: Controller | None = None
 
-        async def live() -> None:
+        async def act() -> None:
+            await lease.acquired()
             self.controller = Controller(
                 cluster=ClusterAt(sim, self),
                 policy=POLICY,
@@ -343,73 +280,44 @@ class Host:
                 event_sink=self.notes,
                 clocks=clocks,
                 rng=random.Random(rng.random()),
-                shards=self.lease_manager,
+                may_act=lease.may_act,
             )
-            await asyncio.gather(
-                self.controller.run(),
-                self.lease_manager.run(),
-                self._coordinate(self.controller.coordinator),
-            )
+            await self.controller.run()
+
+        async def live() -> None:
+            await run_until_first_exit(lease=lease.run(), controller=act())
 
         self.work = process.begin(live(), self.name)
+        self.work.add_done_callback(self._start_over)
 
-    async def _coordinate(self, coordinator: Coordinator) -> None:
-        """Keep a stream to the leader."""
-        while True:
-            await asyncio.sleep(self._sim.rng.uniform(0.05, 0.5))
-            leader = coordinator.leader
-            there = self._sim.hosts.get(leader.name) if leader is not None else None
-            if leader is None or there is None or not there.up:
-                continue
-            if frozenset((self.name, there.name)) in self._sim.parted:
-                continue
-            pipe = Pipe(self._sim, self, there)
-            try:
-                leader_session = coordinator.report_to_leader(leader)
-            except NotLeader:
-                continue
-            there.process.call_soon(there.be_spoken_to, self.name, self.lease_manager, pipe)
-            self._pipes.add(pipe)
-            await pipe.carry(leader_session, "up", "down")
-            self._pipes.discard(pipe)
-
-    def be_spoken_to(self, name: str, lease_manager: LeaseManager, pipe: Pipe) -> None:
-        """Another replica opens a stream to us."""
-        member = lease_manager.membership_view.members.get(name)
-        if self.controller is None or member is None:
-            pipe.break_()
-            return
-        try:
-            session = self.controller.coordinator.open_session(name, member.epoch)
-        except NotLeader:
-            pipe.break_()
-            return
-        self._pipes.add(pipe)
-        self._sessions.append(
-            self.process.begin(pipe.carry(session, "down", "up"), f"session of {name}")
-        )
+    def _start_over(self, work: "asyncio.Task[None]") -> None:
+        """Another has taken the Lease: this process goes on as a gateway."""
+        if not work.cancelled() and work.exception() is None and work is self.work and self.up:
+            self._starts = False
+            life = self.process
+            self._sim.time.after(0.2, lambda: self.start() if life is self.process else None)
+            self.process.kill()
 
     @property
     def up(self) -> bool:
         return not self.process.dead
 
     def kill(self) -> None:
+        self._starts = True
         self.process.kill()
-        for pipe in self._pipes:
-            pipe.break_()
 
     def leave(self) -> None:
-        """End as by SIGTERM: say so, send the agents on. A paused replica hears it later."""
+        """End as by SIGTERM: give the Lease up, then end. A paused replica hears it later."""
         life = self.process
 
         async def leave() -> None:
             self.leaving = True
-            await self.lease_manager.leave()
-            await asyncio.sleep(8)
+            await self.lease.release()
+            await asyncio.sleep(2)
             if life is self.process:
                 self.kill()
 
-        if self.up and self.controller is not None:
+        if self.up:
             life.call_soon(lambda: life.begin(leave(), f"{self.name} leaves"))
 
     def stop_at(self, answers: int) -> None:
@@ -446,7 +354,6 @@ class Agent:
         self._undelivered = self._greeted = False
         self._tries = 0
         self._heard_at = 0.0
-        self._next = ""
         #: Replicas that this agent's packets do not reach.
         self.cut: set[str] = set()
         self._again(sim.rng.uniform(0, 1))
@@ -471,11 +378,6 @@ class Agent:
         self.ill, self.unacked = None, (Cleared(CODE, GPU, "gpu-reset"),)
         signs = self.unacked
         self._send_evidence(lambda _: Delta(cleared=signs))
-
-    def redirect(self, address: str, reason: str) -> None:
-        self._next = address.partition(":")[0]
-        self.leave()
-        self._again(0.05)
 
     def resync(self, reason: str) -> None:
         self._send_evidence(self._snapshot)
@@ -513,9 +415,9 @@ class Agent:
         self._again(self._sim.rng.uniform(0, most))
 
     def _connect(self) -> None:
-        name, self._next = self._next or self._sim.rng.choice(list(self._sim.hosts)), ""
-        host = self._sim.hosts[name]
-        if not host.up or host.controller is None or name in self.cut:
+        name = self._sim.board.named  # the relay of its gateway, which knows whom the Lease names
+        host = self._sim.hosts.get(name)
+        if host is None or not host.up or host.controller is None or name in self.cut:
             self._back_off()
             return
         self.at, self._life, self._greeted = host, host.process, False
@@ -523,10 +425,6 @@ class Agent:
 
         def greet() -> None:
             if self.at is not host or mine != self._tries or host.controller is None:
-                return
-            home = host.controller.owner_address(self.node)
-            if home:
-                self.redirect(home, "")
                 return
             self._failures, self._greeted = 0, True
             host.controller.on_connect(hello(self.node), self)
@@ -538,12 +436,19 @@ class Agent:
     def _watch(self, host: Host) -> None:
         """A killed replica is noticed at once, one that is paused or cut off after a while."""
         life, mine, since = host.process, self._tries, self._sim.time.now
+        named_since = since
 
         def notice_loss() -> None:
-            nonlocal since
+            nonlocal since, named_since
             if self.at is not host or mine != self._tries:
                 return
             if life.dead or host.process is not life:
+                self.leave()
+                self._back_off()
+                return
+            if self._sim.board.named in ("", host.name):
+                named_since = self._sim.time.now
+            if self._sim.time.now - named_since > READS:  # its gateway has read the Lease
                 self.leave()
                 self._back_off()
                 return
@@ -621,12 +526,8 @@ class Simulation:
         self.settings = settings
         self.wire = Wire(self.time, self.rng)
         self.board = SimBoard()
-        #: Pairs of replicas that do not reach each other.
-        self.parted: set[frozenset[str]] = set()
         self.world = World(cache_lags=seed % 2 == 1)
         self.wrong: list[str] = []
-        #: The policy that newly started replicas show.
-        self.policy_hash = "policy"
         self._late: dict[str, int] = {}
         self._drained_for: dict[str, str] = {}
         self._evictions = self._jobs = 0
@@ -671,6 +572,9 @@ class Simulation:
             ):
                 self.wrong.append(f"{where}: {name} has a quarantine and no entry")
         self._look_at_evictions(where)
+        # A replica that starts where a person has just deleted the Lease knows of no holder.
+        if len(self.acting()) > 1 and self.time.now - self.board.deleted_at > TIMES.lease_duration:
+            self.wrong.append(f"{where}: {self.acting()} may act")
 
     def _look_at_evictions(self, where: str) -> None:
         fresh = self.world.evicted[self._evictions :]
@@ -690,10 +594,9 @@ class Simulation:
     def heal(self) -> None:
         """All that was broken is whole again."""
         self.wire.cut.clear()
-        self.parted.clear()
         self.wire.lost = self.wire.late = 0.0
         for host in self.hosts.values():
-            if host.up and (host.leaving or host.policy_hash != self.policy_hash):
+            if host.up and host.leaving:
                 host.kill()
             if not host.up:
                 host.start()
@@ -704,19 +607,13 @@ class Simulation:
             for key in (EXEMPT, FORCE):
                 self.world.person_annotates(agent.node, key, None)
 
-    def owners(self, node: str) -> list[str]:
-        """The replicas that may act for the node now."""
-        return [
-            host.name
-            for host in self.hosts.values()
-            if host.up and not host.process.paused and host.lease_manager.may_act(node)
-        ]
+    def acting(self) -> list[str]:
+        """The replicas that may act now, by their own clocks, paused ones too."""
+        return [host.name for host in self.hosts.values() if host.up and host.lease.may_act()]
 
-    def check_owned(self) -> None:
-        for node in self.agents:
-            owners = self.owners(node)
-            if len(owners) != 1:
-                self.wrong.append(f"{self.time.now:.2f}: {node} is owned by {owners}")
+    def check_one_acts(self) -> None:
+        if len(self.acting()) != 1:
+            self.wrong.append(f"{self.time.now:.2f}: {self.acting()} may act")
 
     def check_settled(self) -> None:
         """All unhealthy nodes are in quarantine, and no other, unless a limit holds a node back."""

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from aggregator.demo.ports import free_port
-from aggregator.replicas.membership.view import rendezvous_score
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.hosts import with_hosts, write_hosts
@@ -37,6 +36,15 @@ from tests.support.stack import (
 
 #: The name under which all replicas have their addresses, as with a headless Service.
 SERVICE = "sickbay.test"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sickbay-controller"
+_STANDING = {
+    "sickbay_controller",
+    "sickbay_relay_up",
+    "sickbay_ingest_streams",
+    "sickbay_replica_agents",
+    "sickbay_agents_attached",
+    "sickbay_ready",
+}
 #: The audience of the replicas' tokens.
 AUDIENCE = "sickbay-shards"
 ACCOUNT = f"{NAMESPACE}:sickbay-aggregator"
@@ -114,21 +122,26 @@ class Replicas:
     # -- life ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start all, and wait until each sees every other and has waited as a newcomer does."""
+        """Start all, and wait until one is the controller and all others reach it."""
         for replica in self.replicas.values():
             replica.start()
-        for replica in self.replicas.values():
-            replica.ready(timeout_s=180)  # several start at once
-        self.until_settled()
+        self.until_served(timeout_s=180)  # several start at once
         return self
 
-    def until_settled(self, *, timeout_s: float = 90) -> None:
-        """Wait until every running replica sees just the running ones, and may act."""
+    def until_served(self, *, timeout_s: float = 90) -> str:
+        """Wait until one running replica is the controller and the others reach it; its name."""
         wait_until(
-            lambda: self.agree(self.running),
-            what=lambda: f"the replicas to agree on {self.running}: {self.standings()}",
+            self._served,
+            what=lambda: f"one controller of {self.running}: {self.standings()}",
             timeout_s=timeout_s,
         )
+        return self.controller()
+
+    def _served(self) -> bool:
+        told = list(self.standings().values())
+        controllers = [one for one in told if one.get("controller")]
+        gateways = [one for one in told if one.get("relay_up")]
+        return (len(controllers), len(gateways)) == (1, len(self.running) - 1)
 
     def one(self, number: int) -> AggregatorProcess:
         return self.replicas[self.names[number]]
@@ -185,53 +198,32 @@ class Replicas:
             page.close()
 
     def standings(self, names: Iterable[str] | None = None) -> dict[str, dict[str, float]]:
-        """Each one's report (of those that run) about its shard: members, leader, nodes, ..."""
+        """Each one's report (of those that run): controller, relay_up, agents. Empty: no answer."""
         told: dict[str, dict[str, float]] = {}
         for name in self.running if names is None else names:
             try:
-                found = self.metrics(name)
+                found = self.metrics(name, timeout_s=3)
             except OSError:
-                told[name] = {}
-                continue
-            begin = "sickbay_replica_"
+                found = {}
             told[name] = {
-                key.removeprefix(begin): value
+                key.removeprefix("sickbay_"): value
                 for key, value in found.items()
-                if key.startswith(begin) and "{" not in key
+                if key in _STANDING
             }
-            told[name]["attached"] = found.get("sickbay_agents_attached", 0.0)
         return told
 
-    def agree(self, names: Sequence[str]) -> bool:
-        """Whether these see as many replicas as they are, and all may act."""
-        return all(
-            told.get("members") == len(names) and told.get("settled") and not told.get("frozen")
-            for told in self.standings(names).values()
-        )
+    def agents(self) -> dict[str, int]:
+        """How many agents are connected to each that runs and answers."""
+        told = self.standings()
+        return {name: round(one["replica_agents"]) for name, one in told.items() if one}
 
-    def leader(self) -> str:
-        """The name of the one that says that it leads; waits until there is one."""
-
-        def leads() -> str:
-            told = self.standings()
-            return next((name for name in told if told[name].get("leader")), "")
-
-        return wait_until(leads, what="a leader", timeout_s=60)
-
-    def owner(self, node: str, names: Sequence[str] | None = None) -> str:
-        """The replica that owns the node, when these (those that run) are there."""
-        among = self.running if names is None else names
-        return max(among, key=lambda name: (rendezvous_score(name, node), name))
+    def controller(self) -> str:
+        """The name of the replica that the Lease names."""
+        return str(self.lease()["spec"]["holderIdentity"])
 
     # -- what the cluster shows --------------------------------------------------------
 
-    def leases(self) -> dict[str, dict[str, Any]]:
-        """The replicas' Leases, by the name of the replica."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-        items = self.plane.call("GET", path)["items"]
-        mine = {f"sickbay-{name}": name for name in self.names}
-        return {
-            mine[item["metadata"]["name"]]: item
-            for item in items
-            if item["metadata"]["name"] in mine
-        }
+    def lease(self) -> dict[str, Any]:
+        """The replicas' Lease."""
+        found: dict[str, Any] = self.plane.call("GET", LEASE)
+        return found

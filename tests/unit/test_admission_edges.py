@@ -22,7 +22,6 @@ from aggregator.quarantine.decide.admission import (
     stopped,
 )
 from aggregator.quarantine.decide.admission_record import Cooldown, Entry, Rebuilt, Record
-from aggregator.quarantine.decide.uncertainty import UNSURE, EvidenceBasis, Uncertainty
 
 NOW = 10_000.0
 SIZE = FleetSize(100, 100)
@@ -38,7 +37,7 @@ DISK = OpenCause("limits.common_cause_nodes", "50", "check disk fails", fleetwid
 
 
 def proposal(node: str = "n1", **changes: Any) -> Proposal:
-    return replace(Proposal(node, f"i-{node}", "", "drain", basis=EvidenceBasis.FAULT), **changes)
+    return replace(Proposal(node, f"i-{node}", "", "drain"), **changes)
 
 
 def entries(*nodes: str, at: float = 0.0) -> Record:
@@ -61,7 +60,7 @@ def held(*asked: Proposal, **known: Any) -> Held:
 
 def test_the_documented_defaults() -> None:
     assert Limits() == Limits(20, 5.0, "", 20.0, 50.0, 10, 20.0, 600.0, 900.0, 120.0)
-    assert (UNSURE, SETTLES, FLEET) == (3, 15.0, "")
+    assert (SETTLES, FLEET) == (15.0, "")
 
 
 # -- precedence ----------------------------------------------------------------------------------
@@ -71,7 +70,6 @@ HOLDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": "drill"}, "stop"),
     ({"record": replace(entries("m1"), rebuilt=Rebuilt(NOW, "was deleted", "u"))}, "record"),
     ({"size": replace(SIZE, listed=False)}, "limits.quorum_percent"),
-    ({"uncertainty": Uncertainty(differing="r2")}, "shards"),
     ({"causes": {CAUSE: DISK}}, "limits.common_cause_nodes"),
     ({"limits": replace(OPEN, concurrent=0)}, "limits.concurrent"),
 ]
@@ -107,7 +105,6 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
     )
     record = Record().enter([Entry("m1", "i", "a", "drain", NOW)], "h")
     asked = proposal(pool="a")
-    uncertainty = Uncertainty(missing="r2")
     told = []
     changes: tuple[dict[str, Any], ...] = (
         {},
@@ -119,7 +116,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
     )
     for change in changes:
         limits = replace(limits, **change)
-        found = at(asked, record=record, limits=limits, size=pools, uncertainty=uncertainty).held
+        found = at(asked, record=record, limits=limits, size=pools).held
         told.append(found["n1"].limit if found else "")
     assert told == [
         "limits.concurrent",
@@ -306,6 +303,3 @@ def test_a_drain_is_held_by_what_is_suspected_and_by_no_count() -> None:
     suspect = proposal(suspects=(frozenset({CAUSE}),))
     assert hold(suspect) is None
     assert hold(suspect, causes={CAUSE: DISK}) == Held(DISK.limit, "50", DISK.reason, CAUSE)
-    assert hold(proposal(), uncertainty=Uncertainty(missing="r2")) is None
-    other = proposal(basis=EvidenceBasis.OTHER)
-    assert hold(other, uncertainty=Uncertainty(missing="r2")) is not None

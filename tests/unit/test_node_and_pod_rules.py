@@ -32,7 +32,6 @@ from aggregator.quarantine.decide.operator_requests import (
     read_operator_requests,
 )
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return, slot_of
-from aggregator.quarantine.decide.uncertainty import EvidenceBasis, Uncertainty
 
 
 def pod(name: str = "p", **changes: Any) -> Pod:
@@ -265,26 +264,6 @@ def test_a_pod_without_an_owner_is_a_place_of_its_own() -> None:
     assert (slot_of(bare), slot_of(pod())) == ("ns/p", "ns/Job/j")
     found = find_returned([bare], taint=OURS, began=BEGAN, first_seen=None, evicted={})
     assert found == {"uid-p": f"it tolerates the taint {TAINT} and came back"}
-
-
-# -- what a leader does not know -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("known", "value", "blocked"),
-    [
-        (Uncertainty(), "incomplete", ()),
-        (Uncertainty(unsure="a", differing="b"), "no leader", tuple(EvidenceBasis)),
-        (Uncertainty(differing="b", missing="c"), "differing", tuple(EvidenceBasis)),
-        (Uncertainty(missing="c"), "incomplete", (EvidenceBasis.REACH, EvidenceBasis.OTHER)),
-        (Uncertainty(network="d"), "incomplete", (EvidenceBasis.REACH,)),
-    ],
-)
-def test_what_a_leader_does_not_know_holds_what_rests_on_it(
-    known: Uncertainty, value: str, blocked: tuple[EvidenceBasis, ...]
-) -> None:
-    assert known.value == value
-    assert tuple(one for one in EvidenceBasis if known.against(one)) == blocked
 
 
 # -- marks that are missing ------------------------------------------------------------------------

@@ -26,7 +26,6 @@ STATE = re.compile(r"quarantine\.state\.(fleet|node|registry|decision|work|\w+_v
 FOLDERS = (
     "aggregator/app.py",
     "aggregator/quarantine",
-    "aggregator/replicas",
     "aggregator/web",
 )
 #: A part, the attribute that has it, and the modules that may call its methods which change it.

@@ -15,7 +15,7 @@ from aggregator.alerts import webhook
 from aggregator.cli.bisect import NO_VERDICT
 from aggregator.cli.main import FAILED, INTERRUPTED, OK, USAGE
 from aggregator.cluster import node_names, quarantine_conditions
-from aggregator.cluster.kubernetes import event_writer, leases, objects, quarantine_codec
+from aggregator.cluster.kubernetes import event_writer, lease, objects, quarantine_codec
 from aggregator.config import drain
 from aggregator.config.settings import Config
 from aggregator.daemon_cli import main as daemon
@@ -33,7 +33,7 @@ from aggregator.quarantine.decide import (
 )
 from aggregator.quarantine.state import gpus
 from aggregator.relay import auth
-from aggregator.web import action_endpoints, replica_endpoints, same_origin
+from aggregator.web import action_endpoints, same_origin
 from aggregator.web.api import ENDPOINTS
 from aggregator.web.person_actions import ACTIONS
 from nodeagent import cli as agent_cli
@@ -43,7 +43,7 @@ from nodeagent.config.settings import keys as agent_keys
 from nodeagent.evidence import store
 from nodeagent.repair import journal, lock
 from nodeagent.terminal import arguments, run_arguments
-from sickbay.v1 import relay_pb2, shards_pb2, sickbay_pb2
+from sickbay.v1 import relay_pb2, sickbay_pb2
 from tests.support.log_events import log_events
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,6 @@ def grpc() -> Iterator[str]:
     files: tuple[FileDescriptor, ...] = (
         sickbay_pb2.DESCRIPTOR,
         relay_pb2.DESCRIPTOR,
-        shards_pb2.DESCRIPTOR,
     )
     for file in files:
         yield file.package
@@ -146,7 +145,7 @@ def foreign() -> Iterator[str]:
 
 
 def cluster_objects() -> Iterator[str]:
-    yield from (objects.RECORD_NAME, objects.STOP_NAME, f"{leases.PREFIX}REPLICA")
+    yield from (objects.RECORD_NAME, objects.STOP_NAME, lease.NAME)
     yield from (objects.CA_NAME, objects.CA_KEYS_NAME)
     for document in manifests():
         yield document["metadata"]["name"]
@@ -206,7 +205,6 @@ def paths() -> Iterator[str]:
     yield from re.findall(r'\b(?:get|post)\("(/[^"]*)"', server)
     yield from (endpoint.path for endpoint in ENDPOINTS)
     yield from (action_endpoints.ACCESS, *(action.path for action in ACTIONS.values()))
-    yield from (replica_endpoints.PART, replica_endpoints.NODE, replica_endpoints.PAST)
     yield from re.findall(r'\("(?:GET|POST)", "(/[^"]+)"\)', code("nodeagent/local"))
 
 

@@ -63,7 +63,6 @@ def hold(
     found: NodeHealth | None = None,
     policy: Policy | None = None,
     requests: OperatorRequests | None = None,
-    differing: str = "",
     whole: bool = True,
 ) -> str:
     """The hold on a disk's quarantine of a node whose GPUs are whole, except as said."""
@@ -74,7 +73,6 @@ def hold(
         health=(found or default) if whole else None,
         policy=policy or ruled(repeat_within=0.0),
         requests=requests or OperatorRequests(),
-        differing=differing,
     )
 
 
@@ -104,13 +102,6 @@ def test_a_persons_wish_holds_also_a_node_that_was_made_anew(
     requests: OperatorRequests, reason: str
 ) -> None:
     assert hold(requests=requests) == hold(requests=requests, whole=False) == reason
-
-
-def test_replicas_that_differ_hold_only_what_sickbay_made() -> None:
-    reason = "replicas differ, and may not agree that the node has recovered: r2"
-    assert hold(differing="r2") == hold(differing="r2", whole=False) == reason
-    by_hand = quarantine(replace(SPEC, requester="alice"))
-    assert hold(by_hand, differing="r2") == ""
 
 
 def test_a_rule_that_wants_a_person_holds_by_any_of_its_evidence() -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -49,15 +48,12 @@ from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
-from aggregator.replicas.membership.view import Ownership, SingleReplica
+from aggregator.web import models
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.event_broker import EventBroker
-from aggregator.web.merge import Owners
 from aggregator.web.node_detail import NodeDetails
-from aggregator.web.replica_client import ReplicaClient
-from aggregator.web.replica_poller import ReplicaPoller
 from aggregator.web.server import Web
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
@@ -471,12 +467,9 @@ def some_past(wall: float) -> list[Transition]:
 
 
 def pulse_alone(fleet: FleetState, clocks: Clocks, feed: EventBroker) -> ChangeNotifier:
-    """The pulse of a replica that is alone, without a server."""
-    shards, snapshots = SingleReplica(), SnapshotCache(fleet, clocks)
-    peers = ReplicaPoller(shards, ReplicaClient(None, deadline=1.0), clocks, feed, snapshots.moment)
-    details = NodeDetails(
-        me="here", fleet=fleet, snapshots=snapshots, owners=Owners(shards), peers=peers
-    )
+    """The pulse of a replica, without a server."""
+    snapshots = SnapshotCache(fleet, clocks)
+    details = NodeDetails(fleet=fleet, snapshots=snapshots)
     return ChangeNotifier(snapshots.current_snapshot, details, feed)
 
 
@@ -518,15 +511,14 @@ async def serving(
     feed: EventBroker | None = None,
     address: str = "127.0.0.1:0",
     ssl: Any = None,
-    shards: Ownership | None = None,
-    ca_file: Path | None = None,
+    replicas: Sequence[models.Replica] = (),
+    lease_lost: Callable[[], str] = str,
     version: str = "0.1.0",
     ingest: IngestStats | None = None,
     connections: int = 1_024,
     hosts: Sequence[str] = (),
     alerts: AlertOverview | None = None,
     access: PageAccess | None = None,
-    replica_token: Callable[[], str] | None = None,
     actions: ActionSetup | None = None,
     preview: Any = None,
 ) -> AsyncIterator[Served]:
@@ -549,12 +541,11 @@ async def serving(
         clocks=clocks,
         version=version,
         ready=lambda: list(troubles),
-        shards=shards,
-        ca_file=ca_file,
+        replicas=lambda: replicas,
+        lease_lost=lease_lost,
         connections=connections,
         hosts=hosts,
         access=access,
-        replica_token=replica_token,
         actions=actions,
         preview=preview,
     )

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -12,7 +12,7 @@ import pytest
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
-from aggregator.access.identity import AccessRefused, UserIdentity
+from aggregator.access.identity import UserIdentity
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
@@ -22,7 +22,6 @@ from aggregator.web import sse
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
-from tests.web.replicas import Seat, Town
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
 
 VIEWER, OPERATOR = "v" * 22, "o" * 22
@@ -215,53 +214,6 @@ async def test_with_anonymous_reading_a_wrong_token_changes_nothing(tmp_path: Pa
     async with serving(small_fleet(Hands()), Hands().clocks()) as running:
         for headers in (bears("x" * 22), {"X-Remote-User": "admin"}):
             assert "node-2" in (await get(running, "/", headers))[1]
-
-
-# -- other replicas ------------------------------------------------------------------------------
-
-
-async def verify(token: str) -> None:
-    if token != "of-a-replica":
-        raise AccessRefused(401, "invalid_replica_token", "this is no replica's token", "")
-
-
-@pytest.mark.parametrize("path", ["/replica/part", "/replica/node?name=node-2", "/replica/past"])
-async def test_the_replicas_paths_need_a_replicas_token(gate: AccessGate, path: str) -> None:
-    access = PageAccess(gate, verify)
-    async with serving(small_fleet(Hands()), Hands().clocks(), access=access) as running:
-        for headers in ({}, bears(OPERATOR), {"Cookie": "sickbay-token=of-a-replica"}):
-            await running.text(path, 401, **headers)
-        async with running.session.get(running.url + path, headers=bears("of-a-replica")) as answer:
-            assert answer.status == 200
-
-
-async def test_replicas_prove_themselves_to_each_other(gate: AccessGate) -> None:
-    town = Town()
-    access = PageAccess(gate, verify)
-    clocks = running_clocks()
-
-    @asynccontextmanager
-    async def replica(name: str, token: str) -> AsyncIterator[Served]:
-        async with serving(
-            small_fleet(Hands()),
-            clocks,
-            shards=Seat(name, town),
-            access=access,
-            replica_token=lambda: token,
-        ) as one:
-            town.joins(name, page=one.url)
-            yield one
-
-    async with replica("a", "of-a-replica") as a, replica("b", "forged") as b:
-        answers = {}
-        for name, one in (("a", a), ("b", b)):
-            async with one.session.get(
-                f"{one.url}/api/v1/replicas", headers=bears(VIEWER)
-            ) as answer:
-                items = (await answer.json())["items"]
-                answers[name] = {item["name"]: item["trouble"] for item in items}
-    assert answers["a"]["b"] == ""
-    assert "refuses this replica's token" in answers["b"]["a"]
 
 
 # -- client certificates and the front proxy, by real TLS ------------------------------------------

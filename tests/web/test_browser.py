@@ -20,7 +20,7 @@ from aggregator.runtime.interning import EMPTY
 from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.waiting import until
-from tests.web.replicas import replicas
+from tests.web.gateways import gateway_of
 from tests.web.support import (
     REPAIRS,
     Hands,
@@ -316,7 +316,7 @@ async def test_no_element_overflows_on_a_phone(browser: Browser, nodes: int) -> 
     hands = monotonic_hands()
     fleet = small_fleet(hands) if nodes == 8 else big_fleet(hands, nodes)
     sick = "node-2" if nodes == 8 else "gpu-000-03"
-    fleet.stop = fleet.clock_doubt = fleet.incomplete = "a reason " + "without-a-break" * 12
+    fleet.stop = fleet.clock_doubt = "a reason " + "without-a-break" * 12
     fleet.how = " --local /var/lib/sickbay-aggregator/cluster.db"
     async with serving(fleet, running_clocks()) as served:
         assert await TrendRecorder(served.web._queries).record()
@@ -516,32 +516,41 @@ async def test_focus_stays_where_it_was_when_the_page_changes(browser: Browser) 
         assert focused == "node-3"
 
 
-async def test_a_replica_that_stops_answering_is_said_without_a_reload(browser: Browser) -> None:
-    fleet = small_fleet(monotonic_hands())
-    async with replicas(fleet, ("sickbay-aggregator-0", "sickbay-aggregator-1")) as running:
-        asked, other = running.served.values()
-        lost = running.nodes_of("sickbay-aggregator-1")
-        one = await tab(browser, asked.url)
-        lines = one.page.locator("#replicas tbody tr")
-        await expect(lines).to_have_count(2)
-        await expect(lines.nth(1)).to_contain_text("answers")
-        await expect(lines.nth(0)).to_contain_text("leads")
-        assert other.url
-        await running.stop("sickbay-aggregator-1")
-        await expect(lines.nth(1)).to_contain_text("does not answer: ", timeout=30_000)
-        said = f"Its {len(lost)} nodes are shown as last known at 03:1"
-        await expect(one.page.locator("#notices")).to_contain_text(said)
-        await expect(one.page.locator("h1")).to_contain_text("only last known")
-        await one.screenshot("replica-lost")
-        assert await contrast(one.page) == []
-        await one.page.set_viewport_size({"width": 375, "height": 800})
-        wide = await one.page.evaluate("document.documentElement.scrollWidth")
-        await one.screenshot("replica-lost-narrow")
-        assert wide <= 375
-        await one.page.goto(f"{asked.url}/nodes/{lost[0]}")
-        await expect(one.page.locator("#glance")).to_contain_text("This is only last known.")
-        await one.screenshot("node-last-known")
+async def test_a_page_by_a_gateway_is_live_and_says_when_there_is_no_controller(
+    browser: Browser,
+) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, running_clocks()) as served, gateway_of(served) as gateway:
+        one = await tab(browser, gateway.url)
+        await expect(one.page.locator("h1")).to_contain_text("in quarantine")
+        incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
+        await expect(one.page.locator("#incidents")).to_contain_text("node-8")
+        await one.page.goto(f"{gateway.url}/nodes/node-2")
+        await expect(one.page.locator("h1")).to_contain_text("node-2")
         assert one.complaints == []
+        gateway.controller = None
+        response = await one.page.goto(gateway.url)
+        assert response is not None
+        assert response.status == 503
+        await expect(one.page.locator("h1")).to_have_text("No controller")
+        assert await contrast(one.page) == []
+        gateway.controller = gateway.candidate
+        # The page without a controller loads itself again.
+        await expect(one.page.locator("h1")).to_contain_text("in quarantine", timeout=20_000)
+
+
+async def test_an_open_page_goes_on_at_the_next_controller(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, running_clocks()) as served, gateway_of(served) as gateway:
+        one = await tab(browser, gateway.url)
+        await expect(one.page.locator("#live")).to_have_text("live")
+        gateway.name_controller(None)
+        await until(lambda: served.feed.streams == 0)
+        gateway.name_controller(gateway.candidate)
+        incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
+        await expect(one.page.locator("#incidents")).to_contain_text("node-8", timeout=40_000)
 
 
 async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Browser) -> None:

@@ -781,22 +781,6 @@ async def test_what_is_known_of_quarantines_is_said_to_be_old_while_the_cluster_
     assert said[1].startswith("NODE")
 
 
-async def test_a_replica_that_waits_for_others_says_so_and_no_more_than_once() -> None:
-    why = "replica r-0 is at work in this cluster"
-    fleet = FleetState(view_lost=why, in_company=True)
-    async with serving(fleet, Hands().clocks()) as served:
-        served.troubles += [why, "the record can't be read"]
-        status = (await in_process("status", "--url", served.url)).out
-        listed = (await in_process("quarantines", "--url", served.url)).out.splitlines()
-    assert f"THIS REPLICA WAITS FOR OTHERS, and does nothing: {why}\n" in status
-    assert status.count(why) == 1
-    assert "NOT READY: the record can't be read" in status
-    assert listed == [
-        f"THIS REPLICA WAITS FOR OTHERS, and knows nothing of the cluster: {why}",
-        "No node is known to be in quarantine.",
-    ]
-
-
 async def test_an_aggregator_that_never_saw_the_cluster_denies_no_quarantine() -> None:
     fleet = FleetState(view_lost="the API server is out of reach")
     async with serving(fleet, Hands().clocks()) as served:

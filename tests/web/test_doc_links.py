@@ -25,7 +25,7 @@ SOURCES = [
 def loud_fleet(hands: Hands) -> FleetState:
     """Every notice, hold and common cause that names a document."""
     fleet = small_fleet(hands)
-    fleet.clock_doubt = fleet.incomplete = "why"
+    fleet.clock_doubt = "why"
     record_common_cause(fleet, hands.now)
     return fleet
 

@@ -20,7 +20,6 @@ from aggregator.web.trend_chart import trend_chart
 from aggregator.web.trend_recorder import TrendRecorder
 from tests.support.fleet_views import view_fleet
 from tests.support.waiting import until
-from tests.web.replicas import replicas, told_until, whole
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -261,36 +260,6 @@ async def test_a_running_server_records_by_itself(monkeypatch: pytest.MonkeyPatc
     hands = Hands()
     async with serving(small_fleet(hands), hands.clocks()) as served:
         await until(lambda: len(served.web._queries.trend.points(NIGHT)) > 200)
-
-
-async def test_the_histories_of_all_replicas_count_however_long_they_are() -> None:
-    """Another replica gives a thousand transitions an answer at most."""
-    fleet = small_fleet(monotonic_hands())
-    names = ("sickbay-aggregator-0", "sickbay-aggregator-1")
-    async with replicas(fleet, names) as running:
-        asked, other = running.served.values()
-        wall = asked.web._queries.snapshots.moment().wall
-        other.history.items = [
-            Transition(wall - 60 - number, EventKind.EVICTED, "node-1", f"pod {number}")
-            for number in range(2_500)
-        ]
-        other.history.items.append(
-            Transition(wall - 7200, EventKind.AGENT_SILENT, "node-1", "node-1: is silent")
-        )
-        other.history.items.append(
-            Transition(wall - 3600, EventKind.AGENT_BACK, "node-1", "node-1: is back")
-        )
-        asked.history.items = []
-        await told_until(asked, "/api/v1/fleet", whole)
-        assert await TrendRecorder(asked.web._queries).record()
-        trend = asked.web._queries.trend
-        assert trend.trouble == ""
-        before = {round((wall - one.at) / 60): one.other for one in trend.points(wall)}
-        silent = [count for minutes, count in before.items() if 65 < minutes < 115]
-        later = [count for minutes, count in before.items() if minutes < 55]
-        assert silent
-        assert later
-        assert min(silent) == max(later) + 1
 
 
 @pytest.mark.parametrize("reason", ["view_lost", "waiting_for_quorum", "no node"])

@@ -268,7 +268,7 @@ async def test_assets_are_cached_by_their_hash_alone(served: Served) -> None:
 async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     hands = Hands()
     fleet = FleetState(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
-    fleet.incomplete = fleet.clock_doubt = HOSTILE
+    fleet.clock_doubt = HOSTILE
     node_summary = well(fleet, "node-1", hands.now)
     assert node_summary.agent.health is not None
     bad = Component(HOSTILE, HOSTILE, Status.FAILED, HOSTILE, HOSTILE, hands.now)
@@ -379,21 +379,6 @@ async def test_the_page_says_stop_view_lost_and_quorum(served: Served) -> None:
         text = await other.text("/")
     for said in ("replacing the switch", "sickbay resume", "no answer in 10 s", "3 of 8 nodes"):
         assert said in text
-
-
-async def test_a_replica_that_waits_for_others_has_a_headline_of_its_own_and_says_it_once() -> None:
-    why = "replica r-0 is at work in this cluster"
-    async with serving(FleetState(view_lost=why, in_company=True), Hands().clocks()) as served:
-        served.troubles.append(why)
-        text = await served.text("/")
-        told = await served.json("/api/v1/fleet")
-        listed = await served.json("/api/v1/quarantines")
-    assert "This replica waits for others." in text
-    assert "be seen." not in text
-    assert text.count(why) == 1
-    for answer in (told, listed):
-        assert (answer["in_company"], answer["view_lost"]) == (True, why)
-    assert told["not_ready"] == [why], "as /readyz has it"
 
 
 async def test_the_page_and_the_api_say_what_many_nodes_share_and_what_to_do() -> None:

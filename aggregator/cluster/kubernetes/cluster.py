@@ -31,7 +31,7 @@ from aggregator.cluster.kubernetes.evictions import (
     read_refusal,
 )
 from aggregator.cluster.kubernetes.informer import ClusterInformer
-from aggregator.cluster.kubernetes.leases import KubeLeases
+from aggregator.cluster.kubernetes.lease import KubeLease
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
 from aggregator.cluster.kubernetes.namespace_informer import NamespaceInformer
@@ -109,9 +109,9 @@ class KubeCluster:
 
     An empty ``kubeconfig`` means the pod's own service account, else the usual places. ``qps`` and
     ``burst`` bound our requests. ``deadline`` bounds one request; ``silence`` is how long a watch
-    may stay silent. ``clock`` is monotonic, ``wall`` is the time for people. ``shards``: there may
-    be other replicas, and the rights to know of them are looked for. ``certificates``: the same for
-    certificates that the aggregator makes itself. ``agents``: "namespace:name" of the agents'
+    may stay silent. ``clock`` is monotonic, ``wall`` is the time for people. ``certificates``: the
+    rights are looked for that it takes for certificates that the aggregator makes itself.
+    ``agents``: "namespace:name" of the agents'
     service account where their pods are to be followed; empty: they are not. ``access``: the page
     asks who its readers are. ``actions``: people act by the page.
     """
@@ -129,7 +129,6 @@ class KubeCluster:
         burst: int = 200,
         deadline: float = 10.0,
         silence: float = 100.0,
-        shards: bool = False,
         certificates: bool = False,
         agents: str = "",
         access: bool = False,
@@ -143,7 +142,6 @@ class KubeCluster:
         self._clock = clock
         self._wall = wall
         self._silence = silence
-        self._shards = shards
         self._certificates = certificates
         self._agents_namespace, _, self._agents_account = agents.partition(":")
         self._access, self._actions = access, actions
@@ -174,7 +172,6 @@ class KubeCluster:
         await rbac.check(
             self._transport,
             self._namespace,
-            shards=self._shards,
             certificates=self._certificates,
             agents=self._agents_namespace,
             access=self._access,
@@ -190,9 +187,11 @@ class KubeCluster:
         """The issuer of service account tokens, and its keys as JWKS text."""
         return await signing_keys(self._transport)
 
-    def leases(self, *, deadline: float) -> KubeLeases:
-        """The store of the replicas' Leases, beside the record. ``deadline``: seconds a request."""
-        return KubeLeases(self._transport, self._namespace, deadline=deadline, wall=self._wall)
+    def lease(self, *, deadline: float) -> KubeLease:
+        """The store of the replicas' Lease, in the record's namespace. ``deadline``: seconds for a
+        request.
+        """
+        return KubeLease(self._transport, self._namespace, deadline=deadline, wall=self._wall)
 
     async def follow_agent_pods(self, sink: PodSink) -> None:
         """For ever: which pods of the agents there are, by metadata. See `AgentPodInformer`."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.lease import NAME as LEASE_NAME
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
     CA_KEYS_NAME,
@@ -57,7 +58,6 @@ class Permission:
 def needed(
     namespace: str,
     *,
-    shards: bool,
     certificates: bool,
     agents: str = "",
     access: bool = False,
@@ -65,7 +65,7 @@ def needed(
 ) -> list[Permission]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
-    ``shards``: with those that several replicas need to coordinate. ``certificates``: with those
+    ``certificates``: with those
     for certificates that the aggregator makes itself. ``agents``: the namespace of the agents' pods
     where their deletion ends their tokens; empty: it does not. ``access``: with those to know the
     readers of the page. ``actions``: with those to carry out what people ask for by the page.
@@ -75,9 +75,12 @@ def needed(
         Permission("create", "", "secrets", namespace),
         *(Permission(verb, "", "configmaps", namespace, CA_NAME) for verb in ("get", "update")),
     ]
-    leases = [
-        Permission(verb, "coordination.k8s.io", "leases", namespace)
-        for verb in ("list", "create", "update")
+    lease = [
+        *(
+            Permission(verb, "coordination.k8s.io", "leases", namespace, LEASE_NAME)
+            for verb in ("get", "update")
+        ),
+        Permission("create", "coordination.k8s.io", "leases", namespace),
     ]
     reviews = [
         Permission("create", "authentication.k8s.io", "tokenreviews"),
@@ -86,7 +89,7 @@ def needed(
     return [
         *(reviews if access else ()),
         *((Permission("patch", "", "configmaps", namespace, STOP_NAME),) if actions else ()),
-        *(leases if shards else ()),
+        *lease,
         *(authorities if certificates else ()),
         *(
             Permission(verb, GROUP, PLURAL)
@@ -116,7 +119,6 @@ async def check(
     transport: Transport,
     namespace: str,
     *,
-    shards: bool,
     certificates: bool,
     agents: str,
     access: bool = False,
@@ -125,7 +127,6 @@ async def check(
     """Raises Refused that lists all that is missing, and which file to apply. See `needed`."""
     rights = needed(
         namespace,
-        shards=shards,
         certificates=certificates,
         agents=agents,
         access=access,

@@ -66,9 +66,9 @@ class MarkAdopter:
         policy: Policy,
         pools: NodePools,
         pool_of: Callable[[str], str],
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
     ) -> None:
-        """``may_act`` tells whether the node is ours to act for at this moment."""
+        """``may_act`` tells whether we are the controller at this moment."""
         self._cluster = cluster
         self._record_writer = record_writer
         self._acts = acts
@@ -105,8 +105,8 @@ class MarkAdopter:
             is_left = node is not None and is_marked(node)
             node_state.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
             return
-        if not self._may_act(node_state.node):  # paused since it was read: another replica goes on
-            raise Conflict("this replica's place among the others is not certain any more")
+        if not self._may_act():  # paused since it was read: another replica goes on
+            raise Conflict("this replica may not be the controller any more")
         await self._record_writer.enter(
             Entry(
                 node=node_state.node,

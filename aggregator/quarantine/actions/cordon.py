@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
@@ -57,7 +56,6 @@ from aggregator.quarantine.decide.node_marks import (
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.repair import is_busy
-from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
     Uncordoned,
@@ -81,19 +79,6 @@ _ANNOUNCE_BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
 _NO_NODE = "the cluster has no node of this name"
 
 
-class Admission(Protocol):
-    """Decides whether a node may be quarantined: our own record writer, or the leader's."""
-
-    def escalation_hold(self, proposal: Proposal) -> Held | None:
-        """The hold that keeps a standing cordon from becoming a drain, or None."""
-
-    def would_admit(self, proposal: Proposal) -> bool:
-        """Whether it will be admitted, as far as can be told without asking."""
-
-    async def propose(self, proposal: Proposal) -> Held | None:
-        """Returns None when the node's entry stands in the record now, else the hold."""
-
-
 class NodeActions:
     """Carries out steps for one node at a time; the controller runs many nodes at once."""
 
@@ -102,7 +87,6 @@ class NodeActions:
         *,
         cluster: Cluster,
         record_writer: AdmissionRecordWriter,
-        admission: Admission,
         event_sink: EventSink,
         clocks: Clocks,
         policy: Policy,
@@ -112,23 +96,21 @@ class NodeActions:
         drain_suspects: Callable[[NodeState], tuple[frozenset[str], ...]],
         unsettled: Callable[[NodeState], str],
         fabric_hold: Callable[[NodeState], Held | None],
-        basis: Callable[[NodeState], EvidenceBasis],
         off_load_balancers: bool,
         marks: MarkRules,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         switch: StopSwitch,
         uncordon: UncordonRules,
         rng: random.Random,
         stages: StageTimes,
     ) -> None:
-        """``may_act`` tells whether the node is ours to act for at this moment. ``pools`` has the
+        """``may_act`` tells whether we are the controller at this moment. ``pools`` has the
         mode of each node; ``off_load_balancers``: a node that is to be drained leaves those.
         """
         self._cluster = cluster
         self.mark_writer = MarkWriter(cluster, clocks.now)
         self._expected = ExpectedNodes(cluster, pool_of)
         self._record_writer = record_writer
-        self._admission = admission
         self._event_sink = event_sink
         self._clocks = clocks
         self._policy = policy
@@ -138,7 +120,6 @@ class NodeActions:
         self._drain_suspects = drain_suspects
         self._unsettled = unsettled
         self._fabric_hold = fabric_hold
-        self._basis = basis
         self._off_load_balancers = off_load_balancers
         self._marks = marks
         self._may_act = may_act
@@ -147,9 +128,9 @@ class NodeActions:
         self._rng = rng
         self.stages = stages
 
-    def may_act(self, node_state: NodeState) -> bool:
-        """Whether the node is ours to act for at this moment."""
-        return self._may_act(node_state.node)
+    def may_act(self) -> bool:
+        """Whether we are the controller at this moment."""
+        return self._may_act()
 
     def guard(self, node_state: NodeState, *, granted: bool = True) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
@@ -168,8 +149,8 @@ class NodeActions:
                 )
             if granted and self._is_observed(node_state):
                 raise GuardRefused("the mode of the node's pool is observe now")
-            if not self._may_act(node_state.node):
-                raise GuardRefused("this replica's place among the others is not certain any more")
+            if not self._may_act():
+                raise GuardRefused("this replica may not be the controller any more")
 
         return check
 
@@ -194,7 +175,7 @@ class NodeActions:
         proposal = replace(
             self._proposal(node_state, wanted), suspects=self._drain_suspects(node_state)
         )
-        held = self._admission.escalation_hold(proposal) or self._fabric_hold(node_state)
+        held = self._record_writer.escalation_hold(proposal) or self._fabric_hold(node_state)
         if held is None:
             self._unhold(node_state)
             return wanted
@@ -221,10 +202,10 @@ class NodeActions:
             return False
         proposal = self._proposal(node_state, wanted)
         reading = None
-        if self._expected.expect(node_state) is None and self._admission.would_admit(proposal):
+        if self._expected.expect(node_state) is None and self._record_writer.would_admit(proposal):
             reading = asyncio.create_task(self._picture(node_state))
         try:
-            held = await self._admission.propose(proposal)
+            held = await self._record_writer.propose(proposal)
         except BaseException:
             await _given_up(reading)
             raise
@@ -322,10 +303,8 @@ class NodeActions:
     async def _create_and_mark(
         self, node_state: NodeState, wanted: DesiredState, node: Node
     ) -> None:
-        if not self._may_act(
-            node_state.node
-        ):  # paused since it was admitted: another replica goes on
-            raise Conflict("this replica's place among the others is not certain any more")
+        if not self._may_act():  # paused since it was admitted: another replica goes on
+            raise Conflict("this replica may not be the controller any more")
         spec = replace(
             wanted.spec,
             intent_action=wanted.spec.action,
@@ -416,8 +395,8 @@ class NodeActions:
         if may_begin or quarantine.deleting or quarantine.status.phase is not Phase.ADMITTED:
             await self._cordon_as_read(node_state, quarantine, node)
             return
-        if not self._may_act(node_state.node):
-            raise Conflict("this replica's place among the others is not certain any more")
+        if not self._may_act():
+            raise Conflict("this replica may not be the controller any more")
         # Releasing comes first, against the version just read: a death or a failure after it ends
         # in the ordinary undo, a marked object is a conflict, and no person seems to delete it.
         because = "its node is another than was decided on: not begun"
@@ -583,8 +562,8 @@ class NodeActions:
             node_state.node_summary.quarantine,
         )
         if quarantine is None:
-            if not self._may_act(node_state.node):  # paused since it was read: another replica acts
-                raise Conflict("this replica's place among the others is not certain any more")
+            if not self._may_act():  # paused since it was read: another replica acts
+                raise Conflict("this replica may not be the controller any more")
             spec = QuarantineSpec(
                 action,
                 "manual",
@@ -735,7 +714,6 @@ class NodeActions:
             spec.action.value,
             self._suspects(node_state),
             self._unsettled(node_state),
-            self._basis(node_state),
             self._pools.name_of(node_state.node),
         )
 

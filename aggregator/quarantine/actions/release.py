@@ -77,18 +77,15 @@ class ReleaseActions:
         clocks: Clocks,
         policy: Policy,
         after_release: Callable[[NodeState, Quarantine], Awaitable[None]],
-        differing: Callable[[], str],
         uncordon: UncordonRules,
         marks: MarkRules,
     ) -> None:
-        """``differing`` names the replicas that run another policy now; empty if none does."""
         self._cluster = cluster
         self._record_writer = record_writer
         self._acts = acts
         self._clocks = clocks
         self._policy = policy
         self._after_release = after_release
-        self._differing = differing
         self._uncordon = uncordon
         self._marks = marks
 
@@ -142,7 +139,6 @@ class ReleaseActions:
             health=node_state.agent.health if not node_state.quarantine_view.reborn else None,
             policy=self._policy,
             requests=node_state.cluster.operator_requests,
-            differing=self._differing(),
         )
 
     async def _hold_release(self, node_state: NodeState, quarantine: Quarantine, why: str) -> None:

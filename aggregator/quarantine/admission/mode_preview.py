@@ -6,7 +6,6 @@ It asks the same function as a real proposal, against the present record, and ad
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aggregator.quarantine.decide.admission import Held, Proposal
-from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.state.node import NodeState
 
 
@@ -24,7 +23,6 @@ class ModePreview:
         policy_pool_of: Callable[[str], str],
         suspects: Callable[[NodeState], tuple[frozenset[str], ...]],
         unsettled: Callable[[NodeState], str],
-        basis: Callable[[NodeState], EvidenceBasis],
     ) -> None:
         self._preview = preview
         self._known = known
@@ -32,7 +30,6 @@ class ModePreview:
         self._policy_pool_of = policy_pool_of
         self._suspects = suspects
         self._unsettled = unsettled
-        self._basis = basis
 
     def holds(self, wanted: Iterable[tuple[str, str]]) -> Mapping[str, Held]:
         """By node, the hold of each that would be held; ``wanted`` are nodes and actions, in the
@@ -52,6 +49,5 @@ class ModePreview:
             action,
             self._suspects(node_state),
             self._unsettled(node_state),
-            self._basis(node_state),
             pools[1],
         )

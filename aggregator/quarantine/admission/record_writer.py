@@ -54,7 +54,6 @@ from aggregator.quarantine.decide.record_continuity import (
     takes_a_place,
 )
 from aggregator.quarantine.decide.repair import RepairProposal, RepairRules, reserve, running_of
-from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.rfc3339 import span
 
@@ -64,8 +63,6 @@ log = logging.getLogger("sickbay.quarantine")
 _MOST_LIKELY = 32
 #: A forecast may use a state that is so old (seconds), the fleet's size too.
 _OUTLOOK_AGE = 1.0
-#: Another replica's write is awaited from the watch for so long (seconds).
-_NEWS_WITHIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +99,12 @@ class _Outlook:
 class AdmissionRecordWriter:
     """Reads and writes the record.
 
-    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``uncertainty``
-    what is not known of other replicas (`set_uncertainty_source` replaces it where there are
-    several), ``pools`` the pools of the nodes in quarantine, ``wall`` the wall
-    clock, which must run evenly: a jump would let it forget recent admissions. ``switch`` is the
-    stop switch, which is asked once more before an admission is written. All methods raise
-    `ClusterError` when the record can't be read or written; no request is half done then, for a
-    caller that asks again finds the entry standing or not.
+    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``pools`` the
+    pools of the nodes in quarantine, ``wall`` the wall clock, which must run evenly: a jump would
+    let it forget recent admissions. ``switch`` is the stop switch, which is asked once more before
+    an admission is written. All methods raise `ClusterError` when the record can't be read or
+    written; no request is half done then, for a caller that asks again finds the entry standing or
+    not.
     """
 
     def __init__(
@@ -120,7 +116,6 @@ class AdmissionRecordWriter:
         size: Callable[[], FleetSize],
         causes: Callable[[], Mapping[str, OpenCause]],
         wall: Callable[[], float],
-        uncertainty: Callable[[], Uncertainty] = lambda: NO_UNCERTAINTY,
         switch: StopSwitch | None = None,
         standing: QuarantineIndex | None = None,
         pools: Callable[[Iterable[str]], PoolFacts] = lambda _: NO_POOLS,
@@ -131,7 +126,6 @@ class AdmissionRecordWriter:
         self._size = size
         self._causes = causes
         self._wall = wall
-        self._uncertainty = uncertainty
         self.switch = switch or StopSwitch(cluster, now=wall)
         self._standing = standing or QuarantineIndex()
         self._pools = pools
@@ -149,15 +143,10 @@ class AdmissionRecordWriter:
         self._scribe = RecordSerializer()
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
-        self._awaited: dict[str, asyncio.Event] = {}
         self._outlook: _Outlook | None = None
         self._counted: tuple[float, FleetSize] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
-
-    def set_uncertainty_source(self, source: Callable[[], Uncertainty]) -> None:
-        """From now on ``source`` tells what is not known of other replicas."""
-        self._uncertainty = source
 
     @property
     def record(self) -> Record:
@@ -291,7 +280,6 @@ class AdmissionRecordWriter:
                 now=now,
                 stop=stop,
                 causes=self._causes(),
-                uncertainty=self._uncertainty(),
                 unrecorded=unrecorded,
                 pools=self._pools({*self._record.entries, *unrecorded}),
             )
@@ -312,7 +300,6 @@ class AdmissionRecordWriter:
             self._limits,
             now=self._wall(),
             causes=self._causes(),
-            uncertainty=self._uncertainty(),
         )
 
     async def propose(self, proposal: Proposal) -> Held | None:
@@ -400,23 +387,6 @@ class AdmissionRecordWriter:
         """Count a test under way that the record has lost. Never refused."""
         if test.node not in self._record.node_tests and self._wall() < test.until:
             await self._ask(restore_test=test)
-
-    async def confirm_entry(self, node: str) -> Held | None:
-        """Returns None when the record has the node's entry, which another replica has made.
-
-        The watch's event is used if it comes within a moment; else the record is read, once for all
-        callers.
-        """
-        if not self.grants(node):
-            come = self._awaited.setdefault(node, asyncio.Event())
-            try:
-                async with asyncio.timeout(_NEWS_WITHIN):
-                    await come.wait()
-            except TimeoutError:
-                return await self._ask(look=node)
-            finally:
-                self._awaited.pop(node, None)
-        return None
 
     async def _ask(
         self,
@@ -616,7 +586,6 @@ class AdmissionRecordWriter:
             policy_hash=self._policy_hash,
             stop=stop,
             causes=self._causes(),
-            uncertainty=self._uncertainty(),
             unrecorded=unrecorded,
             pools=self._pools({*record.entries, *unrecorded}),
         )
@@ -652,8 +621,6 @@ class AdmissionRecordWriter:
         if not self.problem:
             self._compare(stored, sure=sure)
         self.switch.take_record(stored)
-        for node in self._awaited.keys() & self._record.entries.keys():
-            self._awaited[node].set()
 
     def _compare(self, stored: RecordText, *, sure: bool) -> None:
         """Check that it continues the known record. Unless ``sure``, the text may be an old one."""
@@ -714,5 +681,5 @@ def _missing(batch: list[_Request], outcome: Outcome) -> dict[str, Held]:
     for request in batch:
         if request.look and request.look not in outcome.record.entries:
             text = "it was admitted, but the admission record does not have it: asked again"
-            held[request.look] = Held("shards", "no entry", text)
+            held[request.look] = Held("record", "no entry", text)
     return held

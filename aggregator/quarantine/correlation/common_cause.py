@@ -1,19 +1,13 @@
-"""Looks for causes on our side: hands the fleet's evidence to `CommonCauses`, and reports findings.
+"""Looks for causes on our side: hands the evidence to `CommonCauses`, and reports findings."""
 
-Of several replicas the leader counts, over all nodes, and reports; the followers also feed their
-own counts, so that any of them may lead, and go by the leader's findings.
-"""
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action
 from aggregator.events import EventKind, EventSink, LeaderNotice, Transition
 from aggregator.health.model import CheckOff
-from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.incident import Evidence, Incident
-from aggregator.policy.network.verdict import CHECK
 from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.rack_origin import RackOrigins
@@ -35,21 +29,17 @@ from aggregator.quarantine.decide.fabric import (
     gpus_with_nvlink_evidence,
     may_be_of_fabric,
 )
-from aggregator.quarantine.decide.replica_messages import NodeReport
 from aggregator.quarantine.decide.symptoms import (
     NVLINK,
-    Symptom,
     acting_checks,
     actionable_evidence,
     symptoms_of,
     target_of,
     what_of,
 )
-from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 from aggregator.rfc3339 import span, time_of_day
 
 #: For so long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
@@ -77,11 +67,7 @@ def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
 
 
 class CommonCauseTracker:
-    """``limits`` are those of common causes, ``admission`` those of admission.
-
-    ``owns`` tells whether a node is ours to report, ``remote_nodes`` has the others,
-    ``dirty_nodes`` is marked where one of ours has changed.
-    """
+    """``limits`` are those of common causes, ``admission`` those of admission."""
 
     def __init__(
         self,
@@ -93,9 +79,6 @@ class CommonCauseTracker:
         fleet: FleetState,
         event_sink: EventSink,
         clocks: Clocks,
-        owns: Callable[[str], bool],
-        remote_nodes: RemoteNodes,
-        dirty_nodes: DirtyNodes,
     ) -> None:
         self._cooldown = admission.cooldown
         self._window = admission.window
@@ -110,13 +93,6 @@ class CommonCauseTracker:
         self._clique_label = limits.clique_label
         self._fabric_hold = limits.fabric_hold
         self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
-        self._owns = owns
-        self._remote_nodes = remote_nodes
-        self._dirty_nodes = dirty_nodes
-        #: Whether we count for all replicas; and whether some have not reported to us yet.
-        self._leading = True
-        self._lasting = False
-        self._told_causes: Mapping[str, CommonCause] = {}
         self._cooldown_told = LeaderNotice(clocks.now)
         #: Each node's versions; and when they last changed, where they did (monotonic).
         self._versions: dict[str, tuple[Group, ...]] = {}
@@ -129,18 +105,11 @@ class CommonCauseTracker:
     def receive_symptoms(self, node_state: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""
         node, health = node_state.node, node_state.agent.health
-        if not self._owns(node):
-            self._hear_of(node)
-            return
         if health is None:
-            if node in self._remote_nodes or self._remote_nodes.is_leaving(node):
-                self._hear_of(node)  # it became ours, and its agent is reconnecting
-            else:
-                self._common.gone(node)
+            self._common.gone(node)
             return
         if not health.has_snapshot:
             return  # its last report stands
-        self._remote_nodes.reclaim(node)
         groups = self._groups(node_state)
         self._note_versions(node, groups)
         self._note_fabric_evidence(node_state, groups)
@@ -151,74 +120,13 @@ class CommonCauseTracker:
             groups,
             _running(health.checks),
         )
-        self._dirty_nodes.mark(node)
-
-    def _hear_of(self, node: str) -> None:
-        """Another replica's node: its labels may have changed, or it has just left us."""
-        report = self._remote_nodes.get(node)
-        if report is not None:
-            self.set_symptoms(report)
-        elif self._common.knows(node):
-            self._remote_nodes.leave(node, self._clocks.now())
-            self._dirty_nodes.mark(node)
-
-    def set_symptoms(self, report: NodeReport) -> None:
-        """Count a node as another replica reports it."""
-        if not (report.reported or report.signs or report.checks or report.traits):
-            return  # its agent has not reported yet
-        node_state = self._registry.known(report.node)
-        told = dict(report.traits)
-        fabrics = told.pop(FABRIC, "")
-        groups = (
-            *self._places(node_state),
-            *told.items(),
-            *self._fabrics(node_state, fabrics.split(",")),
-        )
-        self._common.set_symptoms(report.node, report.signs, groups, report.checks)
-
-    def drop_report(self, node: str) -> None:
-        """No replica reports on the node any more."""
-        self._common.gone(node)
-
-    def node_report(
-        self, node: str
-    ) -> tuple[frozenset[Symptom], tuple[Group, ...], frozenset[str]]:
-        """The counted properties of the node: its symptoms, its versions and fabric, its checks."""
-        signs, groups, checks = self._common.known(node)
-        traits = [group for group in groups if group[0] in VERSIONS]
-        fabrics = ",".join(value for label, value in groups if label == FABRIC)
-        if fabrics:
-            traits.append((FABRIC, fabrics))
-        return signs, tuple(traits), checks
-
-    def lead(self) -> None:
-        """From now on we count for all. Causes that the last leader reported open still are."""
-        if not self._leading:
-            self._leading = True
-            self._common.inherit(self._told_causes.values())
-            self._told_causes = {}
-
-    def follow(self) -> None:
-        """From now on another replica counts. Its last findings, or ours before them, stand."""
-        if self._leading:
-            self._leading = False
-            self._told_causes = self._fleet.causes = dict(self._common.open)
-            self._common.reset()
-
-    def answered(self, causes: Iterable[CommonCause]) -> None:
-        """Take the causes that the leader reports open."""
-        if not self._leading:
-            self._told_causes = {cause.id: cause for cause in causes}
-            self._fleet.causes = self._told_causes
 
     def forget_node(self, node_state: NodeState) -> None:
-        if node_state.node not in self._remote_nodes:  # else its own replica forgets it
-            self._common.gone(node_state.node)
+        self._common.gone(node_state.node)
         self._versions.pop(node_state.node, None)
         self._changed.pop(node_state.node, None)
         self._fabric_evidence.pop(node_state.node, None)
         self._origins.forget(node_state.node)
-        self._dirty_nodes.mark(node_state.node)
 
     def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
         versions = _alike(tuple(group for group in groups if group[0] in VERSIONS))
@@ -367,25 +275,10 @@ class CommonCauseTracker:
             found.append(suspects)
         return tuple(found)
 
-    def basis(self, node_state: NodeState) -> EvidenceBasis:
-        """The kind of evidence that asks for the node's quarantine, as far as admission cares.
-
-        NVLink's faults are no explicit ones: the defect may be at the other end.
-        """
-        found = list(self._evidence_against(node_state))
-        gpus = self._gpus_with_nvlink_evidence(node_state)
-        for item in found:
-            known = self._policy.catalogue.classify(item.code) != UNKNOWN
-            of_fabric = what_of(item, self._policy, gpus) == NVLINK
-            if item.cleared_by is not None and known and not of_fabric:
-                return EvidenceBasis.FAULT
-        reach = all(item.code.partition(":")[0] == CHECK for item in found)
-        return EvidenceBasis.REACH if found and reach else EvidenceBasis.OTHER
-
     @property
     def _open(self) -> Mapping[str, CommonCause]:
-        """The causes that are open, by our own count or by the leader's."""
-        return self._common.open if self._leading else self._told_causes
+        """The causes that are open."""
+        return self._common.open
 
     def explains(self, node_state: NodeState, incident: Incident) -> str:
         """The id of an open cause, where open causes explain all of this incident of the node."""
@@ -405,10 +298,8 @@ class CommonCauseTracker:
         }
 
     def find_causes(self) -> None:
-        """Count anew, and report causes that have opened or are over. Only the leader does."""
-        if not self._leading:
-            return
-        opened, ended = self._common.find_causes(self._clocks.now(), lasting=self._lasting)
+        """Count anew, and report causes that have opened or are over."""
+        opened, ended = self._common.find_causes(self._clocks.now())
         self._fleet.causes = self._origins.update(self._common.open.values())
         reports = [(cause, None) for cause in opened if not cause.fabric]
         for cause, origin in (*reports, *self._origins.due()):
@@ -421,22 +312,17 @@ class CommonCauseTracker:
 
     async def count_silence(self) -> None:
         """Count the silent agents of the fleet; `find_causes` goes by the last count."""
-        if self._leading:
-            self._common.silence(*await self._registry.silence())
+        self._common.silence(*await self._registry.silence())
 
-    def go_round(self, record: Record, *, lasting: bool = False) -> None:
-        """Changes by time alone: the end of causes and of the fleet's cooldown.
-
-        ``lasting``: some replicas have not reported their nodes to us, so no cause is over.
-        """
-        self._lasting = lasting
+    def go_round(self, record: Record) -> None:
+        """Changes by time alone: the end of causes and of the fleet's cooldown."""
         self.find_causes()
         now = self._clocks.trusted_wall()
         counted = record.pruned(now, window=self._window, cooldown=self._cooldown)
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
         until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
-        if self._cooldown_told.is_due("it is cooling down" if until else "", leads=self._leading):
+        if self._cooldown_told.is_due("it is cooling down" if until else "", leads=True):
             kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
             text = f"no new quarantine is admitted {until}" if until else "admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))

@@ -1,6 +1,6 @@
 """Compares what the nodes run, now and then, and gives a node that has drifted its evidence.
 
-No other part waits for it. Each replica compares the nodes that it has evidence on.
+No other part waits for it.
 """
 
 import asyncio

@@ -4,11 +4,7 @@ A verdict about a node becomes level evidence of that node, which rules may act 
 target or a domain is shown and reported once, and concerns no node. Verdicts are made in batches, a
 moment after a change: a blamed fault has lasted for a minute and more.
 
-Of several replicas the leader judges, over the evidence of all of them; each applies the leader's
-findings to its own nodes.
-
-An agent is believed only about the addresses that the aggregator assigned to it: each replica knows
-its own agents' assignments, and reports them to the leader.
+An agent is believed only about the addresses that the aggregator assigned to it.
 """
 
 import asyncio
@@ -23,11 +19,9 @@ from aggregator.policy.check_traits import NETWORK
 from aggregator.policy.network.triangulate import PEERS, Triangulation
 from aggregator.policy.network.verdict import CHECK, UNREACHABLE_SILENT, Finding, NetworkVerdict
 from aggregator.quarantine.decide.cause_search import LEAST
-from aggregator.quarantine.decide.replica_messages import NodeReport, Seen
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 
 #: Seconds in which changes are gathered.
 GATHER = 1.0
@@ -55,8 +49,7 @@ class _Word:
 class NetworkTracker:
     """``labels`` are the node labels that name racks and switches; ``judge`` judges a node anew.
 
-    ``owns`` tells whether a node is ours to report, ``remote_nodes`` has the others,
-    ``dirty_nodes`` is marked where one of ours has changed. ``quorum`` tells whether enough of the
+    ``quorum`` tells whether enough of the
     fleet has reported: until then the first agents, which are assigned each other, could blame any
     node.
     """
@@ -70,9 +63,6 @@ class NetworkTracker:
         clocks: Clocks,
         labels: Iterable[str],
         judge: Callable[[NodeState], None],
-        owns: Callable[[str], bool],
-        remote_nodes: RemoteNodes,
-        dirty_nodes: DirtyNodes,
         quorum: Callable[[], bool],
     ) -> None:
         self._registry = node_registry
@@ -82,18 +72,11 @@ class NetworkTracker:
         self._labels = tuple(labels)
         self._judge = judge
         self._network = Triangulation()
-        self._owns = owns
-        self._remote_nodes = remote_nodes
-        self._dirty_nodes = dirty_nodes
-        #: Whether we judge for all, and since when we may (monotonic).
-        self._leading, self._from = True, float("-inf")
+        #: Since when we may judge (monotonic).
+        self._from = float("-inf")
         self._quorum = quorum
-        #: Whether the quorum was reached since we lead, and whether we waited for it.
+        #: Whether the quorum was reached, and whether we waited for it.
         self._had_quorum = self._waited = False
-        #: The leader's findings on our nodes, where another replica judges or did until now.
-        self._told_findings: dict[str, Finding] = {}
-        #: Called with another replica's node whose finding has changed.
-        self.tell_owner: Callable[[str], None] = lambda _: None
         self._words: dict[str, _Word] = {}
         self._places: dict[str, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -102,25 +85,17 @@ class NetworkTracker:
 
     def placed(self, node: str, address: str) -> None:
         """Other nodes probe the node at ``address``; empty: at none."""
-        if self._is_others(node):
-            return  # an agent that has left us is with its owner, which reports its address
         if not address and node not in self._words:
             return  # it was forgotten meanwhile
         self._place(node, address)
-        self._dirty_nodes.mark(node)
         self._soon()
 
     def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
         """The node's agent is asked to probe these addresses, and no others (any more)."""
-        if self._is_others(node) or (not addresses and node not in self._words):
+        if not addresses and node not in self._words:
             return
         self._assign(node, addresses)
-        self._dirty_nodes.mark(node)
         self._soon()
-
-    def _is_others(self, node: str) -> bool:
-        """Whether another replica owns the node, and reports on it."""
-        return node in self._remote_nodes and not self._owns(node)
 
     def on_evidence(self, node: str, evidence: Snapshot | Delta) -> None:
         """Take an agent's evidence; the results of its network checks are edges."""
@@ -130,77 +105,27 @@ class NetworkTracker:
         if isinstance(evidence, Snapshot):
             gone = word.sees.keys() - told.keys()
             self._speak(node, speaking=True)
-            self._dirty_nodes.mark(node)
             self._soon()
         elif evidence.gone:
             gone = word.sees.keys() & set(evidence.gone)
         self._see(node, told, gone)
 
     def silent(self, node: str) -> None:
-        """The agent's stream has ended: its results are no evidence until it reports again.
-
-        The results of a node that has another owner now stand for the moment.
-        """
-        if self._owns(node):
-            self._speak(node, speaking=False)
-            self._dirty_nodes.mark(node)
-            self._soon()
-
-    def drop_finding(self, node: str) -> None:
-        """The node was another replica's, or may have been: that one got the later findings.
-
-        By the time that its agent is back the leader reports on it again; an older finding would
-        act at once, as it looks as if it had stood for all that time.
-        """
-        self._told_findings.pop(node, None)
-
-    def set_report(self, report: NodeReport) -> None:
-        """Take another replica's report on a node of its own."""
-        node = report.node
-        self._place(node, report.address)
-        self._assign(node, report.assigned)
-        self._speak(node, speaking=report.speaking)
-        told = {(one[0], one[1]): one[2] for one in report.sees if one[0] in NETWORK}
-        self._see(node, told, self._word(node).sees.keys() - told.keys())
+        """The agent's stream has ended: its results are no evidence until it reports again."""
+        self._speak(node, speaking=False)
         self._soon()
-
-    def drop_report(self, node: str) -> None:
-        """No replica reports on the node any more."""
-        if self._registry.known(node) is None:  # the cluster never had it, as far as we know
-            self._drop(node)
-        elif node in self._words:
-            self._assign(node, ())
-            self._see(node, {}, list(self._words[node].sees))
-            self._speak(node, speaking=False)
-            self._soon()
-
-    def node_report(self, node: str) -> tuple[str, bool, tuple[Seen, ...], tuple[str, ...]]:
-        """Our report on the node: its address, whether it reports, what it sees, and which
-        addresses it was asked to probe. Its results about other peers are left out.
-        """
-        word = self._words.get(node)
-        if word is None:
-            return "", False, (), ()
-        sees = tuple(
-            (check, what, status)
-            for (check, what), status in word.sees.items()
-            if check != PEERS or what in word.assigned
-        )
-        return word.address, word.speaking, sees, word.assigned
 
     def _word(self, node: str) -> _Word:
         found = self._words.get(node)
         if found is None:
             found = self._words[node] = _Word()
-            if self._leading:
-                self._network.enlist(node, listed=self._registry.in_cluster(node))
+            self._network.enlist(node, listed=self._registry.in_cluster(node))
         return found
 
     def _assign(self, node: str, addresses: tuple[str, ...]) -> None:
         word = self._word(node)
         word.assigned = addresses
-        if self._leading:
-            self._network_assign(node, word)
+        self._network_assign(node, word)
 
     def _network_assign(self, node: str, word: _Word) -> None:
         """Results about an address from before its assignment count from now on."""
@@ -212,13 +137,11 @@ class NetworkTracker:
     def _place(self, node: str, address: str) -> None:
         word = self._word(node)
         word.address = address
-        if self._leading:
-            self._network.place(node, address)
+        self._network.place(node, address)
 
     def _speak(self, node: str, *, speaking: bool) -> None:
         self._word(node).speaking = speaking
-        if self._leading:
-            self._network.set_report(node, speaking=speaking)
+        self._network.set_report(node, speaking=speaking)
 
     def _see(
         self,
@@ -231,53 +154,13 @@ class NetworkTracker:
         for key in list(gone):
             changed = True
             del word.sees[key]
-            if self._leading:
-                self._network.set_edge(node, *key, None)
+            self._network.set_edge(node, *key, None)
         for key, status in told.items():
             changed |= word.sees.get(key) is not status
             word.sees[key] = status
-            if self._leading:
-                self._network.set_edge(node, *key, status)
+            self._network.set_edge(node, *key, status)
         if changed:
-            self._dirty_nodes.mark(node)
             self._soon()
-
-    def lead(self, since: float) -> None:
-        """From ``since`` on we judge for all: anew, as our earlier findings are outdated."""
-        self._from = since
-        if self._leading:
-            return
-        self._had_quorum = self._waited = False
-        self._leading, self._network = True, Triangulation()
-        for node, places in self._places.items():
-            self._network.label(node, places)
-        for node, word in self._words.items():
-            self._network.enlist(node, listed=self._registry.in_cluster(node))
-            self._network.place(node, word.address)
-            self._network.assign(node, word.assigned)
-            self._network.set_report(node, speaking=word.speaking)
-            for key, status in word.sees.items():
-                self._network.set_edge(node, *key, status)
-        self._soon()
-
-    def follow(self) -> None:
-        """Another replica judges. The last findings stand until it reports others."""
-        if self._leading:
-            self._leading, self._network = False, Triangulation()
-            self._lost.clear()
-            self._told.clear()
-
-    def answered(self, findings: Mapping[str, Finding]) -> None:
-        """Take the leader's findings on our nodes."""
-        for node, finding in findings.items():
-            if not self._leading and self._owns(node):
-                self._told_findings[node] = finding
-                self._put(node, finding)
-
-    def finding(self, node: str) -> Finding | None:
-        """The last finding of ours, or of the leader."""
-        found = self._network.finding(node) if self._leading else None
-        return found or self._told_findings.get(node)
 
     def listed(self, nodes: Iterable[NodeMeta]) -> None:
         """The cluster's nodes, with their labels."""
@@ -285,17 +168,12 @@ class NetworkTracker:
             places = [f"{name}={meta.labels[name]}" for name in self._labels if name in meta.labels]
             if places or meta.name in self._places:
                 self._places[meta.name] = places
-            if self._leading:
-                self._network.label(meta.name, places)
-        if self._leading:
-            for node in self._words:
-                self._network.enlist(node, listed=self._registry.in_cluster(node))
+            self._network.label(meta.name, places)
+        for node in self._words:
+            self._network.enlist(node, listed=self._registry.in_cluster(node))
         self._soon()
 
     def forget_node(self, node: str) -> None:
-        self._told_findings.pop(node, None)
-        if node in self._remote_nodes:
-            return  # its own replica forgets it
         self._drop(node)
         self._soon()
 
@@ -312,7 +190,7 @@ class NetworkTracker:
 
     def renew(self, node_state: NodeState) -> None:
         """Add others' results about the node to its health, which may be another object now."""
-        finding = self.finding(node_state.node)
+        finding = self._network.finding(node_state.node)
         health = node_state.agent.health
         if finding is not None and health is not None and health.inferred is None:
             health.inferred = _component(finding)
@@ -328,14 +206,11 @@ class NetworkTracker:
                 self._note(EventKind.NODE_LOST, node, f"{node}: {text}", "")
 
     def settle(self) -> None:
-        """Judge the changes, where we are the leader."""
+        """Judge the changes."""
         self._timer = None
-        if not self._leading:
-            return
         if not self._may_judge(self._clocks.now()):
             self._soon()
             return
-        self._told_findings.clear()
         changed, others = self._network.settle(self._clocks.now())
         for node, finding in changed.items():
             self._take(node, finding)
@@ -364,10 +239,7 @@ class NetworkTracker:
             if node in self._told:
                 self._told.discard(node)
                 self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or speaks", "")
-        if node in self._remote_nodes:
-            self.tell_owner(node)
-        else:
-            self._put(node, finding)
+        self._put(node, finding)
 
     def _put(self, node: str, finding: Finding) -> None:
         """Make it evidence of the node."""
@@ -375,12 +247,6 @@ class NetworkTracker:
         health = node_state.agent.health if node_state is not None else None
         if node_state is None or health is None:
             return
-        before = health.inferred
-        if before is not None and (before.status, before.reason) == (
-            finding.status,
-            finding.reason,
-        ):
-            finding = replace(finding, since=min(finding.since, before.since))  # by another replica
         health.inferred = _component(finding)
         if finding.status is Status.FAILED or node_state.decision.incidents:
             self._judge(node_state)

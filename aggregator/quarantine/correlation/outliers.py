@@ -1,8 +1,7 @@
 """Compares the nodes' measurements, and gives a node whose part deviates for long its evidence.
 
 The evidence is level evidence in the aggregator's own name (check `CHECK`), which rules may be
-about. Each replica compares the nodes that it owns with each other: their assignment is random, so
-they are a sample of every pool, and too small a sample has no finding (docs/decisions/0016).
+about. Too small a sample of a pool has no finding (docs/decisions/0016).
 """
 
 from collections.abc import Callable

@@ -31,12 +31,6 @@ from aggregator.quarantine.decide.pool_budget import (
     cooldown_id,
 )
 from aggregator.quarantine.decide.shares import allowance
-from aggregator.quarantine.decide.uncertainty import (
-    NO_UNCERTAINTY,
-    UNSURE,
-    EvidenceBasis,
-    Uncertainty,
-)
 from aggregator.rfc3339 import span, time_of_day
 from aggregator.runtime.text import truncate
 
@@ -107,7 +101,7 @@ class Proposal:
     ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
     would explain it. Where each piece has a cause that would explain it, an open one holds the
     node. ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
-    ``basis``: the kind of evidence that asks for it. ``pool`` is the value of the label
+    ``pool`` is the value of the label
     `Limits.pool_label`, ``policy_pool`` the pool of the section ``pools``; empty: not known, or
     there are no pools.
     """
@@ -118,7 +112,6 @@ class Proposal:
     action: str
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
-    basis: EvidenceBasis = EvidenceBasis.OTHER
     policy_pool: str = ""
 
 
@@ -169,7 +162,6 @@ def admit(
     policy_hash: str,
     stop: str = "",
     causes: Mapping[str, OpenCause] | None = None,
-    uncertainty: Uncertainty = NO_UNCERTAINTY,
     unrecorded: Mapping[str, str] | None = None,
     pools: PoolFacts = NO_POOLS,
 ) -> Outcome:
@@ -186,7 +178,6 @@ def admit(
         now=now,
         stop=stop,
         causes=causes,
-        uncertainty=uncertainty,
         unrecorded=unrecorded,
         pools=pools,
     )
@@ -217,16 +208,13 @@ class AdmissionBatch:
         now: float,
         stop: str = "",
         causes: Mapping[str, OpenCause] | None = None,
-        uncertainty: Uncertainty = NO_UNCERTAINTY,
         unrecorded: Mapping[str, str] | None = None,
         pools: PoolFacts = NO_POOLS,
     ) -> None:
         self._entries = record.entries
         self._stop = stop
         self._waiting = settling(record, now) or quorum(limits, size)
-        self._board = _Budget(
-            record, limits, size, now, causes or {}, uncertainty, unrecorded or {}, pools
-        )
+        self._board = _Budget(record, limits, size, now, causes or {}, unrecorded or {}, pools)
         self._admitted: set[str] = set()
 
     def hold(self, proposal: Proposal) -> Held | None:
@@ -260,14 +248,13 @@ def escalation_hold(
     *,
     now: float,
     causes: Mapping[str, OpenCause],
-    uncertainty: Uncertainty = NO_UNCERTAINTY,
 ) -> Held | None:
     """The hold that keeps a standing cordon from becoming a drain, or None.
 
     The node is counted already, so no limit applies. A cause that many nodes share evicts no pods.
     ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
     """
-    return _Budget(record, limits, _NO_SIZE, now, causes, uncertainty, {}).suspicion(proposal)
+    return _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
 
 
 class _Budget:
@@ -280,7 +267,6 @@ class _Budget:
         size: FleetSize,
         now: float,
         causes: Mapping[str, OpenCause],
-        uncertainty: Uncertainty,
         unrecorded: Mapping[str, str],
         pools: PoolFacts = NO_POOLS,
     ) -> None:
@@ -290,7 +276,6 @@ class _Budget:
         self._size = size
         self._now = now
         self._causes = causes
-        self._uncertainty = uncertainty
         self._entered: list[Entry] = []
         self._unrecorded = {n: p for n, p in unrecorded.items() if n not in size.absent}
         self._absent = size.absent & record.entries.keys()
@@ -313,19 +298,13 @@ class _Budget:
             self.suspicion(proposal)
             or self._full(proposal.pool)
             or _of_pool(self._policy_pools.full(proposal.policy_pool))
-            or self._unsure()
             or self._pool_too_fast(proposal.policy_pool)  # first: it cools no other pool down
             or self._too_fast()
         )
 
     def suspicion(self, proposal: Proposal) -> Held | None:
         """The reason to suspect a shared cause and not the node."""
-        return (
-            self._uncertain(proposal)
-            or self._explained(proposal)
-            or self._cooling(proposal)
-            or self._unsettled(proposal)
-        )
+        return self._explained(proposal) or self._cooling(proposal) or self._unsettled(proposal)
 
     def take(self, proposal: Proposal) -> None:
         self._standing += 1
@@ -417,22 +396,6 @@ class _Budget:
         if not proposal.unsettled:
             return None
         return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
-
-    def _uncertain(self, proposal: Proposal) -> Held | None:
-        """Held while we lack the knowledge to decide."""
-        reason = self._uncertainty.against(proposal.basis)
-        return Held("shards", self._uncertainty.value, reason) if reason else None
-
-    def _unsure(self) -> Held | None:
-        """Held while others may know more than we do. No cooldown: their reports are coming."""
-        if not self._uncertainty.missing or self._lately < UNSURE:
-            return None
-        return Held(
-            "shards",
-            "incomplete",
-            f"{self._lately} nodes were admitted within {span(self._limits.window)}, and no more "
-            f"than {UNSURE} are until the leader knows of all nodes: {self._uncertainty.missing}",
-        )
 
     def _too_fast(self) -> Held | None:
         """Held by the rate; the fleet cools down then."""

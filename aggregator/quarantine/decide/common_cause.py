@@ -171,29 +171,8 @@ class CommonCauses:
             return frozenset(), (), frozenset()
         return known.signs, self._crowd.groups[node], known.checks
 
-    def inherit(self, causes: Iterable[CommonCause]) -> None:
-        """These are open, as the previous leader counted them: they end as all others do."""
-        for cause in causes:
-            self.open.setdefault(cause.id, replace(cause, faded=None))
-        for shown in self._signs.values():
-            shown.changes += 1  # an open cause needs half as many nodes
-
-    def reset(self) -> None:
-        """Another replica counts from now on, and tells which causes are open."""
-        self.open.clear()
-        for what, shown in list(self._signs.items()):
-            shown.found = {}
-            shown.changes += 1
-            if not shown.nodes:
-                del self._signs[what]
-
-    def find_causes(
-        self, now: float, *, lasting: bool = False
-    ) -> tuple[list[CommonCause], list[CommonCause]]:
-        """Count anew where symptoms have changed. Returns opened causes, and those that are over.
-
-        ``lasting``: open causes stay open, as some replicas' nodes have not been counted yet.
-        """
+    def find_causes(self, now: float) -> tuple[list[CommonCause], list[CommonCause]]:
+        """Count anew where symptoms have changed. Returns opened causes, and those that ended."""
         if not (self._signs or self.open or self._silent[0]):
             return [], []  # of a fleet that is well
         found: dict[str, CommonCause] = {}
@@ -215,8 +194,6 @@ class CommonCauses:
             latest = found.get(ident)
             if latest is not None:
                 self.open[ident] = replace(latest, since=cause.since)
-            elif lasting:
-                self.open[ident] = replace(cause, faded=None)
             elif cause.faded is None:
                 self.open[ident] = replace(cause, faded=now)
             elif now - cause.faded >= SETTLE:

@@ -12,7 +12,6 @@ from aggregator.cluster.port import EvidenceItem, Node, Quarantine
 from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import LONGEST_REPEAT, Policy, Rule
-from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
 
 #: The node's memory of the faults that it was released from, and when.
@@ -38,15 +37,13 @@ def release_hold(
     health: NodeHealth | None,
     policy: Policy,
     requests: OperatorRequests,
-    differing: str = "",
 ) -> str:
     """Why the node stays in quarantine although its cause is over; empty: it may go.
 
-    ``differing``: the replicas that run another policy, whose verdict on the node may differ.
     ``health`` is None for a node that was made anew: its agent need not have reported yet.
     """
     rules = {rule.name: rule for rule in policy.rules}
-    hold = _by_request(requests) or _by_rule(quarantine, rules) or _by_roll(quarantine, differing)
+    hold = _by_request(requests) or _by_rule(quarantine, rules)
     if hold or health is None:
         return hold
     return (
@@ -96,12 +93,6 @@ def _by_request(requests: OperatorRequests) -> str:
     if requests.force is not None:
         return f"a person wants it in quarantine: {requests.force_reason}"
     return ""
-
-
-def _by_roll(quarantine: Quarantine, differing: str) -> str:
-    if not differing or quarantine.spec.requester != OURS:
-        return ""
-    return f"replicas differ, and may not agree that the node has recovered: {differing}"
 
 
 def _by_rule(quarantine: Quarantine, rules: Mapping[str, Rule]) -> str:

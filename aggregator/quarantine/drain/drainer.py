@@ -333,7 +333,7 @@ class Drainer:
 
     async def _write_marks_alone(self, node_state: NodeState, marks: NewMarks) -> None:
         """Write phase Cordoned, unless the node is another replica's, which then writes it."""
-        if not self._acts.may_act(node_state):
+        if not self._acts.may_act():
             return
         known = node_state.node_summary.quarantine
         if known is None or known.version != marks.quarantine.version:

@@ -39,7 +39,6 @@ from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.returned_pods import slot_of
-from aggregator.quarantine.drain.semaphore import ResizableSemaphore
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from aggregator.quarantine.state.node import NodeState
 
@@ -63,8 +62,8 @@ class _Request(Protocol):
 class EvictionLanes:
     """Our share of the fleet's requests in flight. Retries have a part of it, and no more."""
 
-    at_once: ResizableSemaphore
-    retries: ResizableSemaphore
+    at_once: asyncio.Semaphore
+    retries: asyncio.Semaphore
 
 
 @dataclass(frozen=True, slots=True)

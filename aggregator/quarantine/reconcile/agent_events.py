@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aggregator.clock import Clocks
@@ -18,7 +18,6 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.replicas.membership.view import Ownership
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -28,8 +27,6 @@ RELEASE_SOON = 1.0
 
 class AgentLine(Protocol):
     """The way back to an agent: the part of ingest's `AgentConnection` that is used here."""
-
-    def redirect(self, address: str, reason: str) -> None: ...
 
     def resync(self, reason: str) -> None: ...
 
@@ -52,7 +49,7 @@ class AgentEventHandler:
         network_tracker: NetworkTracker,
         measurements: MeasurementTracker,
         evidence_recording: EvidenceRecording,
-        shards: Ownership,
+        may_act: Callable[[], bool],
     ) -> None:
         self._registry = node_registry
         self._evaluator = evaluator
@@ -64,21 +61,15 @@ class AgentEventHandler:
         self._network_tracker = network_tracker
         self._measurements = measurements
         self._evidence_recording = evidence_recording
-        self._shards = shards
+        self._may_act = may_act
         self._losses = LossReports()
         self._lines: dict[str, AgentLine] = {}
         self._hellos: dict[str, Hello] = {}
         #: Nodes that two agents claim, or did: their evidence since then was not recorded.
         self._unrecorded: set[str] = set()
 
-    def owner_address(self, node: str) -> str:
-        """Where the node's agent belongs, "host:port"; empty: here, or it can't be told now."""
-        return self._shards.owner_address(node)
-
     def on_refusal(self, node: str, reason: str) -> None:
         """An authenticated stream was refused at its Hello: its node is as good as silent."""
-        if self.owner_address(node):
-            return  # its own replica reports it
         agent = self._registry.node_state(node).agent
         agent.refuse(reason)
         agent.note_attempt(self._clocks.now())
@@ -124,9 +115,7 @@ class AgentEventHandler:
             health.delta(evidence)
             self._acts.stages.note_faults(evidence.faults, at)
             signs = bool(evidence.cleared or evidence.gone)
-        unread = (
-            node_state.cluster.unread or node_state.work.ours is False
-        )  # (it has just become ours, say)
+        unread = node_state.cluster.unread
         node_read = self._queue.view and node_state.cluster.meta is not None and not unread
         if signs and unread:
             node_state.work.request_read()  # another replica may have written the overrides: read
@@ -146,8 +135,8 @@ class AgentEventHandler:
         self._evaluator.evaluate_node(node_state, at if isinstance(evidence, Delta) else None)
         self._record_evidence(node_state, evidence, at)
         needless = node_read and not self._queue.has_work(node_state)
-        if not signs or (needless and self._shards.may_act(node)):
-            return None  # (else the overrides may be unknown here: the next owner does it)
+        if not signs or (needless and self._may_act()):
+            return None  # (else the overrides may be unknown here: the next controller does it)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         node_state.work.add_waiter(durable)
         self._queue.add(node_state)
@@ -228,8 +217,6 @@ class AgentEventHandler:
         self._measurements.silent(node)
         if node not in self._unrecorded:
             self._evidence_recording.record_disconnect(node)
-        if not self._shards.owns(node):
-            self.hand_over(node_state)
         # Two agents that push each other out do so every few seconds: ingest logs them.
         level = logging.DEBUG if node_state.agent.conflict else logging.INFO
         log.log(
@@ -238,45 +225,11 @@ class AgentEventHandler:
             extra={"event": "agent.detached", "node": node, "reason": reason},
         )
 
-    def send_home(self, node_state: NodeState, reason: str) -> None:
-        """Another replica owns the node: its agent is told which, and its reports are rejected."""
-        line, home = self._lines.get(node_state.node), self.owner_address(node_state.node)
-        if line is not None and home:
-            line.redirect(home, reason)
-
-    def start_over(self, node_state: NodeState) -> None:
-        """Discard all evidence on a node of ours, which another replica may have had meanwhile.
-
-        An agent that is still connected is to send all of it again: `ask_again`.
-        """
-        line, hello = self._lines.get(node_state.node), self._hellos.get(node_state.node)
-        self.hand_over(node_state)
-        if line is not None and hello is not None:
-            node_state.agent.restart(hello, self._clocks.now())
-            self._registry.count(node_state)
-
-    def ask_again(self, node_state: NodeState) -> None:
-        """Have an agent whose evidence was discarded send all of it again."""
-        line = self._lines.get(node_state.node)
-        if line is not None and not node_state.agent.was_heard:
-            line.resync("this replica may have been taken for dead meanwhile")
-
-    def hand_over(self, node_state: NodeState) -> None:
-        """Discard the evidence of the agent of a node that is another replica's now."""
-        node_state.work.refuse_waiters()
-        node_state.hand_over(self._policy, self._clocks.now())
-        self._registry.count(node_state)
-        self._network_tracker.silent(node_state.node)
-        self._network_tracker.drop_finding(node_state.node)
-        if not self._shards.owns(node_state.node):
-            self._measurements.forget_node(node_state.node)
-        self._evaluator.evaluate_node(node_state)
-
     def reject(self, node_state: NodeState) -> None:
         """The node is another Node than its agent's: end the stream, and discard its evidence."""
         whose = f" with UID {node_state.agent.claimed}" if node_state.agent.claimed else ""
         text = f"its agent spoke for another Node of this name{whose}, which is gone"
-        node_state.drop_ownership(self._policy, self._clocks.now())
+        node_state.discard_evidence(self._policy, self._clocks.now())
         self._registry.count(node_state)
         node_state.work.refuse_waiters()
         self._network_tracker.silent(node_state.node)

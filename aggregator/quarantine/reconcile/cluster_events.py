@@ -48,7 +48,6 @@ from aggregator.quarantine.state.node_pools import NodePools
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.replicas.membership.view import Ownership
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -113,7 +112,7 @@ class ClusterEventHandler:
         fleet: FleetState,
         event_sink: EventSink,
         clocks: Clocks,
-        shards: Ownership,
+        may_act: Callable[[], bool],
         switch: StopSwitch,
         standing: QuarantineIndex,
         pools: NodePools,
@@ -132,7 +131,7 @@ class ClusterEventHandler:
         self._fleet = fleet
         self._event_sink = event_sink
         self._clocks = clocks
-        self._shards = shards
+        self._may_act = may_act
         self._switch = switch
         switch.on_change(self.stop_changed)
         self._standing = standing
@@ -293,7 +292,7 @@ class ClusterEventHandler:
     def tell_stop(self) -> None:
         """Report the stop switch to people, if we lead. Called in each round, too."""
         stop = self._fleet.stop
-        if self._stop.is_due(stop, leads=self._shards.leads()):
+        if self._stop.is_due(stop, leads=self._may_act()):
             kind = EventKind.STOPPED if stop else EventKind.RESUMED
             text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
@@ -304,7 +303,7 @@ class ClusterEventHandler:
         A rebuild takes less than a round, while its hold on admissions afterwards lasts longer.
         """
         trouble = self._record_writer.trouble
-        if self._record_told.is_due(trouble, leads=self._shards.leads()):
+        if self._record_told.is_due(trouble, leads=self._may_act()):
             kind = EventKind.RECORD_LOST if trouble else EventKind.RECORD_WHOLE
             text = trouble or "the admission record is whole again: admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
@@ -444,7 +443,7 @@ class ClusterEventHandler:
 
     def _take_listed(self, node_state: NodeState, meta: NodeMeta, asked_at: float) -> None:
         view = node_state.cluster
-        if self._shards.may_act(node_state.node):
+        if self._may_act():
             _log_unreadable(meta, view.meta)
         moved = self._pools.is_other_place(view.labels, meta.labels)
         is_older = view.read_at is not None and view.read_at > asked_at
@@ -492,7 +491,7 @@ class ClusterEventHandler:
         else:
             node_state.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
-        if self._shards.may_act(node_state.node):
+        if self._may_act():
             node_state.cluster.set_unread(unread=False)
         foreign = node_state.cluster.foreign and not waits_for_its_node(
             node_state

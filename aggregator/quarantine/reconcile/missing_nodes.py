@@ -37,7 +37,7 @@ class MissingNodes:
         *,
         cluster: Cluster,
         returned: Callable[[NodeState], None],
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         rng: random.Random,
     ) -> None:
         self._cluster = cluster
@@ -80,7 +80,7 @@ class MissingNodes:
 
     def _is_missing(self, node_state: NodeState) -> bool:
         stands = node_state.node_summary.quarantine is not None
-        return node_state.cluster.node_gone and stands and self._may_act(node_state.node)
+        return node_state.cluster.node_gone and stands and self._may_act()
 
     def _drop(self) -> None:
         for node_state, task in list(self._watches.values()):

@@ -47,7 +47,7 @@ class NodeConditionPublisher:
         rules: Sequence[NodeConditionRule],
         node_registry: NodeRegistry,
         fleet: FleetState,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         view: Callable[[], bool],
         clocks: Clocks,
         check_stop: Callable[[], Awaitable[None]],
@@ -99,7 +99,7 @@ class NodeConditionPublisher:
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
             meta = self._registry.meta(name)
-            if meta is None or not self._may_act(name):
+            if meta is None or not self._may_act():
                 self._written.pop(name, None)
                 continue
             if self._now() < self._waits.get(name, 0.0):
@@ -146,7 +146,7 @@ class NodeConditionPublisher:
                 meta.name,
                 node_uid=meta.uid,
                 wanted=wanted,
-                guard=lambda annotations: self._guard(meta.name, annotations),
+                guard=self._guard,
             )
         except ClusterError as error:
             level = logging.INFO if isinstance(error, GuardRefused) else logging.WARNING
@@ -158,14 +158,14 @@ class NodeConditionPublisher:
         self._written[meta.name] = (meta.uid, done.written)
         self._note_foreign(meta.name, done)
 
-    async def _guard(self, node: str, annotations: Mapping[str, str]) -> None:
+    async def _guard(self, annotations: Mapping[str, str]) -> None:
         """Raises ClusterError where a condition may not become unhealthy any more.
 
         A tool may replace the node by it, so the request is checked as an acting one is.
         """
         await self._check_stop()
-        if not self._may_act(node):
-            raise GuardRefused("this replica's place among the others is not certain any more")
+        if not self._may_act():
+            raise GuardRefused("this replica may not be the controller any more")
         requests = read_operator_requests(annotations)
         if requests.exempt(self._clocks.earliest()):
             raise GuardRefused(requests.why_capped(self._clocks.earliest()))

@@ -16,6 +16,7 @@ happens.
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
@@ -32,7 +33,6 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.registry import NodeRegistry
-from aggregator.replicas.membership.view import Ownership
 from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
@@ -78,7 +78,7 @@ class NodePoller:
         evaluator: NodeEvaluator,
         acts: NodeActions,
         clocks: Clocks,
-        shards: Ownership,
+        may_act: Callable[[], bool],
         queue: WorkQueue,
         rng: random.Random,
     ) -> None:
@@ -88,7 +88,7 @@ class NodePoller:
         self._evaluator = evaluator
         self._acts = acts
         self._clocks = clocks
-        self._shards = shards
+        self._may_act = may_act
         self._queue = queue
         self._rng = rng
         self._waits: dict[str, _Wait] = {}
@@ -140,7 +140,7 @@ class NodePoller:
     def _is_due(self, node_state: NodeState) -> bool:
         now = self._clocks.now()
         waited = now - node_state.work.looked_at
-        if not self._shards.may_act(node_state.node):
+        if not self._may_act():
             return False
         wait = self._waits.get(node_state.node)
         if wait is not None:

@@ -5,11 +5,11 @@ and acts. It starts in the same turn of the event loop, and a node that is added
 on is worked on once more.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.state.node import NodeState
-from aggregator.replicas.membership.view import Ownership
 
 
 class Worker(Protocol):
@@ -23,13 +23,15 @@ class Worker(Protocol):
 
 
 class WorkQueue:
-    """``view``: the cluster view is complete. Without it no step is begun; nor is one for another
-    replica's node.
+    """``view``: the cluster view is complete. Without it no step is begun; nor is one without the
+    Lease.
     """
 
-    def __init__(self, *, record_writer: AdmissionRecordWriter, shards: Ownership) -> None:
+    def __init__(
+        self, *, record_writer: AdmissionRecordWriter, may_act: Callable[[], bool]
+    ) -> None:
         self._record_writer = record_writer
-        self._shards = shards
+        self._may_act = may_act
         self._worker: Worker | None = None
         self.view = False
 
@@ -40,11 +42,10 @@ class WorkQueue:
     def add(self, node_state: NodeState) -> None:
         """Reconcile the node now, or once more when its task is at work already.
 
-        A step that is not allowed now, as the node is another replica's or our membership is not
-        certain, waits for `resume`.
+        A step that is not allowed now, as the Lease was not renewed in time, waits for `resume`.
         """
         node_state.work.again.set()
-        if self._worker is not None and self.may_act(node_state):
+        if self._worker is not None and self.may_act():
             self._worker.start(node_state)
 
     def add_if_pending(self, node_state: NodeState) -> None:
@@ -67,9 +68,9 @@ class WorkQueue:
         if self._worker is not None:
             self._worker.evaluate(node_state)
 
-    def may_act(self, node_state: NodeState) -> bool:
-        """Whether a step on the node may begin."""
-        return self.view and self._shards.may_act(node_state.node)
+    def may_act(self) -> bool:
+        """Whether a step may begin."""
+        return self.view and self._may_act()
 
     def has_work(self, node_state: NodeState) -> bool:
         """Whether the node may need a step."""

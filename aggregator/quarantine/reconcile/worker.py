@@ -110,7 +110,7 @@ class Reconciler:
 
     async def reconcile(self, node_state: NodeState) -> None:
         failures, said = 0, ""
-        while self._queue.may_act(node_state) and node_state.work.is_queued:
+        while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.again.clear()
             try:
                 done = await self._one_step(node_state)
@@ -273,7 +273,7 @@ class Reconciler:
 
         def writable() -> bool:
             known = node_state.node_summary.quarantine
-            if known is None or node_state.work.needs_read or not self._queue.may_act(node_state):
+            if known is None or node_state.work.needs_read or not self._queue.may_act():
                 return False
             # The watch may show the phase that was written before its answer comes.
             return known.version == marked.version or known.status.phase in MARKED
@@ -386,7 +386,7 @@ class Reconciler:
         ``marked``: the quarantine as it will be once its status tells of the marks.
         """
         if (
-            not self._queue.may_act(node_state)
+            not self._queue.may_act()
             or node_state.work.needs_read
             or node_state.cluster.ended_overrides
         ):
@@ -400,8 +400,7 @@ class Reconciler:
         return True
 
     def _situation(self, node_state: NodeState) -> Situation:
-        since = max(self._started_at, node_state.work.ours_since)
-        waited = self._clocks.now() - since >= self._settings.limits.silent_drain_after
+        waited = self._clocks.now() - self._started_at >= self._settings.limits.silent_drain_after
         return node_state.situation(
             mode=self._pools.mode_of(node_state.node),
             wanted=self._acts.wanted_now(node_state),

@@ -26,9 +26,8 @@ class TestsBeforeRelease:
         self._settings = settings
         self._clocks = clocks
         self._status = status
-        #: Quarantines in which evidence is in force that outdates a test, by node: the uid, and
-        #: since when this process owns the node.
-        self._outdated: dict[str, tuple[str, float]] = {}
+        #: The uids of quarantines in which evidence is in force that outdates a test, by node.
+        self._outdated: dict[str, str] = {}
         #: Nodes that are in use: the quarantine's uid, why, and until when that counts (monotonic).
         self._in_use: dict[str, tuple[str, str, float]] = {}
 
@@ -79,7 +78,7 @@ class TestsBeforeRelease:
         """Evidence in force outdates a test, also where it is over before the next step."""
         known = self._is_outdated(node_state, quarantine)
         if not known and is_in_force(node_state) and outdates(quarantine.status.repair):
-            self._outdated[node_state.node] = quarantine.uid, node_state.work.ours_since
+            self._outdated[node_state.node] = quarantine.uid
             node_state.own_quarantine_view().delay_repair(self._clocks.now())
 
     async def write_evidence(self, node_state: NodeState, quarantine: Quarantine) -> bool:
@@ -98,8 +97,7 @@ class TestsBeforeRelease:
         return known
 
     def _is_outdated(self, node_state: NodeState, quarantine: Quarantine) -> bool:
-        owned = quarantine.uid, node_state.work.ours_since
-        return self._outdated.get(node_state.node) == owned
+        return self._outdated.get(node_state.node) == quarantine.uid
 
     def _is_verified(self, node_state: NodeState, quarantine: Quarantine) -> bool:
         if self._is_outdated(node_state, quarantine):

@@ -32,7 +32,7 @@ class IdleNodeChoice:
         clocks: Clocks,
         test_pause: float,
         node_registry: NodeRegistry,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         checks: NodeTestChecks,
     ) -> None:
         """``test_pause``: seconds between two tests of a node."""
@@ -100,4 +100,4 @@ class IdleNodeChoice:
             if known.tainted or known.problem or known.chosen or busy or known.step is not None:
                 return False
         name = node_state.node
-        return self._may_act(name) and not self._checks.against_state(name, node_state)
+        return self._may_act() and not self._checks.against_state(name, node_state)

@@ -38,9 +38,9 @@ class NodeTestChecks:
         pools: NodePools,
         rules: NewNodeRules,
         node_registry: NodeRegistry,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
     ) -> None:
-        """``may_act`` tells whether a node is ours to act for at this moment."""
+        """``may_act`` tells whether we are the controller at this moment."""
         self._cluster = cluster
         self._record_writer = record_writer
         self._clocks = clocks
@@ -147,12 +147,12 @@ class NodeTestChecks:
         """Raise GuardRefused where the node is not ours to act for, or something stands against it
         by now.
         """
-        self.require_place(node.name)
+        self.require_place()
         why = self.against_removal(node, self._registry.known(node.name))
         if why:
             raise GuardRefused(why)
 
-    def require_place(self, name: str) -> None:
-        """Raise GuardRefused where the node is not ours to act for at this moment."""
-        if not self._may_act(name):
-            raise GuardRefused("this replica's place among the others is not certain any more")
+    def require_place(self) -> None:
+        """Raise GuardRefused where we are not the controller at this moment."""
+        if not self._may_act():
+            raise GuardRefused("this replica may not be the controller any more")

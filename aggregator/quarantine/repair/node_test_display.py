@@ -19,7 +19,7 @@ from aggregator.quarantine.state.registry import NodeRegistry
 
 
 class NodeTestDisplay:
-    """Decides nothing. ``may_act`` tells whether a node is ours to act for at this moment."""
+    """Decides nothing. ``may_act`` tells whether we are the controller at this moment."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class NodeTestDisplay:
         settings: RepairSettings,
         node_registry: NodeRegistry,
         fleet: FleetState,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
     ) -> None:
         self._cluster = cluster
         self._mode = settings.rules.mode
@@ -46,7 +46,7 @@ class NodeTestDisplay:
         self._fleet.node_tests = {**done} | {
             name: self._view_of(one)
             for name, one in watched.items()
-            if self._may_act(name) and (one.tainted or one.requested or one.test is not None)
+            if self._may_act() and (one.tainted or one.requested or one.test is not None)
         }
         self._show_untested()
 

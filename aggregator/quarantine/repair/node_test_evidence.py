@@ -19,11 +19,11 @@ class NodeTestEvidence:
         *,
         clocks: Clocks,
         node_registry: NodeRegistry,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         say: Callable[[str, Component], object],
     ) -> None:
-        """``say`` gives a node evidence in our own name. ``may_act`` tells whether a node is ours
-        to act for at this moment.
+        """``say`` gives a node evidence in our own name. ``may_act`` tells whether we are
+        the controller at this moment.
         """
         self._clocks = clocks
         self._registry = node_registry
@@ -36,7 +36,7 @@ class NodeTestEvidence:
         Only while the node's agent reports: of a silent one the boot is not known.
         """
         node_state = self._registry.known(name)
-        if node_state is None or not node_state.agent.is_fresh or not self._may_act(name):
+        if node_state is None or not node_state.agent.is_fresh or not self._may_act():
             return
         standing = _has_own_evidence(node_state)
         quarantine = node_state.node_summary.quarantine

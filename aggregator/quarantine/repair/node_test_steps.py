@@ -177,7 +177,7 @@ class NodeTestSteps:
         if not why:
             await self._begin(name, watched, node, step)
             return
-        self._checks.require_place(name)
+        self._checks.require_place()
         test = refused(step.test, why, at=round(self._clocks.wall(), 3))
         change: dict[str, str | None] = {NODE_TEST: write_test(test)}
         change |= followed_change(node.annotations, (test.request,))
@@ -267,7 +267,7 @@ class NodeTestSteps:
                 watched.held = held.text
                 return
         await self._record_writer.switch.check()
-        self._checks.require_place(name)
+        self._checks.require_place()
         watched.look_at = self._clocks.now() + LOOK_BUSY
         answer = await entry.repairer.order(self._order(name, watched.uid, test))
         self._events.keep_details(test, answer)

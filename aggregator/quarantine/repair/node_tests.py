@@ -89,13 +89,13 @@ class NodeTests:
         settings: RepairSettings,
         node_registry: NodeRegistry,
         fleet: FleetState,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         view: Callable[[], bool],
         event_sink: EventSink,
         say: Callable[[str, Component], object],
     ) -> None:
-        """``say`` gives a node evidence in our own name. ``may_act`` tells whether a node is ours
-        to act for at this moment, ``view`` whether the picture of the cluster is whole.
+        """``say`` gives a node evidence in our own name. ``may_act`` tells whether we are
+        the controller at this moment, ``view`` whether the picture of the cluster is whole.
         """
         self._cluster = cluster
         self._record_writer = record_writer
@@ -269,7 +269,7 @@ class NodeTests:
             if node_state.agent.is_fresh and uid and uid not in self._seen:
                 fresh.append((node_state.node, uid))
         for name, uid in fresh[:_READS]:
-            if not self._may_act(name):
+            if not self._may_act():
                 continue
             node = await self._cluster.read_node(name, background=True)
             self._seen.add(uid)
@@ -293,7 +293,7 @@ class NodeTests:
             asked, meta = self._listed_request(name), self._registry.meta(name)
             if not asked or meta is None or self._followed.get(name) == asked:
                 continue
-            if self._is_quarantined(name) or not self._may_act(name):
+            if self._is_quarantined(name) or not self._may_act():
                 continue
             watched = self._watched.setdefault(name, WatchedNode(meta.uid, tainted=False))
             if not (watched.tainted or watched.requested or watched.step is not None):
@@ -319,8 +319,8 @@ class NodeTests:
 
     async def _choose_idle(self, idle: IdleNodeRules) -> None:
         """Take the nodes whose periodic test is due, as many as the fleet's limit has room for."""
-        for name, one in self._watched.items():
-            if one.chosen and one.step is None and not self._may_act(name):
+        for one in self._watched.values():
+            if one.chosen and one.step is None and not self._may_act():
                 one.chosen = False
         told = self._settings.rules.mode is RepairMode.OBSERVE and self._events.idle_told
         if self._seen is None or told or self._record_writer.switch.reason:
@@ -336,7 +336,7 @@ class NodeTests:
         start_steps(self._watched, now, most, self._may_start, self._step, "new-node")
 
     def _may_start(self, name: str, watched: WatchedNode) -> bool:
-        return self._may_act(name) and not self._rests(name, watched)
+        return self._may_act() and not self._rests(name, watched)
 
     def _rests(self, name: str, watched: WatchedNode) -> bool:
         """Whether the node is watched for its failed idle test alone, which is evidence, and no

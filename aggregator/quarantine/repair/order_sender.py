@@ -46,19 +46,16 @@ class OrderSender:
         self._requests = requests
         self._operands = operands
         self._status = status
-        #: The order of each node that this process began and has certainly not sent: its operation,
-        #: and since when it owned the node. Another replica may have sent it since, where the node
-        #: was lost to one.
-        self._unsent: dict[str, tuple[str, float]] = {}
+        #: The operation of each node that this process began and has certainly not ordered.
+        self._unsent: dict[str, str] = {}
 
     def note_begun(self, node_state: NodeState, attempt: RepairAttempt) -> None:
         """The attempt is durable, and its order has not been sent."""
-        self._unsent[node_state.node] = attempt.operation, node_state.work.ours_since
+        self._unsent[node_state.node] = attempt.operation
 
     def is_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether nobody can have sent the order."""
-        begun = attempt.operation, node_state.work.ours_since
-        ours = self._unsent.get(node_state.node) == begun
+        ours = self._unsent.get(node_state.node) == attempt.operation
         return ours and attempt.state is RepairState.ORDERING
 
     async def send(
@@ -116,11 +113,8 @@ class OrderSender:
         self._tests.note_evidence(node_state, known)
         return known.status.phase is not Phase.RELEASING
 
-    def _take_unsent(
-        self, node_state: NodeState, attempt: RepairAttempt
-    ) -> tuple[str, float] | None:
+    def _take_unsent(self, node_state: NodeState, attempt: RepairAttempt) -> str | None:
         """Forget that the order was not sent. Returns what was known of it."""
-        known = self._unsent.get(node_state.node)
-        if known is None or known[0] != attempt.operation:
+        if self._unsent.get(node_state.node) != attempt.operation:
             return None
         return self._unsent.pop(node_state.node)

@@ -62,12 +62,12 @@ class UnwantedTests:
         settings: RepairSettings,
         node_registry: NodeRegistry,
         fleet: FleetState,
-        may_act: Callable[[str], bool],
+        may_act: Callable[[], bool],
         view: Callable[[], bool],
         rules: NewNodeRules,
         steps: NodeTestSteps,
     ) -> None:
-        """``may_act`` tells whether a node is ours to act for at this moment, ``view`` whether the
+        """``may_act`` tells whether we are the controller at this moment, ``view`` whether the
         picture of the cluster is whole.
         """
         self._cluster = cluster
@@ -103,7 +103,7 @@ class UnwantedTests:
         self._fleet.node_tests = self._done | {
             name: NodeTestView(one.test, tainted=False, held=one.failure or one.held)
             for name, one in self._watched.items()
-            if one.test is not None and self._may_act(name)
+            if one.test is not None and self._may_act()
         }
 
     def _take_listed(self, metas: Mapping[str, NodeMeta]) -> None:
@@ -122,8 +122,8 @@ class UnwantedTests:
             self._watched.setdefault(name, WatchedNode("", tainted=False))
         self._done = {name: one for name, one in self._done.items() if name in metas}
 
-    def _may_start(self, name: str, _: WatchedNode) -> bool:
-        return self._may_act(name)
+    def _may_start(self, _: str, __: WatchedNode) -> bool:
+        return self._may_act()
 
     async def _step(self, name: str, watched: WatchedNode) -> None:
         watched.look_at = self._clocks.now() + LOOK_EVERY

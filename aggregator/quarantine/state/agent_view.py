@@ -77,10 +77,6 @@ class AgentView:
     def disconnect(self) -> None:
         self.attached = False
 
-    def restart(self, hello: Hello, now: float) -> None:
-        """Begin anew with an agent that is still connected, and is to send all its evidence."""
-        self.health, self.attached, self.last_heard = NodeHealth(hello), True, now
-
     def set_conflict(self, detail: str) -> None:
         """Two agents claim the node; empty: they do no more."""
         self.conflict = detail

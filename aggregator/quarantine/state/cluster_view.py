@@ -139,14 +139,5 @@ class ClusterView:
         """These ended overrides were removed from the node's annotation."""
         self.ended_overrides -= words
 
-    def hand_over(self) -> None:
-        """The node is another replica's now. The overrides in its annotation stay known.
-
-        Its next owner finds out which are over, and by the time that the node is ours again, the
-        same overrides may have been made anew.
-        """
-        self.overruled, self.ended_overrides = self.overruled | self.ended_overrides, frozenset()
-        self.signs, self.untested = (), ""
-
     def _end_by(self, signs: tuple[Cleared, ...]) -> None:
         self.end_overrides({word for word in self.overruled if ended_by(word, signs)})

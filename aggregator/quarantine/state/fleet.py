@@ -120,13 +120,11 @@ class FleetState:
     stop: str = ""  # the stop switch's reason; empty: not stopped
     clock_doubt: str = ""  # why the wall clock is not believed now; empty: it is
     view_lost: str = ""  # why the watches are lost; empty: they are not
-    in_company: bool = False  # that is because other replicas are at work: this one has not begun
     record_entries: int = 0
     absent_entries: int = 0  # of these, whose Node is gone: they count for no limit
     limits: Mapping[str, str] = field(default_factory=dict)
     group_labels: tuple[str, ...] = ()  # node labels that name a pool or a place, for the page
     waiting_for_quorum: str = ""
-    incomplete: str = ""  # the leader's missing reports, or that it is not reached
     lemons: tuple[Lemon, ...] = ()  # repeat offenders of the last weeks, worst first
     lemons_trouble: str = ""  # why they can't be detected now
     causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id

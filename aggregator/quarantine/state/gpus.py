@@ -61,11 +61,9 @@ class OutOfService:
     def __init__(
         self,
         node_states: Callable[[], Iterable[NodeState]],
-        owns: Callable[[str], bool],
         stages: StageTimes,
     ) -> None:
         self._node_states = node_states
-        self._owns = owns
         self._stages = stages
         self._counted_at: float | None = None
 
@@ -77,7 +75,7 @@ class OutOfService:
         gpus = sum(
             count_gpus(node_state.node_summary)
             for node_state in self._node_states()
-            if _is_out_of_service(node_state.node_summary) and self._owns(node_state.node)
+            if _is_out_of_service(node_state.node_summary)
         )
         self._stages.note_out_of_service(gpus, now - before)
 

@@ -114,12 +114,11 @@ class NodeState:
         """The object as it is now: the caller compares a watch's event by `is_news` first.
 
         Its evidence comes back into memory when it is first seen, and where another has written it
-        since: a replica that owned the node before us, say. Until the agent has reported here,
-        there is no other evidence than the object's.
+        since. Until the agent has reported here, there is no other evidence than the object's.
         """
         if quarantine.uid == self.quarantine_view.ended:
             return
-        if not self.own_quarantine_view().take(quarantine, elsewhere=self.work.ours is False):
+        if not self.own_quarantine_view().take(quarantine):
             return
         if quarantine.foreign:
             return  # its evidence is another installation's
@@ -179,12 +178,12 @@ class NodeState:
         self.cluster.take_node(node, quarantine, self.now())
         self.agent.compare_uid(node.uid if node is not None else None)
         if self.quarantine_view is not NO_QUARANTINE:
-            self.own_quarantine_view().take_node(node, elsewhere=self.work.ours is False)
+            self.own_quarantine_view().take_node(node)
 
     def lacks(self, node: Node, quarantine: Quarantine) -> tuple[str, ...]:
         """Which of our marks the node lacks, as this read shows it."""
         view = self.own_quarantine_view()
-        return view.lacks(node, quarantine, elsewhere=self.work.ours is False)
+        return view.lacks(node, quarantine)
 
     def age_trail(self) -> bool:
         """Asked in each round: whether a read has to tell if the node has its condition."""
@@ -192,7 +191,7 @@ class NodeState:
             return False
         return self.own_quarantine_view().age_trail()
 
-    def drop_ownership(self, policy: Policy, now: float) -> None:
+    def discard_evidence(self, policy: Policy, now: float) -> None:
         """Discard evidence by the agent of another Node of this name, as it is not this node's.
 
         The quarantine's evidence stays: it is durable, and may be of the same machine and boot.
@@ -206,19 +205,6 @@ class NodeState:
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
             self.own_quarantine_view().take_marks(quarantine)
-
-    def hand_over(self, policy: Policy, now: float) -> None:
-        """The node is another replica's now: its agent's evidence here is discarded.
-
-        The cluster's state of it stays, for the page, and for the day when it is ours again.
-        """
-        self.drop_ownership(policy, now)
-        self.cluster.hand_over()
-        self.agent.forget_reports()
-        self.decision.hand_over()
-        self.work.set_error("")
-        if self.quarantine_view is not NO_QUARANTINE:
-            self.own_quarantine_view().hand_over()
 
     def show_requests(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""

@@ -105,16 +105,13 @@ class QuarantineView:
 
     # -- the object -------------------------------------------------------------------------------
 
-    def take(self, quarantine: Quarantine, *, elsewhere: bool) -> bool:
-        """The object as it is now. Returns whether its evidence is not in memory yet.
-
-        ``elsewhere``: another replica acts on the node, and so knows its marks better.
-        """
+    def take(self, quarantine: Quarantine) -> bool:
+        """The object as it is now. Returns whether its evidence is not in memory yet."""
         known = self.quarantine
         is_other = known is None or known.uid != quarantine.uid
         if known is not None and is_other:
             self.unhold_release()  # that was the other's
-        if is_other or elsewhere:
+        if is_other:
             self.missing = marks_told(quarantine)
         if is_other:
             self.most_pods = 0
@@ -220,7 +217,7 @@ class QuarantineView:
 
     # -- its node ---------------------------------------------------------------------------------
 
-    def take_node(self, node: Node | None, *, elsewhere: bool) -> None:
+    def take_node(self, node: Node | None) -> None:
         """The Node as just read: changes by people are found from it."""
         self.node_replaced, self.uncordoned, self.reborn = False, Uncordoned.NO, ""
         quarantine = self.quarantine
@@ -235,20 +232,19 @@ class QuarantineView:
         if not is_marked(node):
             self.begun, self.reported_marks = None, ""
         if quarantine.status.phase in MARKED:
-            self.missing = self.lacks(node, quarantine, elsewhere=elsewhere)
+            self.missing = self.lacks(node, quarantine)
             self.node_replaced = node.uid != quarantine.status.node_uid
             if not self.node_replaced:
                 self.uncordoned = whose_uncordon(node, quarantine)
             if self.missing or self.node_replaced or self.uncordoned is not Uncordoned.NO:
                 self.begun = None
 
-    def lacks(self, node: Node, quarantine: Quarantine, *, elsewhere: bool) -> tuple[str, ...]:
-        """Which of our marks the node lacks. The condition trails: while it is being written, a
-        little longer (this read may be older), and while another replica may be writing it, the
-        node need not have it.
+    def lacks(self, node: Node, quarantine: Quarantine) -> tuple[str, ...]:
+        """Which of our marks the node lacks. The condition trails: while it is being written, and
+        a little longer (this read may be older), the node need not have it.
         """
         missing = missing_marks(node, quarantine)
-        trails = elsewhere or self.trail is not None
+        trails = self.trail is not None
         self.condition_seen = CONDITION not in missing
         if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
             return tuple(name for name in missing if name != CONDITION)
@@ -365,12 +361,6 @@ class QuarantineView:
 
     def unhold_release(self) -> None:
         self.release_held, self.release_look = "", 0.0
-
-    def hand_over(self) -> None:
-        """Another replica releases and adopts now."""
-        self.begun = self.new_marks = None
-        self.reported_marks = self.release_held = self.orphan = self.vanished = ""
-        self.to_adopt = False
 
 
 class _NoQuarantine(QuarantineView):

@@ -9,7 +9,6 @@ from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
-from aggregator.quarantine.state.remote import RemoteNodes
 
 #: Nodes visited before the event loop runs other tasks: a millisecond or so.
 _SLICE = 500
@@ -18,15 +17,14 @@ _SLICE = 500
 class NodeRegistry:
     """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
 
-    ``remote_nodes`` are the nodes of other replicas: counts here include them. ``lists_all``: a
-    name that the cluster's list lacks is no node of it. ``now`` is monotonic seconds.
+    ``lists_all``: a name that the cluster's list lacks is no node of it. ``now`` is monotonic
+    seconds.
     """
 
     def __init__(
         self,
         fleet: FleetState,
         pool_label: str,
-        remote_nodes: RemoteNodes | None = None,
         *,
         lists_all: bool = True,
         now: Callable[[], float] = time.monotonic,
@@ -35,8 +33,6 @@ class NodeRegistry:
         self._lists_all = lists_all
         self._now = now
         self._pool_label = pool_label
-        self._remote_nodes = remote_nodes if remote_nodes is not None else RemoteNodes()
-        self._remote_nodes.on_change(self._count)
         self._node_states: dict[str, NodeState] = {}
         self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False
@@ -90,7 +86,7 @@ class NodeRegistry:
     def held(self) -> list[NodeState]:
         """Those that something keeps from their quarantine, in the order in which it began to."""
         for name in [n for n, one in self._held.items() if one.decision.hold is None]:
-            del self._held[name]  # another replica's now
+            del self._held[name]
         return list(self._held.values())
 
     def forget_node(self, node_state: NodeState) -> None:
@@ -180,10 +176,8 @@ class NodeRegistry:
         seen: Counter[str] = Counter()
         for node_state in self._node_states.values():
             health = node_state.agent.health
-            if health is not None and node_state.node not in self._remote_nodes:
+            if health is not None:
                 seen.update(wanted.intersection(health.components.names_of(check)))
-        for report in self._remote_nodes.reports():
-            seen.update(wanted.intersection(one[1] for one in report.sees if one[0] == check))
         return seen
 
     async def silence(self) -> tuple[int, int]:
@@ -195,16 +189,10 @@ class NodeRegistry:
         async for some in self.slices():
             for node_state in some:
                 agent, node = node_state.agent, node_state.node
-                if agent.health is None or node in self._remote_nodes or not self._has(node):
+                if agent.health is None or not self._has(node):
                     continue
                 heard += 1
                 silent += agent.silent and not agent.is_fresh
-        for count, told in enumerate(self._remote_nodes.copy(), 1):
-            if count % _SLICE == 0:
-                await asyncio.sleep(0)
-            if self._has(told.report.node):
-                heard += 1
-                silent += told.report.silent
         return silent, heard
 
     def _has(self, node: str) -> bool:
@@ -216,13 +204,9 @@ class NodeRegistry:
         self._count(node_state.node)
 
     def _count(self, node: str) -> None:
-        """Whether it has reported, as the replica says that reported it, else as we know."""
-        report = self._remote_nodes.get(node)
-        if report is not None:
-            has_reported = report.reported
-        else:
-            node_state = self._node_states.get(node)
-            has_reported = node_state is not None and node_state.agent.was_heard
+        """Whether it has reported."""
+        node_state = self._node_states.get(node)
+        has_reported = node_state is not None and node_state.agent.was_heard
         if has_reported and self._may_count(node):
             self._reported.add(node)
         else:
@@ -237,8 +221,8 @@ class NodeRegistry:
         return not (self._listed and self._lists_all) or node in self._metas
 
     def size(self) -> FleetSize:
-        """Of all replicas' nodes; where we follow, as the leader last counted them."""
-        reported = max(len(self._reported), self._remote_nodes.reported)
+        """How many nodes there are, and how many have reported."""
+        reported = len(self._reported)
         return FleetSize(
             max(len(self._metas), reported),
             reported,

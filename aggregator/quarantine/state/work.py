@@ -15,8 +15,6 @@ class Work:
     ``needs_read``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
     ``looked_at``: when the node was last polled, or read for the begin of its drain (monotonic).
-    ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
-    when it became ours (monotonic).
     ``in_record``: the record, as last seen, has an entry of it.
     ``last_error``: why the last step failed, which is tried again; empty: it did not.
     """
@@ -27,8 +25,6 @@ class Work:
     needs_read: bool = False
     recheck_pods: bool = False
     looked_at: float = float("-inf")
-    ours: bool | None = None
-    ours_since: float = float("-inf")
     in_record: bool = False
     last_error: str = ""
 
@@ -81,14 +77,6 @@ class Work:
         for waiter in self.waiters:
             waiter.cancel()
         self.waiters = ()
-
-    def gain(self, now: float) -> None:
-        """The node is this replica's from now on."""
-        self.ours, self.ours_since = True, now
-
-    def lose(self) -> None:
-        """The node is another replica's."""
-        self.ours = False
 
     def set_in_record(self, *, in_record: bool) -> None:
         self.in_record = in_record

@@ -1,0 +1,163 @@
+"""The Lease that the replicas share, in the record's namespace.
+
+It is put whole, at the version that it was last at, so that a write by another is noticed, and
+read without a resourceVersion, which the API server answers from etcd (never an older state of its
+cache). No request is tried again here, and none waits for the limiter: a Lease that waits is a
+Lease that is lost.
+
+https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/lease-v1/
+"""
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import Meta, decode
+from aggregator.cluster.kubernetes.transport import Transport, encode
+from aggregator.cluster.port import ClusterError, Conflict, NotFound
+from aggregator.leader.election import TIMES
+from aggregator.leader.lease import (
+    Candidate,
+    Draft,
+    Lease,
+    LeaseConflict,
+    LeaseForbidden,
+    LeaseNotFound,
+    LeaseStoreError,
+)
+
+NAME = "sickbay-controller"
+LABELS = {"app.kubernetes.io/name": "sickbay", "app.kubernetes.io/component": "aggregator"}
+_EPOCH = "sickbay.dev/epoch"
+_ADDRESS = "sickbay.dev/address"
+_PAGE = "sickbay.dev/page"
+_VERSION = "sickbay.dev/version"
+
+
+class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """As much of it as is used: its times are for people."""
+
+    holder_identity: str | None = None
+    acquire_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class LeaseObject(msgspec.Struct, frozen=True):
+    """A Lease of the API."""
+
+    metadata: Meta
+    spec: LeaseSpec | None = None
+
+
+class KubeLease:
+    """Implements `LeaseStore`. ``deadline``: seconds for one request. ``wall``: for people."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        namespace: str,
+        *,
+        deadline: float,
+        wall: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._namespace = namespace
+        self._deadline = deadline
+        self._wall = wall
+        self._acquired = ""  # when its holder took it, as the Lease has it
+
+    async def read(self) -> Lease | None:
+        """See the protocol."""
+        try:
+            return self._lease(await self._ask("GET", paths.lease(self._namespace, NAME)))
+        except LeaseNotFound:
+            return None
+
+    async def write(self, draft: Draft) -> Lease:
+        """See the protocol."""
+        update = bool(draft.version)
+        where = paths.lease(self._namespace, NAME) if update else paths.leases(self._namespace)
+        method = "PUT" if update else "POST"
+        return self._lease(await self._ask(method, where, encode(self._object(draft))))
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        try:
+            answer = await self._transport.ask(
+                method, path, kind="leases", lane=Priority.LEASE, body=body, deadline=self._deadline
+            )
+        except ClusterError as error:
+            raise LeaseStoreError(str(error), retry_after=error.retry_after) from error
+        if not isinstance(answer, Failure):
+            return answer
+        refusal = answer.error()
+        kind: type[LeaseStoreError] = LeaseStoreError
+        if isinstance(refusal, Conflict):
+            kind = LeaseConflict
+        elif isinstance(refusal, NotFound) and method != "POST":
+            kind = LeaseNotFound
+        elif answer.code == 403:
+            kind = LeaseForbidden
+        raise kind(str(refusal), retry_after=refusal.retry_after)
+
+    def _object(self, draft: Draft) -> Mapping[str, object]:
+        now, holder = _micro_time(self._wall()), draft.holder
+        metadata: dict[str, object] = {
+            "name": NAME,
+            "namespace": self._namespace,
+            "labels": LABELS,
+            "annotations": _annotations(holder) if holder is not None else {},
+        }
+        if draft.version:
+            metadata["resourceVersion"] = draft.version
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": holder.name if holder is not None else "",
+                "leaseDurationSeconds": round(TIMES.lease_duration),
+                "acquireTime": now if draft.acquires else self._acquired or now,
+                "renewTime": now,
+                "leaseTransitions": draft.transitions,
+            },
+        }
+
+    def _lease(self, body: bytes) -> Lease:
+        try:
+            found = decode(body, LeaseObject)
+        except ClusterError as error:
+            raise LeaseStoreError(str(error)) from error
+        spec, meta = found.spec or LeaseSpec(), found.metadata
+        self._acquired = spec.acquire_time or ""
+        notes = meta.annotations or {}
+        holder = Candidate(
+            name=spec.holder_identity or "",
+            epoch=notes.get(_EPOCH, ""),
+            address=notes.get(_ADDRESS, ""),
+            page=notes.get(_PAGE, ""),
+            version=notes.get(_VERSION, ""),
+        )
+        return Lease(
+            holder if holder.name else None,
+            version=meta.resource_version,
+            uid=meta.uid or "",
+            transitions=max(0, spec.lease_transitions or 0),
+        )
+
+
+def _annotations(holder: Candidate) -> Mapping[str, str]:
+    return {
+        _EPOCH: holder.epoch,
+        _ADDRESS: holder.address,
+        _PAGE: holder.page,
+        _VERSION: holder.version,
+    }
+
+
+def _micro_time(seconds: float) -> str:
+    """A Kubernetes MicroTime, which has six digits, in UTC."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,268 @@
+"""What only the controller has: evidence, decisions, acts, history, alerts and the page's content.
+
+It is made when this replica takes the Lease, and closed before another process of this replica may
+take it again.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from sqlalchemy.engine import make_url
+
+from aggregator.alerts.fleet_context import FleetContext
+from aggregator.alerts.notifier import Notifier
+from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
+from aggregator.clock import Clocks, watch
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.namespace_owners import NamespaceOwners
+from aggregator.composition.access import build_access, build_actions
+from aggregator.composition.event_bus import EventBus
+from aggregator.composition.repair import build_repair, report_missing_rights
+from aggregator.composition.replica import Replica
+from aggregator.composition.tasks import spawn
+from aggregator.config.settings import Config
+from aggregator.history.evidence_recorder import EvidenceRecorder
+from aggregator.history.history import History
+from aggregator.history.lemon_detector import LemonDetector
+from aggregator.hooks.factory import hook_rules
+from aggregator.ingest.agent_streams import AgentStreams
+from aggregator.ingest.jwks import JwksCache
+from aggregator.ingest.server import controller_streams
+from aggregator.ingest.stats import IngestStats
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.correlation.drift import DriftWatch
+from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.relay.resync_pacer import ResyncPacer
+from aggregator.relay.server import ControllerRole
+from aggregator.repairers.agent_orders import AgentOrders
+from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.version import VERSION
+from aggregator.web.event_broker import EventBroker
+from aggregator.web.server import Web
+from aggregator.web.stats_interface import Stats
+
+log = logging.getLogger("sickbay.app")
+
+
+class ControllerParts:
+    """Made within a running loop. ``not_ready`` has the replica's own problems, for /readyz."""
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: KubeCluster | LocalCluster,
+        policy: Policy,
+        keys: JwksCache | None,
+        replica: Replica,
+        *,
+        fleet: FleetState,
+        clocks: Clocks,
+        rng: random.Random,
+        not_ready: Callable[[], list[str]],
+    ) -> None:
+        """Raises `AccessSetupError`."""
+        self._config = config
+        self._cluster = cluster
+        self._replica = replica
+        self._fleet = fleet
+        self._clocks = clocks
+        name = replica.me.name
+        feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
+        self._repair = build_repair(config, cluster, orders)
+        self._history = _history(config, clocks, rng, name)
+        self._owners = NamespaceOwners(config.alerts.owner_label)
+        self._alerts = _alerts(config, fleet, self._owners, clocks, rng, name)
+        self._event_sink = EventBus([feed, self._history, self._alerts])
+        self._controller = controller = Controller(
+            cluster=cluster,
+            policy=policy,
+            settings=_settings(config, self._repair),
+            fleet=fleet,
+            event_sink=self._event_sink,
+            clocks=clocks,
+            rng=rng,
+            evidence_recording=EvidenceRecorder(self._history.record),
+            may_act=replica.may_act,
+        )
+        orders.note_ends(controller.on_order_end)
+        self.streams: AgentStreams = controller_streams(
+            config,
+            controller,
+            IngestStats(),
+            replica.deleted_pods,
+            name=name,
+            keys=keys,
+            is_current=controller.is_current,
+            cluster_away=lambda: bool(fleet.view_lost),
+            among_others=lambda: replica.among_others,
+            orders=orders,
+            now=clocks.now,
+            wall=clocks.wall,
+        )
+        self._pacer = ResyncPacer()
+        self._role = ControllerRole(self.streams, self._pacer, replica.holds)
+        self.web = Web(
+            fleet=fleet,
+            history=self._history,
+            feed=feed,
+            stats=Stats(
+                ingest=self.streams.stats,
+                api=cluster.counters if isinstance(cluster, KubeCluster) else None,
+                outbox=self._alerts.depth,
+                alert_trouble=lambda: self._alerts.problem,
+                alerts=self._alerts.overview,
+                history=self._history,
+                certificates=replica.listener.certificate_expiries,
+                connected=lambda: replica.gateway.connected,
+                relays=lambda: len(replica.service.gateways) if replica.service is not None else 0,
+            ),
+            clocks=clocks,
+            version=VERSION,
+            ready=lambda: [
+                reason
+                for reason in (
+                    fleet.view_lost,
+                    replica.lease_lost(),
+                    controller.record_problem,
+                    *not_ready(),
+                )
+                if reason
+            ],
+            replicas=replica.all_replicas,
+            lease_lost=replica.lease_lost,
+            hosts=config.listen.hosts,
+            access=build_access(config, cluster, keys, now=clocks.now, wall=clocks.wall),
+            actions=build_actions(
+                config,
+                cluster,
+                self._event_sink.record_event,
+                known=fleet.node_summaries.__contains__,
+                wall=clocks.wall,
+            ),
+            preview=controller.mode_preview.holds,
+        )
+        self._lemons = LemonDetector(
+            history=self._history,
+            fleet=fleet,
+            event_sink=self._event_sink,
+            clocks=clocks,
+            bounds=config.lemons,
+            record_evidence=controller.record_own_evidence,
+            leads=replica.may_act,
+        )
+        self._drift = DriftWatch(fleet, clocks, controller.record_own_evidence)
+
+    def start(self, ending: AsyncExitStack) -> None:
+        """All but the acts. ``ending`` closes it again."""
+        spawn(watch(self._clocks.doubt, self._fleet.doubt_clock), "clock", ending)
+        self._history.start()
+        ending.push_async_callback(self._history.close)
+        self._alerts.start()
+        ending.push_async_callback(self._alerts.close)
+        ending.callback(self._event_sink.flush)
+        spawn(self._lemons.run(), "lemons", ending)
+        spawn(self._drift.run(), "drift", ending)
+        spawn(self.streams.run(), "streams", ending)
+        spawn(self._pacer.run(), "resyncs", ending)
+        self._replica.gateway.serve_locally(self.streams, self._pacer)
+        ending.callback(self.streams.close)
+        if self._replica.service is not None:
+            self._replica.service.begin(self._role)
+            ending.callback(self._replica.service.close, "the controller stops")
+
+    async def run(self) -> None:
+        """Evaluate and act, for ever."""
+        await run_until_first_exit(
+            controller=self._controller.run(),
+            agent_pods=self._follow_agent_pods(),
+            namespaces=self._follow_namespaces(),
+            repair_rights=self._report_repair_rights(),
+        )
+
+    async def _follow_agent_pods(self) -> None:
+        """For ever: tokens of deleted pods are refused, where agents have tokens of pods."""
+        if self._config.identity.kind == "token" and isinstance(self._cluster, KubeCluster):
+            await self._cluster.follow_agent_pods(self._replica.deleted_pods)
+        await asyncio.Event().wait()
+
+    async def _follow_namespaces(self) -> None:
+        """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
+        if self._config.alerts.settings.wants_owners and isinstance(self._cluster, KubeCluster):
+            await self._cluster.follow_namespaces(self._owners)
+        await asyncio.Event().wait()
+
+    async def _report_repair_rights(self) -> None:
+        """For ever, as its end would end the process. Beside the others: a management cluster that
+        is out of reach must not delay quarantines.
+        """
+        await report_missing_rights(self._repair)
+        await asyncio.Event().wait()
+
+
+def _settings(config: Config, repair: RepairSettings) -> Settings:
+    return Settings(
+        mode=config.mode,
+        pools=config.pools,
+        limits=config.limits,
+        common=config.limits,
+        drain=config.drain,
+        silence=config.agents,
+        hooks=hook_rules(config.drain, wall=time.time),
+        uncordon=config.release,
+        marks=config.marks,
+        conditions=config.conditions,
+        events=config.events,
+        repair=repair,
+    )
+
+
+def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -> History:
+    where = config.history
+    return History(
+        where.database,
+        keep=where.keep,
+        most_rows=where.most_rows,
+        clocks=clocks,
+        rng=rng,
+        credentials=where,
+        replica=replica,
+    )
+
+
+def _alerts(
+    config: Config,
+    fleet: FleetState,
+    owners: NamespaceOwners,
+    clocks: Clocks,
+    rng: random.Random,
+    replica: str,
+) -> Notifier:
+    return Notifier(
+        _outbox_store(config, replica),
+        config.alert_settings,
+        clocks=clocks,
+        rng=rng,
+        context=FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels),
+        owners=owners.owner_of,
+        # A process that has restarted does not go on with the claims of the one before.
+        replica=f"{replica} {rng.getrandbits(32):08x}",
+    )
+
+
+def _outbox_store(config: Config, replica: str) -> OutboxStore:
+    where = config.history
+    if where.is_file or not config.alerts.shared:
+        return FileStore(config.alerts.outbox)
+    # The import takes half a second, which the user of a file need not spend.
+    from aggregator.history.postgres import Postgres
+
+    engine = Postgres(make_url(where.database), where, f"sickbay {replica} alerts".strip())
+    return SharedStore(engine, own_file=config.alerts.outbox)

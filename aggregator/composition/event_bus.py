@@ -1,0 +1,98 @@
+"""One event sink made of several: the log, history, alerts, the page."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
+from aggregator.events import EventSink, Transition
+
+log = logging.getLogger("sickbay.app")
+
+#: Sinks receive events after a quiet pause of this length (seconds), at the latest after
+#: _TOLD_WITHIN.
+_TOLD_AFTER = 0.05
+_TOLD_WITHIN = 2.0
+#: In a storm so many at a time, a few milliseconds' work, and then a pause (seconds).
+_TOLD_AT_ONCE = 16
+_TOLD_EVERY = 0.005
+#: Bytes of waiting events; beyond them events caused by agents are dropped, and sickbay's own kept.
+_MOST_UNTOLD = 64 * 1024 * 1024
+
+
+class EventBus:
+    """One event sink made of several: the log, history, alerts, the page.
+
+    They receive events a moment later, in order: the code that acts on a fault goes first, because
+    each millisecond counts there. Under load they receive them after `_TOLD_WITHIN`. `flush`
+    delivers the rest.
+    """
+
+    def __init__(self, ledgers: Sequence[EventSink], *, most_bytes: int = _MOST_UNTOLD) -> None:
+        self._ledgers = ledgers
+        self._limit = EventLimit()
+        self._most_bytes = most_bytes
+        #: Each with the moment at which it came, by the loop's clock.
+        self._untold: deque[tuple[float, Transition]] = deque()
+        self._bytes = 0
+        #: Transitions that were not delivered: there was no room, and agents had caused them.
+        self.lost = 0
+
+    def record_event(self, transition: Transition) -> None:
+        loop = asyncio.get_running_loop()
+        for one in self._limit.admit(transition, loop.time()):
+            size = size_of(one)
+            if self._bytes + size > self._most_bytes and one.kind in BY_AGENTS:
+                self._lose()
+                continue
+            if not self._untold:
+                loop.call_later(_TOLD_AFTER, self._tell_some)
+            self._bytes += size
+            self._untold.append((loop.time(), one))
+
+    def flush(self) -> None:
+        while self._untold:
+            self._tell_next()
+
+    def _lose(self) -> None:
+        if not self.lost:
+            log.error(
+                "too many transitions wait to be told; transitions that agents cause are left out",
+                extra={"event": "transitions.dropped"},
+            )
+        self.lost += 1
+
+    def _tell_next(self) -> None:
+        _, transition = self._untold.popleft()
+        self._bytes -= size_of(transition)
+        self.notify_sinks(transition)
+
+    def _tell_some(self) -> None:
+        """Deliver the events that are due, and look again while any are left."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        quiet = bool(self._untold) and now - self._untold[-1][0] >= _TOLD_AFTER
+        try:
+            for _ in range(_TOLD_AT_ONCE):
+                if not self._untold or not (quiet or now - self._untold[0][0] >= _TOLD_WITHIN):
+                    break
+                self._tell_next()
+        finally:
+            if self._untold:
+                due = self._untold[0][0] + _TOLD_WITHIN
+                calm = self._untold[-1][0] + _TOLD_AFTER
+                loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._tell_some)
+
+    def notify_sinks(self, transition: Transition) -> None:
+        log.info(
+            transition.summary,
+            extra={
+                "event": transition.kind.value,
+                "node": transition.node,
+                "kind": transition.kind.value,
+                "incident": transition.incident,
+            },
+        )
+        for sink in self._ledgers:
+            sink.record_event(transition)

@@ -1,0 +1,223 @@
+"""The parts that every replica has: the agents' listener, the Lease, both ends of the relay."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.config.settings import Config
+from aggregator.ingest.deleted_pods import DeletedPods
+from aggregator.ingest.jwks import JwksCache
+from aggregator.ingest.listener import AgentListener
+from aggregator.ingest.server import certificate_files, make_authenticator
+from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.tokens import TokenAuthenticator
+from aggregator.leader.election import TIMES
+from aggregator.leader.holder import LeaseHolder
+from aggregator.leader.lease import Candidate
+from aggregator.relay.agent_call import GatewayRules
+from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
+from aggregator.relay.client import RelayClient
+from aggregator.relay.credentials import ReplicaCredentials
+from aggregator.relay.directory import ControllerAddress
+from aggregator.relay.gateway import Gateway
+from aggregator.relay.server import RelayService
+from aggregator.version import VERSION
+from aggregator.web import models
+
+#: Seconds that a replica which stops gives its agents to move. With the Lease's last write before
+#: it that fits into the 30 s that a pod has.
+LEAVE_WITHIN = 15.0
+
+
+class Replica:
+    """``lease`` is None outside Kubernetes, where there is one replica, which is the controller.
+
+    ``service`` and ``client`` are None where the configuration has no other replicas.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: KubeCluster | LocalCluster,
+        keys: JwksCache | None,
+        me: Candidate,
+        *,
+        cluster_away: Callable[[], bool],
+        rng: random.Random,
+        starts: bool,
+    ) -> None:
+        """``keys`` verify the tokens of agents and replicas. ``starts``: see `LeaseHolder`. Raises
+        `TlsError`.
+        """
+        self.me = me
+        self.stats = IngestStats()
+        self.deleted_pods = DeletedPods(now=time.monotonic)
+        self.lease: LeaseHolder | None = None
+        if isinstance(cluster, KubeCluster):
+            store = cluster.lease(deadline=TIMES.deadline)
+            self.lease = LeaseHolder(me, store, clock=_boottime, starts=starts)
+        self.listener = AgentListener(
+            config.listen.grpc,
+            tls=certificate_files(config, self.stats, now=time.monotonic, wall=time.time),
+            require_client_certificate=config.identity.kind == "certificate",
+            shared_connections=config.identity.kind == "insecure-trust-hello",
+        )
+        self.gateway = Gateway(
+            authenticator=make_authenticator(config, keys, self.deleted_pods, time.time),
+            rules=GatewayRules(
+                name=me.name,
+                version=VERSION,
+                heartbeat=config.agents.heartbeat,
+                now=time.monotonic,
+                address=self._address_among_others,
+            ),
+            stats=self.stats,
+        )
+        self.listener.add_service(self.gateway.register)
+        self.service: RelayService | None = None
+        self.client: RelayClient | None = None
+        if self.lease is not None and keys is not None and config.shards.on:
+            self._join_others(config, keys, self.lease, cluster_away, rng)
+
+    def _join_others(
+        self,
+        config: Config,
+        keys: JwksCache,
+        lease: LeaseHolder,
+        cluster_away: Callable[[], bool],
+        rng: random.Random,
+    ) -> None:
+        shards, tls = config.shards, config.listen.tls
+        self.service = RelayService(
+            replica_authenticator(config, keys),
+            name=self.me.name,
+            version=VERSION,
+            cluster_away=cluster_away,
+            now=time.monotonic,
+        )
+        self.listener.add_service(self.service.register)
+        shown = tls is not None and config.identity.kind == "certificate"
+        self.client = RelayClient(
+            self.gateway,
+            _LeaseDirectory(lease),
+            ReplicaCredentials(
+                token_file=shards.token_file,
+                ca_file=shards.ca_file,
+                pair=(tls.cert_file, tls.key_file) if tls is not None and shown else None,
+            ),
+            name=self.me.name,
+            version=VERSION,
+            now=time.monotonic,
+            rng=rng,
+        )
+
+    def _address_among_others(self) -> str:
+        """Where agents reach this replica, if there are others to which they could go."""
+        gateways = self.service.gateways if self.service is not None else {}
+        return self.me.address if self.gateway.relayed or gateways else ""
+
+    def may_act(self) -> bool:
+        """Whether this replica is the controller at this moment."""
+        return self.lease is None or self.lease.may_act()
+
+    def holds(self) -> bool:
+        """Whether the Lease is ours as far as we know, renewed in time or not."""
+        return self.lease is None or self.lease.holds
+
+    def lease_lost(self) -> str:
+        """Why the controller may not act; empty: it may."""
+        if self.may_act():
+            return ""
+        problem = self.lease.problem if self.lease is not None else ""
+        return f"its Lease was not renewed in time: {problem or 'no answer yet'}"
+
+    def all_replicas(self) -> list[models.Replica]:
+        """The controller, which this one is, and its gateways; none where it is alone."""
+        gateways = self.service.gateways if self.service is not None else {}
+        if not gateways:
+            return []
+        me = models.Replica(name=self.me.name, controller=True, version=self.me.version)
+        return [
+            me,
+            *(
+                models.Replica(name=name, controller=False, version=gateways[name])
+                for name in sorted(gateways)
+            ),
+        ]
+
+    @property
+    def among_others(self) -> str:
+        return self._address_among_others()
+
+    async def be_gateway(self) -> None:
+        """Until this replica holds the Lease."""
+        assert self.lease is not None
+        relay = asyncio.create_task(self._relay(), name="relay")
+        try:
+            await self.lease.acquired()
+        finally:
+            relay.cancel()
+            await asyncio.wait({relay})
+
+    async def _relay(self) -> None:
+        if self.client is not None:
+            await self.client.run()
+        else:
+            await asyncio.Event().wait()
+
+    async def leave(self, within: float) -> None:
+        """Have all agents go elsewhere, some at a time, for so many seconds at most."""
+        reason = "this replica stops; come back with backoff"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self.gateway.end_calls(reason)
+                if self.gateway.streams is not None:
+                    await self.gateway.streams.end_paced(reason)
+
+    @property
+    def not_ready(self) -> str:
+        """Why agents are not served here, in words; empty: they are."""
+        if self.gateway.problem or self.client is None:
+            return self.gateway.problem
+        return self.client.trouble
+
+
+class _LeaseDirectory:
+    """Implements `ControllerDirectory`."""
+
+    def __init__(self, lease: LeaseHolder) -> None:
+        self._lease = lease
+
+    def controller(self) -> ControllerAddress | None:
+        other = self._lease.other()
+        if other is None or not other.address:
+            return None
+        return ControllerAddress(other.name, other.address, other.version)
+
+    def renews(self) -> bool:
+        return self._lease.renews()
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        self._lease.on_change(call)
+
+
+def replica_authenticator(config: Config, keys: JwksCache) -> ReplicaAuthenticator:
+    """Verifies other replicas' tokens."""
+    tokens = TokenAuthenticator(
+        keys,
+        audience=AUDIENCE,
+        service_account=config.shards.service_account,
+        issuer=config.identity.issuer,
+        now=time.time,
+        key="shards.service_account",
+    )
+    return ReplicaAuthenticator(tokens, wall=time.time, plaintext=config.listen.tls is None)
+
+
+def _boottime() -> float:
+    """Monotonic, and going on while the machine sleeps, as others' clocks do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

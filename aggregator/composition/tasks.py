@@ -1,0 +1,20 @@
+"""Tasks that end with the part that started them."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+
+def spawn(
+    work: Coroutine[Any, Any, None], name: str, ending: AsyncExitStack
+) -> "asyncio.Task[None]":
+    """Run it until ``ending`` is closed."""
+    task = asyncio.create_task(work, name=name)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.wait({task})
+
+    ending.push_async_callback(end)
+    return task

@@ -1,0 +1,1 @@
+"""Which replica is the controller: the holder of one Lease."""

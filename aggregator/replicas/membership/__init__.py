@@ -1,1 +1,0 @@
-"""Which replicas are there, and which nodes each owns."""

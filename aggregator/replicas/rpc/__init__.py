@@ -1,3 +1,0 @@
-"""The replicas' gRPC with each other: the transport of `quarantine.coordination`, and its
-authentication.
-"""
