@@ -336,7 +336,7 @@ async def _client(plane: ControlPlane, nodes: Sequence[str]) -> Figures:
 
 
 async def _admissions(cluster: KubeCluster, metas: list[NodeMeta]) -> Figures:
-    """All nodes have reported. Each admission waits for its write of the record, and shares none."""
+    """All nodes have reported. Each admission waits for its own write of the record."""
     registry = NodeRegistry(FleetState(), "")
     registry.listed(metas)
     for meta in metas:
