@@ -32,6 +32,7 @@ from aggregator.history.lemon_detector import LemonDetector
 from aggregator.hooks.factory import hook_rules
 from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.jwks import JwksCache
+from aggregator.ingest.probe_key import load_probe_key, probe_key_file
 from aggregator.ingest.server import controller_streams
 from aggregator.ingest.stats import IngestStats
 from aggregator.policy.rules import Policy
@@ -75,6 +76,7 @@ class ControllerParts:
         self._fleet = fleet
         self._clocks = clocks
         name = replica.me.name
+        probe_key = load_probe_key(probe_key_file(config))
         feed, orders = EventBroker(epoch=rng.getrandbits(32)), AgentOrders()
         self._repair = build_repair(config, cluster, orders)
         self._history = _history(config, clocks, rng, name)
@@ -101,6 +103,7 @@ class ControllerParts:
             name=name,
             keys=keys,
             is_current=controller.is_current,
+            probe_key=probe_key,
             cluster_away=lambda: bool(fleet.view_lost),
             among_others=lambda: replica.among_others,
             orders=orders,
@@ -108,7 +111,7 @@ class ControllerParts:
             wall=clocks.wall,
         )
         self._pacer = ResyncPacer()
-        self._role = ControllerRole(self.streams, self._pacer, replica.holds)
+        self._role = ControllerRole(self.streams, self._pacer, replica.holds, probe_key)
         self.web = Web(
             fleet=fleet,
             history=self._history,

@@ -5,6 +5,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
@@ -12,6 +13,7 @@ from aggregator.config.settings import Config
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.listener import AgentListener
+from aggregator.ingest.probe_key import keep_probe_key, probe_key_file
 from aggregator.ingest.server import certificate_files, make_authenticator
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.tokens import TokenAuthenticator
@@ -113,6 +115,7 @@ class Replica:
             version=VERSION,
             now=time.monotonic,
             rng=rng,
+            keep_probe_key=partial(keep_probe_key, probe_key_file(config)),
         )
 
     def _address_among_others(self) -> str:

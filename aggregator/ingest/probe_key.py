@@ -1,7 +1,8 @@
 """The secret by which probes are assigned to nodes, on disk.
 
-It outlives the process, so that after a restart each agent is asked to probe the nodes that it
-probed before: an agent tells "answers no more" from "never answered" by its own observations.
+It outlives the process, and each gateway has the controller's, so that after a restart or another
+controller's start each agent is asked to probe the nodes that it probed before: an agent tells
+"answers no more" from "never answered" by its own observations.
 """
 
 import logging
@@ -45,11 +46,27 @@ def load_probe_key(file: Path | None) -> bytes:
         _warn(file, error)
         return secrets.token_bytes(SIZE)
     made = secrets.token_bytes(SIZE)
+    _write(file, made)
+    return made
+
+
+def keep_probe_key(file: Path | None, key: bytes) -> None:
+    """Store another replica's secret as this one's. One of another size is none, and is ignored."""
+    if file is None or len(key) != SIZE:
+        return
     try:
-        replace_file(file, made)
+        if file.read_bytes() == key:
+            return
+    except OSError:
+        pass  # missing or damaged: written now
+    _write(file, key)
+
+
+def _write(file: Path, key: bytes) -> None:
+    try:
+        replace_file(file, key)
     except OSError as error:
         _warn(file, error)
-    return made
 
 
 def _warn(file: Path, error: OSError) -> None:

@@ -20,7 +20,6 @@ from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.jwks import Fetch, JwksCache
 from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.live_pod_auth import LivePodAuthenticator
-from aggregator.ingest.probe_key import load_probe_key, probe_key_file
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
@@ -147,6 +146,7 @@ def controller_streams(
     name: str,
     keys: JwksCache | None = None,
     is_current: IsCurrent | None = None,
+    probe_key: bytes,
     cluster_away: Callable[[], bool],
     among_others: Callable[[], str],
     orders: AgentOrders,
@@ -157,10 +157,10 @@ def controller_streams(
 
     ``name`` is this aggregator's, as sent to agents. ``keys`` (`open_keys`) verify tokens, and are
     needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
-    token names; without it the UID is not checked. ``cluster_away`` says whether the API server
-    can't be reached now, ``among_others`` this replica's own address where there are others (empty:
-    there are none). ``orders`` go to agents by its streams. ``now`` is monotonic seconds, ``wall``
-    seconds since the epoch.
+    token names; without it the UID is not checked. ``probe_key`` is the secret by which probes are
+    assigned. ``cluster_away`` says whether the API server can't be reached now, ``among_others``
+    this replica's own address where there are others (empty: there are none). ``orders`` go to
+    agents by its streams. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
     authenticator = make_authenticator(config, keys, deleted_pods, wall, is_current)
     return AgentStreams(
@@ -178,7 +178,7 @@ def controller_streams(
             orders=orders,
         ),
         stats=stats,
-        probe_key=load_probe_key(probe_key_file(config)),
+        probe_key=probe_key,
         deleted_pods=deleted_pods,
     )
 

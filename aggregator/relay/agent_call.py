@@ -271,9 +271,12 @@ class AgentCall:
         wait = self._allowance.spend(message.ByteSize(), self._rules.now())
         if wait > 0:
             self._stats.throttled += 1
-            self._log(
-                "an agent sends more than it may; it is read slowly", {"event": "stream.throttled"}
-            )
+            fields = self._log_fields("throttled")
+            if fields is not None:
+                log.warning(
+                    "an agent sends more than it may; it is read slowly",
+                    extra={"event": "stream.throttled", **fields},
+                )
             await asyncio.sleep(wait)
         return message
 
@@ -318,7 +321,12 @@ class AgentCall:
             if self.relay.forward(self, message.SerializeToString()):
                 return
             self._passes = False
-            self._log("the relay is full; an agent's evidence waits", {"event": "relay.full"})
+            fields = self._log_fields("full")
+            if fields is not None:
+                log.warning(
+                    "the relay is full; an agent's evidence waits",
+                    extra={"event": "relay.full", **fields},
+                )
             self.dropped = True
             self.relay.wait_for((self,))
         if kind in ("snapshot", "delta"):
@@ -432,12 +440,17 @@ class AgentCall:
         else:
             self._stats.refused[ending.why] += 1
             if ending.why is not CloseReason.LEFT:
-                self._log("stream refused", {"event": "stream.refused", "detail": str(ending)})
+                fields = self._log_fields("refused")
+                if fields is not None:
+                    log.warning(
+                        "stream refused",
+                        extra={"event": "stream.refused", "detail": str(ending), **fields},
+                    )
 
-    def _log(self, what: str, extra: Mapping[str, str]) -> None:
+    def _log_fields(self, what: str) -> Mapping[str, object] | None:
+        """For a log line on this call; None: too many like it were written lately."""
         fields = self._gateway.sparingly(f"{what}: {self.node}", self._rules.now())
-        if fields is not None:
-            log.warning(what, extra={**extra, "node": self.node, "peer": self.peer, **fields})
+        return None if fields is None else {"node": self.node, "peer": self.peer, **fields}
 
     # -- calls from its queue ---------------------------------------------------
 

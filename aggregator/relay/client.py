@@ -52,7 +52,10 @@ class _RelayEnded(Exception):
 
 
 class RelayClient:
-    """Keeps the relay up. ``name`` and ``version`` are of this replica, ``now`` is monotonic."""
+    """Keeps the relay up. ``name`` and ``version`` are of this replica, ``now`` is monotonic.
+
+    ``keep_probe_key`` stores the controller's secret for assigning probes; it may block.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class RelayClient:
         version: str,
         now: Callable[[], float],
         rng: random.Random,
+        keep_probe_key: Callable[[bytes], None],
     ) -> None:
         self._gateway = gateway
         self._directory = directory
@@ -71,6 +75,7 @@ class RelayClient:
         self._hello = pb.GatewayHello(protocol=PROTOCOL, name=name, version=version)
         self._now = now
         self._rng = rng
+        self._keep_probe_key = keep_probe_key
         self._changed = asyncio.Event()
         #: Why there is no relay; empty: there is one, or there is no controller.
         self.trouble = ""
@@ -110,6 +115,7 @@ class RelayClient:
                 _require_protocol(first.hello)
                 self.trouble, began = "", True
                 self._report_begin(controller, first.hello)
+                await asyncio.to_thread(self._keep_probe_key, first.hello.probe_key)
                 link = GatewayLink()
                 self._gateway.relay_begins(link)
                 try:

@@ -57,12 +57,13 @@ class _Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class ControllerRole:
     """What a controller has, and a gateway has not. ``holds``: whether this replica still holds the
-    Lease, as far as it knows.
+    Lease, as far as it knows. ``probe_key``: the secret by which it assigns probes.
     """
 
     streams: AgentStreams
     pacer: ResyncPacer
     holds: Callable[[], bool]
+    probe_key: bytes = b""
 
 
 class RelayService(relay_pb2_grpc.RelayServicer):
@@ -82,7 +83,8 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         now: Callable[[], float],
     ) -> None:
         self._replica_auth = replica_auth
-        self._hello = pb.ControllerHello(protocol=PROTOCOL, name=name, version=version)
+        self._name = name
+        self._version = version
         self._cluster_away = cluster_away
         self._now = now
         self._sparingly = RateLimitedLog()
@@ -131,7 +133,16 @@ class RelayService(relay_pb2_grpc.RelayServicer):
         role = self._role
         if role is None or not role.holds():
             raise _Refused(_Code.FAILED_PRECONDITION, "this replica is not the controller")
-        await context.write(pb.ControllerBatch(hello=self._hello))
+        await context.write(
+            pb.ControllerBatch(
+                hello=pb.ControllerHello(
+                    protocol=PROTOCOL,
+                    name=self._name,
+                    version=self._version,
+                    probe_key=role.probe_key,
+                )
+            )
+        )
         log.info(
             "a gateway forwards its agents' messages",
             extra={"event": "relay.attached", "gateway": hello.name, "peer": context.peer()},
@@ -165,13 +176,13 @@ class RelayService(relay_pb2_grpc.RelayServicer):
                 f"and this controller {PROTOCOL}: finish the rollout"
             )
             raise _Refused(_Code.FAILED_PRECONDITION, text)
-        if theirs.version != self._hello.version:
+        if theirs.version != self._version:
             log.warning(
                 "a gateway has another version than the controller",
                 extra={
                     "event": "relay.other_version",
                     "gateway": theirs.version,
-                    "here": self._hello.version,
+                    "here": self._version,
                 },
             )
         return theirs

@@ -12,7 +12,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.fleet_view import FleetViewBuilder
-from aggregator.web.metrics import ScrapeContent, ShardNumbers, families
+from aggregator.web.metrics import ScrapeContent, families
 from aggregator.web.models import Pool
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.pool_metrics import pool_metrics
@@ -54,7 +54,6 @@ def all_families() -> Iterator[Metric]:
     )
     scrape = ScrapeContent(
         found=FleetViewBuilder(FleetState(), ViewMoment(0.0, 0.0)).conclude([]),
-        shards=ShardNumbers(0, 0, leads=False, frozen=False, settled=False, peers={}),
         feed=EventBroker(epoch=1),
         requests=Counter(),
         durations={},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.ingest.probe_key import SIZE, load_probe_key
+from aggregator.ingest.probe_key import SIZE, keep_probe_key, load_probe_key
 
 
 def test_it_is_made_once_for_this_user_alone_and_kept(tmp_path: Path) -> None:
@@ -53,3 +53,15 @@ def test_a_folder_in_its_place_is_said_and_left(
 
 def test_without_a_folder_each_process_has_its_own() -> None:
     assert load_probe_key(None) != load_probe_key(None)
+
+
+def test_a_gateway_keeps_the_controllers_and_has_it_when_it_takes_over(tmp_path: Path) -> None:
+    gateways, controllers = tmp_path / "a", tmp_path / "b"
+    load_probe_key(gateways)
+    made = load_probe_key(controllers)
+    keep_probe_key(gateways, made)
+    assert load_probe_key(gateways) == made
+    keep_probe_key(gateways, b"of another size")
+    keep_probe_key(None, made)
+    assert load_probe_key(gateways) == made
+    assert stat.S_IMODE(gateways.stat().st_mode) == 0o600

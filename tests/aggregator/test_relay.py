@@ -15,7 +15,7 @@ from sickbay.v1 import relay_pb2 as frames
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
 from tests.support.pki import TokenIssuer
-from tests.support.relays import ISSUER, PlayedReplica, replica_token, replicas
+from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
 from tests.support.waiting import until
 
 STRANGER = TokenIssuer(algorithm="ES256")  # the same kid, another key
@@ -73,6 +73,7 @@ async def test_an_agents_messages_reach_the_controller_and_its_acks_the_agent(
             assert controller.streams is not None
             assert controller.streams.stats.attached == 1
             assert gateway.gateway.stats.attached == 1
+            assert gateway.kept_keys == [PROBE_KEY]
             controller.intake.lines["node-1"].run_checks(["a-check"])
             command = await agent.expect("run_checks")
             result = pb.CommandResult(command_id=command.command_id, ok=True, message="done")

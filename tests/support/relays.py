@@ -41,6 +41,10 @@ def replica_token(issuer: TokenIssuer = ISSUER, **claims: Any) -> str:
     return issuer.sign(issuer.claims("node-1", **told))
 
 
+#: The secret by which a controller of the tests assigns probes.
+PROBE_KEY = b"p" * 32
+
+
 @dataclass
 class PlayedDirectory:
     """What the Lease says, by the test's word."""
@@ -78,6 +82,7 @@ class PlayedReplica:
     clock: Clock
     authenticator: Authenticator
     token_file: Path
+    kept_keys: list[bytes]
     intake: RecordingIntake = field(default_factory=RecordingIntake)
     pacer: ResyncPacer = field(default_factory=ResyncPacer)
     holds: bool = True
@@ -111,7 +116,7 @@ class PlayedReplica:
             asyncio.create_task(self.pacer.run()),
             asyncio.create_task(self.streams.run()),
         ]
-        self.service.begin(ControllerRole(self.streams, self.pacer, lambda: self.holds))
+        self.service.begin(ControllerRole(self.streams, self.pacer, lambda: self.holds, PROBE_KEY))
         self.gateway.serve_locally(self.streams, self.pacer)
         return self.intake
 
@@ -243,6 +248,7 @@ class Replicas:
         token_file = self.folder / f"token-{name}"
         token_file.write_text(replica_token())
         directory = PlayedDirectory()
+        kept_keys = list[bytes]()
         client = RelayClient(
             gateway,
             directory,
@@ -251,6 +257,7 @@ class Replicas:
             version=VERSION,
             now=clock.now,
             rng=random.Random(3),
+            keep_probe_key=kept_keys.append,
         )
         replica = self.all[name] = PlayedReplica(
             name,
@@ -263,6 +270,7 @@ class Replicas:
             clock,
             agents,
             token_file,
+            kept_keys,
         )
         self._ending.push_async_callback(replica.stop)
         return replica

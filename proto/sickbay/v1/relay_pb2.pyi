@@ -213,19 +213,23 @@ class ControllerHello(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PROBE_KEY_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     name: _builtins.str
     version: _builtins.str
+    probe_key: _builtins.bytes
+    """The secret by which probes are assigned to agents: the next controller assigns the same ones."""
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         name: _builtins.str = ...,
         version: _builtins.str = ...,
+        probe_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "protocol", b"protocol", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "probe_key", b"probe_key", "protocol", b"protocol", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
