@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.bench.figures import percentile
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.shards import TRUSTING_TLS, Replicas
@@ -65,21 +66,28 @@ class Drill:
         return stack, simulator
 
     def shards(
-        self, nodes: int, more: dict[str, Any] | None = None, *, count: int = 3
+        self,
+        nodes: int,
+        more: dict[str, Any] | None = None,
+        *,
+        count: int = 3,
+        cuttable: bool = False,
     ) -> tuple[Replicas, Simulator]:
-        """The same with several replicas, which agree and have all agents attached."""
+        """The same with several replicas, of which the controller has all agents' evidence."""
         names = self.folder / "names"
         names.write_text("\n".join(self.made(nodes)))
         settings = TRUSTING_TLS | EVERY_POD | (more or {})
-        replicas = Replicas(self.plane, self.folder / "shards", count=count, more=settings)
+        replicas = Replicas(
+            self.plane, self.folder / "shards", count=count, more=settings, cuttable=cuttable
+        )
         self._ends.enter_context(replicas)
         replicas.start()
         simulator = replicas.simulator(["--names", names], log=self.folder / "simulator.log")
         self._ends.callback(simulator.close)
         simulator.until_streaming(nodes, timeout_s=120)
         wait_until(
-            lambda: sum(told["attached"] for told in replicas.standings().values()) == nodes,
-            what=lambda: f"all agents with their owners: {replicas.standings()}",
+            lambda: replicas.heard() == nodes,
+            what=lambda: f"all agents' evidence at the controller: {replicas.standings()}",
             timeout_s=120,
         )
         return replicas, simulator
@@ -120,3 +128,17 @@ class Drill:
             return [pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"] in nodes]
 
         wait_until(lambda: not left(), what=f"the pods of {self.name} to go", timeout_s=180)
+
+
+def one_by_one(simulator: Simulator, nodes: list[str], *, seconds: float) -> None:
+    """A fault on each of the nodes, over so many seconds, the first at once."""
+    end = time.monotonic() + seconds
+    for node in nodes:
+        simulator.inject(node=node, fault=FAULT)
+        time.sleep(seconds / len(nodes))
+    time.sleep(max(0.0, end - time.monotonic()))
+
+
+def p99(times: list[float]) -> float:
+    """In seconds; 0 where there are none."""
+    return round(percentile(times, 99), 1) if times else 0.0

@@ -18,15 +18,21 @@ from pathlib import Path
 
 from tests.agent import real_disks
 from tests.bench import planes
-from tests.bench.drill import FAULT, PODS, Drill
-from tests.bench.figures import percentile, read, table, write
+from tests.bench.drill import FAULT, PODS, Drill, one_by_one, p99
+from tests.bench.figures import read, table, write
 from tests.bench.hold_drills import begun_after_stop, over_limit_record_lost
+from tests.bench.replica_drills import (
+    controller_of_three_cut_from_the_gateways_for_40_s,
+    controller_of_three_killed_in_a_burst_of_200,
+    controller_of_three_paused_for_40_s,
+    gateway_of_three_cut_from_the_controller_for_40_s,
+    gateway_of_three_killed_in_a_burst_of_200,
+    three_replicas_rolled,
+)
 from tests.bench.return_drill import unmarked_after_return_s
 from tests.bench.small import small_or, start_quickly
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
-from tests.support.simulator import Simulator
 
 #: One fault each, and each a drain of its own accord.
 FATAL = small_or((46,), (46, 48, 62, 64, 79, 95, 110, 119, 120, 136))
@@ -63,7 +69,7 @@ def database_hangs_for_30_s(drill: Drill) -> None:
         }
         stack, simulator = drill.fleet(20, more)
         with real_disks.frozen(disk):
-            _one_by_one(simulator, drill.nodes, seconds=30)
+            one_by_one(simulator, drill.nodes, seconds=30)
         drill.settle(drill.nodes, since=time.monotonic())
         drill.until_drained(drill.nodes)
         stack.aggregator.stop()
@@ -72,7 +78,7 @@ def database_hangs_for_30_s(drill: Drill) -> None:
 def api_server_away_for_60_s(drill: Drill) -> None:
     _, simulator = drill.fleet(20)
     drill.plane.kill_apiserver()
-    _one_by_one(simulator, drill.nodes, seconds=60)
+    one_by_one(simulator, drill.nodes, seconds=60)
     drill.plane.restart_apiserver()
     drill.settle(drill.nodes, since=time.monotonic())
 
@@ -83,49 +89,10 @@ def aggregator_paused_for_40_s(drill: Drill) -> None:
     assert process is not None
     process.send_signal(signal.SIGSTOP)
     try:
-        _one_by_one(simulator, drill.nodes, seconds=small_or(0.5, 40))
+        one_by_one(simulator, drill.nodes, seconds=small_or(0.5, 40))
     finally:
         process.send_signal(signal.SIGCONT)
     drill.settle(drill.nodes, since=time.monotonic())
-
-
-def controller_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
-    """The controller is not started again, so that its outage has no end of its own.
-
-    The time counts from the moment when another holds the Lease: until then no replica may act.
-    From the kill it is `failover_p99_s`.
-    """
-    replicas, simulator = drill.shards(200)
-    leader = replicas.controller()
-    simulator.inject(nodes="all", fault=FAULT)
-    drill.under_way(20)
-    replicas.replicas[leader].kill()
-    killed = time.monotonic()
-    wait_until(
-        lambda: replicas.controller() not in ("", leader),
-        what=lambda: f"another to take over: {replicas.standings()}",
-        timeout_s=60,
-        every_s=0.1,
-    )
-    known = time.monotonic()
-    drill.settle(drill.nodes, since=known)
-    drill.figures["failover_known_s"] = round(known - killed, 1)
-    drill.figures["failover_p99_s"] = round(known - killed + _p99(drill.recoveries), 1)
-
-
-def controller_of_three_paused_for_40_s(drill: Drill) -> None:
-    """Faults while it is stopped; another takes over."""
-    replicas, simulator = drill.shards(60)
-    paused = replicas.controller()
-    faulty = drill.nodes
-    process = replicas.replicas[paused].process
-    assert process is not None
-    process.send_signal(signal.SIGSTOP)
-    try:
-        _one_by_one(simulator, faulty, seconds=40)
-    finally:
-        process.send_signal(signal.SIGCONT)
-    drill.settle(faulty, since=time.monotonic())
 
 
 def agent_killed_between_line_and_ack(drill: Drill) -> None:
@@ -167,15 +134,6 @@ def _fill(descriptor: int) -> None:
             continue
 
 
-def _one_by_one(simulator: Simulator, nodes: list[str], *, seconds: float) -> None:
-    """A fault on each of the nodes, over so many seconds, the first at once."""
-    end = time.monotonic() + seconds
-    for node in nodes:
-        simulator.inject(node=node, fault=FAULT)
-        time.sleep(seconds / len(nodes))
-    time.sleep(max(0.0, end - time.monotonic()))
-
-
 #: By the key of the figure. The API server goes last: its controllers take a while to come back.
 DRILLS: dict[str, Callable[[Drill], None]] = {
     "lost_kill9_burst_200": kill_9_in_a_burst_of_200,
@@ -185,6 +143,10 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
     "lost_paused_alone": aggregator_paused_for_40_s,
     "lost_failover_3_replicas": controller_of_three_killed_in_a_burst_of_200,
     "lost_paused_replica": controller_of_three_paused_for_40_s,
+    "lost_gateway_killed": gateway_of_three_killed_in_a_burst_of_200,
+    "lost_partition_gateway": gateway_of_three_cut_from_the_controller_for_40_s,
+    "lost_partition_controller": controller_of_three_cut_from_the_gateways_for_40_s,
+    "lost_roll_of_three": three_replicas_rolled,
     "lost_disk_full_agent": agent_whose_disks_are_full,
     "lost_apiserver_down_60s": api_server_away_for_60_s,
 }
@@ -254,7 +216,7 @@ def main() -> int:
                 run(drill)
             figures[key] = drill.lost
             figures |= drill.figures
-            figures[_recovery(key)] = _p99(drill.recoveries)
+            figures[_recovery(key)] = p99(drill.recoveries)
             recoveries[key] = drill.recoveries
             plane.delete_nodes(drill.nodes)
         figures["double_evictions"] = _double(plane) + int(figures.get("double_evictions", 0))
@@ -269,14 +231,18 @@ def main() -> int:
     rows += [
         (
             f"end of the outage to the taints, p99: {_words(run)}",
-            f"{_p99(recoveries[key])} s",
+            f"{p99(recoveries[key])} s",
             "10 s",
         )
         for key, run in drills.items()
     ]
     if "failover_p99_s" in figures:
         rows.append(
-            ("the leader killed: until the others know", f"{figures['failover_known_s']} s", "30 s")
+            (
+                "the controller killed: until there is another",
+                f"{figures['failover_known_s']} s",
+                "30 s",
+            )
         )
         rows.append(("from the kill to the taints, p99", f"{figures['failover_p99_s']} s", "-"))
     print(table(f"bench-faults, lost: {path}", rows))
@@ -285,10 +251,6 @@ def main() -> int:
 
 def _recovery(key: str) -> str:
     return key.replace("lost_", "recovery_") + "_p99_s"
-
-
-def _p99(times: list[float]) -> float:
-    return round(percentile(times, 99), 1) if times else 0.0
 
 
 def _words(run: Callable[[Drill], None]) -> str:

@@ -25,6 +25,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.hosts import with_hosts, write_hosts
 from tests.support.pki import Authority
+from tests.support.relay_cuts import RelayCuts
 from tests.support.simulator import Simulator
 from tests.support.stack import (
     NAMESPACE,
@@ -53,7 +54,10 @@ TRUSTING_TLS: dict[str, Any] = {"identity": {"kind": "insecure-trust-hello"}}
 
 
 class Replicas:
-    """``count`` replicas, not started. ``more`` is merged over each one's configuration."""
+    """``count`` replicas, not started. ``more`` is merged over each one's configuration.
+
+    ``cuttable``: their relays go by proxies, and `cuts` cuts them.
+    """
 
     def __init__(
         self,
@@ -63,8 +67,10 @@ class Replicas:
         count: int = 3,
         more: Mapping[str, Any] | None = None,
         policy: str = QUICK_POLICY,
+        cuttable: bool = False,
     ) -> None:
         self.plane = plane
+        self.cuts = RelayCuts(self._pids) if cuttable else None
         #: The token that reads the pages; empty: none is sent.
         self.reader = ""
         self.folder = folder
@@ -90,7 +96,7 @@ class Replicas:
         )
         shards = {
             "name": name,
-            "address": f"{host}:{self._port}",
+            "address": f"{host}:{self.cuts.before(host, self._port) if self.cuts else self._port}",
             "page": f"https://{host}:{self._web_port}",
             "token_file": str(token),
             "service_account": ACCOUNT,
@@ -118,6 +124,15 @@ class Replicas:
             if error is not None:
                 sys.stderr.write(f"--- {name}\n{replica.log()[-3000:]}")
             replica.close()
+        if self.cuts is not None:
+            self.cuts.close()
+
+    def _pids(self) -> dict[str, int]:
+        return {
+            name: replica.process.pid
+            for name, replica in self.replicas.items()
+            if replica.process is not None and replica.process.poll() is None
+        }
 
     # -- life ------------------------------------------------------------------------
 
@@ -216,6 +231,10 @@ class Replicas:
         """How many agents are connected to each that runs and answers."""
         told = self.standings()
         return {name: round(one["replica_agents"]) for name, one in told.items() if one}
+
+    def heard(self) -> int:
+        """Of how many agents the controller has a stream."""
+        return round(sum(one.get("agents_attached", 0.0) for one in self.standings().values()))
 
     def controller(self) -> str:
         """The name of the replica that the Lease names."""
