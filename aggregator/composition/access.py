@@ -25,7 +25,7 @@ from aggregator.ingest.identity import IdentityError
 from aggregator.ingest.jwks import JwksCache
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
-from aggregator.web.forwarding import VerifyReplica
+from aggregator.web.forwarded_client import VerifyReplica
 
 T = TypeVar("T")
 

@@ -250,7 +250,7 @@ def _require_protocol(hello: pb.ControllerHello) -> None:
 async def _watch(liveness: Liveness) -> None:
     while True:
         await asyncio.sleep(LOOK_EVERY)
-        if not liveness.look():
+        if not liveness.is_alive():
             raise _RelayEnded("the controller has sent no message for 4 s")
 
 

@@ -50,7 +50,7 @@ class Liveness:
     def on_message(self) -> None:
         self._silent_looks = 0
 
-    def look(self) -> bool:
+    def is_alive(self) -> bool:
         """Called each `LOOK_EVERY`. Returns whether the other side still counts as alive."""
         self._silent_looks += 1
         return self._silent_looks < SILENT_LOOKS

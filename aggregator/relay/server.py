@@ -276,7 +276,7 @@ class _Link:
                 raise _Refused(_Code.UNAVAILABLE, "this replica is not the controller any more")
             if not self._read_some.is_set():
                 liveness.on_message()  # we are the one that does not read
-            elif not liveness.look():
+            elif not liveness.is_alive():
                 raise _Refused(_Code.DEADLINE_EXCEEDED, "the gateway has sent no message for 4 s")
             if self._replica_auth.has_expired(self._until) and not self._cluster_away():
                 raise _Refused(_Code.UNAUTHENTICATED, "the token has expired")

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
-from aggregator.web.forwarding import VerifyReplica, accept, address_of, certificate_of
+from aggregator.web.forwarded_client import VerifyReplica, accept, address_of, certificate_of
 from aggregator.web.same_origin import ACTION_HEADER, foreign_because
 
 log = logging.getLogger("sickbay.access")

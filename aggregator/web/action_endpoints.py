@@ -15,7 +15,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.web import models
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.api import respond
-from aggregator.web.forwarding import address_of
+from aggregator.web.forwarded_client import address_of
 from aggregator.web.person_actions import (
     ACTIONS,
     ActionAnswer,

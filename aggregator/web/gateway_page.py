@@ -1,6 +1,6 @@
 """Page and API of a gateway: the controller's, passed on, streams and actions included.
 
-The controller authenticates each reader; `forwarding` has what a gateway adds for that. Each
+The controller authenticates each reader; `forwarded_client` has what a gateway adds for that. Each
 replica has its own probes and metrics. Without a controller the page says so, and why.
 """
 
@@ -24,7 +24,7 @@ from aggregator.access.identity import AccessRefused
 from aggregator.configfile.values import is_loopback
 from aggregator.leader.lease import Candidate
 from aggregator.tls.client_context import CaFileError, FollowedAuthorities
-from aggregator.web import forwarding
+from aggregator.web import forwarded_client
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, LimitedSite
 from aggregator.web.event_broker import MOST_STREAMS
@@ -226,7 +226,7 @@ class GatewayPage:
             return self._without_controller(request, str(error))
 
     def _controller(self, request: web.Request) -> Candidate:
-        if forwarding.REPLICA in request.headers:
+        if forwarded_client.REPLICA in request.headers:
             # Two gateways that take each other for the controller must not pass it on for ever.
             raise NoController(f"{self._state.name} is not the controller")
         controller = self._state.controller()
@@ -251,7 +251,7 @@ class GatewayPage:
         return URL(controller.page + where.raw_path_qs, encoded=True)
 
     def _headers(self, request: web.Request) -> CIMultiDict[str]:
-        left_out = _HOP_HEADERS | forwarding.HEADERS | {"content-length"}  # the client counts
+        left_out = _HOP_HEADERS | forwarded_client.HEADERS | {"content-length"}  # the client counts
         headers = CIMultiDict(
             (key, value) for key, value in request.headers.items() if key.lower() not in left_out
         )
@@ -259,7 +259,7 @@ class GatewayPage:
             token = self._state.token()
         except self._state.token_errors as error:
             raise NoController(f"this replica can't prove its identity: {error}") from error
-        headers.update(forwarding.added_headers(request, token))
+        headers.update(forwarded_client.added_headers(request, token))
         return headers
 
     async def _answer(

@@ -86,7 +86,7 @@ class Drill:
         self._ends.callback(simulator.close)
         simulator.until_streaming(nodes, timeout_s=120)
         wait_until(
-            lambda: replicas.heard() == nodes,
+            lambda: replicas.attached() == nodes,
             what=lambda: f"all agents' evidence at the controller: {replicas.standings()}",
             timeout_s=120,
         )

@@ -232,7 +232,7 @@ class Replicas:
         told = self.standings()
         return {name: round(one["replica_agents"]) for name, one in told.items() if one}
 
-    def heard(self) -> int:
+    def attached(self) -> int:
         """Of how many agents the controller has a stream."""
         return round(sum(one.get("agents_attached", 0.0) for one in self.standings().values()))
 

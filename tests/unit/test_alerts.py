@@ -41,7 +41,6 @@ def transition(kind: EventKind, summary: str = "it is so", **details: str) -> Tr
         (K.HELD, {"limit": "limits.concurrent"}, "warning"),
         (K.HELD, {"limit": "limits.cooldown"}, None),
         (K.HELD, {"limit": "record"}, None),
-        (K.HELD, {"limit": "shards"}, None),
         (K.CORDONED, {"action": "observe", "limit": "record", "cause": "x"}, "warning"),
         (K.NETWORK_BLAMED, {}, "critical"),
         (K.NETWORK_BLAMED, {"limit": "record"}, "critical"),
