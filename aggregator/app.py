@@ -228,7 +228,8 @@ class _Process:
 
     def _own_problems(self) -> list[str]:
         trouble = self._certificates.trouble or self._replica.listener.certificate_trouble()
-        return [f"agents and other replicas turn away: {trouble}"] if trouble else []
+        turned = f"agents and other replicas turn away: {trouble}" if trouble else ""
+        return [reason for reason in (self._replica.gateway.problem, turned) if reason]
 
     async def _leave(self) -> None:
         """In order: this replica acts no more, another takes the Lease, the agents go."""

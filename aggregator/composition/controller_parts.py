@@ -179,6 +179,7 @@ class ControllerParts:
         ending.callback(self.streams.close)
         if self._replica.service is not None:
             self._replica.service.begin(self._role)
+            spawn(self._replica.leave_if_abandoned(), "abandoned", ending)
             ending.callback(self._replica.service.close, "the controller stops")
 
     async def run(self) -> None:

@@ -20,6 +20,7 @@ from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.leader.election import TIMES
 from aggregator.leader.holder import LeaseHolder
 from aggregator.leader.lease import Candidate
+from aggregator.relay.abandoned import AbandonedWatch
 from aggregator.relay.agent_call import GatewayRules
 from aggregator.relay.auth import AUDIENCE, ReplicaAuthenticator
 from aggregator.relay.client import RelayClient
@@ -171,6 +172,15 @@ class Replica:
             await self.client.run()
         else:
             await asyncio.Event().wait()
+
+    async def leave_if_abandoned(self) -> None:
+        """For ever, on a controller: see `AbandonedWatch`."""
+        if self.service is None:
+            await asyncio.Event().wait()
+            return
+        await AbandonedWatch(
+            self.gateway, self.service, may_act=self.may_act, now=time.monotonic
+        ).run()
 
     async def leave(self, within: float) -> None:
         """Have all agents go elsewhere, some at a time, for so many seconds at most."""

@@ -155,6 +155,7 @@ class Gateway(sickbay_pb2_grpc.AgentGatewayServicer):
     def serve_locally(self, streams: AgentStreams, pacer: ResyncPacer) -> None:
         """Be the controller from now on. The calls go on as its streams, a few at a time."""
         self.streams = streams
+        self.problem = ""
         pacer.join(_MovingCalls(self._calls, streams))
 
     # -- without one ------------------------------------------------------------

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.relay import abandoned as abandoned_module
 from aggregator.relay import client as client_module
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
@@ -317,6 +318,51 @@ async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
             b.directory.renewed = False  # the Lease stands still: all wait for another controller
             await until(lambda: not b.gateway.problem)
             assert b.directory.named == dead
+
+
+async def test_a_controller_that_all_have_left_and_whose_lease_stands_still_leaves_its_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abandoned_module, "UNSERVED_FOR", 1.0)
+    async with replicas(tmp_path, "a", "b") as site:
+        a, b = site.all["a"], site.all["b"]
+        renewed, looks = True, 0
+
+        def may_act() -> bool:
+            nonlocal looks
+            looks += 1
+            return renewed
+
+        watch = abandoned_module.AbandonedWatch(
+            a.gateway, a.service, may_act=may_act, now=lambda: looks / 2
+        )
+        async with a.agent() as agent, asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch.run())
+            await agent.attend()
+            await until(lambda: bool(a.service.gateways))
+            renewed = False  # the API server is away for all: the gateway stays, and so do agents
+            seen = looks
+            await until(lambda: looks > seen + 4)
+            assert not a.gateway.problem
+            b.directory.name(None)
+            code, text = await agent.ending()
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert "all gateways have left it" in text
+            async with a.agent() as another:
+                await another.try_hello()
+                assert (await another.ending())[0] is grpc.StatusCode.UNAVAILABLE
+            renewed = True  # at its own version: there was no other
+            await until(lambda: not a.gateway.problem)
+            watching.cancel()
+
+
+async def test_a_gateway_that_served_nobody_serves_agents_as_the_controller(tmp_path: Path) -> None:
+    async with replicas(tmp_path) as site:
+        a = await site.start("a")
+        a.gateway.problem = "it reached no controller"
+        a.become_controller()
+        async with a.agent() as agent:
+            await agent.attend()
 
 
 # -- gateways that can't be trusted ----------------------------------------------------------------
