@@ -79,7 +79,7 @@ def bursts(curves: dict[str, Any]) -> Figure | None:
 
 
 def failover(curves: dict[str, Any]) -> Figure | None:
-    """A failover second by second: agents with a stream, nodes owned, nodes heard by the owner."""
+    """A failover second by second: agents with a stream, and those at the controller."""
     points = curves.get("failover")
     if not points:
         return None
@@ -87,9 +87,9 @@ def failover(curves: dict[str, Any]) -> Figure | None:
     axes = figure.subplots()
     seconds = [row[0] for row in points]
     axes.plot(seconds, [row[1] for row in points], color=INK, label="agents with a stream")
-    axes.plot(seconds, [row[2] for row in points], color=SECOND, label="nodes heard by their owner")
+    axes.plot(seconds, [row[2] for row in points], color=SECOND, label="agents at the controller")
     axes.axvline(0, color=FAINT, linestyle=":")
-    axes.set_xlabel("seconds since a replica of three was killed")
+    axes.set_xlabel("seconds since the controller of three was killed")
     axes.set_ylabel("nodes")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)

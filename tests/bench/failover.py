@@ -8,18 +8,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Self
 
-from tests.bench.parts import LIFTED, Findings, plane_in_memory
+from tests.bench import watcher
+from tests.bench.parts import LIFTED, WARM, Findings, plane_in_memory
+from tests.bench.processes import cost
 from tests.bench.simulated_agents import Crowd
 from tests.bench.small import small_or
+from tests.bench.watcher import Watcher
+from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.shards import TRUSTING_TLS, Replicas
 
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
-BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (5.0, 10.0)), 240.0)
+BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (10.0, 10.0)), 240.0)
 EVERY = 0.5
+#: Pairs of faults by which the relay's share is measured, and faults at the kill.
+HOPS, FAULTS = small_or((1, 2), (60, 50))
+#: Seconds after the evidence is complete until a fault without a taint counts as lost.
+LOST_AFTER = 60.0
 
 
 class Diary:
@@ -62,6 +72,56 @@ class Diary:
             self.rows.append((at, self._crowd.streaming, int(controllers), int(heard)))
 
 
+class _Fleet:
+    """Three replicas that run, and the crowds of agents at them."""
+
+    def __init__(self, plane: ControlPlane, replicas: Replicas) -> None:
+        self.plane = plane
+        self.replicas = replicas
+        self.taints = Watcher(plane, watcher.NODES, watcher.marked)
+
+    def crowd(self, folder: Path, address: str) -> Crowd:
+        folder.mkdir(parents=True)
+        where: list[str | Path] = ["--aggregator", address]
+        where += ["--ca-file", self.replicas.authority.certificate]
+        return Crowd(folder, where, before=self.replicas.before)
+
+    def hop_ms(self, folder: Path, nodes: Sequence[str]) -> float:
+        """How much later the median taint comes where a gateway forwards the fault.
+
+        Half of the nodes have their agents at the controller, and half at a gateway. By turns.
+        """
+        controller = self.replicas.controller()
+        gateway = next(name for name in self.replicas.names if name != controller)
+        taken: dict[str, list[float]] = {controller: [], gateway: []}
+        with ExitStack() as ends:
+            crowds = {}
+            for number, name in enumerate(taken):
+                address = self.replicas.replicas[name].address
+                crowds[name] = ends.enter_context(self.crowd(folder / name, address))
+                crowds[name].come(nodes[number::2])
+            for turn in range(len(nodes) // 2):
+                for number, (name, took) in enumerate(taken.items()):
+                    node = nodes[2 * turn + number]
+                    begun = time.monotonic()
+                    crowds[name].fall_ill([node])
+                    took.append(self.taints.when(node, within=60) - begun)
+        there, here = (median(taken[name][WARM:]) for name in (gateway, controller))
+        return round(1000 * (there - here), 2)
+
+    def lost(self, nodes: Sequence[str], *, until: float) -> list[str]:
+        """Those of the nodes that have no taint by then."""
+
+        def tainted(node: str) -> bool:
+            try:
+                self.taints.when(node, within=max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                return False
+            return True
+
+        return [node for node in nodes if not tainted(node)]
+
+
 def failover(found: Findings) -> None:
     """Kill one of three, and see the rest take over."""
     with (
@@ -72,29 +132,62 @@ def failover(found: Findings) -> None:
         more = {**LIFTED, **TRUSTING_TLS}
         with Replicas(plane, Path(disk) / "shards", more=more) as replicas:
             replicas.start()
-            where: list[str | Path] = ["--aggregator", replicas.address]
-            where += ["--ca-file", replicas.authority.certificate]
-            with Crowd(folder, where, before=replicas.before) as crowd:
+            fleet = _Fleet(plane, replicas)
+            tried = plane.create_nodes(2 * (HOPS + WARM), "hop")
+            found.figures["hop_p50_ms"] = fleet.hop_ms(folder / "hops", tried)
+            with fleet.crowd(folder / "crowd", replicas.address) as crowd:
                 crowd.come(nodes)
-                with Diary(replicas, crowd, replicas.names) as diary:
-                    _until(diary, 3, len(nodes))
-                    time.sleep(BEFORE)
-                    dead = replicas.controller()
-                    diary.names = [name for name in replicas.names if name != dead]
-                    replicas.replicas[dead].kill()
-                    killed = time.monotonic()
-                    _until(diary, 2, 1, since=killed)
-                    _until(diary, 3, len(nodes), since=killed)
-                    time.sleep(AFTER)
+                _kill(found, fleet, crowd, nodes)
+
+
+def _kill(found: Findings, fleet: _Fleet, crowd: Crowd, nodes: Sequence[str]) -> None:
+    replicas = fleet.replicas
+    with Diary(replicas, crowd, replicas.names) as diary:
+        _until(diary, 3, len(nodes))
+        dead = replicas.controller()
+        gateways = [name for name in replicas.names if name != dead]
+        before = [cost(_pid(replicas, name)).cpu_s for name in replicas.names]
+        time.sleep(BEFORE)
+        spent = [
+            100 * (cost(_pid(replicas, name)).cpu_s - then) / BEFORE
+            for name, then in zip(replicas.names, before, strict=True)
+        ]
+        diary.names = gateways
+        faulty = nodes[:FAULTS]
+        replicas.replicas[dead].kill()
+        killed = time.monotonic()
+        crowd.fall_ill(faulty)
+        _until(diary, 2, 1, since=killed)
+        _until(diary, 3, len(nodes), since=killed)
+        lost = fleet.lost(faulty, until=time.monotonic() + LOST_AFTER)
+        time.sleep(AFTER)
+        rss = cost(_pid(replicas, replicas.controller())).rss_mib
     reowned, complete = diary.since(killed, 2, 1), diary.since(killed, 3, len(nodes))
     assert reowned is not None
     assert complete is not None
-    found.figures |= {"reowned_s": round(reowned, 1), "complete_s": round(complete, 1)}
+    acted = [fleet.taints.seen[one] for one in faulty if one not in lost]
+    assert acted, "no fault at the kill became a taint"
+    percent = dict(zip(replicas.names, spent, strict=True))
+    found.figures |= {
+        "reowned_s": round(reowned, 1),
+        "complete_s": round(complete, 1),
+        "first_act_s": round(min(acted) - killed, 1),
+        "lost": len(lost),
+        "gateway_cpu_percent": round(max(percent[name] for name in gateways), 1),
+        "controller_cpu_percent": round(percent[dead], 1),
+        "controller_rss_mib": round(rss),
+    }
     found.curves["failover"] = [
         [round(at - killed, 1), streaming, heard]
         for at, streaming, _, heard in diary.rows
         if at > killed - BEFORE
     ]
+
+
+def _pid(replicas: Replicas, name: str) -> int:
+    process = replicas.replicas[name].process
+    assert process is not None
+    return process.pid
 
 
 def _until(diary: Diary, what: int, count: int, *, since: float = 0.0) -> None:

@@ -47,8 +47,14 @@ SCALE = (
     ("the requests that trail, for each node", "trailing_requests", "", ""),
     ("these alone, for as many nodes at once", "trailing_limit_s", "s", ""),
     ("how many times as long they trail", "trailing_beyond", "", ""),
-    ("one of three replicas killed: every node owned again", "reowned_s", "s", "30"),
-    ("every agent with its owner", "complete_s", "s", "60"),
+    ("the controller of three killed: another may act", "reowned_s", "s", "20"),
+    ("from the kill to the first taint", "first_act_s", "s", "18"),
+    ("evidence of every agent complete", "complete_s", "s", "30"),
+    ("faults at the kill that were lost", "lost", "", "0"),
+    ("a fault's taint by a gateway later by, median", "hop_p50_ms", "ms", "1.5"),
+    ("CPU of one core: a gateway at rest", "gateway_cpu_percent", "%", ""),
+    ("the controller at rest", "controller_cpu_percent", "%", ""),
+    ("memory of the new controller", "controller_rss_mib", "MiB", "1200"),
     ("cost against nodes: up to", "growth_nodes", "", ">20000"),
     ("memory for 1,000 more", "growth_mib_per_1000", "MiB", ""),
     ("farthest off the line", "growth_rss_off_line_percent", "%", ""),
@@ -85,8 +91,12 @@ DRILLS = {
     "database_down_30s": "history and outbox on a disk that hangs for 30 s",
     "agent_kill9": "`kill -9` of the agent between line and ack",
     "paused_alone": "the only aggregator paused for 40 s",
-    "failover_3_replicas": "the leader of three killed in a burst of 200, not restarted",
-    "paused_replica": "one of three paused for 40 s, faults on its nodes",
+    "failover_3_replicas": "the controller of three killed in a burst of 200, not restarted",
+    "paused_replica": "the controller of three paused for 40 s",
+    "gateway_killed": "a gateway of three killed in a burst of 200, not restarted",
+    "partition_gateway": "a gateway of three cut from the controller for 40 s",
+    "partition_controller": "the controller of three cut from both gateways for 40 s",
+    "roll_of_three": "all three replicas restarted in turn, faults meanwhile",
     "disk_full_agent": "an agent that can't write its state",
     "apiserver_down_60s": "the API server away for 60 s",
 }
@@ -117,7 +127,7 @@ def faults_table(figures: Mapping[str, Any]) -> str:
     if "failover_p99_s" in figures:
         told.append("")
         told.append(
-            f"The killed leader was known to be gone after {figures['failover_known_s']:g} s; from "
+            f"Another was the controller after {figures['failover_known_s']:g} s; from "
             f"the kill to the last taints it was {figures['failover_p99_s']:g} s (p99)."
         )
     return "\n".join(told)
