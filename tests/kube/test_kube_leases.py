@@ -34,7 +34,7 @@ ME = Candidate(
     version="0.2.0",
 )
 #: A tenth of the shipped value.
-QUICK = LeaseTiming(1.5, 1.0, 0.2, 0.3, 0.8)
+QUICK = LeaseTiming(3.0, 2.0, 0.3, 0.6, 1.6)
 
 
 @asynccontextmanager
@@ -125,13 +125,18 @@ async def test_one_holds_at_a_time_and_another_takes_over_when_it_is_dead_or_lea
         store_of(plane.kubeconfig, cluster_space.namespace) as of_a,
         store_of(plane.kubeconfig, cluster_space.namespace) as of_b,
     ):
-        a = LeaseHolder(Candidate("a", "1"), of_a, clock=time.monotonic, times=QUICK)
-        b = LeaseHolder(Candidate("b", "1"), of_b, clock=time.monotonic, times=QUICK)
+        a = LeaseHolder(Candidate("a", "a1"), of_a, clock=time.monotonic, times=QUICK)
+        b = LeaseHolder(Candidate("b", "b1"), of_b, clock=time.monotonic, times=QUICK)
         first = asyncio.create_task(a.run())
         await until(a.may_act)
         second = asyncio.create_task(b.run())
         await until(lambda: b.other() == a.me)
-        await asyncio.sleep(2 * QUICK.lease_duration)
+        seen = set[str]()
+        while len(seen) < 2 * QUICK.lease_duration / QUICK.retry_period:
+            lease = await of_b.read()
+            assert lease is not None
+            assert lease.holder == a.me
+            seen.add(lease.version)
         assert (a.may_act(), b.may_act()) == (True, False)
         first.cancel()
         await until(b.may_act, within=15)
@@ -140,7 +145,7 @@ async def test_one_holds_at_a_time_and_another_takes_over_when_it_is_dead_or_lea
         await asyncio.wait([third], timeout=10)
         assert third.done(), "another has held the Lease"
         again = LeaseHolder(
-            Candidate("a", "2"), of_a, clock=time.monotonic, times=QUICK, starts=False
+            Candidate("a", "a2"), of_a, clock=time.monotonic, times=QUICK, starts=False
         )
         fourth = asyncio.create_task(again.run())
         await until(lambda: again.other() == b.me)
