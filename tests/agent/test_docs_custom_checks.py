@@ -133,7 +133,8 @@ def test_the_table_of_codes_is_what_the_agent_goes_by() -> None:
 
 
 def test_the_table_of_keys_is_what_the_loader_takes(tmp_path: Path) -> None:
-    keys = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    table = PAGE.partition("### Keys of [own.NAME]\n")[2].partition("\n## ")[0]
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     path = tmp_path / "agent.toml"
     path.write_text('[own.a]\ncommand = ["/x"]\nprotocol = "npd"\nnonsense = 1\n')
     said = agent("checks", "--config", path).err
@@ -141,10 +142,19 @@ def test_the_table_of_keys_is_what_the_loader_takes(tmp_path: Path) -> None:
     assert sorted({*taken, "entry_point"}) == sorted(keys)
     path.write_text('[own.a]\ncommand = ["/x"]\nprotocol = "npd"\n')
     settings = load(path, ENVIRON).checks["a"]
-    defaults = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| `\"?([^`\"]+)\"?` \|", PAGE, re.MULTILINE))
+    defaults = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| `\"?([^`\"]+)\"?` \|", table, re.MULTILINE))
     assert defaults == {"on": "true", "interval": "60s", "time_limit": "10s"}
     assert (settings.on, settings.interval) == (True, 60.0)
     assert settings.deadline - custom_command.GRACE == 10.0
+
+
+def test_the_table_of_kernel_line_keys_is_what_the_loader_takes(tmp_path: Path) -> None:
+    table = PAGE.partition("| key of [kernel_lines.NAME] |")[2].partition("\n## ")[0]
+    path = tmp_path / "agent.toml"
+    path.write_text('[kernel_lines.a]\npattern = "x"\nnonsense = 1\n')
+    taken = agent("checks", "--config", path).err.partition("expected one of ")[2].strip()
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(taken.split(", ")) == sorted(keys)
 
 
 def judged(site: str | None, *evidence: Component | Fault) -> set[str]:
