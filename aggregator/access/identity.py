@@ -26,7 +26,7 @@ class UserIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What a request presents. ``certificate``: the client's in DER, verified by TLS; None without.
+    """The proof of a request. ``certificate``: the client's in DER, verified by TLS; None without.
 
     ``token``: of the Authorization header; ``cookie``: of the log-in. ``header`` gives the values
     of a header, by its name.

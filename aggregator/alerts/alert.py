@@ -213,8 +213,8 @@ def alert_of(transition: Transition) -> Alert | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What follows from a node's incident is decided. ``covered``: a common cause explains it, so
+class NodeDecision:
+    """The decision about a node's incident. ``covered``: a common cause explains it, so
     that the alert of the cause reports it.
     """
 
@@ -225,11 +225,11 @@ class Decision:
 _DECISIONS = frozenset({EventKind.ADMITTED, EventKind.HELD, EventKind.SUPPRESSED})
 
 
-def decision_of(transition: Transition) -> Decision | None:
+def decision_of(transition: Transition) -> NodeDecision | None:
     """The decision that the transition reports, or None."""
     if transition.kind not in _DECISIONS:
         return None
-    return Decision(transition.node, "cause" in transition.details)
+    return NodeDecision(transition.node, "cause" in transition.details)
 
 
 def ended(alert: Alert, by: "Resolution") -> Alert:

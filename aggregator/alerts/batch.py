@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from aggregator.alerts.alert import GROUPED, Alert, AlertState, Decision, Resolution, ended
+from aggregator.alerts.alert import GROUPED, Alert, AlertState, NodeDecision, Resolution, ended
 from aggregator.alerts.alert_codec import decode_alert, encode_alert
 from aggregator.alerts.tables import groups, lasting, pending, told
 
@@ -49,7 +49,7 @@ class Item:
     follow: frozenset[str] = frozenset()
     hold: AlertHold | None = None
     free: str = ""
-    decision: Decision | None = None
+    decision: NodeDecision | None = None
 
 
 class Batch:
@@ -82,7 +82,7 @@ class Batch:
         self._dropped: list[tuple[str, str]] = []
         self._queue: list[dict[str, Any]] = []
         self._free: set[str] = set()
-        self._decisions: dict[str, Decision] = {}
+        self._decisions: dict[str, NodeDecision] = {}
 
     def take(self, item: Item) -> None:
         told_of = self._end(item.ends) if item.ends is not None else set()
@@ -180,7 +180,7 @@ class Batch:
         db.execute(sa.delete(groups).where(groups.c.last_at < self._now - GROUP_KEPT))
 
 
-def _decide(db: sa.Connection, decision: Decision) -> None:
+def _decide(db: sa.Connection, decision: NodeDecision) -> None:
     """Send or drop the alerts of the node that waited for the decision."""
     waits = (pending.c.held_by == "decision", pending.c.node == decision.node)
     if not decision.covered:

@@ -1,4 +1,4 @@
-"""What alerts need to know of a node, from the fleet's state in memory."""
+"""The facts that alerts need of a node, from the fleet's state in memory."""
 
 from collections.abc import Sequence
 

@@ -50,7 +50,7 @@ PLAIN = HttpOptions()
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What an attempt may use. ``wall`` is wall clock seconds, for signatures and dates."""
+    """The parts for one attempt. ``wall`` is wall clock seconds, for signatures and dates."""
 
     session: aiohttp.ClientSession
     thread: WorkerThread

@@ -11,7 +11,7 @@ _LEAST_BEGINNING = 4
 
 
 def secrets_of(url: str, others: Iterable[str] = ()) -> Sequence[str]:
-    """What must not be shown of a request: ``others``, the URL, its path, its query, and their
+    """The secrets of a request: ``others``, the URL, its path, its query, and their
     parts, as sent and with their percent escapes decoded. The longest come first.
     """
     parts = urlsplit(url)

@@ -37,7 +37,7 @@ EVERY = Matchers()
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """What is known of a node. ``exempt_until`` is wall clock seconds, 0: not exempt."""
+    """The facts of a node. ``exempt_until`` is wall clock seconds, 0: not exempt."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""

@@ -31,7 +31,7 @@ from aggregator.events import EventKind
 
 #: The kinds of receivers, each a key of a receiver's section.
 KINDS = ("alertmanager", "email", "pagerduty", "slack", "teams", "webhook")
-#: What alerts can be grouped by, besides the keys of node labels.
+#: The keys by which alerts can be grouped, besides the keys of node labels.
 GROUP_KEYS = ("rack", "pool", "kind", "severity", "node", "incident", "rules", "owner")
 
 #: The label or annotation of a namespace that names who owns its pods.

@@ -321,7 +321,7 @@ class Bisection:
             self._declared_failed.setdefault(node, ended)
 
     def _open(self) -> list[Unsettled]:
-        """What is not settled. A node beside which many failed was asked about as often: it is
+        """The unsettled parts. A node beside which many failed was asked about as often: it is
         there once, with the first reason.
         """
         found: dict[Unsettled, Unsettled] = {}

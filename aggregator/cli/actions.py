@@ -37,7 +37,7 @@ class ClusterActions(Protocol):
     def annotate(self, node: str, change: "AnnotationChange") -> str: ...
 
     def drain_preview(self, node: str) -> str:
-        """What a drain of the node would end, before a person confirms it."""
+        """The work that a drain of the node would end, before a person confirms it."""
         ...
 
 

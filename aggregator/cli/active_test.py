@@ -313,7 +313,7 @@ def _poll(
 
 
 def _why_no_end(last: _State | None, commands: _Commands) -> str:
-    """What becomes of the test after the wait. ``last``: None where no answer came at all."""
+    """The state of the test after the wait. ``last``: None where no answer came at all."""
     if last is None:
         return (
             f"the aggregator gave no answer, so that the test may have begun or not: "

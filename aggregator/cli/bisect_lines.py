@@ -29,7 +29,7 @@ class ForeignFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search is about. ``limit``: seconds of one test."""
+    """The subject of a search. ``limit``: seconds of one test."""
 
     nodes: list[str]
     command: list[str]

@@ -108,7 +108,7 @@ def history(source: Source, node: str) -> Sequence[Answer]:
 
 
 def readme(node: str, content: Content, at: dt.datetime, client: str) -> str:
-    """What the archive has."""
+    """The content of the archive."""
     time = at.strftime("%Y-%m-%d %H:%M:%S")
     lines = [
         f"sickbay's knowledge of node {node}, {time} UTC, by sickbay {client}.",

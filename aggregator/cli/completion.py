@@ -63,7 +63,7 @@ complete --command sickbay --no-files --arguments '(__sickbay_candidates)'
 
 
 def script(shell: str) -> str:
-    """What the shell has to read."""
+    """The script that the shell has to read."""
     return _SCRIPTS[shell]
 
 

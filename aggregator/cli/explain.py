@@ -215,7 +215,7 @@ def _repair(found: Answer | None) -> Iterator[str]:
 
 
 def _end(answer: Answer, quarantine: Answer) -> Iterator[str]:
-    """What ends the quarantine."""
+    """The event that ends the quarantine."""
     if quarantine["phase"] == "Releasing":
         yield quarantine["released_because"]
         return

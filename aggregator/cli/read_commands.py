@@ -17,7 +17,7 @@ from aggregator.cli.source import Source, open_session, open_source, require_kub
 _WATCH_TIMEOUT = 25.0
 #: Rows of one request, and at most of those that a selector picks from.
 _PAGE, _MOST = 1000, 10_000
-#: What -o name prints before a node's name.
+#: The text that -o name prints before a node's name.
 _NODE, _QUARANTINE = "node", "quarantine.sickbay.dev"
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aggregator.cluster.kubernetes.kubeconfig_check import Item, KubeconfigError, choose
+from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, KubeconfigItem, choose
 
 #: A token is renewed so long (seconds) before it expires.
 _EARLY = 300.0
@@ -80,7 +80,7 @@ class KubeconfigSettings:
 
     # -- files -------------------------------------------------------------------------
 
-    def _file(self, item: Item, key: str) -> str | None:
+    def _file(self, item: KubeconfigItem, key: str) -> str | None:
         """The file under ``key``, or one with the content under ``key``-data, which goes first."""
         content = item.data.get(f"{key}-data")
         if content:
@@ -98,7 +98,7 @@ class KubeconfigSettings:
 
     # -- plugins -----------------------------------------------------------------------
 
-    async def _run_plugin(self, user: Item) -> None:
+    async def _run_plugin(self, user: KubeconfigItem) -> None:
         """https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins"""
         arguments, version, environment = _call_of(user)
         process = await asyncio.create_subprocess_exec(
@@ -129,7 +129,7 @@ def _next_to(kubeconfig: str, name: str) -> Path:
     return Path(kubeconfig).absolute().parent / name
 
 
-def _call_of(user: Item) -> tuple[list[str], str, dict[str, str]]:
+def _call_of(user: KubeconfigItem) -> tuple[list[str], str, dict[str, str]]:
     """The plugin's arguments, its API version, and its environment."""
     section = user.data["exec"]
     for key in ("command", "apiVersion"):
@@ -152,7 +152,7 @@ def _call_of(user: Item) -> tuple[list[str], str, dict[str, str]]:
     return [section["command"], *map(str, arguments)], version, environment
 
 
-def _status_of(user: Item, out: bytes, version: str) -> Mapping[str, Any]:
+def _status_of(user: KubeconfigItem, out: bytes, version: str) -> Mapping[str, Any]:
     try:
         found = json.loads(out)
     except ValueError as error:
@@ -166,12 +166,12 @@ def _status_of(user: Item, out: bytes, version: str) -> Mapping[str, Any]:
     return status
 
 
-def _seconds(user: Item, text: object) -> float:
+def _seconds(user: KubeconfigItem, text: object) -> float:
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError as error:
         raise _wrong(user, "exec: expirationTimestamp is no time; expected RFC 3339") from error
 
 
-def _wrong(user: Item, text: str) -> KubeconfigError:
+def _wrong(user: KubeconfigItem, text: str) -> KubeconfigError:
     return KubeconfigError(user.file, f'exec of "{user.name}": {text.removeprefix("exec: ")}')
