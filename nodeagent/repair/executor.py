@@ -5,9 +5,11 @@ The order of steps is what makes it safe (docs/decisions/0027-orders-to-the-agen
 1. the order is recorded on the disk, then answered ACCEPTED;
 2. the driver is let go of, and no process has a GPU open;
 3. evidence is collected and written to the disk;
-4. deadline, boot and GPU users are looked at once more;
-5. "begun" is recorded on the disk, then told with the evidence;
-6. the act; its end is recorded, then told.
+4. deadline, boot and GPU users are checked once more;
+5. "begun" is recorded on the disk, then reported with the evidence;
+6. GPU users and a cancellation are checked a last time, because 5 may have waited for the disk and
+   the network;
+7. the act; its end is recorded, then reported.
 
 A kill before 5 leaves an order that was not begun (REFUSED by the next agent), one after 5 an order
 whose end is unknown (UNKNOWN, or SUCCEEDED for a reboot once the boot id has changed).
@@ -21,7 +23,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nodeagent.active_tests.host import HostPrograms
 from nodeagent.active_tests.model import Step, TestReport, Verdict
@@ -49,6 +51,7 @@ from nodeagent.repair.operation import (
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.kubelet_devices import pods_with_devices
 
 __all__ = ["Driver", "OperationReport", "RepairExecutor"]
 
@@ -56,6 +59,8 @@ log = logging.getLogger(__name__)
 
 #: Orders that wait to be recorded. The aggregator has one for a node at a time.
 _MOST_WAITING = 16
+#: Cancelled and refused orders whose ids are kept in memory.
+_MOST_REMEMBERED = 1024
 #: Seconds for which the driver is let go of beyond the act's own limit.
 _SPARE = 120.0
 #: Seconds that RUNNING gets to reach the aggregator before a reboot takes the network away.
@@ -123,7 +128,9 @@ class RepairExecutor:
         self._current: str = ""
         self._running: asyncio.Task[None] | None = None
         self._testing: asyncio.Task[TestReport] | None = None
-        self._cancelled = False
+        #: Orders that were cancelled or refused: a copy that comes later is not begun either.
+        self._cancelled: dict[str, None] = {}
+        self._refused: dict[str, Operation] = {}
         #: Ids to report, oldest first, each once; refusals that are not recorded.
         self._due: dict[str, None] = {}
         self._passing: deque[Operation] = deque(maxlen=_MOST_WAITING)
@@ -165,6 +172,7 @@ class RepairExecutor:
                 "no order is obeyed: %s", error, extra={"event": "repair.record_unusable"}
             )
             return
+        operations.window = self._repair.window
         self._operations = operations
         for operation in changed:
             self._log(operation)
@@ -195,11 +203,12 @@ class RepairExecutor:
         self._pass(operation)
 
     def cancel(self, operation_id: str) -> None:
-        """End a test that is under way, or an order that has not begun."""
-        if operation_id == self._current:
-            self._cancelled = True
-            if self._testing is not None:
-                self._testing.cancel()
+        """End a test that is under way, or an order that has not begun, in whatever state it is:
+        waiting, being recorded, or not here yet.
+        """
+        _remember(self._cancelled, operation_id, None)
+        if operation_id == self._current and self._testing is not None:
+            self._testing.cancel()
 
     async def acknowledged(self, operation_id: str) -> None:
         """The aggregator keeps the result: it is not sent again."""
@@ -246,22 +255,30 @@ class RepairExecutor:
         if operations.get(order.operation_id) is not None:
             self._report(order.operation_id)
             return
+        if order.operation_id in self._refused:
+            self._pass(self._refused[order.operation_id])
+            return
         if operations.is_full():
             text = "no aggregator has acknowledged the results of a thousand orders"
             self._pass(_refused(operation, "no-record", text))
             return
         why = refusal(order, operations, self._facts())
+        if why is None and order.operation_id in self._cancelled:
+            why = _CANCELLED
+        if why is not None:
+            # Not recorded: many wrong orders must displace no operation that a cap counts.
+            refused = _refused(operation, *why)
+            _remember(self._refused, order.operation_id, refused)
+            self._pass(refused)
+            return
         try:
-            if why is not None:
-                await self._put(_refused(operation, *why))
-                return
             await self._put(operation)
         except NotRecorded as error:
             # The record's file has, at worst, an order that was not begun.
             operations.known.pop(order.operation_id, None)
             self._pass(_refused(operation, "no-record", str(error)))
             return
-        self._current, self._cancelled = operation.operation_id, False
+        self._current = operation.operation_id
         self._running = asyncio.create_task(self._carry_out(operation, order.deadline))
 
     def _facts(self) -> Facts:
@@ -295,7 +312,8 @@ class RepairExecutor:
                     return
                 await self._carry_out_alone(operation, deadline, began)
         except _Refused as error:
-            await self._record_end(_refused(operation, error.reason, error.message))
+            # It may have been recorded as begun: that stays, and counts against the cap.
+            await self._record_end(_refused(self._known(operation), error.reason, error.message))
         except NotRecorded as error:
             await self._not_recorded(operation, error)
         except Exception as error:
@@ -324,15 +342,17 @@ class RepairExecutor:
                 await self._let_go(limit + _SPARE)
             if alone:
                 self._no_gpu_users(ours_too=True)
+            elif quiesces:
+                self._no_allocated_gpus()
             await self._save_details(operation, {"evidence": found})
-            if self._cancelled:
-                raise _Refused("cancelled", "it was cancelled before it began")
+            self._raise_if_cancelled(operation)
             late = self._clock.boottime() - deadline
             if late > 0:
                 raise _Refused("deadline", f"it could not begin in time: {late:.1f} s too late")
             operation = replace(operation, state=RepairState.RUNNING, began=True)
             await self._put(operation)
             if operation.verb == Verb.GPU_RESET:
+                self._check_idle(operation)
                 end = await acts.reset_gpus(
                     operation.gpus, programs=self._programs, config=self._repair
                 )
@@ -340,6 +360,9 @@ class RepairExecutor:
                 end = await self._reboot(operation)
             else:
                 assert profile is not None
+                self._raise_if_cancelled(operation)
+                if quiesces:
+                    self._no_allocated_gpus()
                 end = await self._test(operation, profile, sample, found)
             if operation.verb == Verb.GPU_RESET and end.state == RepairState.SUCCEEDED:
                 # Before its end is recorded: a kill between the two must not lose the sign.
@@ -379,8 +402,26 @@ class RepairExecutor:
             raise _Refused("unmet", lacking)
         return profile, profile.limit
 
+    def _raise_if_cancelled(self, operation: Operation) -> None:
+        if operation.operation_id in self._cancelled:
+            raise _Refused(*_CANCELLED)
+
+    def _check_idle(self, operation: Operation) -> None:
+        """The last step before the act: the disk and the network were waited for since the first
+        check. Raises _Refused.
+        """
+        self._raise_if_cancelled(operation)
+        self._no_gpu_users(ours_too=True)
+
+    def _no_allocated_gpus(self) -> None:
+        """Raises _Refused while the kubelet has given a GPU to a pod, which may open it now."""
+        pods = pods_with_devices(self._machine, "nvidia.com")
+        if pods:
+            raise _Refused("in-use", f"the kubelet has GPUs allocated to pod {', '.join(pods[:5])}")
+
     def _no_gpu_users(self, *, ours_too: bool) -> None:
-        """Raises _Refused while a process has a GPU open, or it cannot be seen."""
+        """Raises _Refused while a pod or a process has a GPU, or it cannot be seen."""
+        self._no_allocated_gpus()
         try:
             users = gpu_users(
                 self._machine,
@@ -437,6 +478,7 @@ class RepairExecutor:
                     await event.wait()
         finally:
             self._sent.pop(operation.operation_id, None)
+        self._check_idle(operation)
         command = self._repair.reboot_command
         ends_at = self._clock.boottime() + self._repair.reboot_limit
         outcome = await self._programs.run(command, limit=self._repair.reboot_limit)
@@ -461,7 +503,7 @@ class RepairExecutor:
         try:
             report = await self._testing
         except asyncio.CancelledError:
-            if not self._cancelled:
+            if operation.operation_id not in self._cancelled:
                 raise
             return ActEnd(RepairState.INCONCLUSIVE, "cancelled", "the test was cancelled")
         finally:
@@ -557,6 +599,17 @@ class RepairExecutor:
                 "detail": operation.message,
             },
         )
+
+
+_CANCELLED = ("cancelled", "it was cancelled before it began")
+_V = TypeVar("_V")
+
+
+def _remember(known: dict[str, _V], key: str, value: _V) -> None:
+    """Keep the newest few: an order waits for minutes at most, by its deadline."""
+    known[key] = value
+    while len(known) > _MOST_REMEMBERED:
+        del known[next(iter(known))]
 
 
 class _Refused(Exception):

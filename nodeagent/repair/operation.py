@@ -53,8 +53,11 @@ FINAL = frozenset(
 )
 _ALL = FINAL | {RepairState.ACCEPTED, RepairState.RUNNING}
 
-#: Operations that are remembered. An older one has been acknowledged and is long over.
+#: Operations that are remembered, and those that a cap still counts. An older one has been
+#: acknowledged and is long over.
 MOST = 512
+#: Seconds for which an operation that was begun is remembered, where no cap names another time.
+WINDOW = 86400.0
 
 
 class RecordUnusable(Exception):
@@ -114,9 +117,14 @@ _FLAGS = ("began", "acknowledged")
 
 @dataclass(slots=True)
 class Operations:
-    """All operations that this node remembers, oldest first, by their id."""
+    """All operations that this node remembers, oldest first, by their id.
+
+    ``window`` (seconds) is that of the caps: no operation that a cap counts is forgotten, so that
+    nobody displaces it by many orders.
+    """
 
     known: dict[str, Operation] = field(default_factory=dict)
+    window: float = WINDOW
 
     def get(self, operation_id: str) -> Operation | None:
         return self.known.get(operation_id)
@@ -129,8 +137,16 @@ class Operations:
         self.known[operation.operation_id] = operation
         if len(self.known) > MOST:
             for old in list(self.known.values())[: len(self.known) - MOST]:
-                if old.is_final and old.acknowledged:
+                if old.is_final and old.acknowledged and not self._is_counted(old, operation):
                     del self.known[old.operation_id]
+
+    def _is_counted(self, old: Operation, latest: Operation) -> bool:
+        """Whether a cap may count it. A wall clock that went back keeps it for longer."""
+        if not old.began:
+            return False
+        same = old.boot_id == latest.boot_id
+        age = latest.boottime - old.boottime if same else latest.wall - old.wall
+        return age < self.window
 
     def is_full(self) -> bool:
         """Whether there is no room for another: so many results that no aggregator has taken."""

@@ -131,6 +131,26 @@ def test_only_what_is_over_and_acknowledged_is_forgotten() -> None:
     assert record.is_full()
 
 
+def test_many_later_operations_displace_none_that_a_cap_counts() -> None:
+    """Orders that a taken-over aggregator sends must not reset the node's own bound."""
+    record = Operations(window=3600.0)
+    for number in range(4):
+        begun = operation(number, verb=Verb.GPU_RESET, began=True, state=RepairState.SUCCEEDED)
+        record.put(replace(begun, acknowledged=True))
+    for number in range(10, 10 + 3 * MOST):
+        record.put(operation(number, state=RepairState.REFUSED, acknowledged=True))
+
+    def begun(window: float) -> int:
+        return record.begun(
+            Verb.GPU_RESET, window=window, wall=4599.0, boottime=3699.0, boot_id="boot-1"
+        )
+
+    assert begun(3600.0) == 4
+    late = operation(9999, state=RepairState.REFUSED, acknowledged=True)
+    record.put(replace(late, boottime=100.0 + 3600))
+    assert begun(10.0**9) == 0
+
+
 @pytest.mark.parametrize(
     ("wall", "boottime", "boot_id", "expected"),
     [
@@ -199,6 +219,24 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+POD = "0f1e2d3c-0000-4000-8000-000000000001"
+
+
+class SlowJournal(Journal):
+    """Something happens on the node while its ``at``-th write waits for the disk."""
+
+    def __init__(self, folder: Path, at: int, happens: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self.left = at
+        self.happens = happens
+
+    async def save(self, operations: Operations) -> None:
+        await super().save(operations)
+        self.left -= 1
+        if self.left == 0:
+            self.happens()
+
+
 class MortalJournal(Journal):
     """Dies at its ``at``-th write, before or after it is on the disk."""
 
@@ -259,7 +297,12 @@ class Machine:
 
         return RepairExecutor(
             replace(config, kernel_log=replace(config.kernel_log, enabled=False)),
-            machine=HostRoots(clock, proc=self.folder / "proc", sys=self.folder / "sys"),
+            machine=HostRoots(
+                clock,
+                root=self.folder / "host",
+                proc=self.folder / "proc",
+                sys=self.folder / "sys",
+            ),
             boot_id=boot_id,
             driver=Driver(sample, quiesce, lambda: 0.0),
             gpus=lambda: [uuid_of(0)],
@@ -270,6 +313,33 @@ class Machine:
             wake=lambda: None,
             journal=journal,
         )
+
+    def allocate_gpu(self, *, pod_is_there: bool = True) -> None:
+        """The kubelet gives a GPU to the pod `POD`, and remembers it after the pod's end."""
+        kubelet = self.folder / "host/var/lib/kubelet"
+        (kubelet / "device-plugins").mkdir(parents=True, exist_ok=True)
+        entry = {"PodUID": POD, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"0": ["GPU-1"]}}
+        record = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 1}
+        file = kubelet / "device-plugins/kubelet_internal_checkpoint"
+        file.write_text(json.dumps(record))
+        if pod_is_there:
+            (kubelet / "pods" / POD).mkdir(parents=True, exist_ok=True)
+
+    async def end_of(self, verb: str, journal: Journal | None = None) -> Operation:
+        """The end of one order of an agent that begins with an empty record."""
+        found = journal or Journal(self.folder / "state/repair")
+        executor = self.executor(found, "boot-1")
+        running = asyncio.create_task(executor.run())
+        executor.order(order_of(verb, "boot-1"))
+        try:
+            await states_until(executor, lambda state: state in FINAL)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert executor._operations is not None
+        operation = executor._operations.get("op-1")
+        assert operation is not None
+        return operation
 
     @property
     def acts(self) -> int:
@@ -343,6 +413,31 @@ async def test_a_death_at_any_write_does_nothing_twice_and_never_denies_an_act(
             break
     else:
         raise AssertionError("an order has more writes than the test tried")
+
+
+@pytest.mark.parametrize("verb", [Verb.GPU_RESET, Verb.REBOOT])
+async def test_an_allocated_gpu_keeps_an_act_away_whenever_it_was_allocated(
+    tmp_path: Path, verb: str
+) -> None:
+    early = Machine(tmp_path / "early")
+    early.allocate_gpu()
+    end = await early.end_of(verb)
+    assert (end.state, end.reason, early.acts) == (RepairState.REFUSED, "in-use", 0)
+    assert POD in end.message
+    # Writes: accepted, begun. A job starts while "begun" waits for the disk.
+    late = Machine(tmp_path / "late")
+    journal = SlowJournal(late.folder / "state/repair", 2, late.allocate_gpu)
+    end = await late.end_of(verb, journal)
+    assert (end.state, end.reason, late.acts) == (RepairState.REFUSED, "in-use", 0)
+    assert end.began, "it counts against the cap"
+
+
+async def test_a_gpu_of_a_pod_that_has_ended_keeps_nothing_away(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.allocate_gpu(pod_is_there=False)
+    end = await machine.end_of(Verb.GPU_RESET)
+    assert end.reason != "in-use"
+    assert machine.acts == 1
 
 
 async def _quiet(work: Any) -> None:

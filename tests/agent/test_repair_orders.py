@@ -172,6 +172,33 @@ async def test_a_process_with_a_gpu_open_keeps_a_reset_and_a_reboot_away(
     assert node.tools.count("reboot-now") == 0
 
 
+async def test_an_order_that_is_cancelled_in_the_same_breath_is_not_begun(
+    site: tuple[Aggregator, RepairNode],
+) -> None:
+    server, node = site
+    order = node.order(RESET, server.latest)
+    server.latest.send(repair_order=order)
+    server.latest.send(cancel_repair=pb.CancelRepair(operation_id=order.operation_id))
+    result = await server.final(order.operation_id)
+    assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "cancelled")
+    assert node.tools.count("--gpu-reset") == 0
+
+
+async def test_a_second_copy_of_a_refused_order_is_refused_although_it_would_hold_now(
+    site: tuple[Aggregator, RepairNode],
+) -> None:
+    server, node = site
+    order = node.order(RESET, server.latest, boot_id="another-boot")
+    result = await server.ordered(node, order)
+    assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "other-boot")
+    again = node.order(RESET, server.latest, operation_id=order.operation_id)
+    count = len(server.results(order.operation_id))
+    server.latest.send(repair_order=again)
+    await until(lambda: len(server.results(order.operation_id)) > count, within=30)
+    assert set(server.states(order.operation_id)) == {"refused"}
+    assert node.tools.count("--gpu-reset") == 0
+
+
 async def test_the_nodes_own_cap_holds_over_restarts_and_a_restart_brings_results_again(
     site: tuple[Aggregator, RepairNode],
 ) -> None:
