@@ -253,7 +253,7 @@ class Controller:
                 OutlierTracker(
                     node_registry=node_registry, fleet=fleet, say=self.record_own_evidence
                 ),
-                PrecursorTracker(self.record_own_evidence),
+                PrecursorTracker(fleet, self.record_own_evidence),
             )
         )
         self._agent_events = agent_events = AgentEventHandler(

@@ -1,11 +1,15 @@
 """A rising error counter becomes evidence that is observed, and that no rule may drain for."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
 from aggregator.quarantine.correlation.measurements import MeasurementTrackers
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.replica import shipped_policy
 
 MINUTE, DAY = 60.0, 86400.0
@@ -14,7 +18,10 @@ MINUTE, DAY = 60.0, 86400.0
 class Fleet:
     def __init__(self) -> None:
         self.reported: list[tuple[str, Component]] = []
-        precursors = PrecursorTracker(lambda node, found: self.reported.append((node, found)))
+        self.state = FleetState()
+        precursors = PrecursorTracker(
+            self.state, lambda node, found: self.reported.append((node, found))
+        )
         self.tracker = MeasurementTrackers((precursors,))
         for number in range(1000):
             series = (MeasuredSeries("nvlink-recoveries", f"GPU-{number}", "H200"),)
@@ -67,3 +74,30 @@ def test_a_rule_that_drains_for_a_precursor_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected cordon or observe for a precursor"):
         shipped_policy(text % "drain")
     shipped_policy(text % "cordon")
+
+
+def in_quarantine(*components: str) -> Any:
+    """What the fleet knows of a node whose quarantine rests on these findings."""
+    evidence = [
+        SimpleNamespace(code="fleet-precursor:nvlink-recoveries", component=one, cleared=False)
+        for one in components
+    ]
+    return SimpleNamespace(quarantine=SimpleNamespace(spec=SimpleNamespace(evidence=evidence)))
+
+
+def test_another_process_keeps_the_finding_of_a_quarantine_and_ends_it_after_a_week() -> None:
+    fleet = Fleet()
+    fleet.state.node_summaries["n5"] = in_quarantine("nvlink-recoveries GPU-5")
+    fleet.tracker.on_connect("n5")
+    series = (MeasuredSeries("nvlink-recoveries", "GPU-5", "H200"),)
+    fleet.tracker.on_measurements("n5", Measurements(0, series, ((0, 22),), ()), DAY)
+    statuses = [fleet.reported[-1][1].status]
+    for day in range(2, 8):
+        fleet.count("n5", 22, day * DAY)
+        statuses.append(fleet.reported[-1][1].status)
+    assert set(statuses) == {Status.FAILED}
+    fleet.count("n5", 22, 8.1 * DAY)
+    assert [one.status for _, one in fleet.reported[-1:]] == [Status.OK]
+    fleet.reported.clear()
+    fleet.count("n5", 22, 8.2 * DAY)
+    assert fleet.reported == []

@@ -131,7 +131,19 @@ def test_where_many_nodes_have_rises_they_are_a_kind_of_their_own() -> None:
     for hour in range(24):
         for number in range(0, 400, 4):
             fleet.rise(f"n{number}", 0, at=DAY + hour * HOUR + number * 9.0)
-    assert len(fleet.nodes_found) <= 400 * 8 * 5 // 1000
+    assert len(fleet.nodes_found) <= 400 * 5 // 1000
+
+
+@pytest.mark.slow
+def test_a_part_of_the_fleet_that_is_steadily_noisy_has_few_findings() -> None:
+    """1 % of the parts have a rise every three days: that is what noise is like in this fleet."""
+    rng = random.Random(5)
+    fleet = Played(500, 8, "ib-symbol-errors")
+    noisy = rng.sample([(f"n{node}", gpu) for node in range(500) for gpu in range(8)], 40)
+    rises = [(rng.uniform(HOUR, 30 * DAY), *rng.choice(noisy)) for _ in range(40 * 10)]
+    for at, node, gpu in sorted(rises):
+        fleet.rise(node, gpu, at=at)
+    assert len(fleet.nodes_found) <= 2
 
 
 def healthy_month(rng: random.Random, nodes: int, gpus: int) -> Iterable[tuple[float, str, int]]:
@@ -160,14 +172,14 @@ def test_a_healthy_fleet_of_10000_nodes_has_no_finding_in_a_month() -> None:
 @pytest.mark.slow
 def test_a_link_with_rises_on_each_day_is_found_in_a_fleet_with_noise() -> None:
     rng = random.Random(3)
-    fleet = Played(10_000, 8, "nvlink-recoveries")
+    fleet = Played(2_000, 8, "nvlink-recoveries")
     sick = [
         (DAY * day + HOUR * rng.uniform(0, 24), "n77", 3) for day in range(8, 14) for _ in "123"
     ]
     for at, node, gpu in sorted([*healthy_month(rng, 2_000, 8), *sick]):
         fleet.rise(node, gpu, at=at)
     assert fleet.nodes_found == {"n77"}
-    assert fleet.found[0][0] < 11 * DAY
+    assert fleet.found[0][0] < 12 * DAY
 
 
 def test_the_score_grows_with_each_occurrence_and_not_with_the_size_of_a_rise() -> None:

@@ -5,7 +5,7 @@ its minute for `statistic.LONGEST`.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -22,8 +22,8 @@ SETTLES = 20
 #: 288 nodes reported links that were down after planned reboots (NVIDIA/NVSentinel#1701).
 SHARED_NODES = 3
 SHARED_MINUTES = 3
-#: At most so many nodes in a thousand of a kind have findings, and at least one: as UFM bounds the
-#: ports that it isolates. Where more have rises, they are a kind of their own.
+#: At most so many nodes of a thousand that have a kind have findings, and at least one: as UFM
+#: bounds the ports that it isolates. Where more have rises, they are a kind of their own.
 MOST_IN_A_THOUSAND = 5
 #: Rises of one part that are kept: those of the last minutes.
 MOST_RISES = 64
@@ -87,10 +87,20 @@ class _Part:
 class _Kind:
     """All parts of one counter and one model."""
 
-    __slots__ = ("_fit", "_fitted_at", "_shared", "counted", "days", "parts", "seen_at", "series")
+    __slots__ = (
+        "_fit",
+        "_fitted_at",
+        "_shared",
+        "counted",
+        "days",
+        "nodes",
+        "parts",
+        "seen_at",
+        "series",
+    )
 
     def __init__(self, now: int) -> None:
-        self.series = self.counted = 0
+        self.series = self.counted = self.nodes = 0
         self.days = 0.0
         self.seen_at = now
         self.parts: dict[tuple[str, int], _Part] = {}
@@ -150,7 +160,7 @@ class _Kind:
     def has_place(self, node: str) -> bool:
         """Whether one more node may have a finding."""
         nodes = {name for (name, _), part in self.parts.items() if part.is_finding}
-        most = max(1, self.series * MOST_IN_A_THOUSAND // 1000)
+        most = max(1, self.nodes * MOST_IN_A_THOUSAND // 1000)
         return node in nodes or len(nodes) < most
 
 
@@ -188,6 +198,8 @@ class FleetCounters:
                 kept[series] = (known.values[number], part)
             kind.series -= 1
             kind.counted -= number in known.counted
+        for kind in {one for one in known.kinds if one is not None}:
+            kind.nodes -= 1
         if len(kept) > MOST_SERIES:
             self._kept[node] = dict(list(kept.items())[-MOST_SERIES:])
 
@@ -216,7 +228,26 @@ class FleetCounters:
                     known.counted.add(number)
                     kind.counted += 1
             known.values.append(value)
+        for kind in {one for one in kinds if one is not None} - set(known.kinds):
+            kind.nodes += 1
         known.names, known.kinds = tuple(names), _shared_kinds(tuple(kinds))
+
+    def restore(self, node: str, findings: Collection[tuple[str, str]], now: float) -> None:
+        """Findings (counter, component) that a quarantine rests on, and this process does not have:
+        they are open until a week from now has passed without a rise.
+        """
+        known = self._nodes.get(node)
+        if known is None:
+            return
+        for number, (series, kind) in enumerate(zip(known.names, known.kinds, strict=True)):
+            if series is None or kind is None:
+                continue
+            part = kind.parts.get((node, number))
+            missing = part is None or not part.is_finding
+            if missing and (series.measure, series.component) in findings:
+                part = kind.parts.setdefault((node, number), _Part())
+                part.add(_minute(now), 0)
+                part.is_finding = True
 
     def _kind(self, one: MeasuredSeries, minute: int) -> _Kind | None:
         if one.measure not in COUNTERS:

@@ -27,9 +27,10 @@ LONGEST = _WINDOWS[-1][0]
 _NOISY_RATE = 1e-2
 _NOISY_SHARE = 1e-3
 QUIET_RATE = 1e-4
-#: What these assumptions weigh: days of series, and series.
+#: What these assumptions weigh: days of all parts, parts, and days of noisy parts.
 _RATE_WEIGHT = 1e5
 _SHARE_WEIGHT = 1e3
+_NOISY_WEIGHT = 100.0
 #: A counter that was above zero before its first rise: this share of sick parts.
 _HISTORY_OF_SICK = 0.5
 #: Looks a month at each series: as many as its windows of an hour.
@@ -61,8 +62,10 @@ class Fleet:
 
     @property
     def noisy_rate(self) -> float:
-        """Occurrences a day of a noisy part: more than a quiet one's, wherever that is."""
-        return max(_NOISY_RATE, 10 * self.quiet_rate)
+        """Occurrences a day of a noisy part, as the fleet's noisy parts have them."""
+        seen = self.noisy * self.days / max(1, self.series)
+        fitted = (_NOISY_RATE * _NOISY_WEIGHT + self.occurrences) / (_NOISY_WEIGHT + seen)
+        return max(fitted, 10 * self.quiet_rate)
 
     @property
     def threshold(self) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from aggregator.health.model import Cleared, MeasuredSeries, Measurements
+from aggregator.quarantine.state.fleet import FleetState
 
 #: The signs by which a whole component is over: a person says so, or another part is in its place.
 _ENDS_ALL = ("operator", "replaced")
@@ -63,3 +64,17 @@ def component(series: MeasuredSeries) -> str:
 def ends_component(sign: Cleared) -> bool:
     """Whether the sign ends all findings of its component."""
     return not sign.code and sign.how in _ENDS_ALL
+
+
+def findings_in_quarantine(fleet: FleetState, node: str, check: str) -> set[tuple[str, str]]:
+    """The findings (measure, component) of a check that the node's quarantine rests on."""
+    summary = fleet.node_summaries.get(node)
+    quarantine = summary.quarantine if summary is not None else None
+    if quarantine is None:
+        return set()
+    names = (
+        item.component.partition(" ")
+        for item in quarantine.spec.evidence
+        if item.code.partition(":")[0] == check and not item.cleared
+    )
+    return {(measure, name) for measure, _, name in names}

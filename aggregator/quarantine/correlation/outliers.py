@@ -9,7 +9,11 @@ from collections.abc import Callable
 from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
 from aggregator.policy.outliers.fleet import Outlier, OutlierChange
 from aggregator.policy.outliers.measures import CHECK, MEASURES
-from aggregator.quarantine.correlation.measurements import component, ends_component
+from aggregator.quarantine.correlation.measurements import (
+    component,
+    ends_component,
+    findings_in_quarantine,
+)
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
@@ -46,7 +50,9 @@ class OutlierTracker:
         changes: list[OutlierChange] = []
         if told.series:
             self._measured.add_series(node, pool, told.series)
-            changes += self._measured.restore(node, self._in_quarantine(node), at)
+            changes += self._measured.restore(
+                node, findings_in_quarantine(self._fleet, node, CHECK), at
+            )
         self._measured.update(node, told.values, told.absent)
         changes += self._measured.judge(node, at)
         self._report(node, changes, at)
@@ -81,19 +87,6 @@ class OutlierTracker:
             self._say(node, found)
         if not findings:
             del self._findings[node]
-
-    def _in_quarantine(self, node: str) -> set[tuple[str, str]]:
-        """The findings (measure, component) that the node's quarantine rests on."""
-        summary = self._fleet.node_summaries.get(node)
-        quarantine = summary.quarantine if summary is not None else None
-        if quarantine is None:
-            return set()
-        names = (
-            item.component.partition(" ")
-            for item in quarantine.spec.evidence
-            if item.code.partition(":")[0] == CHECK and not item.cleared
-        )
-        return {(measure, name) for measure, _, name in names}
 
 
 def evidence(outlier: Outlier) -> Component:

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from aggregator.health.model import Cleared, Component, Measurements, Status
 from aggregator.policy.precursors.counters import CHECK, COUNTERS
 from aggregator.policy.precursors.fleet import FleetCounters, Precursor, PrecursorChange
-from aggregator.quarantine.correlation.measurements import component, ends_component
+from aggregator.quarantine.correlation.measurements import (
+    component,
+    ends_component,
+    findings_in_quarantine,
+)
+from aggregator.quarantine.state.fleet import FleetState
 
 #: Seconds between two reads of a node's findings for those that are over.
 _EXPIRE_EVERY = 3600.0
@@ -19,7 +24,8 @@ _DAY = 86400.0
 class PrecursorTracker:
     """Implements `MeasurementTracker`. ``report`` gives a node evidence in our own name."""
 
-    def __init__(self, report: Callable[[str, Component], object]) -> None:
+    def __init__(self, fleet: FleetState, report: Callable[[str, Component], object]) -> None:
+        self._fleet = fleet
         self._report_evidence = report
         self._counters = FleetCounters()
         #: The evidence of each open finding, and when it was last checked for its end.
@@ -36,6 +42,7 @@ class PrecursorTracker:
             return  # the node was forgotten within this stream: its next one begins anew
         if told.series:
             self._counters.add_series(node, told.series, at)
+            self._restore(node, at)
         changes = self._counters.update(node, told.values, at)
         if node in self._findings and at - self._checked_at.get(node, at) >= _EXPIRE_EVERY:
             self._checked_at[node] = at
@@ -56,6 +63,17 @@ class PrecursorTracker:
         self._counters.forget(node)
         self._findings.pop(node, None)
         self._checked_at.pop(node, None)
+
+    def _restore(self, node: str, at: float) -> None:
+        """Another process found them, and a quarantine rests on them."""
+        standing = findings_in_quarantine(self._fleet, node, CHECK)
+        if not standing:
+            return
+        self._counters.restore(node, standing, at)
+        known = self._findings.setdefault(node, {})
+        self._checked_at.setdefault(node, at)
+        for found in self._counters.findings(node):
+            known.setdefault(component(found.series), evidence(found, at))
 
     def _report(self, node: str, changes: list[PrecursorChange], at: float) -> None:
         findings = self._findings.get(node)
