@@ -135,8 +135,8 @@ def test_many_later_operations_displace_none_that_a_cap_counts() -> None:
     """Orders that a taken-over aggregator sends must not reset the node's own bound."""
     record = Operations(window=3600.0)
     for number in range(4):
-        begun = operation(number, verb=Verb.GPU_RESET, began=True, state=RepairState.SUCCEEDED)
-        record.put(replace(begun, acknowledged=True))
+        reset = operation(number, verb=Verb.GPU_RESET, began=True, state=RepairState.SUCCEEDED)
+        record.put(replace(reset, acknowledged=True))
     for number in range(10, 10 + 3 * MOST):
         record.put(operation(number, state=RepairState.REFUSED, acknowledged=True))
 

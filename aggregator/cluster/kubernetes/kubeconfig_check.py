@@ -35,7 +35,7 @@ class KubeconfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class KubeconfigItem:
     """A cluster, context or user, and the file that it stands in."""
 
     file: str
@@ -53,8 +53,8 @@ def files_in(paths: str) -> list[str]:
 class Chosen:
     """The cluster and the user of a context; None: a plaintext server that needs no user."""
 
-    cluster: Item
-    user: Item | None
+    cluster: KubeconfigItem
+    user: KubeconfigItem | None
 
 
 def check(paths: str, context: str) -> None:
@@ -67,7 +67,7 @@ def check(paths: str, context: str) -> None:
 
 def choose(paths: str, context: str) -> Chosen:
     """The context's cluster and user, both sound. Raises KubeconfigError as `check` does."""
-    found: dict[str, dict[str, Item]] = {kind: {} for kind in _LISTS}
+    found: dict[str, dict[str, KubeconfigItem]] = {kind: {} for kind in _LISTS}
     current: object = None
     for file in files_in(paths):
         data = _read(file)
@@ -104,7 +104,7 @@ def choose(paths: str, context: str) -> Chosen:
     return Chosen(cluster, None)
 
 
-def _check_server(cluster: Item) -> bool:
+def _check_server(cluster: KubeconfigItem) -> bool:
     """Whether it speaks TLS. An address that is refused is not shown: it may hold a password."""
     server = cluster.data.get("server")
     if not isinstance(server, str) or not server.startswith(("https://", "http://")):
@@ -119,7 +119,7 @@ def _check_server(cluster: Item) -> bool:
     return server.startswith("https://")
 
 
-def _check_proxy(cluster: Item) -> None:
+def _check_proxy(cluster: KubeconfigItem) -> None:
     proxy = cluster.data.get("proxy-url")
     if proxy and not (isinstance(proxy, str) and is_address(proxy)):
         text = f'its cluster "{cluster.name}" has a proxy-url that can\'t be used'
@@ -139,7 +139,7 @@ def is_address(url: str) -> bool:
 class _Named:
     """The value under one of an item's keys: the content itself, or the name of its file."""
 
-    item: Item
+    item: KubeconfigItem
     key: str
     file: Path | None
 
@@ -168,7 +168,7 @@ class _Named:
         return str(file)
 
 
-def _check_user(user: Item, beside: str, *, with_tls: bool) -> None:
+def _check_user(user: KubeconfigItem, beside: str, *, with_tls: bool) -> None:
     """``beside``: the file next to which the library looks for certificates, the cluster's."""
     _must_hold(user, "exec", "auth-provider")
     if "auth-provider" in user.data:
@@ -227,7 +227,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _must_hold(item: Item, *keys: str) -> None:
+def _must_hold(item: KubeconfigItem, *keys: str) -> None:
     """The library's own error for a key without a value quotes everything beside it."""
     for key in keys:
         if key in item.data and item.data[key] is None:
@@ -235,7 +235,9 @@ def _must_hold(item: Item, *keys: str) -> None:
             raise KubeconfigError(item.file, text)
 
 
-def _ordinary(item: Item, key: str, instead: str, beside: str, *, read: bool) -> _Named | None:
+def _ordinary(
+    item: KubeconfigItem, key: str, instead: str, beside: str, *, read: bool
+) -> _Named | None:
     """Check that the library will read a file. ``instead`` has its content, and goes first.
 
     Returns None where there is neither. ``read``: whether the library looks at it, be it empty or
@@ -281,7 +283,7 @@ def _read(file: str) -> dict[str, Any]:
     return data
 
 
-def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[Item]:
+def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[KubeconfigItem]:
     items = data.get(kind) or []
     if not isinstance(items, list):
         raise KubeconfigError(file, f"its {kind} are no list; expected a list, such as - name: x")
@@ -290,10 +292,12 @@ def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[Item]:
         if not isinstance(name, str):
             text = f"number {number} of its {kind} has no name; expected name, with text"
             raise KubeconfigError(file, text)
-        yield Item(file, name, item.get(_LISTS[kind]))
+        yield KubeconfigItem(file, name, item.get(_LISTS[kind]))
 
 
-def _pick(paths: str, items: dict[str, Item], kind: str, name: object, of: str = "") -> Item:
+def _pick(
+    paths: str, items: dict[str, KubeconfigItem], kind: str, name: object, of: str = ""
+) -> KubeconfigItem:
     one = _LISTS[kind]
     if not items:
         raise KubeconfigError(paths, f"it has no {kind}; {_WHOLE}")
