@@ -49,7 +49,6 @@ HOLDS = frozenset(
         "repair.new_nodes.concurrent",
         "repair.pool_concurrent",
         "repair.window",
-        "shards",
         "stop",
         "unread-status",
     }

@@ -49,7 +49,7 @@ class AbandonedWatch:
             "may be the controller"
         )
         log.error(
-            "this replica serves no agent", extra={"event": "relay.unserved", "reason": reason}
+            "this replica serves no agent", extra={"event": "relay.abandoned", "reason": reason}
         )
         await self._gateway.end_calls(reason)
         if self._gateway.streams is not None:

@@ -275,7 +275,7 @@ class AgentCall:
             if fields is not None:
                 log.warning(
                     "an agent sends more than it may; it is read slowly",
-                    extra={"event": "stream.throttled", **fields},
+                    extra={"event": "relay.agent_throttled", **fields},
                 )
             await asyncio.sleep(wait)
         return message
@@ -444,7 +444,7 @@ class AgentCall:
                 if fields is not None:
                     log.warning(
                         "stream refused",
-                        extra={"event": "stream.refused", "detail": str(ending), **fields},
+                        extra={"event": "relay.agent_refused", "detail": str(ending), **fields},
                     )
 
     def _log_fields(self, what: str) -> Mapping[str, object] | None:

@@ -180,7 +180,7 @@ class RelayService(relay_pb2_grpc.RelayServicer):
             log.warning(
                 "a gateway has another version than the controller",
                 extra={
-                    "event": "relay.other_version",
+                    "event": "relay.gateway_version",
                     "gateway": theirs.version,
                     "here": self._version,
                 },

@@ -17,8 +17,9 @@ from aiohttp import web
 REPLICA = "X-Sickbay-Replica"
 _CERTIFICATE = "X-Sickbay-Client-Certificate"
 _ADDRESS = "X-Sickbay-Client-Address"
+NAMES = (REPLICA, _CERTIFICATE, _ADDRESS)
 #: In lower case. A reader's own are not passed on.
-HEADERS = frozenset(name.lower() for name in (REPLICA, _CERTIFICATE, _ADDRESS))
+HEADERS = frozenset(name.lower() for name in NAMES)
 
 #: Verifies a replica's token. Raises AccessRefused.
 VerifyReplica = Callable[[str], Awaitable[None]]

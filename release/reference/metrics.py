@@ -12,6 +12,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.fleet_view import FleetViewBuilder
+from aggregator.web.gateway_metrics import GatewayScrape, gateway_families
 from aggregator.web.metrics import ScrapeContent, families
 from aggregator.web.models import Pool
 from aggregator.web.node_view import ViewMoment
@@ -66,6 +67,22 @@ def all_families() -> Iterator[Metric]:
     )
     yield from families(scrape)
     yield from pool_metrics([_POOL])
+    yield from (one for one in _of_a_gateway() if one.name.startswith("sickbay_relay_"))
+
+
+def _of_a_gateway() -> Iterator[Metric]:
+    """The controller has those that are not about the relay."""
+    scrape = GatewayScrape(
+        "",
+        ready=False,
+        relayed=False,
+        dropped=0,
+        agents=0,
+        certificates={},
+        connections=0,
+        connections_ended={},
+    )
+    return gateway_families(scrape)
 
 
 def _row(family: Metric) -> tuple[str, str, str, str]:

@@ -281,7 +281,7 @@ ITSELF = Row(
                     "{{method}} {{kind}}",
                 )
             ],
-            "A second. At rest: renewals of Leases, and a list every three minutes.",
+            "A second. At rest: renewals of the Lease, and a list every three minutes.",
             unit="ops",
         ),
         Panel(

@@ -33,7 +33,7 @@ from aggregator.quarantine.decide import (
 )
 from aggregator.quarantine.state import gpus
 from aggregator.relay import auth
-from aggregator.web import action_endpoints, same_origin
+from aggregator.web import action_endpoints, forwarded_client, same_origin
 from aggregator.web.api import ENDPOINTS
 from aggregator.web.person_actions import ACTIONS
 from nodeagent import cli as agent_cli
@@ -171,7 +171,13 @@ def aggregator_metrics() -> dict[str, str]:
     web = ROOT / "aggregator" / "web"
     text = "".join(
         (web / name).read_text()
-        for name in ("metrics.py", "pool_metrics.py", "repair_metrics.py", "stage_metrics.py")
+        for name in (
+            "metrics.py",
+            "gateway_metrics.py",
+            "pool_metrics.py",
+            "repair_metrics.py",
+            "stage_metrics.py",
+        )
     )
     several = re.findall(r'\(\s*"(\w+)",[\s(]*(?:"[^"]+"[\s)]*)+,\s*"reason",\s*stats\.', text)
     found = {}
@@ -236,6 +242,7 @@ def others() -> Iterator[str]:
     yield from tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     yield from (custom_plugin.GROUP, auth.AUDIENCE)
     yield same_origin.ACTION_HEADER
+    yield from forwarded_client.NAMES
     yield from (webhook.SIGNATURE, webhook.TIMESTAMP, webhook.DELIVERY)
     yield from re.findall(r'getLogger\("(sickbay[^"]*)"\)', code())
 

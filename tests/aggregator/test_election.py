@@ -1,0 +1,370 @@
+"""Leader election: each rule of one replica, and random schedules of several.
+
+Hypothesis shrinks a schedule that breaks a rule. The rules: at most one replica may act at a time;
+one that wakes may not act before it has read the Lease; 30 s after the last fault one may act.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.leader.election import TIMES, Election, LeaseTiming
+from aggregator.leader.lease import Candidate, Draft, Lease
+from tests.support.election_world import ElectionWorld
+
+ME, OTHER = Candidate("r0", "e1", "r0:1"), Candidate("r1", "e9", "r1:1")
+
+
+def holding(version: str = "1", *, sent: float = 0.0) -> Election:
+    election = Election(ME)
+    election.read(None, answered=sent)
+    assert election.next_write(sent) == Draft(ME, "", 0, acquires=True)
+    election.wrote(Lease(ME, version, "uid"), sent=sent)
+    return election
+
+
+def watching(until: float, lease: Lease) -> Election:
+    """It has read the Lease each two seconds."""
+    election = Election(ME)
+    for second in range(0, int(until) + 1, 2):
+        election.read(lease, answered=float(second))
+    return election
+
+
+# -- one replica -----------------------------------------------------------------------------------
+
+
+def test_a_renewal_counts_from_when_it_was_sent() -> None:
+    election = holding(sent=100.0)
+    election.wrote(Lease(ME, "2", "uid"), sent=102.0)  # answered much later
+    assert election.may_act(111.9)
+    assert not election.may_act(112.0)
+    assert election.holds  # it does not end itself
+
+
+def test_nothing_is_written_before_the_first_read() -> None:
+    assert Election(ME).next_write(0.0) is None
+
+
+def test_a_lease_is_taken_when_it_has_stood_still() -> None:
+    lease = Lease(OTHER, "7", "uid", transitions=3)
+    assert watching(14.0, lease).next_write(14.9) is None
+    assert watching(14.0, lease).next_write(15.0) == Draft(ME, "7", 4, acquires=True)
+
+
+def test_a_renewal_begins_the_wait_anew() -> None:
+    election = watching(14.0, Lease(OTHER, "7", "uid"))
+    election.read(Lease(OTHER, "8", "uid"), answered=14.5)
+    election.read(Lease(OTHER, "8", "uid"), answered=20.0)
+    assert election.next_write(29.4) is None
+    assert election.renewed_by_another(20.0)
+    assert not election.renewed_by_another(24.6)
+
+
+def test_a_lease_that_nobody_could_see_has_not_stood_still() -> None:
+    election = watching(10.0, Lease(OTHER, "7", "uid"))
+    election.read(Lease(OTHER, "7", "uid"), answered=60.0)  # the API server was away
+    assert election.next_write(60.0) is None
+    election.read(Lease(OTHER, "7", "uid"), answered=67.0)
+    election.read(Lease(OTHER, "7", "uid"), answered=74.0)
+    assert election.next_write(74.9) is None
+    assert election.next_write(75.0) is not None
+
+
+def test_a_released_lease_is_taken_at_once() -> None:
+    election = watching(2.0, Lease(None, "7", "uid"))
+    assert election.next_write(2.0) == Draft(ME, "7", 1, acquires=True)
+
+
+def test_a_missing_lease_is_one_that_stands_still() -> None:
+    election = watching(4.0, Lease(OTHER, "7", "uid"))
+    for second in range(6, 15, 2):
+        election.read(None, answered=float(second))
+        assert election.next_write(float(second)) != Draft(ME, "", 0, acquires=True)
+    election.read(None, answered=16.0)
+    assert election.next_write(16.0) == Draft(ME, "", 0, acquires=True)
+
+
+def test_a_new_process_takes_over_from_the_earlier_one_of_its_name() -> None:
+    earlier = Lease(Candidate("r0", "e0"), "7", "uid")
+    election = Election(ME)
+    election.read(earlier, answered=1.0)
+    assert election.next_write(1.0) is not None
+    # A superseded process that contends again had another's Lease before it.
+    again = Election(ME, starts=False)
+    again.read(earlier, answered=1.0)
+    assert again.next_write(1.0) is None
+
+
+def test_an_earlier_process_of_its_name_that_lives_is_waited_for() -> None:
+    election = Election(ME)
+    election.read(Lease(Candidate("r0", "e0"), "7", "uid"), answered=1.0)
+    election.read(Lease(Candidate("r0", "e0"), "8", "uid"), answered=3.0)
+    assert election.next_write(3.0) is None
+
+
+def test_a_holder_goes_on_after_the_api_server_was_away() -> None:
+    election = holding(sent=0.0)
+    assert election.next_write(60.0) == Draft(ME, "1", 0, acquires=False)
+    election.wrote(Lease(ME, "2", "uid"), sent=60.0)  # at its own version: nobody held it meanwhile
+    assert election.may_act(60.1)
+    assert not election.lost
+
+
+def test_a_holder_that_another_has_replaced_is_one_no_more() -> None:
+    election = holding(sent=0.0)
+    election.read(Lease(OTHER, "9", "uid"), answered=3.0)
+    assert election.lost
+    assert not election.may_act(3.0)
+    assert election.next_write(3.0) is None
+    assert election.last_write() is None
+    assert election.holder == OTHER
+
+
+def test_its_own_write_that_came_late_is_no_other() -> None:
+    election = holding(sent=0.0)
+    election.read(Lease(ME, "2", "uid"), answered=5.0)
+    assert not election.lost
+    assert election.next_write(5.0) == Draft(ME, "2", 0, acquires=False)
+    assert not election.may_act(10.0)  # it is not known when that one was sent
+
+
+@pytest.mark.parametrize(("away", "lost"), [(9.0, False), (10.0, True)])
+def test_a_lease_that_it_makes_anew_proves_nothing_after_the_deadline(
+    away: float,
+    lost: bool,  # noqa: FBT001
+) -> None:
+    election = holding(sent=0.0)
+    election.missing()
+    assert election.next_write(away) == Draft(ME, "", 0, acquires=False)
+    election.wrote(Lease(ME, "5", "another"), sent=away)
+    assert election.lost is lost
+    assert election.may_act(away) is not lost
+
+
+def test_after_it_leaves_it_writes_the_release_alone() -> None:
+    election = holding(sent=0.0)
+    election.leave()
+    assert not election.may_act(0.1)
+    assert election.next_write(0.1) is None
+    assert election.last_write() == Draft(None, "1", 0, acquires=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("renew_deadline", 15.0), ("deadline", 4.0), ("gap", 5.0)]
+)
+def test_durations_that_break_the_argument_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name if name != "deadline" else "two deadlines"):
+        LeaseTiming(**{name: value})
+
+
+# -- several ---------------------------------------------------------------------------------------
+
+OPERATIONS: dict[str, Callable[[ElectionWorld, str, float], None]] = {
+    "kill": lambda world, name, _: world.kill(name),
+    "leave": lambda world, name, _: world.leave(name),
+    "start": lambda world, name, _: world.start(name),
+    "restart": lambda world, name, _: world.restart(name),
+    "pause": lambda world, name, seconds: world.pause(name, seconds),
+    "cut": lambda world, name, seconds: world.cut(name, seconds),
+    "lose": lambda world, _, seconds: world.set_for("loses", 0.3, seconds),
+    "slow": lambda world, _, seconds: world.set_for("slow", 6.0, seconds),
+    "away": lambda world, _, seconds: world.set_for("away", value=True, seconds=seconds),
+    "read only": lambda world, _, seconds: world.set_for("read_only", value=True, seconds=seconds),
+}
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(OPERATIONS)),
+        st.sampled_from("abc"),
+        st.floats(0.5, 40.0),  # how long it lasts
+        st.floats(0.0, 20.0),  # until the next one
+    ),
+    max_size=12,
+)
+
+
+@contextmanager
+def contending(names: str, seed: int, times: LeaseTiming = TIMES) -> Iterator[ElectionWorld]:
+    world = ElectionWorld(names, seed, times)
+    try:
+        yield world
+    finally:
+        world.end()
+
+
+def play(
+    world: ElectionWorld, steps: list[tuple[str, str, float, float]], excused: float = 0.0
+) -> None:
+    for what, name, seconds, pause in steps:
+        world.told.append(f"{world.work.now:.1f} {what} {name} {seconds:.1f}")
+        OPERATIONS[what](world, name, seconds)
+        world.pass_time(pause, excused=excused)
+    world.pass_time(45.0, excused=excused)  # the last fault's own time
+    for name in "abc":
+        world.start(name)
+    world.pass_time(30.0, excused=excused)
+    assert len(world.acting()) == 1, f"none may act: {world.told}"
+
+
+@given(STEPS, st.integers(0, 1_000_000))
+@settings(max_examples=60, deadline=None)
+def test_at_most_one_may_act(steps: list[tuple[str, str, float, float]], seed: int) -> None:
+    with contending("abc", seed) as world:
+        play(world, steps)
+
+
+def hostile(world: ElectionWorld, what: str, choice: int) -> None:
+    world.told.append(f"{world.work.now:.1f} {what} {choice}")
+    world.interfered = world.work.now
+    if what == "delete":
+        world.board.delete()
+    else:
+        world.board.restore(choice)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["delete", "restore"]), st.integers(0, 200), STEPS), max_size=3
+    ),
+    st.integers(0, 1_000_000),
+)
+@settings(max_examples=30, deadline=None)
+def test_two_may_act_for_seconds_alone_after_the_store_was_changed_by_hand(
+    parts: list[tuple[str, int, list[tuple[str, str, float, float]]]], seed: int
+) -> None:
+    """A deleted Lease that a starting replica makes anew, or an etcd of before: a former holder
+    acts until its renewal is refused, or until the deadline.
+    """
+    excused = TIMES.renew_deadline * 1.05
+    with contending("abc", seed) as world:
+        world.pass_time(10.0)
+        for what, choice, steps in parts:
+            hostile(world, what, choice)
+            play(world, steps, excused)
+
+
+@given(STEPS, st.integers(0, 1_000_000))
+@settings(max_examples=20, deadline=None)
+def test_a_deleted_lease_makes_no_second_controller_while_none_starts(
+    steps: list[tuple[str, str, float, float]], seed: int
+) -> None:
+    quiet = [step for step in steps if step[0] in {"pause", "cut", "lose", "slow", "away"}]
+    with contending("abc", seed) as world:
+        world.pass_time(20.0)
+        world.board.delete()
+        play(world, quiet)
+
+
+def test_the_schedules_find_a_holder_that_acts_for_too_long() -> None:
+    """Else they prove nothing."""
+    wrong = object.__new__(LeaseTiming)
+    for name, value in (
+        ("lease_duration", 15.0),
+        ("renew_deadline", 60.0),
+        ("retry_period", 2.0),
+        ("deadline", 3.0),
+        ("gap", 8.0),
+    ):
+        object.__setattr__(wrong, name, value)
+    with contending("abc", 3, wrong) as world:
+        world.pass_time(10.0)
+        (first,) = world.acting()
+        with pytest.raises(AssertionError, match="two may act"):
+            play(world, [("cut", first, 40.0, 40.0)])
+
+
+# -- one story each --------------------------------------------------------------------------------
+
+
+def test_a_killed_holder_is_followed_within_seventeen_seconds() -> None:
+    for seed in range(10):
+        with contending("abc", seed) as world:
+            world.pass_time(10.0)
+            (first,) = world.acting()
+            world.kill(first)
+            world.pass_time(12.0)
+            assert world.acting() == []
+            world.pass_time(6.0)
+            assert len(world.acting()) == 1
+
+
+def test_a_holder_that_leaves_is_followed_within_three_seconds() -> None:
+    for seed in range(10):
+        with contending("abc", seed) as world:
+            world.pass_time(10.0)
+            (first,) = world.acting()
+            world.leave(first)
+            world.pass_time(3.0)
+            assert len(world.acting()) == 1
+
+
+def test_a_lone_replica_that_is_killed_and_starts_again_acts_at_once() -> None:
+    with contending("a", 1) as world:
+        world.pass_time(5.0)
+        world.kill("a")
+        world.start("a")
+        world.pass_time(1.0)
+        assert world.acting() == ["a"]
+
+
+def test_a_paused_holder_does_not_act_on_waking_and_contends_again() -> None:
+    with contending("ab", 1) as world:
+        world.pass_time(10.0)
+        (first,) = world.acting()
+        held = world.contenders[first].holder
+        world.pause(first, 25.0)
+        world.pass_time(24.75)
+        assert world.acting() == [name for name in "ab" if name != first]
+        assert not held.may_act()
+        world.pass_time(10.0)
+        assert world.acting() == [name for name in "ab" if name != first]
+        assert world.contenders[first].holder is not held
+
+
+def test_the_holder_stays_the_holder_while_the_api_server_is_away() -> None:
+    for seed in range(10):
+        with contending("abc", seed) as world:
+            world.pass_time(10.0)
+            (first,) = world.acting()
+            held = world.contenders[first].holder
+            world.set_for("away", value=True, seconds=120.0)
+            world.pass_time(60.0)
+            assert world.acting() == []
+            assert held.holds
+            world.pass_time(70.0)
+            assert world.acting() == [first]
+            assert world.contenders[first].holder is held
+
+
+def test_a_process_that_finds_no_room_in_etcd_takes_no_other_for_dead() -> None:
+    with contending("ab", 1) as world:
+        world.pass_time(10.0)
+        world.set_for("read_only", value=True, seconds=60.0)
+        world.pass_time(59.0)
+        assert world.acting() == []
+        world.pass_time(5.0)
+        assert len(world.acting()) == 1
+
+
+def test_others_learn_who_holds_it_and_whether_it_renews() -> None:
+    with contending("ab", 1) as world:
+        world.pass_time(10.0)
+        (first,) = world.acting()
+        (other,) = {"a", "b"} - {first}
+        waiting = world.contenders[other].holder
+        seen: list[Candidate | None] = []
+        waiting.on_change(lambda: seen.append(waiting.other()))
+        named = waiting.other()
+        assert named is not None
+        assert (named.name, named.address) == (first, f"{first}:1")
+        assert waiting.renews()
+        ago = waiting.renewal_seen_ago()
+        assert ago is not None
+        assert ago < 3.0
+        world.kill(first)
+        world.pass_time(20.0)
+        assert seen == [None]  # it is its own now
+        assert waiting.holds
