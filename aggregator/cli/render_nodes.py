@@ -191,7 +191,7 @@ def new_node(name: str, found: Answer) -> Iterator[str]:
 
 
 def startup_taint(found: Answer) -> str:
-    """What becomes of the startup taint."""
+    """The state of the startup taint."""
     taint = found["taint"]
     if found["passed"]:
         return (

@@ -85,7 +85,7 @@ def _section(value: Any) -> Any:
 
 
 class JobProfile(Section):
-    """What a test profile runs."""
+    """The programs of a test profile."""
 
     command: Annotated[Strings, Field(min_length=1), BeforeValidator(_command)]
     """No shell. Exit code 0: passed; 1: failed; all others: no verdict about the node."""

@@ -64,7 +64,7 @@ TIMES = LeaseTiming()
 
 
 class Election:
-    """What one replica knows of the Lease, and what it writes next."""
+    """One replica's view of the Lease, and its next write."""
 
     def __init__(self, me: Candidate, times: LeaseTiming = TIMES, *, starts: bool = True) -> None:
         """``starts``: no earlier election of this process was lost."""

@@ -137,7 +137,7 @@ class _Kind:
         return False
 
     def fit(self, now: int) -> statistic.Fleet:
-        """What healthy parts are like, by all without the busiest thousandth."""
+        """The healthy parts, fitted to all without the busiest thousandth."""
         if now - self._fitted_at < _FIT_EVERY:
             return self._fit
         self._fitted_at = now

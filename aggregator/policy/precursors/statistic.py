@@ -27,7 +27,7 @@ LONGEST = _WINDOWS[-1][0]
 _NOISY_RATE = 1e-2
 _NOISY_SHARE = 1e-3
 QUIET_RATE = 1e-4
-#: What these assumptions weigh: days of all parts, parts, and days of noisy parts.
+#: The weight of these assumptions: days of all parts, parts, and days of noisy parts.
 _RATE_WEIGHT = 1e5
 _SHARE_WEIGHT = 1e3
 _NOISY_WEIGHT = 100.0

@@ -1,4 +1,4 @@
-"""What a site chooses about the marks that a quarantine sets on a node. Pure."""
+"""A site's choices about the marks that a quarantine sets on a node. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

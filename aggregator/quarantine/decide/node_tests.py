@@ -158,7 +158,7 @@ def operation_of(node_uid: str, boot_id: str, number: int) -> str:
 
 
 class NodeTestStep(enum.Enum):
-    """What to do about the test of a node."""
+    """The next step of the test of a node."""
 
     NOTHING = "nothing"
     ORDER = "order"  # begin a test: reserve it, make it durable, send it

@@ -120,7 +120,7 @@ class RepairRules(SectionDataclass):
 
 
 class Do(enum.Enum):
-    """What to do about a node's repair."""
+    """The next step of a node's repair."""
 
     NOTHING = "nothing"
     ORDER = "order"  # begin an attempt: reserve it, and send the order
