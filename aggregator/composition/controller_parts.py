@@ -1,4 +1,4 @@
-"""The parts that only the controller has: evidence, decisions, acts, history, alerts and the page's content.
+"""The controller's own parts: evidence, decisions, acts, history, alerts and the page's content.
 
 It is made when this replica takes the Lease, and closed before another process of this replica may
 take it again.
