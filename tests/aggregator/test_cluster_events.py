@@ -59,7 +59,7 @@ class Bench:
         self.did: list[str] = []
         self.fleet = FleetState()
         self.notes = Notes()
-        self.takes_record = self.leads = True
+        self.takes_record = self.acts = True
         self.standing = QuarantineIndex()
         self.registry = NodeRegistry(self.fleet, "pool", now=loop.time)
         self.record = SimpleNamespace(
@@ -90,11 +90,11 @@ class Bench:
             "evaluator": SimpleNamespace(evaluate_node=self._note("evaluate")),
             "cause_tracker": SimpleNamespace(),
             "network_tracker": SimpleNamespace(),
-            "outliers": SimpleNamespace(),
+            "measurements": SimpleNamespace(),
             "fleet": self.fleet,
             "event_sink": self.notes,
             "clocks": Clocks(loop.time, lambda: 5000.0),
-            "shards": SimpleNamespace(leads=lambda: self.leads),
+            "may_act": lambda: self.acts,
             "switch": self.switch,
             "standing": self.standing,
             "pools": all_in_mode(Action.DRAIN),
@@ -394,7 +394,7 @@ def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
         ]
         kinds = [one.kind.name for one in bench.notes.transitions]
         assert kinds == ["STOPPED", "RESUMED"]
-        bench.leads = False
+        bench.acts = False
         bench.switch.reason = "another"
         bench.made.stop_changed()
         assert len(bench.notes.transitions) == 2
