@@ -1174,7 +1174,7 @@ def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(
     done = config_check(file)
     assert done.returncode == 2
     assert f"{file}:2: shards.address: listen.tls.cert_file {pair.certificate}" in done.stderr
-    assert "is for one.test, and others are sent to this replica as two.test" in done.stderr
+    assert "is for one.test, and gateways know this replica as two.test" in done.stderr
 
 
 def test_config_check_warns_of_rules_that_can_have_no_effect(tmp_path: Path) -> None:
