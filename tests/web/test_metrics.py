@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aggregator.alerts.overview import AlertOverview, RouteState
@@ -17,6 +18,7 @@ from aggregator.quarantine.decide.pools import Pool, Pools
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.stage_times import MAX_CAUSES, OTHER
 from aggregator.runtime.histogram import REQUEST, Histogram
+from aggregator.web.gateway_metrics import GatewayScrape, gateway_registry
 from aggregator.web.stats_interface import ApiStats
 from aggregator.web.stats_interface import IngestStatsReader as WhatWeAskOfIngest
 from tests.web.support import (
@@ -216,12 +218,23 @@ async def test_openmetrics_is_spoken_when_asked_for() -> None:
 
 @pytest.fixture
 async def metric_names() -> set[str]:
-    """The names of all metrics, as a scrape writes them."""
+    """The names of all metrics, as a scrape of the controller and one of a gateway write them."""
     hands = Hands()
     fleet = small_fleet(hands)
     fleet.pools = Pools((Pool("canary", LabelSelector({"pool": "canary"})),), Action.OBSERVE)
     async with serving(fleet, hands.clocks()) as served:
         text = await served.text("/metrics")
+    gateway = GatewayScrape(
+        version="",
+        ready=True,
+        relayed=True,
+        dropped=0,
+        agents=0,
+        certificates={},
+        connections=0,
+        connections_ended={},
+    )
+    text += generate_latest(gateway_registry(gateway)).decode()
     names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
     return {name for name in names if name.startswith("sickbay_")}
 
