@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.list_reader import ListReader
 from aggregator.cluster.port import (
     Action,
     Conflict,
@@ -222,6 +223,25 @@ async def test_the_list_of_nodes_has_their_metadata(
             listed = {node.name: node for node in await kube.list_nodes()}
     assert {listed[name].labels["pool"] for name in names} == {"h100"}
     assert len({listed[name].uid for name in names}) == 3
+
+
+async def test_the_list_is_decoded_while_it_arrives(
+    kube: KubeCluster, cluster_space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the form that this API server writes: else its list would stop the event loop."""
+    cluster_space.create_nodes(3)
+    left: list[int] = []
+    finish = ListReader.finish
+
+    def count(reader: ListReader[Any]) -> list[Any]:
+        left.append(len(reader._buffer))
+        return finish(reader)
+
+    monkeypatch.setattr(ListReader, "finish", count)
+    async with asyncio.timeout(30):  # the server's cache may be a little behind
+        while len(await kube.list_nodes()) < 3:
+            left.clear()
+    assert left[-1] < 4_000  # the last object alone
 
 
 # -- quarantines -----------------------------------------------------------------

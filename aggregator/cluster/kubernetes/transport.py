@@ -10,7 +10,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -77,10 +77,29 @@ class _Ask(NamedTuple):
     body: bytes | None = None
     deadline: float = 0.0  # seconds, for the answer as a whole
     is_lease: bool = False
+    sink: "BodySink | None" = None
 
     @property
     def name(self) -> str:
         return f"{self.method} {self.target.partition('?')[0]}"
+
+
+class BodySink(Protocol):
+    """Takes a body piece by piece."""
+
+    def begin(self) -> None:
+        """A new answer: a request may be sent again."""
+        ...
+
+    def take(self, piece: bytes) -> None: ...
+
+
+async def _pour(response: aiohttp.ClientResponse, sink: BodySink) -> bytes:
+    sink.begin()
+    async for piece in response.content.iter_any():
+        sink.take(piece)
+        await asyncio.sleep(0)  # the next piece may be there already
+    return b""
 
 
 class Transport:
@@ -137,12 +156,14 @@ class Transport:
         guard: Guard | None = None,
         node: str = "",
         is_list: bool = False,
+        sink: BodySink | None = None,
     ) -> bytes:
         """The body of a 2xx answer; any other raises its typed error.
 
         ``path`` begins with "/"; see paths.py. ``kind`` is the key of the counters. A GET is
         read-only, and is retried where one answer is lost. ``guard`` is awaited between the
-        limiter's turn and the sending. ``node`` and ``is_list``: see `Limiter.acquire`.
+        limiter's turn and the sending. ``node`` and ``is_list``: see `Limiter.acquire`. ``sink``
+        takes the body of a 2xx answer as it arrives, and the body that is returned is empty.
         """
 
         async def once() -> bytes:
@@ -159,6 +180,7 @@ class Transport:
                 guard=guard,
                 node=node,
                 is_list=is_list,
+                sink=sink,
             )
             if isinstance(answer, Failure):
                 raise answer.error()
@@ -184,6 +206,7 @@ class Transport:
         guard: Guard | None = None,
         node: str = "",
         is_list: bool = False,
+        sink: BodySink | None = None,
     ) -> bytes | Failure:
         """As `request`, but a refusal is returned. Raises Unreachable where no answer came.
 
@@ -201,6 +224,7 @@ class Transport:
             body,
             deadline or self._deadline,
             is_lease=lane is Priority.LEASE,
+            sink=sink,
         )
         async with self._limiter.turn(lane, node, is_list=is_list):
             if guard is not None:
@@ -275,14 +299,17 @@ class Transport:
         raise failure.error()
 
     async def _once(self, wire: HttpSession, ask: _Ask) -> bytes | Failure:
-        method, target, _, headers, body, deadline, is_lease = ask
+        method, target, _, headers, body, deadline, is_lease, sink = ask
         timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
         began = self._clock()
         try:
             async with await wire.send(
                 method, target, headers, body, timeout, is_lease=is_lease
             ) as response:
-                answer = await response.read()
+                if sink is not None and 200 <= response.status < 300:
+                    answer = await _pour(response, sink)
+                else:
+                    answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.counters.note_duration(method, ask.kind, self._clock() - began)
             raise await self._no_answer(wire, ask, error) from error

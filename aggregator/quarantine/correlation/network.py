@@ -162,13 +162,15 @@ class NetworkTracker:
         if changed:
             self._soon()
 
-    def listed(self, nodes: Iterable[NodeMeta]) -> None:
-        """The cluster's nodes, with their labels."""
-        for meta in nodes:
-            places = [f"{name}={meta.labels[name]}" for name in self._labels if name in meta.labels]
-            if places or meta.name in self._places:
-                self._places[meta.name] = places
-            self._network.label(meta.name, places)
+    def place(self, meta: NodeMeta) -> None:
+        """A node of the cluster, with its labels. `listed` follows once all are placed."""
+        places = [f"{name}={meta.labels[name]}" for name in self._labels if name in meta.labels]
+        if places or meta.name in self._places:
+            self._places[meta.name] = places
+        self._network.label(meta.name, places)
+
+    def listed(self) -> None:
+        """The registry has the nodes that the cluster lists now."""
         for node in self._words:
             self._network.enlist(node, listed=self._registry.in_cluster(node))
         self._soon()

@@ -379,11 +379,12 @@ class ClusterEventHandler:
             )
             return False
         self._registry.listed(nodes)
-        self._network_tracker.listed(nodes)
         for count, meta in enumerate(nodes, 1):
+            self._network_tracker.place(meta)
             self._node_listed(self._registry.node_state(meta.name), meta, asked_at)
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
+        self._network_tracker.listed()
         for name in self._record_writer.record.entries:
             self._entry_stands(self._registry.node_state(name))
         async for node_state in self._registry.by_slices():
