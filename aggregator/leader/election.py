@@ -13,6 +13,18 @@ for people. Beyond client-go:
 - a holder that could not renew in time goes on when a renewal *at its own version* succeeds: that
   proves that nobody has held the Lease meanwhile.
 
+Why at most one may act. Let X hold the Lease, and Y take it. Y's write was accepted at the version
+of X's last renewal R, so R is the last one that was accepted before it; a renewal of X that
+arrives later is refused. Y first read R after X had sent it, and for `lease_duration` of Y's clock
+since then in reads without a gap. X may act for `renew_deadline` of X's clock since it sent R.
+Both clocks are monotonic and go on while a machine is suspended; they may differ in pace by a
+fifth, for 10 / 0.8 is 15 / 1.2. Where Y did not wait, X had released the Lease after its last act,
+or X is an earlier, dead process of Y's name, or there was no Lease when Y first looked.
+
+Left to the fences (docs/replicas.md): that last case where X lives, since a person deleted the
+Lease as Y started; an etcd of before in which the Lease is another's or released; an earlier
+process of Y's name that lives. Each ends with X's next renewal, or with its deadline.
+
     renew_deadline < lease_duration  a holder that could not renew stops before another takes over
     retry_period + 2 * deadline < renew_deadline  two lost requests in a row stop no holder
 """

@@ -119,6 +119,16 @@ async def test_a_stream_ends_when_another_replica_is_the_controller(
                 await stream.read()
 
 
+async def test_an_open_stream_does_not_delay_the_end_of_the_gateway(
+    served: Served, gateway: GatewayOf
+) -> None:
+    """It is closed when this replica becomes the controller, which serves the same address."""
+    async with served.session.get(f"{gateway.url}/api/v1/stream") as stream:
+        await wait_for_line(stream, b"event: hello")
+        async with asyncio.timeout(gateway_page._GRACE):
+            await gateway.page.close()
+
+
 async def test_an_end_in_the_middle_of_an_answer_is_no_whole_answer(served: Served) -> None:
     async def half(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
