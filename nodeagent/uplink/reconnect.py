@@ -1,30 +1,16 @@
 """Decides where the next attempt goes, and after how long. Knows neither gRPC nor a clock.
 
-The configured address may be a name with many replicas behind it, and any of them says where this
-node belongs (Redirect). That shard is remembered while it keeps us: when its stream ends, the next
-attempt goes there once, and then to the configured address again.
+The configured address may be a name with many replicas behind it, of which each takes any agent. A
+replica may send an agent elsewhere (Redirect). The address that welcomed it there is remembered:
+when its stream ends, the next attempt goes there once, and then to the configured address again.
 
-How long 10,000 agents are without a shard when one of three replicas dies, in seconds after that:
+When one of three replicas dies under 10,000 agents, 3,333 streams end. Each agent waits below CAP
+and connects to one of the others, which takes 0.8 ms of a core for a TLS handshake and Hello, about
+1,000 a second. One that is stopped, and not dead, is left when it has not answered a heartbeat for
+12 s and then takes no connection for 5, which is 17 to 27 s later.
 
-   0      3,333 streams end (the other 6,667 are not affected: rendezvous moves no other node).
-   0- 1   each goes back once, within RETURN: refused, which costs no replica any work.
-   1-18   any other replica sends it to the dead one, until that one's Lease has expired (at most
-          18). The answer will be the same for seconds, so such an agent doesn't begin with BASE,
-          and never waits less than half of what it might: 3.2 to 6.4 and then 4 to 8 (FUTILE,
-          CAP), 6 on average. 550 questions a second, 280 for each replica left. One replica answers
-          about 1,000 (a TLS handshake, Hello, Redirect, each on a new connection; measured on one
-          core).
-  18-26  the last wait of any agent is over by 18 + CAP. Half of them find their shard at once,
-          half are sent on: 1.5 connections each, 310 a second for each replica left.
-   30     leaves 4 for the last one's own way: a name, two handshakes, a queue.
-
-One that is stopped, and not dead, is left when it has not answered a heartbeat for 12 s and then
-takes no connection for 5, which is 17 to 27 s later. The configured name is asked at once; an agent
-that is sent to the stopped one again, as before 18 s, gives it SILENT_WITHIN and waits within 6.4:
-18 + 5 + 6.4 = 29.4 at most.
-
-So CAP may not be more than some 10. It must be less than WELL_AFTER as well: two agents that claim
-one node push each other out, and neither of them may pass for well.
+CAP must be less than WELL_AFTER: two agents that claim one node push each other out, and neither
+of them may pass for well.
 
 A replica that is alone has all 10,000 at its door when it is back, within CAP, and takes them one
 after the other, for as long as its CPU needs. An agent that gives up meanwhile has cost it a
@@ -42,21 +28,21 @@ from nodeagent.uplink.stream import GREETING, ConnectTimeouts, Ended
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)). A lower value is
 #: worse: a replica that was restarted is away for seconds, and 10,000 agents would ask seven times
-#: instead of four until it is back. Doubled FUTILE times it fits into the 30 s above.
+#: instead of four until it is back.
 BASE = 0.4
 CAP = 8.0
 #: The same for an agent that an aggregator refused for good (a bad token, another node's): only a
 #: person fixes that, and each attempt costs the aggregator a handshake.
 REFUSED_CAP = 30.0
-#: Back to the shard that had us: all of its agents lost it at the same moment.
+#: Back to the aggregator that had us: all of its agents lost it at the same moment.
 RETURN = 1.0
-#: How long the shard that had us may take to show that it lives. Where its machine is gone no
+#: How long the aggregator that had us may take to show that it lives. Where its machine is gone no
 #: process ever answers, and the configured name has other replicas. One that is only slow, for all
 #: came back at once, is tried so impatiently once: the others send us to it again, and then it has
 #: more time.
 RETURN_WITHIN = 5.0
-#: After a shard fell silent under us, so many of those that we are sent to have so long to greet
-#: us: until its Lease has expired the others send us to it, and its kernel takes each connection.
+#: After an aggregator fell silent under us, so many of those that we are sent to have so long to
+#: greet us: others may send us to it again, and its kernel takes each connection.
 HASTY = 2
 SILENT_WITHIN = 5.0
 #: How long a live aggregator may take to greet us, at first. Far more than 10,000 agents need to be
@@ -68,7 +54,7 @@ LONGEST = 480.0
 #: early: that may be a paused replica, whose Lease will have expired when we have been sent there
 #: twice.
 IN_VAIN = 2
-#: The n at which an agent begins that was sent to a dead shard, or in a circle: the replica that
+#: The n at which an agent begins that was sent to a dead one, or in a circle: the replica that
 #: sent it there has to learn better first.
 FUTILE = 4
 #: A stream that lived this long was well: the next failure starts from BASE again.

@@ -5,18 +5,12 @@ from collections.abc import Callable
 
 from aggregator.cluster.port import Action, ClusterError, Unreachable
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission import FleetSize, Held, Limits, Proposal
+from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.replica import OPEN
 from tests.support.virtual_replica import Running
 from tests.support.virtual_time import VirtualTimeLoop, play
-
-NO_ENTRY = Held(
-    "shards",
-    "no entry",
-    "it was admitted, but the admission record does not have it: asked again",
-)
 
 
 def entry(node: str) -> Entry:

@@ -126,10 +126,10 @@ def test_options_are_shown_as_they_are_typed(reader: Reader) -> None:
 
 @pytest.mark.browser
 def test_a_diagram_is_drawn_with_its_text(reader: Reader) -> None:
-    reader.open("1.2.3/docs/shards.html")
+    reader.open("1.2.3/docs/replicas.html")
     diagram = reader.page.locator("figure.diagram svg")
     expect(diagram).to_be_visible()
-    expect(diagram.get_by_text("leads: the oldest")).to_be_visible()
+    expect(diagram.get_by_text("gateway and controller")).to_be_visible()
     box = diagram.bounding_box()
     assert box is not None
     assert box["width"] > 300

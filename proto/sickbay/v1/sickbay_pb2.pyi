@@ -1098,7 +1098,7 @@ class Redirect(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """host:port of the shard that owns the node; only names that the certificate covers."""
+    """host:port of the aggregator to connect to; only names that the certificate covers."""
     reason: _builtins.str
     def __init__(
         self,
