@@ -334,6 +334,8 @@ class GatewayPage:
         ago, controller = state.renewed_ago(), state.controller()
         if controller is not None and ago is not None:
             renewed = f"{controller.name} renewed the Lease last, {ago:.0f} s ago."
+        elif ago is not None:
+            renewed = f"The last renewal of the Lease was seen {ago:.0f} s ago."
         else:
             seen = self._now() - self._began
             renewed = f"{state.name} has seen no renewal of the Lease in {seen:.0f} s."

@@ -183,7 +183,10 @@ async def test_without_a_controller_the_page_says_why_and_who_was_the_last(
 async def test_before_any_renewal_was_seen_the_page_says_that(
     served: Served, gateway: GatewayOf
 ) -> None:
-    gateway.controller = gateway.ago = None
+    gateway.controller = None
+    _, text, _ = await get(served, gateway.url)
+    assert "The last renewal of the Lease was seen 12 s ago" in text
+    gateway.ago = None
     _, text, _ = await get(served, gateway.url)
     assert "no replica holds the Lease" in text
     assert "sickbay-aggregator-1 has seen no renewal of the Lease in" in text
