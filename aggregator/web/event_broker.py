@@ -152,10 +152,6 @@ class EventBroker:
                 one.push(message)
         self._noted.set()
 
-    def wake_streams(self) -> None:
-        """Wake the waiter in `noted`: the fleet has changed without a transition."""
-        self._noted.set()
-
     def prime(self, past: Iterable[Transition]) -> None:
         """The history's transitions at the start, newest first: they go before all that were
         recorded since.

@@ -264,7 +264,6 @@ def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
         ("marked later", 2),
         ("marked by another replica", 2),
         ("marked for another quarantine", 2),
-        ("handed over meanwhile", 2),
         ("seen without a mark", 2),
         ("drained before", 2),
         ("read before", 2),
@@ -281,12 +280,10 @@ def test_one_late_read_says_so_too_unless_a_pod_may_be_on_its_way(but: str, read
         if but != "marked by another replica":
             uid = "other" if but == "marked for another quarantine" else "q"
             view.note_begin(uid, bench.loop.time() - (4.9 if but == "marked later" else 5.0))
-        if but == "handed over meanwhile":
-            view.hand_over()
         if but == "seen without a mark":
             bare = replace(bench.world.nodes["n1"], labels={})
-            view.take_node(bare, elsewhere=False)
-            view.take_node(bench.world.nodes["n1"], elsewhere=False)
+            view.take_node(bare)
+            view.take_node(bench.world.nodes["n1"])
         bench.memory.is_new = but != "drained before"
         bench.memory.first_seen = frozenset() if but == "read before" else None
         if but == "a stuck pod":

@@ -161,23 +161,6 @@ def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_ful
     play(test)
 
 
-def test_a_node_that_was_handed_over_while_its_incident_waited_is_not_reported_later() -> None:
-    """Its new owner reports the incident; back here it is known already."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = Bench(loop)
-        bench.fabric_hold_ends = loop.time() + 15.0
-        bench.node_state.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.node_state, {}, [])
-        bench.node_state.hand_over(POLICY, loop.time())
-        bench.fabric_hold_ends = None
-        bench.node_state.decision.incidents = {"i": OPEN}
-        bench.made._tell_incidents(bench.node_state, {"i": OPEN}, [])
-        assert bench.notes.kinds("n1") == []
-
-    play(test)
-
-
 def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, Action.CORDON)

@@ -222,11 +222,6 @@ def test_another_object_brings_nothing_of_the_one_before_it() -> None:
         0.0,
     )
     assert node_state.quarantine_view.missing == ("taint",)
-    set_fields(node_state, missing=(), ours=False)
-    node_state.take_quarantine(quarantine(uid="q2", version="6", marks=told), POLICY, NOW)
-    assert node_state.quarantine_view.missing == ("taint",), (
-        "its owner reads the node, and we don't"
-    )
 
 
 def test_what_the_object_says_is_news_unless_we_know_that_version_or_a_later_one() -> None:
@@ -361,10 +356,6 @@ def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
     node_state.own_quarantine_view().condition_seen = False
     assert node_state.lacks(without, quarantine()) == ("condition",)
     assert not node_state.quarantine_view.condition_seen
-    node_state.work.ours = True
-    assert node_state.lacks(without, quarantine()) == ("condition",)
-    node_state.work.ours = False
-    assert node_state.lacks(without, quarantine()) == (), "its owner may be writing it"
     assert node_state.lacks(replace(without, labels={}), quarantine()) == ("label",)
     assert node_state.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
     node_state.own_quarantine_view().condition_seen = True
@@ -407,79 +398,6 @@ def test_the_condition_trails_for_two_rounds_after_it_was_written() -> None:
         assert not node_state.age_trail()
 
     asyncio.run(test())
-
-
-# -- whose it is ----------------------------------------------------------------------------------
-
-
-def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_agent_said() -> (
-    None
-):
-    told = MarksStatus(missing=("taint",), since=1.0)
-    node_state = fresh(fault())
-    node_summary = node_state.node_summary
-    set_fields(node_summary, quarantine=quarantine(marks=told), missing=("label",))
-    node_summary.cluster.overruled, node_state.cluster.ended_overrides = (
-        frozenset({WORD}),
-        frozenset({OTHER_WORD}),
-    )
-    set_fields(node_summary, refused="r", conflict="c", last_error="e")
-    set_fields(node_summary, would="w", spared="s", release_held="h")
-    node_summary.agent.last_heard, node_summary.decision.hold = 3.0, HELD
-    set_fields(node_state, claimed="u2", misnamed=True, silent=True, silent_failing="x")
-    set_fields(node_state, signs=(SIGN,), orphan="o", to_adopt=True, vanished="v")
-    node_state.own_quarantine_view().restored = "q"
-    cancelled: list[str] = []
-
-    class Timer:
-        def cancel(self) -> None:
-            cancelled.append("timer")
-
-    node_state.decision.timer = Timer()
-    node_state.hand_over(POLICY, NOW)
-    assert (
-        node_state.agent.claimed,
-        node_state.agent.misnamed,
-        node_state.agent.silent,
-        node_state.agent.silent_failing,
-    ) == ("", False, False, "")
-    assert (node_summary.agent.attached, node_summary.agent.health, node_summary.agent.refused) == (
-        False,
-        None,
-        "",
-    )
-    assert (
-        node_summary.agent.last_heard,
-        node_summary.decision.hold,
-        node_summary.agent.conflict,
-    ) == (
-        None,
-        None,
-        "",
-    )
-    assert (
-        node_summary.decision.would,
-        node_summary.decision.spared,
-        node_summary.quarantine_view.release_held,
-    ) == ("", "", "")
-    assert (
-        node_summary.work.last_error,
-        node_state.cluster.signs,
-        node_state.quarantine_view.orphan,
-        node_state.quarantine_view.vanished,
-    ) == (
-        "",
-        (),
-        "",
-        "",
-    )
-    assert not node_state.quarantine_view.to_adopt
-    assert node_summary.cluster.overruled == {WORD, OTHER_WORD}
-    assert node_state.cluster.ended_overrides == frozenset()
-    assert node_summary.quarantine_view.missing == ("taint",), "as its object says"
-    assert node_state.quarantine_view.restored == "q", "its object's evidence is back"
-    assert (cancelled, node_state.decision.timer) == (["timer"], None)
-    assert node_summary.quarantine is not None
 
 
 # -- people's words -------------------------------------------------------------------------------

@@ -98,12 +98,7 @@ class AgentView:
         self.misnamed = self.health is not None and self.health.boot_id != boot_id
 
     def discard(self) -> None:
-        """Its evidence is of another Node of this name, or is another replica's to judge."""
+        """Its evidence is of another Node of this name."""
         self.claimed, self.misnamed = "", False
         self.attached, self.refused = False, ""
         self.health = None
-
-    def forget_reports(self) -> None:
-        """The node is another replica's, which reports its silence and its conflicts from now."""
-        self.last_heard, self.conflict = None, ""
-        self.silent, self.silent_failing = False, ""

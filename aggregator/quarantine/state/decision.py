@@ -86,8 +86,3 @@ class Decision:
         if self.timer is not None:
             self.timer.cancel()
         self.timer = timer
-
-    def hand_over(self) -> None:
-        """Another replica proposes and evaluates now."""
-        self.hold, self.would, self.spared = None, "", ""
-        self.set_timer(None)
