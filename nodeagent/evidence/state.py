@@ -135,7 +135,7 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
     latch.restore([_restore_component(entry) for entry in document["components"]], faults)
     latch.applied = {str(source): int(seq) for source, seq in document["applied"].items()}
     kernel_seq = document["kernel_seq"]
-    quiesced_until = float(document.get("quiesced_until", 0.0))  # 0.1.0 had none
+    quiesced_until = float(document["quiesced_until"])
     seq = None if kernel_seq is None else int(kernel_seq)
     return State(latch, seq, gpus, quiesced_until, cliques)
 

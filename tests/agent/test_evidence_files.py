@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_read_is_said_and_the_copy_counts(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"version": 2}, "ValueError: version is 2, expected 1"),
+        ({"format": 2}, "ValueError: format is 2, expected 1"),
         ({"faults": None}, "TypeError: 'NoneType' object is not iterable"),
         ({"gpus": []}, "AttributeError: 'list' object has no attribute 'items'"),
     ],
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_set_aside_with_its_reason_and_the_copy_counts(
 
 
 def test_a_damaged_file_that_cannot_be_set_aside(store: Store, tmp_path: Path) -> None:
-    path = write(tmp_path / "run", version=2)
+    path = write(tmp_path / "run", format=2)
     (tmp_path / "run" / (NAME + ".corrupt")).mkdir()
     [said] = losses(store.load(boot_id="boot-a", new_epoch=epochs()))
     assert said.endswith("; it could not be set aside: Is a directory")
@@ -130,7 +130,7 @@ def test_a_damaged_file_that_cannot_be_set_aside(store: Store, tmp_path: Path) -
     [
         (b"[]", "it is no JSON object"),
         (b"", "Expecting value: line 1 column 1 (char 0)"),
-        (b'{"version": 3}', "ValueError: version is 3, expected 1"),
+        (b'{"format": 3}', "ValueError: format is 3, expected 1"),
     ],
 )
 def test_a_copy_that_cannot_be_used_is_said(

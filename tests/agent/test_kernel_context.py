@@ -35,6 +35,7 @@ def test_every_machine_check_has_the_severity_that_its_line_states() -> None:
         21: "uncorrected",
         22: "fatal",
         24: "uncorrected",
+        25: "uncorrected",
         26: "uncorrected",
         30: "fatal",
     }

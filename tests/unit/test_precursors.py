@@ -183,7 +183,7 @@ def test_a_link_with_rises_on_each_day_is_found_in_a_fleet_with_noise() -> None:
 
 
 def test_the_score_grows_with_each_occurrence_and_not_with_the_size_of_a_rise() -> None:
-    fleet = statistic.Fleet(series=80_000, days=560_000, occurrences=50, noisy=80)
+    fleet = statistic.Background(series=80_000, days=560_000, occurrences=50, noisy=80)
     scores = [
         statistic.score(range(0, 20 * count, 20), 20 * count, fleet, had_counted=False)
         for count in range(1, 6)
@@ -194,5 +194,5 @@ def test_the_score_grows_with_each_occurrence_and_not_with_the_size_of_a_rise() 
 
 
 def test_without_an_occurrence_there_is_no_score() -> None:
-    fleet = statistic.Fleet(series=10, days=1, occurrences=0, noisy=0)
+    fleet = statistic.Background(series=10, days=1, occurrences=0, noisy=0)
     assert statistic.score([], 100, fleet, had_counted=True) == float("-inf")

@@ -106,7 +106,7 @@ class _Kind:
         self.parts: dict[tuple[str, int], _Part] = {}
         #: Nodes and numbers of the parts with a rise, by span of `SHARED_MINUTES`.
         self._shared: dict[int, dict[str, set[int]]] = {}
-        self._fit = statistic.Fleet(0, 0.0, 0, 0)
+        self._fit = statistic.Background(0, 0.0, 0, 0)
         self._fitted_at = -_FIT_EVERY
 
     def pass_time(self, now: int) -> None:
@@ -136,7 +136,7 @@ class _Kind:
                         part.remove(minutes)
         return False
 
-    def fit(self, now: int) -> statistic.Fleet:
+    def fit(self, now: int) -> statistic.Background:
         """The healthy parts, fitted to all without the busiest thousandth."""
         if now - self._fitted_at < _FIT_EVERY:
             return self._fit
@@ -154,7 +154,7 @@ class _Kind:
         busiest = ceil(self.series / 1000)
         quiet = slots[: max(0, len(slots) - busiest)]
         noisy = max(0, max(self.counted, len(slots)) - busiest)
-        self._fit = statistic.Fleet(self.series, self.days, sum(quiet), noisy)
+        self._fit = statistic.Background(self.series, self.days, sum(quiet), noisy)
         return self._fit
 
     def has_place(self, node: str) -> bool:
@@ -354,7 +354,7 @@ class FleetCounters:
 
 
 def _precursor(
-    known: _Node, number: int, series: MeasuredSeries, part: _Part, fit: statistic.Fleet
+    known: _Node, number: int, series: MeasuredSeries, part: _Part, fit: statistic.Background
 ) -> Precursor:
     return Precursor(
         series=series,

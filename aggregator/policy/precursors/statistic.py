@@ -40,7 +40,7 @@ _MONTHS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Background:
     """All parts of one kind. ``days`` is the sum of the days for which each was seen."""
 
     series: int
@@ -73,7 +73,7 @@ class Fleet:
         return math.log(max(self.series, 1) * _LOOKS * _MONTHS)
 
 
-def score(occurrences: Sequence[int], now: int, fleet: Fleet, *, had_counted: bool) -> float:
+def score(occurrences: Sequence[int], now: int, fleet: Background, *, had_counted: bool) -> float:
     """The highest log likelihood ratio of the windows, sick over healthy; minus infinity without
     an occurrence.
 

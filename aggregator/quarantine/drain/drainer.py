@@ -332,7 +332,7 @@ class Drainer:
             node_state.work.note_poll(marks.at)  # a poll at once would show no more
 
     async def _write_marks_alone(self, node_state: NodeState, marks: NewMarks) -> None:
-        """Write phase Cordoned, unless another replica is the controller by now, which then writes it."""
+        """Write phase Cordoned, unless another replica is the controller by now."""
         if not self._acts.may_act():
             return
         known = node_state.node_summary.quarantine
