@@ -255,7 +255,7 @@ class _Process:
         config, lease, replica = self._config, self._replica.lease, self._replica
         assert lease is not None
         credentials = ReplicaCredentials(
-            token_file=config.shards.token_file, ca_file=config.shards.ca_file
+            token_file=config.replicas.token_file, ca_file=config.replicas.ca_file
         )
         self._page = page = GatewayPage(
             GatewayState(
@@ -280,7 +280,7 @@ class _Process:
                 token=credentials.token,
                 token_errors=(RelayConfigError,),
             ),
-            authorities=FollowedAuthorities(config.shards.ca_file),
+            authorities=FollowedAuthorities(config.replicas.ca_file),
             access=build_access(
                 config, self._cluster, None, now=self._clocks.now, wall=self._clocks.wall
             ),
@@ -321,7 +321,7 @@ def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | No
     """The verifier of the tokens of agents, and of other replicas, or None where there are no
     tokens.
     """
-    wanted = config.identity.kind == "token" or config.shards.on
+    wanted = config.identity.kind == "token" or config.replicas.on
     if not wanted or not isinstance(cluster, KubeCluster):
         return None
     return open_keys(config, cluster.signing_keys, now=time.monotonic)

@@ -18,7 +18,7 @@ import pytest
 #: Claimed first, in this order: a long file that is begun last keeps one process busy alone.
 LONG_FILES: Sequence[str] = (
     "tests/e2e/test_agent_repairs.py",
-    "tests/e2e/test_shards.py",
+    "tests/e2e/test_three_replicas.py",
     "tests/e2e/test_bursts.py",
     "tests/e2e/test_benchmarks.py",
     "tests/e2e/test_bench_scale.py",

@@ -82,7 +82,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "controlplane": ("nice", "-n", "-10", sys.executable, "-m", "tests.controlplane", "build"),
 }
 #: A file of tests that imports most of what the first files of all runs import.
-COMPILED = "tests/e2e/test_shards.py"
+COMPILED = "tests/e2e/test_three_replicas.py"
 #: A run does not know how many tests it will have claimed at its end.
 NO_PERCENTAGE = ("-o", "console_output_style=classic")
 #: pytest's exit codes: https://docs.pytest.org/en/stable/reference/exit-codes.html

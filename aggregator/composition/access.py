@@ -44,7 +44,7 @@ def build_access(
 ) -> PageAccess:
     """``keys`` verify the tokens of gateways that pass requests on. Raises AccessSetupError."""
     gate = _gate(config, cluster, now=now, wall=wall) if config.access.on else None
-    if not config.shards.on or keys is None:
+    if not config.replicas.on or keys is None:
         return PageAccess(gate=gate)
     replicas = replica_authenticator(config, keys)
     return PageAccess(gate=gate, verify_replica=page_verifier(replicas.renew))
@@ -149,7 +149,7 @@ def page_verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:
                 503 if error.passing else 403,
                 "invalid_replica_token",
                 f"this is no replica's token: {error}",
-                "shards.service_account names the account of the replicas.",
+                "replicas.service_account names the account of the replicas.",
             ) from error
 
     return check

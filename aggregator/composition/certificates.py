@@ -80,12 +80,15 @@ def prepare_certificates(
 
 def serving_names(config: Config, hostname: str) -> frozenset[str]:
     """The DNS names and addresses by which clients reach this replica."""
-    shards, namespace = config.shards, config.cluster.namespace
+    replicas, namespace = config.replicas, config.cluster.namespace
     own = hostname.partition(".")[0].lower()
-    domain = shards.domain or f"{SERVICE}.{namespace}.svc"
+    domain = replicas.domain or f"{SERVICE}.{namespace}.svc"
     services = [domain, f"{own}.{domain}", f"{PAGE_SERVICE}.{namespace}.svc"]
     in_full = [f"{name}.{_CLUSTER_DOMAIN}" for name in services if name.endswith(".svc")]
-    others = (shards.address.rpartition(":")[0].strip("[]"), urlsplit(shards.page).hostname or "")
+    others = (
+        replicas.address.rpartition(":")[0].strip("[]"),
+        urlsplit(replicas.page).hostname or "",
+    )
     return frozenset(
         {*services, *in_full, *_THIS_MACHINE, *config.certificates.names, *filter(None, others)}
     )

@@ -19,26 +19,26 @@ class ReplicaIdentityError(Exception):
 
 
 def local_candidate(config: Config, *, hostname: str, epoch: str, version: str) -> Candidate:
-    """The replica as the Lease describes its holder. Without the section ``shards`` it has no
+    """The replica as the Lease describes its holder. Without the section ``replicas`` it has no
     address for others.
 
     ``epoch``: random, of this life of the process. Raises `ReplicaIdentityError`.
     """
-    shards = config.shards
+    replicas = config.replicas
     own = hostname.partition(".")[0].lower()
-    name = shards.name or own
-    if not shards.on:
+    name = replicas.name or own
+    if not replicas.on:
         return Candidate(name, epoch, version=version)
     if _NAME.fullmatch(name) is None:
         raise ReplicaIdentityError(
-            f"the hostname \"{own}\" can't be a replica's name; expected shards.name"
+            f"the hostname \"{own}\" can't be a replica's name; expected replicas.name"
         )
-    address = shards.address or f"{own}.{shards.domain}:{port_of(config.listen.grpc)}"
+    address = replicas.address or f"{own}.{replicas.domain}:{port_of(config.listen.grpc)}"
     host = address.rpartition(":")[0]
     if config.listen.tls is not None:
         _must_be_covered(config, host.strip("[]"))
     scheme = "http" if config.listen.tls is None else "https"
-    page = shards.page.rstrip("/") or f"{scheme}://{host}:{port_of(config.listen.web)}"
+    page = replicas.page.rstrip("/") or f"{scheme}://{host}:{port_of(config.listen.web)}"
     return Candidate(name, epoch, address, page, version)
 
 
@@ -57,11 +57,11 @@ def _must_be_covered(config: Config, host: str) -> None:
         names = x509.SubjectAlternativeName([])
     if not matches_hostname(names, host):
         told = ", ".join(str(name.value) for name in names) or "no name at all"
-        wanted = f'"*.{config.shards.domain}"' if config.shards.domain else f'"{host}"'
+        wanted = f'"*.{config.replicas.domain}"' if config.replicas.domain else f'"{host}"'
         raise ReplicaIdentityError(
             f"listen.tls.cert_file {file} is for {told}, and gateways know this replica as "
             f"{host}; expected a certificate for {wanted} as well (docs/install.md), or another "
-            f"shards.{'domain' if config.shards.domain else 'address'}"
+            f"replicas.{'domain' if config.replicas.domain else 'address'}"
         )
 
 

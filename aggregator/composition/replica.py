@@ -83,7 +83,7 @@ class Replica:
         self.listener.add_service(self.gateway.register)
         self.service: RelayService | None = None
         self.client: RelayClient | None = None
-        if self.lease is not None and keys is not None and config.shards.on:
+        if self.lease is not None and keys is not None and config.replicas.on:
             self._join_others(config, keys, self.lease, cluster_away, rng)
 
     def _join_others(
@@ -94,7 +94,7 @@ class Replica:
         cluster_away: Callable[[], bool],
         rng: random.Random,
     ) -> None:
-        shards, tls = config.shards, config.listen.tls
+        replicas, tls = config.replicas, config.listen.tls
         self.service = RelayService(
             replica_authenticator(config, keys),
             name=self.me.name,
@@ -108,8 +108,8 @@ class Replica:
             self.gateway,
             _LeaseDirectory(lease),
             ReplicaCredentials(
-                token_file=shards.token_file,
-                ca_file=shards.ca_file,
+                token_file=replicas.token_file,
+                ca_file=replicas.ca_file,
                 pair=(tls.cert_file, tls.key_file) if tls is not None and shown else None,
             ),
             name=self.me.name,
@@ -223,10 +223,10 @@ def replica_authenticator(config: Config, keys: JwksCache) -> ReplicaAuthenticat
     tokens = TokenAuthenticator(
         keys,
         audience=AUDIENCE,
-        service_account=config.shards.service_account,
+        service_account=config.replicas.service_account,
         issuer=config.identity.issuer,
         now=time.time,
-        key="shards.service_account",
+        key="replicas.service_account",
     )
     return ReplicaAuthenticator(tokens, wall=time.time, plaintext=config.listen.tls is None)
 

@@ -43,7 +43,7 @@ def cross_field_errors(
     """Settings that are valid alone but not together: the key, and the value to write instead.
 
     ``makes``: the aggregator makes its certificates itself. ``tls`` and ``ca_file``: whether
-    ``listen.tls`` and ``shards.ca_file`` are given.
+    ``listen.tls`` and ``replicas.ca_file`` are given.
     """
     automatic = ("certificates", "automatic")
     if certificates.automatic and not kubernetes:
@@ -56,9 +56,9 @@ def cross_field_errors(
     if makes and ca_file:
         text = (
             "given, and the aggregator makes its certificates itself (certificates.automatic); "
-            "expected listen.tls beside it, or no shards.ca_file"
+            "expected listen.tls beside it, or no replicas.ca_file"
         )
-        yield ("shards", "ca_file"), text
+        yield ("replicas", "ca_file"), text
     # The next authority is made when a third of its lifetime is left.
     spare = certificates.authority_lifetime * RENEW_AT
     for name, longest in (("lifetime", spare), ("publish_wait", spare / 2)):

@@ -70,7 +70,7 @@ def exclusive_lock(config: Config) -> Iterator[None]:
 def _folders(config: Config) -> Iterator[tuple[str, Path]]:
     if config.cluster.kind == "local":
         yield "cluster.local.database", config.cluster.local.database.parent
-    if config.identity.kind == "token" or config.shards.on:
+    if config.identity.kind == "token" or config.replicas.on:
         yield "identity.keys_cache", config.identity.keys_cache.parent
     if config.history.is_file:
         yield "history.database", Path(make_url(config.history.database).database or "").parent

@@ -18,8 +18,8 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 def with_namespace(document: Document, environ: Mapping[str, str]) -> Document:
     """The document, with every setting that its namespace decides and that it does not have.
 
-    A ``shards.domain`` of one label is a Service of that namespace, and becomes its DNS name. Lines
-    stay as they are, and values that are wrong are left to the validation.
+    A ``replicas.domain`` of one label is a Service of that namespace, and becomes its DNS name.
+    Lines stay as they are, and values that are wrong are left to the validation.
     """
     cluster = document.data.get("cluster") or {}
     if not isinstance(cluster, dict) or cluster.get("kind", "kubernetes") != "kubernetes":
@@ -30,12 +30,12 @@ def with_namespace(document: Document, environ: Mapping[str, str]) -> Document:
     data = dict(document.data)
     _complete(data, "cluster", {"namespace": found})
     _complete(data, "identity", {"service_account": f"{found}:sickbay-agent"})
-    shards = data.get("shards") or {}
-    if isinstance(shards, dict) and (shards.get("domain") or shards.get("address")):
-        _complete(data, "shards", {"service_account": f"{found}:sickbay-aggregator"})
-        domain = shards.get("domain")
+    replicas = data.get("replicas") or {}
+    if isinstance(replicas, dict) and (replicas.get("domain") or replicas.get("address")):
+        _complete(data, "replicas", {"service_account": f"{found}:sickbay-aggregator"})
+        domain = replicas.get("domain")
         if isinstance(domain, str) and _LABEL.fullmatch(domain) is not None:
-            data["shards"] |= {"domain": f"{domain}.{found}.svc"}
+            data["replicas"] |= {"domain": f"{domain}.{found}.svc"}
     return replace(document, data=data)
 
 

@@ -35,8 +35,8 @@ from aggregator.config.pod_namespace import with_namespace
 from aggregator.config.repair import RepairConfig
 from aggregator.config.repair import cross_field_errors as repair_contradictions
 from aggregator.config.repair import files as repair_files
-from aggregator.config.shards import ShardsConfig
-from aggregator.config.shards import cross_field_errors as shards_contradictions
+from aggregator.config.replicas import ReplicasConfig
+from aggregator.config.replicas import cross_field_errors as replicas_contradictions
 from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
@@ -208,7 +208,7 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     listen: ListenConfig = ListenConfig()
     identity: IdentityConfig = IdentityConfig()
-    shards: ShardsConfig = ShardsConfig()
+    replicas: ReplicasConfig = ReplicasConfig()
     access: AccessConfig = AccessConfig()
     certificates: CertificatesConfig = CertificatesConfig()
     agents: AgentsConfig = AgentsConfig()
@@ -251,7 +251,7 @@ class Config(Section):
         return self.model_copy(
             update={
                 "listen": self.listen.model_copy(update={"tls": tls}),
-                "shards": self.shards.model_copy(update={"ca_file": ca_file}),
+                "replicas": self.replicas.model_copy(update={"ca_file": ca_file}),
             }
         )
 
@@ -316,9 +316,9 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         makes=makes_certificates,
         kubernetes=config.cluster.kind == "kubernetes",
         tls=config.listen.tls is not None,
-        ca_file=config.shards.ca_file is not None,
+        ca_file=config.replicas.ca_file is not None,
     ):
-        yield _finding(key, text, "cluster", "listen", "shards", "certificates")
+        yield _finding(key, text, "cluster", "listen", "replicas", "certificates")
     for key, text in access_contradictions(
         config.access,
         kubernetes=config.cluster.kind == "kubernetes",
@@ -330,8 +330,8 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         config.alerts.settings, kubernetes=config.cluster.kind == "kubernetes"
     ):
         yield _finding(("alerts", *key), text)
-    for key, text in shards_contradictions(
-        config.shards,
+    for key, text in replicas_contradictions(
+        config.replicas,
         kubernetes=config.cluster.kind == "kubernetes",
         tls=config.listen.tls is not None or makes_certificates,
         makes_certificates=makes_certificates,
@@ -496,9 +496,9 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
         yield ("listen", "tls", "cert_file"), tls.cert_file
         yield ("listen", "tls", "key_file"), tls.key_file
         yield ("listen", "tls", "client_ca_file"), tls.client_ca_file
-    if config.shards.on:
-        yield ("shards", "token_file"), config.shards.token_file
-    yield ("shards", "ca_file"), config.shards.ca_file
+    if config.replicas.on:
+        yield ("replicas", "token_file"), config.replicas.token_file
+    yield ("replicas", "ca_file"), config.replicas.ca_file
     yield ("access", "client_ca_file"), config.access.client_ca_file
     yield ("access", "tokens_file"), config.access.tokens_file
     if config.access.front_proxy is not None:

@@ -232,7 +232,7 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             tls.cert_file,
             tls.key_file,
             tls.client_ca_file,
-            verified_by=config.shards.ca_file,
+            verified_by=config.replicas.ca_file,
             stats=IngestStats(),
             now=time.monotonic,
             wall=time.time,
@@ -246,7 +246,10 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
                 text = f"{trouble}; expected one that others take"
                 yield ("listen", "tls", "cert_file"), text
             yield from _unreachable(config)
-    for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
+    for section, file in (
+        ("replicas", config.replicas.ca_file),
+        ("history", config.history.ca_file),
+    ):
         if file is not None:
             from aggregator.tls.client_context import CaFileError, client_context
 
@@ -267,13 +270,13 @@ def _unusable_alert_files(config: Config) -> Iterator[tuple[Key, str]]:
 
 def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
     """Only where the file gives the replica's address itself: in a domain it is the host's name."""
-    if config.shards.address:
+    if config.replicas.address:
         from aggregator.composition.identity import ReplicaIdentityError, local_candidate
 
         try:
             local_candidate(config, hostname="any", epoch="", version="")
         except ReplicaIdentityError as error:
-            yield ("shards", "address"), str(error)
+            yield ("replicas", "address"), str(error)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -24,7 +24,7 @@ def probe_key_file(config: Config) -> Path | None:
     """
     if config.cluster.kind == "local":
         return config.cluster.local.database.with_name("probe-key")
-    if config.identity.kind == "token" or config.shards.on:
+    if config.identity.kind == "token" or config.replicas.on:
         return config.identity.keys_cache.with_name("probe-key")
     return None
 

@@ -128,7 +128,7 @@ def certificate_files(
         tls.cert_file,
         tls.key_file,
         tls.client_ca_file,
-        verified_by=config.shards.ca_file,
+        verified_by=config.replicas.ca_file,
         stats=stats,
         now=now,
         wall=wall,

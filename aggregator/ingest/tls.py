@@ -85,7 +85,7 @@ class CertificateFiles:
             if compared != self._compared:
                 text = self._verified_by.read_bytes()
                 by = signers_of(self._chain, x509.load_pem_x509_certificates(text))
-                whose = f"is signed by none of shards.ca_file {self._verified_by}"
+                whose = f"is signed by none of replicas.ca_file {self._verified_by}"
                 self._uncovered, self._compared = "" if by else whose, compared
                 self._authority_until = _latest_end(by)
         except (OSError, ValueError):

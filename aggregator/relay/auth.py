@@ -13,7 +13,7 @@ from aggregator.ingest.identity import LEEWAY, Caller, IdentityError, Refusal
 from aggregator.ingest.identity import peer_is_local as is_local
 
 #: The audience of a replica's token.
-AUDIENCE = "sickbay-shards"
+AUDIENCE = "sickbay-replicas"
 #: The number of verified tokens that are remembered: a handful of replicas, and their next tokens.
 REMEMBERED = 64
 

@@ -37,9 +37,9 @@ class ReplicaCredentials:
 
     def token(self) -> str:
         """Raises `RelayConfigError`."""
-        text = _read(self._token_file, "shards.token_file").decode("ascii", "replace").strip()
+        text = _read(self._token_file, "replicas.token_file").decode("ascii", "replace").strip()
         if not text or len(text) > MAX_TOKEN:
-            raise RelayConfigError(f"shards.token_file: {self._token_file} holds no token")
+            raise RelayConfigError(f"replicas.token_file: {self._token_file} holds no token")
         return text
 
     def channel(self, address: str) -> grpc.aio.Channel:
@@ -47,7 +47,7 @@ class ReplicaCredentials:
         if self._ca_file is None:
             if not is_loopback(address):
                 raise RelayConfigError(
-                    f"{address} is not on this machine, and there is no shards.ca_file: replicas "
+                    f"{address} is not on this machine, and there is no replicas.ca_file: replicas "
                     "speak with each other without TLS on one machine only"
                 )
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -56,7 +56,7 @@ class ReplicaCredentials:
             certificate = _read(self._pair[0], "listen.tls.cert_file")
             key = _read(self._pair[1], "listen.tls.key_file")
         credentials = grpc.ssl_channel_credentials(
-            _read(self._ca_file, "shards.ca_file"), key, certificate
+            _read(self._ca_file, "replicas.ca_file"), key, certificate
         )
         return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
 

@@ -234,8 +234,8 @@ class GatewayPage:
             raise NoController("no replica holds the Lease")
         if not controller.page:
             raise NoController(
-                f"{controller.name} is the controller, and its configuration has no section shards "
-                "with an address for other replicas"
+                f"{controller.name} is the controller, and its configuration has no section "
+                "replicas with an address for other replicas"
             )
         return controller
 

@@ -348,7 +348,7 @@ def certificate_metric(ends: Mapping[str, float]) -> Metric:
         "sickbay_certificate_expires_timestamp_seconds",
         (
             "When a certificate of the listeners ends, in Unix time. serving: the one that "
-            "is served. authority: the CA that signed it, where shards.ca_file names it or "
+            "is served. authority: the CA that signed it, where replicas.ca_file names it or "
             "the aggregator made it. client_authority: the last of "
             "listen.tls.client_ca_file."
         ),

@@ -450,8 +450,8 @@ def test_certificates_are_made_where_a_listener_is_reachable_and_none_is_given(
             "certificates.automatic: replicas and agents share the authority in Kubernetes, and ",
         ),
         (
-            "shards: {domain: a.test, token_file: token, ca_file: ca}",
-            "shards.ca_file: given, and the aggregator makes its certificates itself",
+            "replicas: {domain: a.test, token_file: token, ca_file: ca}",
+            "replicas.ca_file: given, and the aggregator makes its certificates itself",
         ),
         (
             "certificates: {authority_lifetime: '30d'}",
@@ -477,7 +477,7 @@ def test_the_names_are_those_of_the_services_the_replica_and_the_configuration(
 ) -> None:
     config = configured(
         tmp_path,
-        "cluster: {namespace: gpu}\nshards: {domain: sickbay-aggregator, token_file: token}\n"
+        "cluster: {namespace: gpu}\nreplicas: {domain: sickbay-aggregator, token_file: token}\n"
         "certificates: {names: [sickbay.example.org, 10.1.2.3]}\n",
     )
     service = "sickbay-aggregator.gpu.svc"
@@ -491,6 +491,6 @@ def test_the_names_are_those_of_the_services_the_replica_and_the_configuration(
     assert service in serving_names(alone, "any")
     elsewhere = configured(
         tmp_path,
-        "shards: {address: 'a.test:1', page: 'https://page.test:2', token_file: token}",
+        "replicas: {address: 'a.test:1', page: 'https://page.test:2', token_file: token}",
     )
     assert {"a.test", "page.test"} <= serving_names(elsewhere, "any")

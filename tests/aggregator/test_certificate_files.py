@@ -178,7 +178,7 @@ def test_authorities_that_do_not_cover_what_is_served_are_said_until_they_do(
     stranger = Authority.create(tmp_path / "stranger")
     by.write_bytes(stranger.certificate.read_bytes())
     for _ in range(2):
-        assert served.files.trouble().endswith(f"is signed by none of shards.ca_file {by}")
+        assert served.files.trouble().endswith(f"is signed by none of replicas.ca_file {by}")
         served.now += LOOK_EVERY
     by.write_bytes(b"x")
     assert served.files.trouble() == ""
@@ -186,7 +186,7 @@ def test_authorities_that_do_not_cover_what_is_served_are_said_until_they_do(
     by.write_bytes(both)
     assert served.files.trouble() == ""
     by.write_bytes(stranger.certificate.read_bytes())
-    assert "shards.ca_file" in served.files.trouble()
+    assert "replicas.ca_file" in served.files.trouble()
 
 
 def test_authorities_are_compared_with_no_certificate_before_one_could_be_read(

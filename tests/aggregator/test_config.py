@@ -712,65 +712,65 @@ def test_what_is_too_large_to_be_meant_is_refused_and_not_read(tmp_path: Path) -
 # -- several replicas ---------------------------------------------------------------------------
 
 
-def shards(folder: Path, text: str, *, head: str = "") -> str:
+def replicas(folder: Path, text: str, *, head: str = "") -> str:
     """A file with that section, and with TLS; the files that it names are there."""
     for name in ("tls.crt", "tls.key", "ca.crt", "token"):
         (folder / name).write_text("x")
     listen = "listen: {tls: {cert_file: tls.crt, key_file: tls.key}}\n"
-    return f"{head or listen}shards: {{token_file: token, ca_file: ca.crt, {text}}}\n"
+    return f"{head or listen}replicas: {{token_file: token, ca_file: ca.crt, {text}}}\n"
 
 
 def test_one_replica_alone_needs_no_token_of_its_own(tmp_path: Path) -> None:
     config = load(written(tmp_path, LOCAL))
-    assert not config.shards.on
-    assert not config.shards.token_file.exists()
+    assert not config.replicas.on
+    assert not config.replicas.token_file.exists()
 
 
 def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: Path) -> None:
-    config = load(written(tmp_path, shards(tmp_path, "domain: sickbay-aggregator.sickbay.svc")))
-    assert config.shards.on
-    assert config.shards.ca_file == tmp_path / "ca.crt"
-    config = load(written(tmp_path, shards(tmp_path, "address: 'here.test:8443', name: a-0")))
-    assert config.shards.on
+    config = load(written(tmp_path, replicas(tmp_path, "domain: sickbay-aggregator.sickbay.svc")))
+    assert config.replicas.on
+    assert config.replicas.ca_file == tmp_path / "ca.crt"
+    config = load(written(tmp_path, replicas(tmp_path, "address: 'here.test:8443', name: a-0")))
+    assert config.replicas.on
 
 
 @pytest.mark.parametrize(
     ("text", "head", "said"),
     [
-        ("domain: a.test, address: 'a:1'", "", "shards.domain: given beside shards.address"),
-        ("domain: .a.test", "", 'shards.domain: ".a.test"; expected the DNS name of'),
-        ("domain: a.test, name: A_0", "", 'shards.name: "A_0"; expected small letters, digits'),
-        ("address: a.test", "", 'shards.address: "a.test" is no address; expected "HOST:PORT"'),
-        ("address: 'a.test:0'", "", 'shards.address: "a.test:0" can\'t be connected to'),
-        ("address: '0.0.0.0:1'", "", 'shards.address: "0.0.0.0:1" is every address'),
-        ("address: 'unix:/x'", "", 'shards.address: "unix:/x" can\'t be connected to'),
+        ("domain: a.test, address: 'a:1'", "", "replicas.domain: given beside replicas.address"),
+        ("domain: .a.test", "", 'replicas.domain: ".a.test"; expected the DNS name of'),
+        ("domain: a.test, name: A_0", "", 'replicas.name: "A_0"; expected small letters, digits'),
+        ("address: a.test", "", 'replicas.address: "a.test" is no address; expected "HOST:PORT"'),
+        ("address: 'a.test:0'", "", 'replicas.address: "a.test:0" can\'t be connected to'),
+        ("address: '0.0.0.0:1'", "", 'replicas.address: "0.0.0.0:1" is every address'),
+        ("address: 'unix:/x'", "", 'replicas.address: "unix:/x" can\'t be connected to'),
         (
             "address: 'https://a.test:1'",
             "",
-            'shards.address: this text is no address; expected "HOST:PORT" as others reach it',
+            'replicas.address: this text is no address; expected "HOST:PORT" as others reach it',
         ),
-        ("domain: a.test, page: here", "", 'shards.page: "here" is no URL of a page; expected'),
+        ("domain: a.test, page: here", "", 'replicas.page: "here" is no URL of a page; expected'),
         (
             "domain: a.test, page: 'https://a.test:1/x?y'",
             "",
-            'shards.page: "https://a.test:1/x?y" is no URL of a page',
+            'replicas.page: "https://a.test:1/x?y" is no URL of a page',
         ),
-        ("name: a-0", "", "shards.name: given, and neither shards.domain nor shards.address"),
-        ("page: 'https://a.test'", "", "shards.page: given, and neither shards.domain nor"),
+        ("name: a-0", "", "replicas.name: given, and neither replicas.domain nor replicas.address"),
+        ("page: 'https://a.test'", "", "replicas.page: given, and neither replicas.domain nor"),
         (
             "domain: a.test",
             "listen: {grpc: 'unix:/x', tls: {cert_file: tls.crt, key_file: tls.key}}\n",
-            'shards.domain: listen.grpc "unix:/x" has no port that others could know',
+            'replicas.domain: listen.grpc "unix:/x" has no port that others could know',
         ),
         (
             "domain: a.test, page: ''",
             "listen: {web: 'h:0', tls: {cert_file: tls.crt, key_file: tls.key}}\n",
-            'shards.page: not given, and listen.web "h:0" has no port',
+            'replicas.page: not given, and listen.web "h:0" has no port',
         ),
         (
             "domain: a.test",
             "listen: {insecure_plaintext: true}\n",
-            "shards.domain: replicas speak without TLS on one machine only; expected listen.tls",
+            "replicas.domain: replicas speak without TLS on one machine only; expected listen.tls",
         ),
         (
             "address: 'localhost:1'",
@@ -778,14 +778,14 @@ def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: P
                 "listen: {grpc: 'localhost:1', web: 'localhost:2'}\n"
                 "identity: {kind: insecure-trust-hello}\ncluster: {kind: local}\n"
             ),
-            "shards.address: replicas know of each other by a Kubernetes cluster",
+            "replicas.address: replicas know of each other by a Kubernetes cluster",
         ),
     ],
 )
 def test_replicas_that_could_not_find_or_trust_each_other_are_refused(
     tmp_path: Path, text: str, head: str, said: str
 ) -> None:
-    [problem] = problems(tmp_path, shards(tmp_path, text, head=head))
+    [problem] = problems(tmp_path, replicas(tmp_path, text, head=head))
     assert said in problem
 
 
@@ -795,24 +795,24 @@ def test_a_section_of_replicas_that_forgot_where_they_are_is_refused(
 ) -> None:
     """Each would take itself for the only one, and all would do all the work."""
     value = "a:b" if key == "service_account" else "ca.crt"
-    text = shards(tmp_path, "").partition("shards:")[0] + f"shards: {{{key}: '{value}'}}\n"
+    text = replicas(tmp_path, "").partition("replicas:")[0] + f"replicas: {{{key}: '{value}'}}\n"
     [problem] = problems(tmp_path, text)
-    assert f"shards.{key}: given, and neither shards.domain nor shards.address" in problem
+    assert f"replicas.{key}: given, and neither replicas.domain nor replicas.address" in problem
 
 
 def test_an_empty_domain_says_that_it_is_alone_and_lets_the_rest_of_the_section_stand(
     tmp_path: Path,
 ) -> None:
-    assert not load(written(tmp_path, shards(tmp_path, "domain: ''"))).shards.on
+    assert not load(written(tmp_path, replicas(tmp_path, "domain: ''"))).replicas.on
 
 
 def test_replicas_need_their_token_and_who_signed_their_certificates(tmp_path: Path) -> None:
-    text = shards(tmp_path, "domain: a.test").replace("token_file: token, ca_file: ca.crt, ", "")
+    text = replicas(tmp_path, "domain: a.test").replace("token_file: token, ca_file: ca.crt, ", "")
     said = [problem.partition("; ")[0].split(": ", 1)[1] for problem in problems(tmp_path, text)]
     assert said == [
-        "shards.ca_file: not given",
+        "replicas.ca_file: not given",
         (
-            "shards.token_file: /var/run/secrets/sickbay-shards/token can't be read: "
+            "replicas.token_file: /var/run/secrets/sickbay-replicas/token can't be read: "
             "No such file or directory"
         ),
     ]
@@ -895,7 +895,7 @@ def referenced(root: Path) -> Path:
     )
     own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt", "people.crt", "proxy.crt")]
     receivers = ("etc/sickbay-alerts/pagerduty-key", "etc/sickbay-alerts/slack-url")
-    for path in (*own, *receivers, "var/run/secrets/sickbay-shards/token"):
+    for path in (*own, *receivers, "var/run/secrets/sickbay-replicas/token"):
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
@@ -948,10 +948,10 @@ EXAMPLES = {
     "listen.tls.client_ca_file",
     "listen.tls.key_file",
     "policy.file",
-    "shards.ca_file",
-    "shards.domain",
-    "shards.name",
-    "shards.page",
+    "replicas.ca_file",
+    "replicas.domain",
+    "replicas.name",
+    "replicas.page",
 }
 
 
@@ -967,10 +967,10 @@ def test_the_example_shows_every_key_and_the_defaults_are_the_defaults(tmp_path:
     plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
     keys = {key.partition("[]")[0] for key in keys_of(Config)}
     set_here = set(flat(yaml.safe_load(everything(tmp_path).read_text())))
-    # A hook is a command or a webhook: the example has commands. And it has shards.domain, and no
+    # A hook is a command or a webhook: the example has commands. And it has replicas.domain, and no
     # local cluster.
     left = {key for key in keys - set_here if ".webhook." not in key}
-    assert left == {"shards.address", "access.tokens_file"}
+    assert left == {"replicas.address", "access.tokens_file"}
     for key in sorted(keys & set_here - EXAMPLES - {"listen.insecure_plaintext"}):
         assert attrgetter(key)(shown) == attrgetter(key)(plain), key
 
@@ -1166,14 +1166,14 @@ def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(
     (tmp_path / "token").write_text("x")
     text = (
         f"listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}\n"
-        f"shards: {{address: '%s:1', token_file: token, ca_file: {authority.certificate}}}\n"
+        f"replicas: {{address: '%s:1', token_file: token, ca_file: {authority.certificate}}}\n"
     )
     sound = config_check(written(tmp_path, text % "one.test"))
     assert sound.returncode == 0, sound.stderr
     file = written(tmp_path, text % "two.test")
     done = config_check(file)
     assert done.returncode == 2
-    assert f"{file}:2: shards.address: listen.tls.cert_file {pair.certificate}" in done.stderr
+    assert f"{file}:2: replicas.address: listen.tls.cert_file {pair.certificate}" in done.stderr
     assert "is for one.test, and gateways know this replica as two.test" in done.stderr
 
 

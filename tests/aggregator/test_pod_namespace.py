@@ -19,7 +19,7 @@ def test_the_pods_namespace_is_the_default_of_all_that_lies_in_it(tmp_path: Path
     config = loaded(tmp_path, "", "gpu-health")
     assert config.cluster.namespace == "gpu-health"
     assert config.identity.service_account == "gpu-health:sickbay-agent"
-    assert config.shards.service_account == "sickbay:sickbay-aggregator", "unused: one replica"
+    assert config.replicas.service_account == "sickbay:sickbay-aggregator", "unused: one replica"
 
 
 @pytest.mark.parametrize("namespace", ["", "Not A Namespace"])
@@ -51,15 +51,15 @@ def test_a_domain_of_one_label_is_a_service_of_that_namespace(
     tls = f"tls: {{cert_file: {some}, key_file: {some}}}"
     file.write_text(
         f"listen: {{grpc: '127.0.0.1:1', web: '127.0.0.1:2', {tls}}}\n"
-        f"shards: {{domain: {written}, token_file: {some}, ca_file: {some}}}\n"
+        f"replicas: {{domain: {written}, token_file: {some}, ca_file: {some}}}\n"
     )
     config = load(file, environ={"POD_NAMESPACE": "gpu-health"})
-    assert config.shards.domain == domain
-    assert config.shards.service_account == "gpu-health:sickbay-aggregator"
+    assert config.replicas.domain == domain
+    assert config.replicas.service_account == "gpu-health:sickbay-aggregator"
 
 
 def test_a_section_of_another_type_is_left_to_the_validation(tmp_path: Path) -> None:
-    for text in ("cluster: 5", "identity: [a]", "cluster: {namespace: 7}", "shards: x"):
+    for text in ("cluster: 5", "identity: [a]", "cluster: {namespace: 7}", "replicas: x"):
         with pytest.raises(ConfigError):
             loaded(tmp_path, text, "gpu-health")
 

@@ -17,12 +17,12 @@ def candidate(config: Config, hostname: str = "sickbay-aggregator-1") -> Candida
     return local_candidate(config, hostname=hostname, epoch="e", version="v")
 
 
-def with_certificate(folder: Path, names: list[str], **shards: Any) -> Config:
+def with_certificate(folder: Path, names: list[str], **replicas: Any) -> Config:
     pair = Authority.create(folder / "pki").server("replica", names)
     return Config.model_validate(
         {
             "listen": {"tls": {"cert_file": pair.certificate, "key_file": pair.key}},
-            "shards": shards,
+            "replicas": replicas,
         }
     )
 
@@ -53,7 +53,7 @@ def test_an_address_of_its_own_goes_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["[::1]:9", "localhost:9"])
 def test_without_tls_its_page_is_plain_too(address: str) -> None:
-    config = Config.model_validate({"shards": {"address": address}})
+    config = Config.model_validate({"replicas": {"address": address}})
     found = candidate(config)
     assert found.page == f"http://{address.removesuffix(':9')}:8080"
 
@@ -74,9 +74,10 @@ def test_a_certificate_that_agents_would_not_take_there_is_refused(
 
 
 def test_a_hostname_that_can_name_no_replica_is_refused() -> None:
-    config = Config.model_validate({"shards": {"address": "localhost:9"}})
+    config = Config.model_validate({"replicas": {"address": "localhost:9"}})
     with pytest.raises(
-        ReplicaIdentityError, match=r'"my_host" can\'t be a replica\'s name; expected shards\.name'
+        ReplicaIdentityError,
+        match=r'"my_host" can\'t be a replica\'s name; expected replicas\.name',
     ):
         candidate(config, "my_host.example")
 

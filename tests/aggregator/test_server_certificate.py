@@ -114,7 +114,7 @@ def test_a_certificate_that_the_replicas_authorities_do_not_cover_is_said(tmp_pa
 
     files.credentials(require_client_certificate=False)
     mine, theirs = ours.certificate.read_bytes(), other.certificate.read_bytes()
-    refused = f"{pair.certificate} is signed by none of shards.ca_file {verified_by}"
+    refused = f"{pair.certificate} is signed by none of replicas.ca_file {verified_by}"
     assert trouble(theirs) == refused
     assert trouble(theirs + mine) == ""
     assert trouble(pair.certificate.read_bytes()) == "", "it is its own authority"
@@ -133,7 +133,7 @@ def test_config_check_compares_the_certificate_with_the_replicas_authorities(
     file = tmp_path / "aggregator.yaml"
     file.write_text(
         f"""listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}
-shards: {{address: "one.test:1", token_file: token, ca_file: {other.certificate}}}
+replicas: {{address: "one.test:1", token_file: token, ca_file: {other.certificate}}}
 """
     )
     program = [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()"]
@@ -146,7 +146,7 @@ shards: {{address: "one.test:1", token_file: token, ca_file: {other.certificate}
     )
     assert done.returncode == 2
     said = (
-        f"{file}:1: listen.tls.cert_file: {pair.certificate} is signed by none of shards.ca_file "
+        f"{file}:1: listen.tls.cert_file: {pair.certificate} is signed by none of replicas.ca_file "
     )
     assert done.stderr.startswith(said)
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.bench.figures import percentile
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
-from tests.support.shards import TRUSTING_TLS, Replicas
+from tests.support.replica_processes import TRUSTING_TLS, Replicas
 from tests.support.simulator import Simulator
 from tests.support.stack import TAINT, Stack, remove_quarantines
 
@@ -65,7 +65,7 @@ class Drill:
         simulator.until_streaming(nodes, timeout_s=120)
         return stack, simulator
 
-    def shards(
+    def replicas(
         self,
         nodes: int,
         more: dict[str, Any] | None = None,
@@ -78,7 +78,7 @@ class Drill:
         names.write_text("\n".join(self.made(nodes)))
         settings = TRUSTING_TLS | EVERY_POD | (more or {})
         replicas = Replicas(
-            self.plane, self.folder / "shards", count=count, more=settings, cuttable=cuttable
+            self.plane, self.folder / "replicas", count=count, more=settings, cuttable=cuttable
         )
         self._ends.enter_context(replicas)
         replicas.start()

@@ -21,7 +21,7 @@ from tests.bench.small import small_or
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
-from tests.support.shards import TRUSTING_TLS, Replicas
+from tests.support.replica_processes import TRUSTING_TLS, Replicas
 
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
 BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (10.0, 10.0)), 240.0)
@@ -128,9 +128,9 @@ def failover(found: Findings) -> None:
         plane_in_memory() as (plane, folder),
         tempfile.TemporaryDirectory(prefix="sickbay-bench-") as disk,
     ):
-        nodes = plane.create_nodes(found.nodes, "shard")
+        nodes = plane.create_nodes(found.nodes, "failover")
         more = {**LIFTED, **TRUSTING_TLS}
-        with Replicas(plane, Path(disk) / "shards", more=more) as replicas:
+        with Replicas(plane, Path(disk) / "replicas", more=more) as replicas:
             replicas.start()
             fleet = _Fleet(plane, replicas)
             tried = plane.create_nodes(2 * (HOPS + WARM), "hop")

@@ -55,7 +55,7 @@ def acts(plane: ControlPlane, since: int) -> list[tuple[float, str]]:
 
 def begun_after_stop(drill: Drill, nodes: int = 200) -> int:
     """Acts that began more than a second after the stop, in a burst on three replicas."""
-    _, simulator = drill.shards(nodes, SLOW)
+    _, simulator = drill.replicas(nodes, SLOW)
     plane = drill.plane
     mark = plane.audit_mark()
     simulator.inject(nodes="all", fault=FAULT)

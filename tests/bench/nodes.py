@@ -46,7 +46,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.replica import hello, snapshot
-from tests.support.shards import TRUSTING_TLS, Replicas
+from tests.support.replica_processes import TRUSTING_TLS, Replicas
 from tests.support.stack import NAMESPACE, install
 
 SIZES = small_or((12,), (10_000, 25_000, 50_000))

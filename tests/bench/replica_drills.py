@@ -7,7 +7,7 @@ from threading import Thread
 
 from tests.bench.drill import FAULT, Drill, one_by_one, p99
 from tests.controlplane.waiting import wait_until
-from tests.support.shards import Replicas
+from tests.support.replica_processes import Replicas
 
 #: Seconds. Longer than the Lease, and than a gateway keeps agents that it can't forward.
 OUTAGE = 40.0
@@ -19,7 +19,7 @@ def controller_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
     The time counts from the moment when another holds the Lease: until then no replica may act.
     From the kill it is `failover_p99_s`.
     """
-    replicas, simulator = drill.shards(200)
+    replicas, simulator = drill.replicas(200)
     controller = replicas.controller()
     simulator.inject(nodes="all", fault=FAULT)
     drill.under_way(20)
@@ -39,7 +39,7 @@ def controller_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
 
 def controller_of_three_paused_for_40_s(drill: Drill) -> None:
     """Faults while it is stopped; another takes over."""
-    replicas, simulator = drill.shards(60)
+    replicas, simulator = drill.replicas(60)
     process = replicas.replicas[replicas.controller()].process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -52,7 +52,7 @@ def controller_of_three_paused_for_40_s(drill: Drill) -> None:
 
 def gateway_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
     """It is not started again: its agents go to the others."""
-    replicas, simulator = drill.shards(200)
+    replicas, simulator = drill.replicas(200)
     simulator.inject(nodes="all", fault=FAULT)
     drill.under_way(20)
     replicas.replicas[_gateways(replicas)[0]].kill()
@@ -71,7 +71,7 @@ def controller_of_three_cut_from_the_gateways_for_40_s(drill: Drill) -> None:
 
 def three_replicas_rolled(drill: Drill) -> None:
     """Each in turn ends in order and starts again, while faults come."""
-    replicas, simulator = drill.shards(60)
+    replicas, simulator = drill.replicas(60)
     third = len(drill.nodes) // 3
     for number, replica in enumerate(reversed(replicas.replicas.values())):
         stopping = Thread(target=replica.stop)
@@ -84,7 +84,7 @@ def three_replicas_rolled(drill: Drill) -> None:
 
 
 def _cut(drill: Drill, chosen: Callable[[Replicas], list[str]]) -> None:
-    replicas, simulator = drill.shards(60, cuttable=True)
+    replicas, simulator = drill.replicas(60, cuttable=True)
     assert replicas.cuts is not None
     controller = replicas.controller()
     replicas.cuts.cut(chosen(replicas))

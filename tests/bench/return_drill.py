@@ -97,7 +97,7 @@ def unmarked_after_return_s(drill: Drill, nodes: int = 20) -> float:
 
     Each Node in turn, away for a while; then all of them at once.
     """
-    _, simulator = drill.shards(nodes)
+    _, simulator = drill.replicas(nodes)
     plane = drill.plane
     simulator.inject(nodes="all", fault=FAULT)
     drill.settle(drill.nodes, since=time.monotonic())

@@ -109,7 +109,7 @@ def test_a_wrong_value_is_refused_by_name(
 
 def test_a_null_in_a_configuration_is_as_a_key_that_was_not_given(helm: Path) -> None:
     nulls: dict[str, Any] = {
-        "aggregator": {"config": {"marks": None, "listen": None, "limits": None, "shards": None}},
+        "aggregator": {"config": {"marks": None, "listen": None, "limits": None, "replicas": None}},
         "agent": {"config": {"checks": {"disk-write": None}, "expect": None, "own": None}},
     }
     assert render(helm, with_values(nulls)) == render(helm, SMALL)
@@ -156,7 +156,7 @@ def test_pools_reach_the_configuration_as_they_were_written(helm: Path) -> None:
 #: Where a template reads a key below, so that another type would end in an error about Go.
 SECTIONS = [
     ("aggregator", key)
-    for key in ("access", "conditions", "history", "listen", "marks", "pools", "shards")
+    for key in ("access", "conditions", "history", "listen", "marks", "pools", "replicas")
 ] + [("agent", "expect")]
 
 
@@ -336,7 +336,7 @@ def test_certificates_from_elsewhere_are_named_in_the_configuration(helm: Path) 
     ]
     config = yaml.safe_load(text)
     assert config["listen"]["tls"]["cert_file"] == "/etc/sickbay-tls/tls.crt"
-    assert config["shards"]["ca_file"] == "/etc/sickbay-ca/ca.crt"
+    assert config["replicas"]["ca_file"] == "/etc/sickbay-ca/ca.crt"
     assert "secretName: mine" in yaml.safe_dump_all(objects)
 
 

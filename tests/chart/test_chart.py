@@ -133,7 +133,7 @@ def test_the_aggregator_starts_with_its_configuration(rendering: Rendering, tmp_
     config = aggregator_config.load(file, root=tmp_path, environ=environ)
     assert config.mode is Action(rendering.values.get("mode", "observe"))
     assert config.cluster.namespace == rendering.namespace
-    assert config.shards.domain == f"sickbay-aggregator.{rendering.namespace}.svc"
+    assert config.replicas.domain == f"sickbay-aggregator.{rendering.namespace}.svc"
 
 
 @each_rendering

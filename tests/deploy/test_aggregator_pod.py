@@ -46,7 +46,7 @@ def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path)
     spec = pod_spec("StatefulSet", "sickbay-aggregator")
     user = spec["securityContext"]["runAsUser"]
     volumes = {
-        name: tmp_path / name for name in ("config", "tls", "ca", "shards-token", "data", "tmp")
+        name: tmp_path / name for name in ("config", "tls", "ca", "replica-token", "data", "tmp")
     }
     for name, folder in volumes.items():
         folder.mkdir()
@@ -63,7 +63,7 @@ def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path)
     # As it is by default where other machines can reach a listener.
     text += "certificates: {automatic: true}\n"
     (volumes["config"] / "aggregator.yaml").write_text(text)
-    (volumes["shards-token"] / "token").write_text("x")
+    (volumes["replica-token"] / "token").write_text("x")
 
     with Container(
         spec | {"hostNetwork": True},

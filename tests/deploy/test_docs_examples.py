@@ -170,7 +170,7 @@ def check_aggregator(text: str, folder: Path) -> None:
     root = folder / "root"
     named = {root / name[1:] for name in re.findall(r"(?<![\w:/.])/[\w./-]+", text)}
     named |= {root / str(folder)[1:] / name for name in re.findall(r"_file: ([\w.-]+)", text)}
-    for path in (root / "var/run/secrets/sickbay-shards/token", *sorted(named)):
+    for path in (root / "var/run/secrets/sickbay-replicas/token", *sorted(named)):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_text("https://hooks.example.com/one\n")

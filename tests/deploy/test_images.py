@@ -182,7 +182,7 @@ def test_the_aggregator_brings_its_policy_and_its_page(
         (tmp_path / name).write_bytes(source.read_bytes())
     (tmp_path / "token").write_text("x")
     text = re.sub("/etc/sickbay-(tls|ca)", str(tmp_path), text)
-    sound.write_text(text.replace("shards:\n", f"shards:\n  token_file: {tmp_path}/token\n"))
+    sound.write_text(text.replace("replicas:\n", f"replicas:\n  token_file: {tmp_path}/token\n"))
     checked = run(built, "sickbay-aggregator", "config", "check", str(sound))
     assert checked.returncode == 0, checked.stderr
 

@@ -149,7 +149,7 @@ def test_the_aggregators_configuration_loads_and_observes(tmp_path: Path) -> Non
     file.write_text(text)
     for name in (
         *("etc/sickbay-tls/tls.crt", "etc/sickbay-tls/tls.key"),  # of a Secret kubernetes.io/tls
-        *("etc/sickbay-ca/ca.crt", "var/run/secrets/sickbay-shards/token"),
+        *("etc/sickbay-ca/ca.crt", "var/run/secrets/sickbay-replicas/token"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -268,21 +268,21 @@ def test_replicas_find_and_believe_each_other_however_many_there_are() -> None:
     stateful_set = find(*AGGREGATOR)["spec"]
     spec = stateful_set["template"]["spec"]
     there = mounts(spec)
-    assert config["shards"]["domain"] == stateful_set["serviceName"]
+    assert config["replicas"]["domain"] == stateful_set["serviceName"]
     service = find("Service", stateful_set["serviceName"])
     assert service["spec"]["clusterIP"] == "None"  # each pod has a name of its own
     assert service["spec"]["publishNotReadyAddresses"] is True  # also when it has just started
     # Without files of a site's own they make their certificates themselves.
     assert "tls" not in config["listen"]
-    assert "ca_file" not in config["shards"]
+    assert "ca_file" not in config["replicas"]
 
-    shards = aggregator_config.Config().shards
-    volume = there[str(shards.token_file.parent)][1]
+    replicas = aggregator_config.Config().replicas
+    volume = there[str(replicas.token_file.parent)][1]
     [source] = volume["projected"]["sources"]
     token = source["serviceAccountToken"]
-    assert (token["audience"], token["path"]) == (AUDIENCE, shards.token_file.name)
+    assert (token["audience"], token["path"]) == (AUDIENCE, replicas.token_file.name)
     assert token["audience"] != aggregator_config.Config().identity.audience
-    assert shards.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
+    assert replicas.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
 
 
 def test_the_network_policy_lets_replicas_reach_each_other_and_no_other_pod_the_page() -> None:

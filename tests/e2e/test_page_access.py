@@ -14,7 +14,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.kube.test_page_access import bind
 from tests.support.kube_cluster import DEPLOY
-from tests.support.shards import TRUSTING_TLS, Replicas
+from tests.support.replica_processes import TRUSTING_TLS, Replicas
 from tests.support.stack import NAMESPACE, remove_quarantines
 
 pytestmark = pytest.mark.cluster

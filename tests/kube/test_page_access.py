@@ -89,7 +89,7 @@ async def test_tokens_that_are_none_or_meant_for_others_are_refused(
     head, body, signature = good.split(".")
     forged = f"{head}.{body}.{signature[:-4]}AAAA"
     agents = control_plane.token_for(cluster_space.namespace, "reader", "sickbay")
-    replicas = control_plane.token_for(cluster_space.namespace, "reader", "sickbay-shards")
+    replicas = control_plane.token_for(cluster_space.namespace, "reader", "sickbay-replicas")
     assert await gate.status(good) == 200
     for token in ("garbage", forged, f"{head}.{body}.", agents, replicas):
         assert await gate.status(token) == 401, token[:20]

@@ -223,7 +223,7 @@ def files() -> Iterator[str]:
         *(config.cluster.local.database, config.alerts.outbox, config.identity.keys_cache),
         *(
             config.certificates.folder,
-            config.shards.token_file,
+            config.replicas.token_file,
             Path(config.history.database.partition("///")[2]),
         ),
     ]

@@ -30,7 +30,7 @@ class GatewayOf:
 
     def own_token(self) -> str:
         if not self.token:
-            raise RelayConfigError("shards.token_file: /token can't be read")
+            raise RelayConfigError("replicas.token_file: /token can't be read")
         return self.token
 
     def name_controller(self, controller: Candidate | None) -> None:

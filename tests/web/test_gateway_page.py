@@ -213,7 +213,7 @@ async def test_a_controller_without_an_address_is_named_with_the_missing_key(
     gateway.controller = Candidate("laptop", "e2")
     status, text, _ = await get(served, gateway.url)
     assert status == 503
-    assert "laptop is the controller, and its configuration has no section shards" in text
+    assert "laptop is the controller, and its configuration has no section replicas" in text
 
 
 async def test_no_token_leaves_by_plaintext_for_another_machine(
@@ -237,7 +237,7 @@ async def test_a_replica_without_its_token_says_so(served: Served, gateway: Gate
     gateway.token = ""
     status, text, _ = await get(served, f"{gateway.url}/api/v1/fleet")
     assert status == 503
-    assert "shards.token_file: /token can't be read" in text
+    assert "replicas.token_file: /token can't be read" in text
 
 
 # -- its own ---------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if eq .Values.certificates.source "provided" -}}
 {{- $tls := dict "cert_file" "/etc/sickbay-tls/tls.crt" "key_file" "/etc/sickbay-tls/tls.key" -}}
 {{- $_ := set $config.listen "tls" $tls -}}
-{{- $_ := set $config.shards "ca_file" "/etc/sickbay-ca/ca.crt" -}}
+{{- $_ := set $config.replicas "ca_file" "/etc/sickbay-ca/ca.crt" -}}
 {{- end -}}
 {{- if .Values.history.database -}}
 {{- $history := dict "database" .Values.history.database "password_file" "/etc/sickbay-history/password" -}}

@@ -1,4 +1,4 @@
-"""The section ``shards``: the address of this replica for others, and their proof of identity."""
+"""The section ``replicas``: the address of this replica for others, and their proof of identity."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ Domain = Annotated[
 ]
 
 
-class ShardsConfig(Section):
+class ReplicasConfig(Section):
     """Several replicas. With neither ``domain`` nor ``address`` this one is alone."""
 
     domain: Domain = ""
@@ -45,8 +45,8 @@ class ShardsConfig(Section):
     """Base URL of its page; empty: by the same host, at the port of listen.web."""
     name: Name = ""
     """Empty: the hostname."""
-    token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-shards/token")
-    """The replicas' own token, of the audience sickbay-shards."""
+    token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-replicas/token")
+    """The replicas' own token, of the audience sickbay-replicas."""
     service_account: ServiceAccount = "sickbay:sickbay-aggregator"
     """The service account whose tokens are accepted, ``namespace:name``; a file without it gets
     ``cluster.namespace``.
@@ -60,7 +60,7 @@ class ShardsConfig(Section):
 
 
 def cross_field_errors(
-    shards: ShardsConfig,
+    replicas: ReplicasConfig,
     *,
     kubernetes: bool,
     tls: bool,
@@ -73,34 +73,34 @@ def cross_field_errors(
     ``grpc`` and ``web`` are the listeners' addresses. ``makes_certificates``: the aggregator makes
     its certificates itself, and knows their CA.
     """
-    if not shards.on:
+    if not replicas.on:
         names = ["name", "page"]
         # `domain: ""` means that it is alone, and the others' credentials are then allowed.
-        if not {"domain", "address"} & shards.model_fields_set:
+        if not {"domain", "address"} & replicas.model_fields_set:
             names += ["ca_file", "token_file", "service_account"]
         for name in names:
-            if getattr(shards, name) != ShardsConfig.model_fields[name].default:
+            if getattr(replicas, name) != ReplicasConfig.model_fields[name].default:
                 text = (
-                    "given, and neither shards.domain nor shards.address, so that this replica "
+                    "given, and neither replicas.domain nor replicas.address, so that this replica "
                     "would take itself for the only one; expected one of them"
                 )
-                yield ("shards", name), text
+                yield ("replicas", name), text
                 break
         return
-    key = ("shards", "domain" if shards.domain else "address")
+    key = ("replicas", "domain" if replicas.domain else "address")
     if not kubernetes:
         yield key, 'replicas know of each other by a Kubernetes cluster; expected "" for one alone'
-    if shards.domain and shards.address:
-        yield key, "given beside shards.address; expected one of them"
-    elif shards.domain and port_of(grpc) is None:
+    if replicas.domain and replicas.address:
+        yield key, "given beside replicas.address; expected one of them"
+    elif replicas.domain and port_of(grpc) is None:
         yield key, f'listen.grpc "{grpc}" has no port that others could know; expected "HOST:PORT"'
-    if not shards.page and port_of(web) is None:
+    if not replicas.page and port_of(web) is None:
         text = (
             f'not given, and listen.web "{web}" has no port that others could know; expected a URL'
         )
-        yield ("shards", "page"), text
-    if tls and not makes_certificates and shards.ca_file is None:
+        yield ("replicas", "page"), text
+    if tls and not makes_certificates and replicas.ca_file is None:
         text = "not given; expected the CA file that verifies listen.tls.cert_file"
-        yield ("shards", "ca_file"), text
-    if not tls and not (shards.address and is_loopback(shards.address)):
+        yield ("replicas", "ca_file"), text
+    if not tls and not (replicas.address and is_loopback(replicas.address)):
         yield key, "replicas speak without TLS on one machine only; expected listen.tls"

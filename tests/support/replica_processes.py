@@ -47,7 +47,7 @@ _STANDING = {
     "sickbay_ready",
 }
 #: The audience of the replicas' tokens.
-AUDIENCE = "sickbay-shards"
+AUDIENCE = "sickbay-replicas"
 ACCOUNT = f"{NAMESPACE}:sickbay-aggregator"
 #: Simulated agents are let in by their word, over TLS on loopback.
 TRUSTING_TLS: dict[str, Any] = {"identity": {"kind": "insecure-trust-hello"}}
@@ -94,7 +94,7 @@ class Replicas:
         token.write_text(
             self.plane.token_for(NAMESPACE, "sickbay-aggregator", AUDIENCE, expiration_s=24 * 3600)
         )
-        shards = {
+        replicas = {
             "name": name,
             "address": f"{host}:{self.cuts.before(host, self._port) if self.cuts else self._port}",
             "page": f"https://{host}:{self._web_port}",
@@ -106,7 +106,7 @@ class Replicas:
         return AggregatorProcess(
             self.plane,
             self.folder / name,
-            more={**more, "shards": {**shards, **more.get("shards", {})}},
+            more={**more, "replicas": {**replicas, **more.get("replicas", {})}},
             policy=policy,
             place=place,
         )

@@ -15,7 +15,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
 from tests.support.faulty_proxy import ApiFaults, FaultyProxy, Hold
-from tests.support.shards import LEASE, TRUSTING_TLS, Replicas
+from tests.support.replica_processes import LEASE, TRUSTING_TLS, Replicas
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quarantines
 
