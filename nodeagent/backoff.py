@@ -11,21 +11,15 @@ from nodeagent.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds. The longest pause is ``first`` after one failure, doubles, and ends at ``most``.
-
-    ``spread`` is the share of the longest pause that is drawn; 1 is full jitter.
-    """
+    """Seconds. The longest pause is ``first`` after one failure, doubles, and ends at ``most``."""
 
     first: float
     most: float
-    spread: float = 1.0
 
     def longest(self, failures: int) -> float:
         """The longest pause after ``failures`` attempts that failed in a row (1 or more)."""
         return min(self.most, self.first * 2.0 ** min(failures - 1, 60))
 
     def pause(self, failures: int, random: Callable[[], float]) -> float:
-        """A pause in the last ``spread`` of the longest. ``random`` gives a number from [0, 1)."""
-        longest = self.longest(failures)
-        least = longest * (1.0 - self.spread)
-        return least + (longest - least) * random()
+        """A pause below the longest. ``random`` gives a number from [0, 1)."""
+        return self.longest(failures) * random()

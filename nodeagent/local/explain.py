@@ -84,8 +84,6 @@ def _uplink(uplink: Mapping[str, Any]) -> str:
     if uplink["state"] == "off":
         return "aggregator: no address is configured; the evidence stays on this node"
     where = uplink["address"]
-    if uplink["sent_by"]:
-        where += f" (sent there by {uplink['sent_by']})"
     lasting = f"{uplink['for_seconds']:.0f} s"
     if uplink["state"] == "streaming":
         return f"aggregator: connected to {uplink['aggregator']} at {where} for {lasting}"

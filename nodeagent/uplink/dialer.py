@@ -103,16 +103,16 @@ class Dialer:
         self._config = config
         self._options = {**OPTIONS, **(options or {})}
 
-    def check(self, address: str, *, sent: bool = False) -> None:
+    def check(self, address: str, *, named_by_aggregator: bool = False) -> None:
         """Raise DialError when ``address`` is none, or may not be spoken to as configured.
 
-        ``sent``: an aggregator named it, which can know no socket of this machine.
+        ``named_by_aggregator``: it is no socket, for an aggregator knows none of this machine.
         """
-        if address.startswith("unix:") and not sent:
+        if address.startswith("unix:") and not named_by_aggregator:
             return
         match = _HOST_PORT.fullmatch(address)
         if match is None or int(match["port"]) > _LAST_PORT:
-            expected = "host:port" if sent else "host:port or unix:/path"
+            expected = "host:port" if named_by_aggregator else "host:port or unix:/path"
             raise DialError(f"{address[:300]!r} is no address: expected {expected}")
         if self._config.ca_file or self._config.insecure_plaintext or _is_loopback(match["host"]):
             return
@@ -121,9 +121,9 @@ class Dialer:
             "(or, on a network that you trust, aggregator.insecure_plaintext = true)"
         )
 
-    def open(self, address: str, *, sent: bool = False) -> grpc.aio.Channel:
+    def open(self, address: str, *, named_by_aggregator: bool = False) -> grpc.aio.Channel:
         """A channel to ``address``; it connects with its first call. Raises as ``check`` does."""
-        self.check(address, sent=sent)
+        self.check(address, named_by_aggregator=named_by_aggregator)
         options: list[tuple[str, str | int]] = list(self._options.items())
         if self._config.ca_file is None:
             return grpc.aio.insecure_channel(address, options=options)

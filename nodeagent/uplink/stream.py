@@ -57,17 +57,15 @@ Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.AggregatorMessage]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a stream ended. ``redirect`` is where to go instead, if that was the reason.
+    """How a stream ended.
 
-    ``refused``: the other side refuses for good, and coming back soon won't change it. ``silent``:
-    it lived, and then did not answer any more. ``late``: we gave up, because it had not greeted us.
+    ``refused``: the other side refuses for good, and coming back soon won't change it. ``late``: we
+    gave up, because it had not greeted us.
     """
 
     reason: str
     welcomed: bool
-    redirect: str = ""
     refused: bool = False
-    silent: bool = False
     late: bool = False
 
 
@@ -124,9 +122,7 @@ class Stream:
         self._welcome = asyncio.Event()
         self._stopping = False
         self._resync = False
-        self._redirect = ""
         self._refused = False
-        self._silent = False
         self._late = False
         self._sign = PeerLiveness(lives)
         self._replies: deque[pb.AgentMessage] = deque()
@@ -163,7 +159,7 @@ class Stream:
             await asyncio.gather(*parts, return_exceptions=True)
         reason = next(filter(None, reasons), "")
         welcomed = self._welcome.is_set()
-        return Ended(reason, welcomed, self._redirect, self._refused, self._silent, self._late)
+        return Ended(reason, welcomed, self._refused, self._late)
 
     async def _until_over(self, part: Awaitable[str]) -> str:
         """``part``'s reason for its end, or the call's."""
@@ -185,9 +181,8 @@ class Stream:
 
     async def _write(self, hello: pb.AgentMessage) -> str:
         await self._send(hello)
-        # An aggregator that refuses us or redirects us gets no more messages. A write under way
-        # when the other side ends the call would hide its reason: grpc.aio puts INTERNAL in its
-        # place.
+        # An aggregator that refuses us gets no more messages. A write under way when the other side
+        # ends the call would hide its reason: grpc.aio puts INTERNAL in its place.
         while not (self._welcome.is_set() or self._stopping):
             await self._wake.wait()
             self._wake.clear()
@@ -316,9 +311,7 @@ class Stream:
             if not await self._welcomed_within(greeting - life):
                 self._late = True
                 return f"no greeting in {greeting:g} s, though the address answers"
-        reason = await self._sign.gone()
-        self._silent = True
-        return reason
+        return await self._sign.gone()
 
     async def _welcomed_within(self, seconds: float) -> bool:
         try:
@@ -335,8 +328,6 @@ class Stream:
                 return self._status(await self._call.code(), await self._call.details())
             self._sign.on_peer_message()
             self._obey(message)
-            if self._redirect:
-                return f"redirected to {self._redirect}"
 
     def _obey(self, message: pb.AggregatorMessage) -> None:
         match message.WhichOneof("body"):
@@ -345,8 +336,6 @@ class Stream:
             case "ack":
                 if self._host.latch.acknowledge(message.ack.seq):
                     self._host.persist()
-            case "redirect":
-                self._redirect = message.redirect.address
             case "resync":
                 log.info(
                     "the aggregator asked for a snapshot: %s",

@@ -1,4 +1,4 @@
-"""Keeps one stream to the aggregator alive: connects, goes where it is sent, waits in between."""
+"""Keeps one stream to the aggregator alive: connects, and waits between attempts."""
 
 import asyncio
 import logging
@@ -11,20 +11,22 @@ from nodeagent.clock import Clock
 from nodeagent.commands import Host
 from nodeagent.dataclass import dataclass
 from nodeagent.uplink.dialer import Dialer, DialError, explained
-from nodeagent.uplink.reconnect import SILENT_WITHIN, ReconnectPolicy
+from nodeagent.uplink.reconnect import ReconnectPolicy
 from nodeagent.uplink.stream import Ended, Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
 
 log = logging.getLogger(__name__)
 
+#: Seconds in which a live aggregator takes a connection.
+HANDSHAKE_WITHIN = 5.0
+
 
 @dataclass(slots=True)
 class UplinkState:
-    """The uplink's state for people. ``since`` is boottime seconds, ``sent_by`` an address."""
+    """The uplink's state for people. ``since`` is boottime seconds."""
 
     address: str
-    sent_by: str = ""
     connected: bool = False
     since: float = 0.0
     aggregator: str = ""
@@ -54,7 +56,7 @@ class Uplink:
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = UplinkState(address, since=clock.boottime())
-        self._route = ReconnectPolicy(address, random)
+        self._reconnect = ReconnectPolicy(random)
         self._dialer = dialer
         self._host = host
         self._hello = hello
@@ -76,7 +78,6 @@ class Uplink:
         return {
             "state": "streaming" if self.state.connected else "connecting",
             "address": self.state.address,
-            "sent_by": self.state.sent_by,
             "aggregator": self.state.aggregator,
             "error": self.state.error,
             "for_seconds": round(self._clock.boottime() - self.state.since, 3),
@@ -102,21 +103,15 @@ class Uplink:
 
     async def run(self) -> None:
         """Stay connected until ``stop``."""
-        route = self._route
         while not self._stopping.is_set():
             self.state.attempts += 1
             started = self._now()
             ended = await self.run_session()
-            wait = route.after(ended, self._now() - started)
-            if route.circle:
-                self._failed(f"sent in a circle: {route.circle}")
-            await self._rest(wait)
+            await self._rest(self._reconnect.after(ended, self._now() - started))
 
     async def run_session(self) -> Ended:
-        address, sent_by = self._route.address, self._route.sent_by
-        self.state.address, self.state.sent_by = address, sent_by
         try:
-            channel = self._dialer.open(address, sent=bool(sent_by))
+            channel = self._dialer.open(self.state.address)
             metadata = self._dialer.metadata()
         except DialError as error:
             self._failed(str(error))
@@ -131,7 +126,7 @@ class Uplink:
                 on_welcome=self._welcomed,
                 lives=self._lives,
                 connected=lambda: channel.get_state() is grpc.ChannelConnectivity.READY,
-                patience=self._route.patience,
+                patience=self._reconnect.patience,
                 on_beat=self._on_beat,
             )
             if self._stopping.is_set():
@@ -141,13 +136,7 @@ class Uplink:
             finally:
                 self._stream = None
         renewing, self._renewing = self._renewing, False
-        if ended.redirect:
-            log.info(
-                "the aggregator redirected the stream",
-                extra={"event": "uplink.redirected", "from": address, "to": ended.redirect},
-            )
-            self._changed(connected=False)
-        elif renewing:
+        if renewing:
             self._changed(connected=False)
         else:
             self._failed(explained(ended.reason))
@@ -156,22 +145,26 @@ class Uplink:
     async def _lives(self, address: str) -> bool:
         """Whether a process is there, which a handshake shows: a kernel alone can't do it."""
         try:
-            channel = self._dialer.open(address, sent=True)
+            channel = self._dialer.open(address, named_by_aggregator=True)
         except DialError:
             return False
         async with channel:
             try:
-                async with asyncio.timeout(SILENT_WITHIN):
+                async with asyncio.timeout(HANDSHAKE_WITHIN):
                     await channel.channel_ready()
             except TimeoutError:
                 return False
         return True
 
     def _welcomed(self, aggregator: str) -> None:
-        extra = {"aggregator": aggregator, "address": self.state.address}
-        if self.state.sent_by:
-            extra["sent_by"] = self.state.sent_by
-        log.info("stream to the aggregator opened", extra={"event": "uplink.opened", **extra})
+        log.info(
+            "stream to the aggregator opened",
+            extra={
+                "event": "uplink.opened",
+                "aggregator": aggregator,
+                "address": self.state.address,
+            },
+        )
         self.state.error = ""
         self.state.aggregator = aggregator
         self._changed(connected=True)

@@ -6,6 +6,7 @@ long the slowest took.
 
 import asyncio
 import json
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -23,15 +24,18 @@ PORT = 8443
 LIVE = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 #: No server listens there: refused at once.
 REFUSES = "127.0.0.9"
+#: A process that is stopped: its kernel takes connections, and no process answers.
+STOPPED = "127.0.0.8"
 #: A machine that is gone: packets to it vanish.
 VANISHES = "10.9.0.9"
 
 NAMES = {
     "all.test": LIVE,
     "refuses.test": [*LIVE[:2], REFUSES],
+    "stopped.test": [*LIVE[:2], STOPPED],
     "vanishes.test": [*LIVE[:2], VANISHES],
 }
-CONNECTIONS = {"all.test": 300, "refuses.test": 60, "vanishes.test": 16}
+CONNECTIONS = {"all.test": 300, "refuses.test": 60, "stopped.test": 16, "vanishes.test": 16}
 
 
 def _network(resolver: str, folder: Path) -> None:
@@ -79,10 +83,12 @@ async def main() -> None:
         }
         found = {}
         async with server:
+            stopped = socket.create_server((STOPPED, PORT))
             for name, times in CONNECTIONS.items():
                 made = [await _connect(name, aggregators) for _ in range(times)]
                 went = Counter(to for to, _ in made)
                 found[name] = {"went": went, "slowest": max(took for _, took in made)}
+        stopped.close()
         print(json.dumps(found))
         for aggregator in aggregators.values():
             await aggregator.stop()

@@ -56,9 +56,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["unix:/run/x.sock", "nonsense", "127.0.0.1:65536", "x" * 9999])
-def test_an_aggregator_can_send_nobody_to_a_socket_or_to_nonsense(address: str) -> None:
+def test_an_aggregator_can_name_no_socket_and_no_nonsense(address: str) -> None:
     with pytest.raises(DialError, match=r"expected host:port$") as refused:
-        Dialer(UplinkConfig()).check(address, sent=True)
+        Dialer(UplinkConfig()).check(address, named_by_aggregator=True)
     assert len(str(refused.value)) < 400
 
 

@@ -101,7 +101,7 @@ class Door:
 
 def door(agents: int, kind: type[ReconnectPolicy] = ReconnectPolicy) -> Door:
     rng = random.Random(7)
-    return Door([kind("aggregator:8443", rng.random) for _ in range(agents)])
+    return Door([kind(rng.random) for _ in range(agents)])
 
 
 #: 80 s of work, far more than any first patience: 20,000 agents, of which each stands for ten.

@@ -1,7 +1,6 @@
 """The stream between a real agent process and a real gRPC server: no event is lost or doubled."""
 
 import asyncio
-import json
 import os
 import time
 
@@ -10,7 +9,6 @@ import pytest
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.settings import UplinkConfig
-from nodeagent.local.explain import table
 from nodeagent.simulate.node import SimulatedNode
 from nodeagent.uplink.dialer import Dialer
 from nodeagent.uplink.uplink import Uplink
@@ -202,69 +200,7 @@ async def test_a_burst_of_5000_lines_is_a_few_messages(
     assert 2 <= len(stream.faults["xid:48", GPU].occurrence_ages_ms) <= 32
 
 
-# -- where it goes --------------------------------------------------------------------------------
-
-
-async def test_a_redirect_is_followed_and_given_up_when_nobody_is_there(
-    aggregator: FakeAggregator, make: Make
-) -> None:
-    owner = await FakeAggregator().start()
-    away = owner.address
-    aggregator.on_hello = lambda stream: stream.send(
-        redirect=pb.Redirect(address=away, reason="owner")
-    )
-    agent = make(aggregator=aggregator.address).start()
-    try:
-        stream = await attended(owner)
-        agent.xid(79)
-        await until(lambda: XID_79 in stream.faults)
-    finally:
-        await owner.stop()
-    aggregator.on_hello = lambda _: None
-    await until(lambda: aggregator.latest.faults.get(XID_79) is not None, within=20)
-    assert aggregator.latest.hello.instance == stream.hello.instance
-
-
-async def test_a_circle_of_redirects_is_no_storm_and_is_told_with_its_way(
-    aggregator: FakeAggregator, make: Make
-) -> None:
-    other = await FakeAggregator().start()
-
-    def to_other(stream: Attended) -> None:
-        stream.send(redirect=pb.Redirect(address=other.address))
-
-    def to_first(stream: Attended) -> None:
-        stream.send(redirect=pb.Redirect(address=aggregator.address))
-
-    aggregator.on_hello, other.on_hello = to_other, to_first
-    agent = await make(aggregator=aggregator.address).start().up()
-    try:
-        way = (
-            f"sent in a circle: {aggregator.address} -> {other.address} -> {aggregator.address} -> "
-        )
-        await until(lambda: way in agent.log(), what=agent.log)
-        told = json.loads((await agent.ask("/v1/explain"))[1])
-        assert told["uplink"]["state"] == "connecting"
-        assert f": {way}" in table(told)
-        before, began = len(aggregator.streams) + len(other.streams), time.monotonic()
-        # It goes on trying, so its pauses can be seen.
-        await until(lambda: len(aggregator.streams) + len(other.streams) >= before + 4, within=60)
-        assert time.monotonic() - began > 4 / 20, "20 a second would be a storm"
-    finally:
-        await other.stop()
-
-
-async def test_a_redirect_into_plaintext_elsewhere_is_refused(
-    aggregator: FakeAggregator, make: Make
-) -> None:
-    away = pb.Redirect(address="10.9.8.7:9")
-    aggregator.on_hello = lambda stream: stream.send(redirect=away)
-    agent = make(aggregator=aggregator.address).start()
-    await until(lambda: "10.9.8.7:9 would be spoken to in plaintext" in agent.log(), within=20)
-    aggregator.on_hello = lambda _: None
-    await until(
-        lambda: aggregator.latest.kinds()[1:2] == ["snapshot"] and not aggregator.latest.ended
-    )
+# -- refused ---------------------------------------------------------------------------------------
 
 
 async def test_who_is_refused_comes_back_with_growing_pauses(

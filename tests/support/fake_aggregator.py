@@ -6,7 +6,7 @@ what an aggregator would believe; a test triggers every other action.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -103,8 +103,6 @@ class FakeAggregator(rpc.AgentGatewayServicer):
             aggregator="fake", aggregator_version="0", heartbeat_interval_ms=1000
         )
         self.ack_all = True
-        #: Called with each new stream's Hello; may say something there (a Redirect).
-        self.on_hello: Callable[[Attended], None] = lambda _: None
         #: Refuse every call with this, as an aggregator that does not know us would.
         self.refuse: grpc.StatusCode | None = None
         self.refused = 0
@@ -162,7 +160,6 @@ class FakeAggregator(rpc.AgentGatewayServicer):
             async for message in request_iterator:  # type: ignore[attr-defined]
                 stream.take(message)
                 if message.HasField("hello"):
-                    self.on_hello(stream)
                     if self.welcome is not None:
                         stream.send(welcome=self.welcome)
                 elif self.ack_all and message.HasField("snapshot"):

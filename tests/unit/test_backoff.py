@@ -39,16 +39,15 @@ def test_a_part_of_the_pause_is_certain_where_less_is_drawn() -> None:
 @given(
     first=st.floats(0.01, 1e3),
     most=st.floats(0.01, 1e5),
-    spread=st.floats(0.0, 1.0),
     failures=st.integers(1, 10**9),
     seed=st.integers(),
 )
 def test_the_agents_backoff_is_the_aggregators(
-    first: float, most: float, spread: float, failures: int, seed: int
+    first: float, most: float, failures: int, seed: int
 ) -> None:
     """They share no module, because they share nothing but the contract."""
-    ours = Backoff(first=first, most=most, spread=spread)
-    agents = nodeagent.backoff.Backoff(first=first, most=most, spread=spread)
+    ours = Backoff(first=first, most=most)
+    agents = nodeagent.backoff.Backoff(first=first, most=most)
     assert agents.longest(failures) == ours.longest(failures)
     drawn = agents.pause(failures, random.Random(seed).random)
     assert drawn == ours.pause(failures, random.Random(seed))

@@ -939,7 +939,6 @@ class AggregatorMessage(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
-    REDIRECT_FIELD_NUMBER: _builtins.int
     RESYNC_FIELD_NUMBER: _builtins.int
     CLEAR_FAULTS_FIELD_NUMBER: _builtins.int
     QUIESCE_FIELD_NUMBER: _builtins.int
@@ -952,8 +951,6 @@ class AggregatorMessage(_message.Message):
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def ack(self) -> Global___Ack: ...
-    @_builtins.property
-    def redirect(self) -> Global___Redirect: ...
     @_builtins.property
     def resync(self) -> Global___Resync: ...
     @_builtins.property
@@ -975,7 +972,6 @@ class AggregatorMessage(_message.Message):
         *,
         welcome: Global___Welcome | None = ...,
         ack: Global___Ack | None = ...,
-        redirect: Global___Redirect | None = ...,
         resync: Global___Resync | None = ...,
         clear_faults: Global___ClearFaults | None = ...,
         quiesce: Global___Quiesce | None = ...,
@@ -985,11 +981,11 @@ class AggregatorMessage(_message.Message):
         repair_result_taken: Global___RepairResultTaken | None = ...,
         cancel_repair: Global___CancelRepair | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "redirect", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1090,29 +1086,6 @@ class EntriesDropped(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EntriesDropped: _TypeAlias = EntriesDropped  # noqa: Y015
-
-@_typing.final
-class Redirect(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    address: _builtins.str
-    """host:port of the aggregator to connect to; only names that the certificate covers."""
-    reason: _builtins.str
-    def __init__(
-        self,
-        *,
-        address: _builtins.str = ...,
-        reason: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Redirect: _TypeAlias = Redirect  # noqa: Y015
 
 @_typing.final
 class Resync(_message.Message):
