@@ -395,6 +395,8 @@ class Node:
     #: Accelerators by resource name: capacity and allocatable, as the node says them.
     devices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     unread: Unread | None = None
+    #: When ``ready`` last changed, by the cluster's own wall clock (seconds); 0: unknown.
+    ready_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

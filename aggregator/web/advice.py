@@ -7,6 +7,7 @@ a command would act on another cluster than this one (`Fleet.how`).
 from collections.abc import Collection, Iterable
 
 from aggregator.cluster.port import HookState, Phase, Quarantine, RepairStatus
+from aggregator.quarantine.decide.drain_plan import TERMINATING
 from aggregator.quarantine.decide.repair import BUSY
 from aggregator.quarantine.decide.verdicts import is_about_tests
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
@@ -183,6 +184,12 @@ def for_quarantine(
             f"Its cause is over, and it is held: {held}. To do: {unpin}sickbay release {node}{how}"
         )
     if status.phase is Phase.DRAINING and status.blockers:
+        if all(one.reason.startswith(TERMINATING) for one in status.blockers):
+            return (
+                "No step is needed yet: the kubelet is not Ready, and the pods that it has to end "
+                "are waited for as their reasons say. To end it sooner, start the kubelet; or power "
+                "the machine off, and then delete the pods with kubectl delete pod --force."
+            )
         return (
             f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
             "owners, or let the budget heal; pods are deleted by force only where drain.namespaces "

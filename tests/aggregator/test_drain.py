@@ -46,11 +46,12 @@ def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_then() ->
         assert "may complete, for 2h at most" in status(world).blockers[0].reason
         world.pods["n1/a"] = replace(world.pods["n1/a"], phase="Succeeded")
         await asyncio.sleep(60)
-        assert world.evicted == ["uid-a"]  # a finished pod goes
+        assert world.evicted == []  # a pod that has ended runs nothing
+        assert [one.pod for one in status(world).blockers] == ["jobs/b"]
         await replica.stop()
         replica = await begun(world, rules(namespaces=(waits,)))  # the time goes on
         await asyncio.sleep(HOUR)
-        assert world.evicted == ["uid-a", "uid-b"]
+        assert world.evicted == ["uid-b"]
         await drained(world)
         await replica.stop()
 
@@ -134,6 +135,54 @@ def test_a_pod_stuck_in_terminating_ends_no_drain_for_ever() -> None:
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=300)
         assert "stuck in Terminating, and not waited for: jobs/a" in status(world).message
         assert status(world).blockers[0].pod == "jobs/a"
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_without_a_kubelet_a_long_grace_is_named_at_once_and_waited_for_5_minutes(
+    *, again: bool
+) -> None:
+    """Also by a process that finds the pod in Terminating."""
+
+    async def scenario() -> None:
+        now = asyncio.get_running_loop().time()
+        world = world_with("a", grace=7 * 24 * HOUR)
+        world.set_node(replace(world.nodes["n1"], ready=None, ready_since=now))
+        if again:
+            world.pods["n1/a"] = replace(
+                world.pods["n1/a"], deleting=True, deletion_at=now + 7 * 24 * HOUR
+            )
+        replica = await begun(world, SETTINGS)
+        await until(lambda: "n1" in world.quarantines and status(world).blockers, within=30)
+        (blocker,) = status(world).blockers
+        assert "Terminating: its grace ends at" in blocker.reason
+        assert "NotReady since" in blocker.reason
+        await asyncio.sleep(240)
+        assert (phase_of(world, "n1"), status(world).pods_remaining) == (Phase.DRAINING, 1)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=120)
+        assert "not waited for: jobs/a; the node is NotReady since" in status(world).message
+        await asyncio.sleep(HOUR)  # its pods are read again, and are no news
+        (blocker,) = status(world).blockers
+        assert "not waited for, 5m after that" in blocker.reason
+        assert "pod.blocked" not in replica.notes.kinds("n1")
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_kubelet_that_goes_while_its_pod_ends_is_seen() -> None:
+    async def scenario() -> None:
+        world = world_with("a", grace=7 * 24 * HOUR)
+        replica = await begun(world, SETTINGS)
+        await until(lambda: world.evicted, within=30)
+        await asyncio.sleep(60)
+        assert status(world).blockers == ()
+        now = asyncio.get_running_loop().time()
+        world.set_node(replace(world.nodes["n1"], ready=None, ready_since=now))
+        await until(lambda: status(world).blockers, within=120)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINED, within=400)
         await replica.stop()
 
     virtual_time.run(scenario())

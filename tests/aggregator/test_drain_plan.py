@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.cluster.port import Node, Pod, Taint
 from aggregator.quarantine.decide.drain_plan import (
@@ -11,6 +13,7 @@ from aggregator.quarantine.decide.drain_plan import (
     DrainRules,
     Leave,
     NamespaceRule,
+    NotReady,
     plan_drain,
 )
 from aggregator.quarantine.decide.gangs import gang_of
@@ -65,15 +68,15 @@ SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
         ({"mirror": True, "owner_kind": "Node"}, ON, ""),
         ({"empty_dir": True}, OFF, "kept"),
         ({"empty_dir": True}, ON, "evict"),
-        ({"empty_dir": True, "phase": "Succeeded"}, OFF, "evict"),
+        ({"empty_dir": True, "phase": "Succeeded"}, OFF, ""),
         ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
         ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
         ({"owner_kind": "", "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "kept"),
         ({"owner_kind": ""}, OFF, "kept"),
         ({"owner_kind": ""}, ON, "evict"),
-        ({"owner_kind": "", "phase": "Failed"}, OFF, "evict"),
+        ({"owner_kind": "", "phase": "Failed"}, OFF, ""),
         ({"labels": {"tier": "db"}}, PROTECTED, "kept"),
-        ({"labels": {"tier": "db"}, "phase": "Succeeded"}, PROTECTED, "kept"),
+        ({"labels": {"tier": "db"}, "phase": "Succeeded"}, PROTECTED, ""),
         ({"labels": {"tier": "web"}}, PROTECTED, "evict"),
         ({"annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
         ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, OFF, "kept"),
@@ -137,9 +140,7 @@ def test_a_drain_that_began_by_a_clock_ahead_of_ours_keeps_nobody_who_need_not_w
     assert where(plan(POD, rules=rules, after=-24 * HOUR), POD) == "evict"
 
 
-def test_a_finished_pod_waits_for_nothing_and_force_takes_no_pod_that_is_kept() -> None:
-    done = replace(POD, phase="Succeeded")
-    assert where(plan(done, rules=rules_of(Leave.WAIT, wait=HOUR)), done) == "evict"
+def test_force_takes_no_pod_that_is_kept() -> None:
     bare = replace(POD, owner_kind="")
     found = plan(bare, rules=rules_of(Leave.FORCE, force_after=HOUR), after=2 * HOUR)
     assert where(found, bare) == "kept"
@@ -186,13 +187,88 @@ def test_a_gang_goes_together_or_not_at_all() -> None:
     assert found.named[a.key].startswith("goes together with its gang: jobs/b has emptyDir")
 
 
-def test_who_has_finished_or_goes_already_holds_up_no_gang() -> None:
+def test_who_has_ended_or_goes_already_holds_up_no_gang() -> None:
     a, b = gang("a", "b")
     stuck = replace(b, deleting=True, deletion_at=BEGAN)
     assert where(plan(a, stuck, after=3 * HOUR), a) == "evict"
-    done = replace(b, phase="Succeeded")
-    kept = gang("c", owner_kind="")[0]
-    assert where(plan(kept, done), done) == "evict"
+    done = replace(b, phase="Succeeded", owner_kind="")
+    assert where(plan(a, done), a) == "evict"
+
+
+@given(
+    phase=st.sampled_from(["Succeeded", "Failed"]),
+    deleting=st.booleans(),
+    leave=st.sampled_from(Leave),
+    after=st.floats(0, 1e9),
+    owner=st.sampled_from(["", "Job"]),
+    labels=st.dictionaries(
+        st.sampled_from(["tier", "scheduling.x-k8s.io/pod-group"]), st.just("db")
+    ),
+)
+def test_a_pod_that_has_ended_is_in_no_heap_of_a_plan(
+    phase: str, leave: Leave, after: float, owner: str, labels: dict[str, str], *, deleting: bool
+) -> None:
+    """Whatever finalizers hold it, and whatever rule is about it."""
+    rules = replace(rules_of(leave), protected_selector={"tier": "db"})
+    done = replace(POD, phase=phase, deleting=deleting, owner_kind=owner, labels=labels)
+    found = plan_drain([done], rules, at(after))
+    assert (found.remaining, found.named, where(found, done)) == (0, {}, "")
+
+
+GONE = NotReady(since=BEGAN - 100, silent=True)
+
+
+@pytest.mark.parametrize(
+    ("after", "grace", "kubelet", "heap"),
+    [
+        (0, 7 * 24 * HOUR, GONE, "leaving"),
+        (199, 7 * 24 * HOUR, GONE, "leaving"),
+        (200, 7 * 24 * HOUR, GONE, "stuck"),
+        (200, 7 * 24 * HOUR, replace(GONE, silent=False), "leaving"),
+        (200, 7 * 24 * HOUR, None, "leaving"),
+        (30 + 600, 30, replace(GONE, silent=False), "stuck"),
+    ],
+)
+def test_without_a_kubelet_a_grace_is_waited_for_no_longer_than_its_bound(
+    after: float, grace: float, kubelet: NotReady | None, heap: str
+) -> None:
+    pod = replace(TERMINATING, deletion_at=BEGAN + grace)
+    found = plan_drain([pod], DrainRules(), replace(at(after), not_ready=kubelet))
+    assert where(found, pod) == heap
+    assert found.remaining == (heap == "leaving")
+    assert (pod.key in found.named) == (kubelet is not None)
+
+
+def test_a_terminating_pod_is_named_with_the_end_of_its_grace_and_the_state_of_the_node() -> None:
+    pod = replace(TERMINATING, deletion_at=BEGAN + HOUR)
+
+    def reason(after: float, kubelet: NotReady) -> str:
+        plan = plan_drain([pod], DrainRules(), replace(at(after), not_ready=kubelet))
+        return plan.named[pod.key]
+
+    grace = "Terminating: its grace ends at 1970-01-12T14:46:40Z; the node is NotReady since "
+    since = f"{grace}1970-01-12T13:45:00Z "
+    gone = f"{since}(Unknown, no kubelet answers): "
+    assert reason(0, GONE) == f"{gone}waited for until 1970-01-12T13:50:00Z"
+    assert reason(200, GONE) == f"{gone}not waited for, 5m after that (drain.unreachable_wait)"
+    assert reason(200, replace(GONE, silent=False)) == f"{since}(False): waited for"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kubelet"),
+    [
+        ({"ready": True, "ready_since": 7.0}, None),
+        ({"ready": None, "ready_since": 7.0}, NotReady(7.0, silent=True)),
+        ({"ready": False, "ready_since": 7.0}, NotReady(7.0, silent=False)),
+        ({"ready": None}, None),  # a cluster of another kind has no such condition
+    ],
+)
+def test_the_state_of_a_kubelet_is_read_from_its_node(
+    changes: dict[str, object], kubelet: NotReady | None
+) -> None:
+    found = NotReady.of(replace(NODE, **changes))  # type: ignore[arg-type]  # a test's words
+    assert found == kubelet
+    assert NotReady.of(None) is None
 
 
 @pytest.mark.parametrize(

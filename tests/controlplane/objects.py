@@ -1,5 +1,6 @@
 """Nodes, pods and tokens, which almost every test of a cluster needs."""
 
+import datetime as dt
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -147,7 +148,13 @@ class ClusterObjects:
         Its Ready condition becomes Unknown, as the node lifecycle controller would set it.
         """
         self._label_node(name, "away")
-        condition = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {
+            "type": "Ready",
+            "status": "Unknown",
+            "reason": "NodeStatusUnknown",
+            "lastTransitionTime": now,
+        }
         self._patch_node_status(name, {"conditions": [condition]})
 
     def return_kubelet(self, name: str) -> None:

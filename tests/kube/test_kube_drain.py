@@ -201,9 +201,7 @@ async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: 
     create("mirror", owned | {"annotations": {"kubernetes.io/config.mirror": "x"}})
     daemons = {**owner, "apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}
     create("daemon", {"ownerReferences": [{**daemons, "uid": uid}]})
-    await pod(space, node, "finished")
-    finished = space.path("pods", "finished") + "/status"
-    space.plane.call("PATCH", finished, {"status": {"phase": "Succeeded"}}, MERGE_PATCH)
+    await ended(space, node, "done")
     settings = replace(SETTINGS, drain=DrainRules())
     async with aggregator(kube, space, settings) as running:
         await running.quarantine_by_hand(node)
@@ -216,8 +214,63 @@ async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: 
             "unwilling",
         }
         left = await pods_left(space)
-        assert set(left) - {"daemon"} == {"bare", "scratch", "unwilling", "mirror"}
+        assert set(left) - {"daemon"} == {"bare", "scratch", "unwilling", "mirror", "done"}
         assert not any(left.values())
+        await running.release(node)
+
+
+async def ended(space: Space, node: str, name: str) -> None:
+    """A pod that has ended, and that a finalizer holds."""
+    await pod(space, node, name)
+    path = space.path("pods", name)
+    space.plane.call("PATCH", f"{path}/status", {"status": {"phase": "Succeeded"}}, MERGE_PATCH)
+    held = {"metadata": {"finalizers": ["example.test/backup"]}}
+    space.plane.call("PATCH", path, held, MERGE_PATCH)
+
+
+async def test_a_node_is_empty_of_work_although_pods_that_ended_are_on_it(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """One of them is deleted, and its finalizer stays; the pod that runs is the only one evicted."""
+    space, plane, [node] = cluster_space, cluster_space.plane, cluster_space.create_nodes(1)
+    for name in ("a", "b"):
+        await ended(space, node, name)
+    plane.call("DELETE", space.path("pods", "b"))
+    await pod(space, node, "z-runs")
+    try:
+        async with aggregator(kube, space) as running:
+            await running.quarantine_by_hand(node)
+            status = await running.until_phase(node, "Drained")
+            assert (status["podsRemaining"], status.get("blockers", [])) == (0, [])
+            assert await pods_left(space) == {"a": False, "b": True}
+            notes = running.notes.transitions
+            told = [one.details["pod"] for one in notes if "pod" in one.details]
+            assert told == [f"{space.namespace}/z-runs"]
+            await running.release(node)
+    finally:
+        for name in ("a", "b"):
+            free = {"metadata": {"finalizers": None}}
+            plane.request("PATCH", space.path("pods", name), free, MERGE_PATCH)
+
+
+async def test_a_long_grace_without_a_kubelet_is_named_at_once_and_its_wait_is_bounded(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, plane, [node] = cluster_space, cluster_space.plane, cluster_space.create_nodes(1)
+    long = {"terminationGracePeriodSeconds": 604800}
+    await pod(space, node, "a", spec=long, annotations={LINGER: "true"})
+    rules = DrainRules(evict_unmanaged=True, unreachable_wait=8)
+    plane.lose_kubelet(node)
+    async with aggregator(kube, space, replace(SETTINGS, drain=rules)) as running:
+        await running.quarantine_by_hand(node)
+        reason = await running.until_blocked(node, f"{space.namespace}/a")
+        end = plane.call("GET", space.path("pods", "a"))["metadata"]["deletionTimestamp"]
+        assert reason.startswith(
+            f"Terminating: its grace ends at {end}; the node is NotReady since"
+        )
+        status = await running.until_phase(node, "Drained")
+        assert f"not waited for: {space.namespace}/a; the node is NotReady" in status["message"]
+        assert await pods_left(space) == {"a": True}
         await running.release(node)
 
 

@@ -96,11 +96,12 @@ class NodeSpec(msgspec.Struct, frozen=True):
     taints: list[TaintObject] | None = None
 
 
-class Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
     type: str
     status: str = "Unknown"
     reason: str = ""
     message: str = ""
+    last_transition_time: str | None = None
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -300,6 +301,7 @@ def to_node(node: NodeObject) -> Node:
         annotations=meta.annotations or {},
         boot_id=info.boot_id if info else "",
         ready=None if ready is None or ready.status == "Unknown" else ready.status == "True",
+        ready_since=seconds(ready.last_transition_time) if ready is not None else 0.0,
         condition=ours.status if ours is not None else "",
         devices=_devices(node.status) if node.status else {},
     )

@@ -1,21 +1,24 @@
 """Which pods of a node may be evicted, and why the others may not. Pure; as kubectl drain does."""
 
 import enum
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
-from aggregator.cluster.port import Pod
+from aggregator.cluster.port import Node, Pod
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, NamespacePattern, Selector
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
-from aggregator.rfc3339 import span
+from aggregator.rfc3339 import span, write_time
 from aggregator.runtime.interning import EMPTY
 
 FINISHED = ("Succeeded", "Failed")
+#: How the reason of a pod begins that is deleted and still there.
+TERMINATING = "Terminating"
 #: A pod's annotation for autoscalers; "true" means that the data in its emptyDir may be lost.
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 #: Annotations for autoscalers by which a pod says that it must not be moved.
@@ -57,8 +60,8 @@ class DrainRules(SectionDataclass):
 
     A pod that asks autoscalers not to move it is evicted with ``evict_unwilling`` alone; one that
     has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating so
-    long past its grace before the drain no longer waits for it. ``gang_pods``: a gang of more is
-    not taken whole. ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a
+    long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
+    the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a
     drain that takes longer is reported.
     """
 
@@ -68,6 +71,7 @@ class DrainRules(SectionDataclass):
     protected_selector: Selector = None
     namespaces: Annotated[tuple[NamespaceRule, ...], Field(strict=False)] = ()
     stuck_after: Annotated[Duration, Field(ge=10)] = 600.0
+    unreachable_wait: Annotated[Duration, Field(ge=10)] = 300.0
     gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
     gang_pods: Positive = 256
     off_load_balancers: bool = True
@@ -80,12 +84,42 @@ class DrainRules(SectionDataclass):
 
 
 @dataclass(frozen=True, slots=True)
+class NotReady:
+    """A kubelet that is not Ready, ``since`` so many wall clock seconds.
+
+    ``silent``: its status is Unknown, so no kubelet ends the containers of a deleted pod.
+    """
+
+    since: float
+    silent: bool
+
+    def gives_up_at(self, rules: DrainRules) -> float:
+        """Until when its pods in Terminating are waited for, whatever their grace."""
+        return self.since + rules.unreachable_wait if self.silent else math.inf
+
+    @classmethod
+    def of(cls, node: Node | None) -> Self | None:
+        """None where the kubelet is Ready, or the cluster has no such status."""
+        if node is None or node.ready is True or not node.ready_since:
+            return None
+        return cls(node.ready_since, node.ready is None)
+
+    def __str__(self) -> str:
+        status = "Unknown, no kubelet answers" if self.silent else "False"
+        return f"NotReady since {write_time(self.since)} ({status})"
+
+
+@dataclass(frozen=True, slots=True)
 class DrainMoment:
-    """Wall clock seconds: now, when the drain began, and when it should have ended."""
+    """Wall clock seconds: now, when the drain began, and when it should have ended.
+
+    ``not_ready``: the node's kubelet, where it is not Ready.
+    """
 
     now: float
     began: float
     deadline: float
+    not_ready: NotReady | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +128,8 @@ class DrainPlan:
     are asked now and then, as they were evicted once and are back.
 
     By pod key, with the reason: ``kept`` until a person acts, ``waiting`` for their time, ``back``
-    again on the node, ``stuck`` in Terminating, which the drain no longer waits for.
+    again on the node, ``lingering`` those of ``leaving`` on a node that is not Ready, ``stuck`` in
+    Terminating, which the drain no longer waits for.
     """
 
     evict: tuple[Pod, ...] = ()
@@ -104,6 +139,7 @@ class DrainPlan:
     kept: Mapping[str, str] | None = None
     waiting: Mapping[str, str] | None = None
     back: Mapping[str, str] | None = None
+    lingering: Mapping[str, str] | None = None
     stuck: Mapping[str, str] | None = None
 
     @property
@@ -119,6 +155,7 @@ class DrainPlan:
             **(self.kept or {}),
             **(self.waiting or {}),
             **(self.back or {}),
+            **(self.lingering or {}),
             **(self.stuck or {}),
         }
 
@@ -129,7 +166,8 @@ def plan_drain(
     moment: DrainMoment,
     came_back: Mapping[str, str] = EMPTY,
 ) -> DrainPlan:
-    """Sort a node's pods. Those of DaemonSets and mirror pods are not counted at all.
+    """Sort a node's pods. Only `work_of` them counts: a pod that has ended runs nothing, whatever
+    finalizers it has.
 
     ``came_back``: why they are back, by uid (`decide.returns`).
     """
@@ -140,16 +178,18 @@ def plan_drain(
     kept: dict[str, str] = {}
     waiting: dict[str, str] = {}
     back: dict[str, str] = {}
+    lingering: dict[str, str] = {}
     stuck: dict[str, str] = {}
-    for pod in pods:
-        if stays_by_nature(pod):
-            continue
+    work = work_of(pods)
+    for pod in work:
         if pod.deleting:
             reason = _stuck_because(pod, rules, moment)
             if reason:
                 stuck[pod.key] = reason
-            else:
-                leaving.append(pod)
+                continue
+            leaving.append(pod)
+            if moment.not_ready is not None:
+                lingering[pod.key] = _lingers_because(pod, rules, moment.not_ready)
             continue
         reason = kept_because(pod, rules)
         if reason:
@@ -171,9 +211,10 @@ def plan_drain(
         kept=kept,
         waiting=waiting,
         back=back,
+        lingering=lingering,
         stuck=stuck,
     )
-    return _together(pods, plan)
+    return _together(work, plan)
 
 
 def stays_by_nature(pod: Pod) -> bool:
@@ -194,8 +235,6 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
     rule = rules.of(pod.namespace)
     if rule.policy is Leave.NEVER:
         return f'never evicted (drain.namespaces "{rule.match}")'
-    if pod.phase in FINISHED:
-        return ""
     if not pod.owner_kind and not rules.evict_unmanaged:
         return "has no controller that would make it anew (drain.evict_unmanaged is off)"
     willing = pod.annotations.get(_SAFE_TO_EVICT) == "true"
@@ -208,16 +247,30 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
 
 
 def _stuck_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
-    if not pod.deletion_at or moment.now < pod.deletion_at + rules.stuck_after:
+    if pod.deletion_at and moment.now >= pod.deletion_at + rules.stuck_after:
+        return f"stuck in Terminating for more than {span(rules.stuck_after)}: not waited for"
+    gone = moment.not_ready
+    if gone is None or moment.now < gone.gives_up_at(rules):
         return ""
-    return f"stuck in Terminating for more than {span(rules.stuck_after)}: not waited for"
+    after = f"not waited for, {span(rules.unreachable_wait)} after that (drain.unreachable_wait)"
+    return f"{_grace(pod)}; the node is {gone}: {after}"
+
+
+def _lingers_because(pod: Pod, rules: DrainRules, gone: NotReady) -> str:
+    end = gone.gives_up_at(rules)
+    until = "" if math.isinf(end) else f" until {write_time(end)}"
+    return f"{_grace(pod)}; the node is {gone}: waited for{until}"
+
+
+def _grace(pod: Pod) -> str:
+    return f"{TERMINATING}: its grace ends at {write_time(pod.deletion_at)}"
 
 
 def _waits_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
     rule = rules.of(pod.namespace)
     if not rule.wait:
         return ""  # also where the drain began by a clock that is ahead of ours
-    if pod.phase in FINISHED or moment.now >= moment.began + rule.wait:
+    if moment.now >= moment.began + rule.wait:
         return ""
     return f'may complete, for {span(rule.wait)} at most (drain.namespaces "{rule.match}")'
 
@@ -248,7 +301,7 @@ def _together(pods: Sequence[Pod], plan: DrainPlan) -> DrainPlan:
     waiting = {
         pod.key: f"goes together with its gang: {held[gang]}"
         for pod, gang in going
-        if gang is not None and gang in held and pod.phase not in FINISHED
+        if gang is not None and gang in held
     }
     return replace(
         plan,

@@ -35,7 +35,13 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
-from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, DrainRules, plan_drain
+from aggregator.quarantine.decide.drain_plan import (
+    DrainMoment,
+    DrainPlan,
+    DrainRules,
+    NotReady,
+    plan_drain,
+)
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.mark_rules import PLAIN, applied_taint
 from aggregator.quarantine.decide.node_marks import exclude_change, read_applied
@@ -55,6 +61,8 @@ STATUS_EVERY = 10.0
 UNCHANGED_EVERY = 300.0
 #: No evictions begin to be sent after a read of the node that is older than this (seconds).
 NODE_EVERY = 10.0
+#: The node is read this often (seconds) while pods are in Terminating: without a kubelet they stay.
+READY_EVERY = 30.0
 #: A node is empty once two reads say so that are so far apart (seconds), because a pod may come
 #: back, and a scheduler that has not seen the taint may still place one. The last read has to begin
 #: so long after the taint in any case. So one read is enough where it begins that late and nothing
@@ -189,12 +197,13 @@ class Drainer:
                 return read
             memory.found_empty = read.plan.remaining == 0
             now = self._clocks.now()
-            if evictions.next_due(read.plan) <= now and now - node_at >= NODE_EVERY:
+            if self._is_node_due(read.plan, evictions, now - node_at):
                 node_at = now
-                node_state.take_node(
-                    await self._cluster.read_node(node_state.node, background=True)
-                )
-                if not still():
+                node = await self._cluster.read_node(node_state.node, background=True)
+                node_state.take_node(node)
+                memory.not_ready = NotReady.of(node)
+                read = self._read(node_state, pods, memory, began)
+                if read is None or not still():
                     return None
             moved = await self._ask(node_state, read, evictions)
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
@@ -206,6 +215,13 @@ class Drainer:
             before = pods_now
             await self._rest(node_state, read, evictions, look)
         return None
+
+    def _is_node_due(self, plan: DrainPlan, evictions: Evictor, age: float) -> bool:
+        """Whether a read of the node of this age (seconds) is too old for the next step."""
+        if age < NODE_EVERY:
+            return False
+        evicts = evictions.next_due(plan) <= self._clocks.now()
+        return evicts or (bool(plan.leaving) and age >= READY_EVERY)
 
     def _is_proof(self, node_state: NodeState, read: _Read, memory: DrainMemory) -> bool:
         """Whether the first read of a drain, which found no pod that would go, needs no second one.
@@ -268,7 +284,7 @@ class Drainer:
         quarantine = node_state.node_summary.quarantine
         if quarantine is None:
             return None
-        moment = self._moment(quarantine.status)
+        moment = replace(self._moment(quarantine.status), not_ready=memory.not_ready)
         pods = without_own(pods, quarantine.status.repair, self._test_namespace)
         came_back = find_returned(
             pods,
@@ -416,6 +432,7 @@ class Drainer:
         if change is not None:
             node = await self._cluster.patch_node(node, change, guard=self._acts.guard(node_state))
             node_state.take_node(node)
+        self._memory(node_state).not_ready = NotReady.of(node)
         if quarantine.status.phase is Phase.DRAINING:
             return asked_at
         applied = read_applied(node) or quarantine.status.applied
@@ -457,6 +474,8 @@ class Drainer:
         message = _EMPTY
         if plan.stuck:
             message += f"; stuck in Terminating, and not waited for: {', '.join(plan.stuck)}"
+            if read.moment.not_ready is not None:
+                message += f"; the node is {read.moment.not_ready}"
         status = replace(
             quarantine.status,
             phase=Phase.DRAINED,
@@ -466,7 +485,9 @@ class Drainer:
             pods_read_at=read.at,
             blockers=evictions.blockers(plan),
         )
-        if evictions.memory.found_empty:  # after one read alone, a repair reads the pods once more
+        if (
+            evictions.memory.found_empty and not plan.stuck
+        ):  # after one read alone, a repair reads the pods once more
             node_state.own_quarantine_view().note_empty(read.began)
         text = "drained" if not plan.stuck else f"drained: {message}"
         await self._enter_phase(node_state, quarantine, status, (EventKind.DRAINED, text))
@@ -568,8 +589,12 @@ class Drainer:
         if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
             return
         began = self._clocks.now()
+        memory = DrainMemory(quarantine.uid)
         pods = await self._cluster.pods_on(node_state.node, background=True)
-        read = self._read(node_state, pods, DrainMemory(quarantine.uid), began)
+        if any(pod.deleting for pod in pods):
+            node = await self._cluster.read_node(node_state.node, cached=True, background=True)
+            memory.not_ready = NotReady.of(node)
+        read = self._read(node_state, pods, memory, began)
         if read is None or quarantine is not node_state.node_summary.quarantine:
             return
         before = quarantine.status

@@ -29,11 +29,10 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.drain_plan import (
-    FINISHED,
     DrainPlan,
     DrainRules,
     kept_because,
-    stays_by_nature,
+    work_of,
 )
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.quarantine.decide.maintenance import maintained_by
@@ -323,16 +322,16 @@ class Evictor:
             return []
         found = [
             pod
-            for pod in await self.cluster.pods_labelled(
-                gang.namespace,
-                gang.label,
-                gang.name,
-                background=any(pod.uid in self.memory.blocked for pod in here),
+            for pod in work_of(
+                await self.cluster.pods_labelled(
+                    gang.namespace,
+                    gang.label,
+                    gang.name,
+                    background=any(pod.uid in self.memory.blocked for pod in here),
+                )
             )
             if pod.node not in ("", self.node_state.node)
             and not pod.deleting
-            and pod.phase not in FINISHED
-            and not stays_by_nature(pod)
             and pod.created_at <= quarantine.created_at
         ]
         if len(found) + len(here) > self.rules.gang_pods:
@@ -415,7 +414,7 @@ def _groups(pods: Sequence[Pod]) -> list[_Group]:
     gangs: dict[Gang, list[Pod]] = {}
     for pod in pods:
         gang = gang_of(pod)
-        if gang is None or pod.phase in FINISHED:
+        if gang is None:
             groups.append(_Group(None, (pod,)))
         else:
             gangs.setdefault(gang, []).append(pod)

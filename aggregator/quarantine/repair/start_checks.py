@@ -6,7 +6,7 @@ from aggregator.cluster.port import Action, Cluster, Node, Quarantine
 from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.admission import stopped
-from aggregator.quarantine.decide.drain_plan import FINISHED, DrainMoment, DrainRules, plan_drain
+from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainRules, plan_drain
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.own_pods import without_own
 from aggregator.quarantine.decide.repair import NextRepair, other_party
@@ -70,8 +70,7 @@ class RepairStartChecks:
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
         found = await self._cluster.pods_on(node_state.node)
         pods = without_own(found, status.repair, self._test_namespace)
-        running = [pod for pod in pods if pod.phase not in FINISHED]
-        left = plan_drain(running, self._drain, moment)
+        left = plan_drain(pods, self._drain, moment)
         if not left.remaining:
             return ""
         going = (*left.evict, *left.force, *left.leaving, *left.returned)

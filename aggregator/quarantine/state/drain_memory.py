@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.port import Phase, Pod
 from aggregator.events import EventKind
+from aggregator.quarantine.decide.drain_plan import NotReady
 from aggregator.runtime.backoff import Backoff
 
 #: A blocked pod is asked again after so long (seconds), twice as long each time, up to the most.
@@ -68,6 +69,7 @@ class DrainMemory:
     phase that was sent to the API server, and the events to emit once the Quarantine shows it.
     ``is_new``: this process began the drain, which had never begun before. ``begun_at``: when it
     wrote that begin together with the marks (monotonic), until the drain itself comes.
+    ``not_ready``: the node's kubelet at the last read of the node, where it was not Ready.
     """
 
     uid: str
@@ -82,6 +84,7 @@ class DrainMemory:
     unreported_phase: tuple[Phase, tuple[tuple[EventKind, str], ...]] | None = None
     is_new: bool = False
     begun_at: float = float("-inf")
+    not_ready: NotReady | None = None
 
     def keep_only(self, present: dict[str, str], now: float, rng: random.Random) -> None:
         """Forget the blocked pods that are gone; retry soon those that changed.
