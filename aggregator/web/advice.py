@@ -4,9 +4,9 @@ Each sentence names a command or a place; no code depends on it. ``how``: the op
 a command would act on another cluster than this one (`Fleet.how`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-from aggregator.cluster.port import HookState, Phase, Quarantine, RepairStatus
+from aggregator.cluster.port import Blocker, HookState, Phase, Quarantine, RepairStatus
 from aggregator.quarantine.decide.drain_plan import TERMINATING
 from aggregator.quarantine.decide.repair import BUSY
 from aggregator.quarantine.decide.verdicts import is_about_tests
@@ -184,17 +184,7 @@ def for_quarantine(
             f"Its cause is over, and it is held: {held}. To do: {unpin}sickbay release {node}{how}"
         )
     if status.phase is Phase.DRAINING and status.blockers:
-        if all(one.reason.startswith(TERMINATING) for one in status.blockers):
-            return (
-                "No step is needed yet: the kubelet is not Ready, and the pods that it has to end "
-                "are waited for as their reasons say. To end it sooner, start the kubelet; or power "
-                "the machine off, and then delete the pods with kubectl delete pod --force."
-            )
-        return (
-            f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
-            "owners, or let the budget heal; pods are deleted by force only where drain.namespaces "
-            "says so."
-        )
+        return _for_blockers(status.blockers)
     hook = status.pre_evict
     if status.phase is Phase.DRAINING and hook is not None and hook.state is HookState.ASKING:
         if hook.ended_at:
@@ -239,3 +229,16 @@ def _for_no_evidence(node: str, repair: RepairStatus | None, how: str) -> str:
 
 def _pods(count: int) -> str:
     return "1 pod" if count == 1 else f"{count} pods"
+
+
+def _for_blockers(blockers: Sequence[Blocker]) -> str:
+    if all(one.reason.startswith(TERMINATING) for one in blockers):
+        return (
+            "No step is needed yet: the kubelet is not Ready, and its pods in Terminating are "
+            "waited for until the time in their reasons. To end it sooner, start the kubelet; or "
+            "power the machine off, and then run kubectl delete pod --force."
+        )
+    return (
+        f"Waiting for {_pods(len(blockers))} that may not be evicted now. Ask their owners, or let "
+        "the budget heal; pods are deleted by force only where drain.namespaces says so."
+    )

@@ -231,7 +231,7 @@ async def ended(space: Space, node: str, name: str) -> None:
 async def test_a_node_is_empty_of_work_although_pods_that_ended_are_on_it(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
-    """One of them is deleted, and its finalizer stays; the pod that runs is the only one evicted."""
+    """One of them is deleted, and its finalizer stays; the pod that runs is evicted alone."""
     space, plane, [node] = cluster_space, cluster_space.plane, cluster_space.create_nodes(1)
     for name in ("a", "b"):
         await ended(space, node, name)

@@ -61,8 +61,9 @@ class DrainRules(SectionDataclass):
     A pod that asks autoscalers not to move it is evicted with ``evict_unwilling`` alone; one that
     has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating so
     long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
-    the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a
-    drain that takes longer is reported.
+    the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole.
+    ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a drain that takes
+    longer is reported.
     """
 
     delete_empty_dir_data: bool = False
