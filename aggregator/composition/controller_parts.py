@@ -95,6 +95,7 @@ class ControllerParts:
             may_act=replica.may_act,
         )
         orders.note_ends(controller.on_order_end)
+        orders.permissions.decide_by(controller.repair_permissions.refusal)
         self.streams: AgentStreams = controller_streams(
             config,
             controller,

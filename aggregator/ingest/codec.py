@@ -30,6 +30,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
+from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.agent_orders import AgentOrder, AgentResult, Measured, OrderState
 from aggregator.runtime.interning import intern_text
 from aggregator.runtime.text import truncate
@@ -317,6 +318,16 @@ def repair_result(message: pb.RepairResult) -> AgentResult | None:
     )
 
 
+def permission_request(message: pb.PermissionRequest) -> PermissionRequest:
+    """The agent's request to begin; a verb that only a newer agent knows is empty text."""
+    verbs = {number: verb for verb, number in _VERBS.items()}
+    return PermissionRequest(
+        _name("operation_id", message.operation_id),
+        verbs.get(message.verb, ""),
+        _name("quarantine_uid", message.quarantine_uid),
+    )
+
+
 def _components(
     states: Sequence[pb.ComponentState], history: "_History", dropped: Dropped | None
 ) -> tuple[Component, ...]:
@@ -587,3 +598,12 @@ def cancel_repair(operation: str, reason: str) -> pb.AggregatorMessage:
 
 def repair_result_taken(operation: str) -> pb.AggregatorMessage:
     return pb.AggregatorMessage(repair_result_taken=pb.RepairResultTaken(operation_id=operation))
+
+
+def permission(operation: str, refusal: str) -> pb.AggregatorMessage:
+    """``refusal``: why it is not granted; empty: it is."""
+    return pb.AggregatorMessage(
+        permission=pb.Permission(
+            operation_id=operation, granted=not refusal, reason=truncate(refusal, MAX_TEXT)
+        )
+    )

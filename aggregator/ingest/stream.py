@@ -416,6 +416,9 @@ class Stream:
                     result = codec.repair_result(message.repair_result)
                     if result is not None:
                         self._rules.orders.on_result(self.node, result)
+                case "permission_request":
+                    request = codec.permission_request(message.permission_request)
+                    self._rules.orders.permissions.on_request(self.node, request)
                 case "hello":
                     self._second_hello(message.hello)
                 case _:
@@ -582,6 +585,9 @@ class Stream:
 
     def repair_result_taken(self, operation: str) -> None:
         self._outbox.put(codec.repair_result_taken(operation))
+
+    def answer_permission(self, operation: str, refusal: str) -> None:
+        self._outbox.put(codec.permission(operation, refusal))
 
     def close(self, reason: str) -> None:
         self._stop(StreamClosed(CloseReason.CLOSED, Code.UNAVAILABLE, reason))

@@ -48,7 +48,9 @@ from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_nod
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
 from aggregator.quarantine.repair.node_tests import NodeTests
+from aggregator.quarantine.repair.permissions import RepairPermissions
 from aggregator.quarantine.repair.runner import RepairRunner
+from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState, PoolUse
 from aggregator.quarantine.state.gpus import OutOfService
@@ -269,6 +271,13 @@ class Controller:
             evidence_recording=evidence_recording or NoEvidenceRecording(),
             may_act=may_act,
         )
+        start_checks = RepairStartChecks(
+            cluster=cluster,
+            switch=switch,
+            clocks=clocks,
+            drain=settings.drain,
+            test_namespace=settings.repair.test_namespace,
+        )
         self._repairs = RepairRunner(
             cluster=cluster,
             acts=acts,
@@ -276,7 +285,7 @@ class Controller:
             clocks=clocks,
             policy=policy,
             settings=settings.repair,
-            drain=settings.drain,
+            checks=start_checks,
             pool_label=settings.limits.pool_label,
         )
         self._node_tests = NodeTests(
@@ -291,6 +300,16 @@ class Controller:
             view=lambda: queue.view,
             event_sink=event_sink,
             say=self.record_own_evidence,
+        )
+        self.repair_permissions = RepairPermissions(
+            cluster=cluster,
+            acts=acts,
+            record_writer=record_writer,
+            clocks=clocks,
+            settings=settings.repair,
+            checks=start_checks,
+            node_tests=self._node_tests,
+            known=node_registry.known,
         )
         self._reconciler = Reconciler(
             cluster=cluster,

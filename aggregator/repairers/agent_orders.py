@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from aggregator.repairers.permission_answers import PermissionAnswers
+
 log = logging.getLogger(__name__)
 
 #: Results of one node that are kept: an agent has one order at a time.
@@ -100,6 +102,8 @@ class OrderLine(Protocol):
 
     def repair_result_taken(self, operation: str) -> None: ...
 
+    def answer_permission(self, operation: str, refusal: str) -> None: ...
+
 
 class OrderLines(Protocol):
     """The streams of this replica."""
@@ -114,6 +118,7 @@ class AgentOrders:
 
     def __init__(self) -> None:
         self._lines: OrderLines | None = None
+        self.permissions = PermissionAnswers(self.line_of)
         self._note_end: Callable[[str], None] | None = None
         self._results: dict[str, dict[str, AgentResult]] = {}
         #: The quarantine of each operation that this process has ordered or follows, by node.

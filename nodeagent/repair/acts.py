@@ -6,7 +6,7 @@ drops and restores persistence mode itself if it reaches the daemon's socket; wi
 is refused until persistence mode is off. In clouds that block the reset it says "Unknown Error".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nodeagent.active_tests.host import HostPrograms
@@ -31,19 +31,32 @@ class ActEnd:
 
 
 async def reset_gpus(
-    gpus: Sequence[str], *, programs: HostPrograms, config: RepairConfig
+    gpus: Sequence[str],
+    *,
+    programs: HostPrograms,
+    config: RepairConfig,
+    check: Callable[[], None],
 ) -> ActEnd:
-    """Reset ``gpus`` (UUIDs) and look whether each answers again."""
+    """Reset ``gpus`` (UUIDs) and look whether each answers again.
+
+    ``check`` raises where the reset must not begin. It is called before each step up to the reset,
+    because each may have waited for the driver.
+    """
     smi, root = str(config.nvidia_smi), config.driver_root
+    check()
     persistent = await _persistent(gpus, programs, config)
-    for uuid in persistent:
-        await programs.run([smi, "-pm", "0", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
-    outcome = await programs.run(
-        [smi, "--gpu-reset", "-i", ",".join(gpus)], limit=config.reset_limit, below=root
-    )
+    try:
+        for uuid in persistent:
+            check()
+            await programs.run([smi, "-pm", "0", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
+        check()
+        outcome = await programs.run(
+            [smi, "--gpu-reset", "-i", ",".join(gpus)], limit=config.reset_limit, below=root
+        )
+    finally:
+        for uuid in persistent:
+            await programs.run([smi, "-pm", "1", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
     ended = reset_ended(outcome)
-    for uuid in persistent:
-        await programs.run([smi, "-pm", "1", "-i", uuid], limit=_PERSISTENCE_LIMIT, below=root)
     if ended.state != RepairState.SUCCEEDED:
         return ended
     return _proved(gpus, await evidence.gpus(programs, config))

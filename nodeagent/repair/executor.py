@@ -5,13 +5,14 @@ The order of steps is what makes it safe (docs/decisions/0027-orders-to-the-agen
 1. the order is recorded on the disk, then answered ACCEPTED;
 2. the driver is let go of, and no process has a GPU open;
 3. evidence is collected and written to the disk;
-4. deadline, boot and GPU users are checked once more;
-5. "begun" is recorded on the disk, then reported with the evidence;
-6. GPU users and a cancellation are checked a last time, because 5 may have waited for the disk and
-   the network;
-7. the act; its end is recorded, then reported.
+4. GPU users are checked once more;
+5. the aggregator grants permission to begin, which counts for seconds (permission.py);
+6. "begun" is recorded on the disk, then reported with the evidence;
+7. GPU users, a cancellation and the permission's age are checked a last time, because 6 may have
+   waited for the disk and the network;
+8. the act; its end is recorded, then reported.
 
-A kill before 5 leaves an order that was not begun (REFUSED by the next agent), one after 5 an order
+A kill before 6 leaves an order that was not begun (REFUSED by the next agent), one after 6 an order
 whose end is unknown (UNKNOWN, or SUCCEEDED for a reboot once the boot id has changed).
 """
 
@@ -48,6 +49,7 @@ from nodeagent.repair.operation import (
     new,
     refusal,
 )
+from nodeagent.repair.permission import BeginPermission, NotPermitted
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
@@ -109,6 +111,7 @@ class RepairExecutor:
         journal: Journal | None = None,
     ) -> None:
         self.problem = ""
+        self.permission = BeginPermission(clock, wake)
         self._config = config
         self._repair = config.repair
         self._machine = machine
@@ -314,6 +317,9 @@ class RepairExecutor:
         except _Refused as error:
             # It may have been recorded as begun: that stays, and counts against the cap.
             await self._record_end(_refused(self._known(operation), error.reason, error.message))
+        except NotPermitted as error:
+            text = f"it was not permitted to begin: {error}"
+            await self._record_end(_refused(self._known(operation), "not-permitted", text))
         except NotRecorded as error:
             await self._not_recorded(operation, error)
         except Exception as error:
@@ -346,21 +352,25 @@ class RepairExecutor:
                 self._no_allocated_gpus()
             await self._save_details(operation, {"evidence": found})
             self._raise_if_cancelled(operation)
+            await self.permission.request(operation)
+            self._raise_if_cancelled(operation)
             late = self._clock.boottime() - deadline
             if late > 0:
                 raise _Refused("deadline", f"it could not begin in time: {late:.1f} s too late")
             operation = replace(operation, state=RepairState.RUNNING, began=True)
             await self._put(operation)
             if operation.verb == Verb.GPU_RESET:
-                self._check_idle(operation)
                 end = await acts.reset_gpus(
-                    operation.gpus, programs=self._programs, config=self._repair
+                    operation.gpus,
+                    programs=self._programs,
+                    config=self._repair,
+                    check=lambda: self._check_idle(operation),
                 )
             elif operation.verb == Verb.REBOOT:
                 end = await self._reboot(operation)
             else:
                 assert profile is not None
-                self._raise_if_cancelled(operation)
+                self._check_wanted(operation)
                 if quiesces:
                     self._no_allocated_gpus()
                 end = await self._test(operation, profile, sample, found)
@@ -406,11 +416,16 @@ class RepairExecutor:
         if operation.operation_id in self._cancelled:
             raise _Refused(*_CANCELLED)
 
+    def _check_wanted(self, operation: Operation) -> None:
+        """Raises _Refused for one that was cancelled, NotPermitted where the permission is old."""
+        self._raise_if_cancelled(operation)
+        self.permission.check()
+
     def _check_idle(self, operation: Operation) -> None:
         """The last step before the act: the disk and the network were waited for since the first
-        check. Raises _Refused.
+        check. Raises _Refused and NotPermitted.
         """
-        self._raise_if_cancelled(operation)
+        self._check_wanted(operation)
         self._no_gpu_users(ours_too=True)
 
     def _no_allocated_gpus(self) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 from nodeagent.active_tests.runner import is_peer
 from nodeagent.evidence.bounds import cut
 from nodeagent.repair.executor import OperationReport, RepairExecutor
-from nodeagent.repair.operation import Order, RepairState, Verb
+from nodeagent.repair.operation import Operation, Order, RepairState, Verb
+from nodeagent.repair.permission import Reply
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 
-__all__ = ["OrderGateway", "order_of", "result"]
+__all__ = ["OrderGateway", "order_of", "permission_request", "result"]
 
 _VERBS: Mapping[int, str] = {
     pb.REPAIR_VERB_GPU_RESET: Verb.GPU_RESET,
@@ -73,13 +74,22 @@ class OrderGateway:
     async def acknowledged(self, operation_id: str) -> None:
         await self._executor.acknowledged(operation_id)
 
+    def permission(self, message: Any) -> None:
+        """The answer to a request for permission."""
+        reply = Reply(message.granted, cut(message.reason, limits.MAX_TEXT))
+        self._executor.permission.take_reply(message.operation_id, reply)
+
+    def stream_ended(self) -> None:
+        self._executor.permission.stream_ended()
+
     @property
     def has_due(self) -> bool:
-        return self._executor.has_due
+        return self._executor.has_due or self._executor.permission.is_due
 
     async def due(self) -> Sequence[Any]:
-        """Messages to send now."""
-        return [result(report) for report in await self._executor.due()]
+        """Messages to send now; the request for permission first, since its time counts."""
+        results = [result(report) for report in await self._executor.due()]
+        return [*map(permission_request, self._executor.permission.due()), *results]
 
     def sent(self, message: Any) -> None:
         """The message has been written to the stream."""
@@ -122,6 +132,16 @@ def order_of(message: pb.RepairOrder) -> Order:
         profile=cut(message.test_profile, limits.MAX_NAME),
         peer=message.test_peer,
         message=cut(message.message, limits.MAX_TEXT),
+    )
+
+
+def permission_request(operation: Operation) -> pb.AgentMessage:
+    return pb.AgentMessage(
+        permission_request=pb.PermissionRequest(
+            operation_id=operation.operation_id,
+            verb=_NUMBERS[operation.verb],  # type: ignore[arg-type]
+            quarantine_uid=operation.quarantine_uid,
+        )
     )
 
 

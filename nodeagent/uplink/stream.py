@@ -157,6 +157,8 @@ class Stream:
             for task in parts:
                 task.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
+            if self._host.orders is not None:
+                self._host.orders.stream_ended()
         reason = next(filter(None, reasons), "")
         welcomed = self._welcome.is_set()
         return Ended(reason, welcomed, self._refused, self._late)
@@ -358,7 +360,7 @@ class Stream:
                 self._begin(message)
             case "repair_order":
                 self._take_order(message.repair_order)
-            case "repair_result_taken" | "cancel_repair":
+            case "repair_result_taken" | "cancel_repair" | "permission":
                 self._about_order(message)
             case unknown:
                 log.warning("the aggregator sent a message of an unknown kind: %s", unknown)
@@ -425,6 +427,8 @@ class Stream:
             return
         if message.HasField("cancel_repair"):
             orders.cancel(message.cancel_repair.operation_id)
+        elif message.HasField("permission"):
+            orders.permission(message.permission)
         elif len(self._commands) < COMMANDS:  # beyond that the result is sent once more, no harm
             taken = orders.acknowledged(message.repair_result_taken.operation_id)
             task = asyncio.create_task(taken)

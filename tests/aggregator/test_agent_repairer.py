@@ -45,6 +45,7 @@ class FakeStream:
     ordered: list[AgentOrder] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
+    permissions: list[tuple[str, str]] = field(default_factory=list)
 
     def order_repair(self, order: AgentOrder) -> None:
         self.ordered.append(order)
@@ -56,6 +57,9 @@ class FakeStream:
 
     def repair_result_taken(self, operation: str) -> None:
         self.taken.append(operation)
+
+    def answer_permission(self, operation: str, refusal: str) -> None:
+        self.permissions.append((operation, refusal))
 
     def _answer(self, operation: str) -> None:
         for one in self.states:

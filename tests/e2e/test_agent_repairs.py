@@ -21,6 +21,7 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.e2e.conftest import Start
 from tests.nvml import FakeGpus, gpu, pci_of, uuid_of
+from tests.support.relay_cuts import RelayCuts
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -422,6 +423,52 @@ def test_kill_9_of_the_agent_repeats_no_reset_and_tells_the_truth(
             lambda: "is not known" in _repair(node)["exhausted"], "a person to be asked"
         )
         assert node.tools.count("reboot-now") == 0
+
+
+def test_an_order_whose_quarantine_is_deleted_while_its_agent_is_cut_off_is_not_begun(
+    cluster_space: Space, stack_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancellation is lost with the connection, and the next stream brings none."""
+    stack, pids = stack_of(REPAIR), dict[str, int]()
+    cuts = RelayCuts(lambda: pids)
+
+    def goes_by_the_proxy(node: RepairedNode) -> None:
+        host, _, port = node.agent.aggregator.rpartition(":")
+        node.agent.aggregator = f"{host}:{cuts.before(host, int(port))}"
+
+    try:
+        node = RepairedNode(
+            cluster_space, stack, monkeypatch, '"gpu-reset", "reboot"', goes_by_the_proxy
+        )
+        assert node.agent.process is not None
+        pids["agent"] = node.agent.process.pid
+        # Greet anew, so that the proxy knows the connection.
+        node.agent.kill()
+        node.start_agent()
+        pids["agent"] = node.agent.process.pid
+        hold = node.holds_at("accepted")
+        node.agent.xid(95)
+        node.stack.until(lambda: node.reached("accepted"), "the order", timeout_s=60)
+        opened = node.agent.log().count(OPENED)
+        cuts.cut(["", "agent"])
+        node.plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node.name}")
+        node.stack.until(node.is_released, "a person's release", timeout_s=60)
+        cuts.heal()
+        node.stack.until(
+            lambda: node.agent.log().count(OPENED) > opened, "the agent's return", timeout_s=60
+        )
+        hold.unlink()
+        node.stack.until(lambda: "an order is refused" in node.agent.log(), "its refusal")
+        [operation] = node.operations().values()
+        assert operation["reason"] == "not-permitted", operation
+        assert operation["message"].endswith(
+            ("the node is released", "no quarantine and no test of the node has this order")
+        )
+        assert not operation["began"]
+        assert node.resets() == []
+        node.stack.aggregator.wait_for_log("an agent may not begin")
+    finally:
+        cuts.close()
 
 
 def _repair(node: RepairedNode) -> dict[str, Any]:

@@ -44,6 +44,13 @@ class Attended:
         """Send an AggregatorMessage, given as its one field."""
         self.outgoing.put_nowait(pb.AggregatorMessage(**body))  # type: ignore[arg-type]
 
+    def permit(self, operation_id: str, refusal: str = "") -> None:
+        """Grant the operation's permission, or refuse it for this reason."""
+        granted = not refusal
+        self.send(
+            permission=pb.Permission(operation_id=operation_id, granted=granted, reason=refusal)
+        )
+
     def end(self) -> None:
         """End the stream from this side."""
         self.outgoing.put_nowait(None)
@@ -103,6 +110,8 @@ class FakeAggregator(rpc.AgentGatewayServicer):
             aggregator="fake", aggregator_version="0", heartbeat_interval_ms=1000
         )
         self.ack_all = True
+        #: Called with each request for permission; may grant it there. None: it is granted.
+        self.on_permission_request: Callable[[Attended, pb.PermissionRequest], None] | None = None
         #: Refuse every call with this, as an aggregator that does not know us would.
         self.refuse: grpc.StatusCode | None = None
         self.refused = 0
@@ -162,12 +171,20 @@ class FakeAggregator(rpc.AgentGatewayServicer):
                 if message.HasField("hello"):
                     if self.welcome is not None:
                         stream.send(welcome=self.welcome)
+                elif message.HasField("permission_request"):
+                    self._permit(stream, message.permission_request)
                 elif self.ack_all and message.HasField("snapshot"):
                     stream.send(ack=pb.Ack(seq=message.snapshot.seq))
                 elif self.ack_all and message.HasField("delta"):
                     stream.send(ack=pb.Ack(seq=message.delta.seq))
         finally:
             stream.end()
+
+    def _permit(self, stream: Attended, request: pb.PermissionRequest) -> None:
+        if self.on_permission_request is not None:
+            self.on_permission_request(stream, request)
+        else:
+            stream.permit(request.operation_id)
 
 
 def _credentials(chain: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:

@@ -21,6 +21,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventSink
 from aggregator.health.model import Component
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, next_idle_test
 from aggregator.quarantine.decide.new_nodes import (
@@ -40,6 +41,7 @@ from aggregator.quarantine.decide.node_tests import (
     under_way,
 )
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode, test_request
+from aggregator.quarantine.decide.repair_permission import NO_ORDER
 from aggregator.quarantine.repair.before_release import boot_of
 from aggregator.quarantine.repair.idle_node_choice import IdleNodeChoice
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
@@ -57,7 +59,7 @@ from aggregator.quarantine.repair.node_test_state import (
     start_steps,
 )
 from aggregator.quarantine.repair.node_test_steps import NodeTestSteps
-from aggregator.quarantine.repair.protocol import RepairSettings
+from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
 from aggregator.quarantine.repair.unwanted_tests import UnwantedTests
 from aggregator.quarantine.state.fleet import FleetState, NodeTestView
 from aggregator.quarantine.state.node import NodeState
@@ -209,6 +211,31 @@ class NodeTests:
         for name, watched in self._watched.items():
             self._evidence.give(name, watched)
         self._display.show(self._watched, self._done)
+
+    async def permission_refusal(self, name: str, request: PermissionRequest) -> str:
+        """Why the agent must not begin its test; empty: it may. Raises ClusterError."""
+        watched = self._watched.get(name)
+        known = watched.test if watched is not None else None
+        if known is None or (known.operation, TEST) != (request.operation, request.repair):
+            return NO_ORDER  # an agent's invention costs no read
+        node = await self._cluster.read_node(name)
+        test = parse_test(node.annotations, node.uid)[0] if node is not None else None
+        if node is None or node.uid != request.quarantine:
+            return "the cluster's Node is another one, or none"
+        if test is None or not test.is_busy or test.operation != request.operation:
+            return NO_ORDER
+        facts = self._checks.facts(node, self._registry.known(name))
+        step = next_test(test, facts, self._rules, pause=0.0, now=self._clocks.earliest())
+        if step.do in (NodeTestStep.STOP, NodeTestStep.END):
+            return step.because
+        why = await self._checks.pods_in_the_way(node)
+        if why:
+            return why
+        await self._record_writer.switch.check()
+        self._checks.require_place()
+        if not self._record_writer.has_test(name, request.operation):
+            return "the admission record does not have the test any more"
+        return ""
 
     # -- which nodes ------------------------------------------------------------------------
 

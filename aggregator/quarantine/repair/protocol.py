@@ -51,6 +51,18 @@ class RepairOrder:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class PermissionRequest:
+    """A node's agent is about to begin the act of an order that it has accepted.
+
+    ``quarantine`` is the UID that the order had: of the Quarantine, or of the Node.
+    """
+
+    operation: str
+    repair: str
+    quarantine: str
+
+
 class AnswerState(enum.Enum):
     """The answer of a repairer."""
 

@@ -16,7 +16,6 @@ from aggregator.policy.repairs import REPLACE, TEST
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.repair import BUSY, Do, NextRepair, RepairMode, is_busy, malformed
 from aggregator.quarantine.repair.attempt_end import AttemptEnds
 from aggregator.quarantine.repair.attempt_start import AttemptStarts
@@ -58,7 +57,7 @@ class RepairRunner:
         clocks: Clocks,
         policy: Policy,
         settings: RepairSettings,
-        drain: DrainRules,
+        checks: RepairStartChecks,
         pool_label: str,
     ) -> None:
         self._acts = acts
@@ -85,13 +84,7 @@ class RepairRunner:
             settings=settings,
             tests=self._tests,
             choice=self._choice,
-            checks=RepairStartChecks(
-                cluster=cluster,
-                switch=record_writer.switch,
-                clocks=clocks,
-                drain=drain,
-                test_namespace=settings.test_namespace,
-            ),
+            checks=checks,
             reservations=self._reservations,
             status=self._status,
         )

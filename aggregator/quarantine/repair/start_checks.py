@@ -43,9 +43,17 @@ class RepairStartChecks:
         self._test_namespace = test_namespace
 
     async def against(
-        self, node_state: NodeState, node: Node, quarantine: Quarantine, repair: str
+        self,
+        node_state: NodeState,
+        node: Node,
+        quarantine: Quarantine,
+        repair: str,
+        *,
+        anew: bool = False,
     ) -> str:
-        """Why the repair may not begin on this node now; empty: it may."""
+        """Why the repair may not begin on this node now; empty: it may. ``anew``: its pods are read
+        in any case.
+        """
         if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
             return "the node does not have all of our marks"
         other = other_party(node)
@@ -60,12 +68,12 @@ class RepairStartChecks:
             return held_text(repair, stopped(stop)) if stop else ""
         if repair == TEST and node.boot_id not in ("", boot_of(node_state)):
             return "the node's kubelet and its agent do not name the same boot"
+        if not anew and node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
+            return ""
         return await self._work_left(node_state, quarantine, now)
 
     async def _work_left(self, node_state: NodeState, quarantine: Quarantine, now: float) -> str:
         """The pods on the node that a drain would evict, in words; empty: there are none."""
-        if node_state.quarantine_view.was_just_empty(self._clocks.now(), _JUST_EMPTY):
-            return ""
         status = quarantine.status
         moment = DrainMoment(now, status.drain_started_at or now, status.deadline_at or now)
         found = await self._cluster.pods_on(node_state.node)

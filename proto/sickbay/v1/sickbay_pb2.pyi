@@ -180,6 +180,7 @@ class AgentMessage(_message.Message):
     COMMAND_RESULT_FIELD_NUMBER: _builtins.int
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
     REPAIR_RESULT_FIELD_NUMBER: _builtins.int
+    PERMISSION_REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -196,6 +197,8 @@ class AgentMessage(_message.Message):
     def measurements(self) -> Global___Measurements: ...
     @_builtins.property
     def repair_result(self) -> Global___RepairResult: ...
+    @_builtins.property
+    def permission_request(self) -> Global___PermissionRequest: ...
     def __init__(
         self,
         *,
@@ -207,12 +210,13 @@ class AgentMessage(_message.Message):
         command_result: Global___CommandResult | None = ...,
         measurements: Global___Measurements | None = ...,
         repair_result: Global___RepairResult | None = ...,
+        permission_request: Global___PermissionRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "permission_request", b"permission_request", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "permission_request", b"permission_request", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements", "repair_result"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements", "repair_result", "permission_request"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -856,6 +860,35 @@ class RepairResult(_message.Message):
 Global___RepairResult: _TypeAlias = RepairResult  # noqa: Y015
 
 @_typing.final
+class PermissionRequest(_message.Message):
+    """Requests permission to begin the act of an accepted order: once for each operation, immediately
+    before the act.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    QUARANTINE_UID_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    verb: Global___RepairVerb.ValueType
+    quarantine_uid: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        verb: Global___RepairVerb.ValueType = ...,
+        quarantine_uid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id", "quarantine_uid", b"quarantine_uid", "verb", b"verb"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PermissionRequest: _TypeAlias = PermissionRequest  # noqa: Y015
+
+@_typing.final
 class TestStep(_message.Message):
     """One program of a test profile."""
 
@@ -947,6 +980,7 @@ class AggregatorMessage(_message.Message):
     REPAIR_ORDER_FIELD_NUMBER: _builtins.int
     REPAIR_RESULT_TAKEN_FIELD_NUMBER: _builtins.int
     CANCEL_REPAIR_FIELD_NUMBER: _builtins.int
+    PERMISSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -967,6 +1001,8 @@ class AggregatorMessage(_message.Message):
     def repair_result_taken(self) -> Global___RepairResultTaken: ...
     @_builtins.property
     def cancel_repair(self) -> Global___CancelRepair: ...
+    @_builtins.property
+    def permission(self) -> Global___Permission: ...
     def __init__(
         self,
         *,
@@ -980,12 +1016,13 @@ class AggregatorMessage(_message.Message):
         repair_order: Global___RepairOrder | None = ...,
         repair_result_taken: Global___RepairResultTaken | None = ...,
         cancel_repair: Global___CancelRepair | None = ...,
+        permission: Global___Permission | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "permission", b"permission", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "permission", b"permission", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair", "permission"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1297,3 +1334,34 @@ class CancelRepair(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRepair: _TypeAlias = CancelRepair  # noqa: Y015
+
+@_typing.final
+class Permission(_message.Message):
+    """Answers a PermissionRequest, from the cluster's state at that moment. It counts for
+    PERMISSION_SECONDS (limits.py) of the agent's clock from the sending of the request; without it
+    the agent refuses the order.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    granted: _builtins.bool
+    reason: _builtins.str
+    """Why it is not granted, for people."""
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        granted: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "operation_id", b"operation_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Permission: _TypeAlias = Permission  # noqa: Y015

@@ -1,0 +1,101 @@
+"""Decides whether a node's agent may begin the act of its order, from the cluster as it is now.
+
+The order left when its attempt was durable, and the agent has prepared its act since. So each
+object is read anew, and the guard comes last. A refusal needs no certainty; a permission does.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Cluster, ClusterError, GuardRefused
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair_permission import (
+    NO_ORDER,
+    open_attempt,
+    permission_refusal,
+)
+from aggregator.quarantine.repair.node_tests import NodeTests
+from aggregator.quarantine.repair.protocol import PermissionRequest, RepairSettings
+from aggregator.quarantine.repair.start_checks import RepairStartChecks
+from aggregator.quarantine.state.node import NodeState
+from sickbay.v1.limits import PERMISSION_SECONDS
+
+#: Reads that failed are repeated after so long (seconds).
+_AGAIN = 1.0
+
+
+class RepairPermissions:
+    """Reads and changes nothing."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: NodeActions,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        settings: RepairSettings,
+        checks: RepairStartChecks,
+        node_tests: NodeTests,
+        known: Callable[[str], NodeState | None],
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._settings = settings
+        self._checks = checks
+        self._node_tests = node_tests
+        self._known = known
+
+    async def refusal(self, node: str, request: PermissionRequest) -> str:
+        """Why the act must not begin; empty: it may, from the last wait of this method on.
+
+        Where the cluster can't be read it is tried again for as long as the answer would count.
+        """
+        why = "the cluster has not answered"
+        try:
+            async with asyncio.timeout(PERMISSION_SECONDS):
+                while True:
+                    try:
+                        return await self._decide(node, request)
+                    except GuardRefused as error:
+                        return str(error)
+                    except ClusterError as error:
+                        why = f"the cluster can't be read: {error}"
+                    await asyncio.sleep(_AGAIN)
+        except TimeoutError:
+            return why
+
+    async def _decide(self, node: str, request: PermissionRequest) -> str:
+        if self._settings.rules.mode is not RepairMode.REPAIR:
+            return f"repair.mode is {self._settings.rules.mode.value}"
+        node_state = self._known(node)
+        known = node_state.node_summary.quarantine if node_state is not None else None
+        if node_state is None or known is None or known.uid != request.quarantine:
+            return await self._node_tests.permission_refusal(node, request)
+        if open_attempt(known, request.operation) is None:
+            return NO_ORDER  # an agent's invention costs no read
+        return await self._in_quarantine(node_state, request)
+
+    async def _in_quarantine(self, node_state: NodeState, request: PermissionRequest) -> str:
+        quarantine, node = await asyncio.gather(
+            self._cluster.read_quarantine(node_state.node),
+            self._cluster.read_node(node_state.node),
+        )
+        if quarantine is not None and quarantine.uid != request.quarantine:
+            return NO_ORDER
+        now = self._clocks.earliest()
+        why = permission_refusal(quarantine, node, request.operation, request.repair, now)
+        if why or quarantine is None or node is None:
+            return why
+        why = await self._checks.against(node_state, node, quarantine, request.repair, anew=True)
+        if why:
+            return why
+        await self._acts.guard(node_state)()
+        if not self._record_writer.has_repair(node_state.node, request.operation):
+            return "the admission record does not have the repair any more"
+        return ""

@@ -1,0 +1,254 @@
+"""Permission to begin an act: what the agent does with each answer, and without one."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nodeagent.clock import Clock
+from nodeagent.repair.operation import Operation, Verb
+from nodeagent.repair.permission import BeginPermission, NotPermitted, Reply
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, use_gpus
+from tests.support.fake_aggregator import Attended
+from tests.support.virtual_time import in_virtual_time
+from tests.support.waiting import until
+
+RESET, REBOOT, TEST = (
+    pb.REPAIR_VERB_GPU_RESET,
+    pb.REPAIR_VERB_REBOOT,
+    pb.REPAIR_VERB_TEST,
+)
+YES = Reply(granted=True)
+OPERATION = Operation("op-1", Verb.REBOOT, "q-1", "boot-1", 0.0, 0.0)
+
+
+# -- the time of one permission -------------------------------------------------------------------
+
+
+@dataclass
+class LoopClock(Clock):
+    """The loop's time; ``suspended`` seconds are added, as by a machine that slept."""
+
+    suspended: float = 0.0
+
+    def boottime(self) -> float:
+        return asyncio.get_running_loop().time() + self.suspended
+
+
+@dataclass
+class Line:
+    """A stream that sends what is due at once, while it is ``up``."""
+
+    up: bool = True
+    clock: LoopClock = field(default_factory=LoopClock)
+    sent: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.permission = BeginPermission(self.clock, self.send)
+
+    def send(self) -> None:
+        if self.up:
+            self.sent += [each.operation_id for each in self.permission.due()]
+
+    def connect(self) -> None:
+        self.up = True
+        self.send()
+
+    def reply(self, seconds: float, reply: Reply, operation: str = "op-1") -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self.permission.take_reply, operation, reply)
+
+    async def request(self) -> str:
+        """Why it is not permitted; empty: it is."""
+        try:
+            await self.permission.request(OPERATION)
+        except NotPermitted as error:
+            return str(error)
+        return ""
+
+
+@in_virtual_time
+async def test_a_permission_counts_for_ten_seconds_from_the_request() -> None:
+    line = Line()
+    line.reply(4, YES)
+    assert await line.request() == ""
+    assert line.sent == ["op-1"]
+    await asyncio.sleep(5.9)
+    line.permission.check()
+    await asyncio.sleep(0.2)
+    with pytest.raises(NotPermitted, match=r"10\.1 s ago and counts 10 s"):
+        line.permission.check()
+
+
+@in_virtual_time
+async def test_a_suspended_machine_ages_a_permission() -> None:
+    line = Line()
+    line.reply(1, YES)
+    assert await line.request() == ""
+    line.clock.suspended = 60
+    with pytest.raises(NotPermitted):
+        line.permission.check()
+
+
+@in_virtual_time
+async def test_an_answer_during_a_suspension_is_too_old() -> None:
+    line = Line()
+    asyncio.get_running_loop().call_later(2, setattr, line.clock, "suspended", 60)
+    line.reply(3, YES)
+    assert "63.0 s ago" in await line.request()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why", "seconds"),
+    [
+        (lambda line: None, "the aggregator has not answered for 10 s", 10),
+        (lambda line: line.reply(10.5, YES), "the aggregator has not answered for 10 s", 10),
+        (lambda line: line.reply(1, YES, "op-2"), "the aggregator has not answered for 10 s", 10),
+        (lambda line: line.reply(1, Reply(granted=False, reason="released")), "released", 1),
+        (lambda line: line.reply(1, Reply(granted=False)), "the aggregator names no reason", 1),
+        (lambda line: setattr(line, "up", False), "no stream to the aggregator took", 10),
+        (
+            lambda line: asyncio.get_running_loop().call_later(2, line.permission.stream_ended),
+            "the stream to the aggregator ended",
+            2,
+        ),
+    ],
+)
+@in_virtual_time
+async def test_without_a_permission_in_time_nothing_begins(
+    prepare: Callable[[Line], object], why: str, seconds: float
+) -> None:
+    line = Line()
+    prepare(line)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert (await line.request()).startswith(why)
+    assert loop.time() - began == pytest.approx(seconds)
+
+
+@in_virtual_time
+async def test_a_permission_that_nobody_requested_permits_nothing() -> None:
+    line = Line(up=False)
+    line.permission.take_reply("op-1", YES)
+    line.reply(1, YES)  # it is requested, and no stream has sent that
+    assert "no stream" in await line.request()
+    with pytest.raises(NotPermitted):
+        line.permission.check()
+
+
+@in_virtual_time
+async def test_the_end_of_an_earlier_stream_does_not_end_a_request_that_waits() -> None:
+    line = Line(up=False)
+    loop = asyncio.get_running_loop()
+    loop.call_later(1, line.permission.stream_ended)
+    loop.call_later(3, line.connect)
+    line.reply(4, YES)
+    assert await line.request() == ""
+
+
+# -- a real agent ---------------------------------------------------------------------------------
+
+
+async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aggregator() as server:
+        node = RepairNode(tmp_path, server.address, settings='reboot_limit = "1s"')
+        use_gpus(node, monkeypatch)
+        node.tools.tool("dcgmi")
+        try:
+            await node.start().up()
+            await attached(server, node)
+            await _refuses(server, node)
+            await _loses_the_stream(server, node)
+            await _grants(server, node)
+        finally:
+            node.close()
+
+
+async def _refuses(server: Aggregator, node: RepairNode) -> None:
+    """More often than the node's own cap of each: what was not begun takes no place in it."""
+    server.on_permission_request = lambda stream, request: stream.permit(
+        request.operation_id, "the quarantine is gone"
+    )
+    for verb in (RESET, RESET, RESET, RESET, REBOOT, REBOOT, TEST):
+        result = await server.ordered(node, node.order(verb, server.latest))
+        assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "not-permitted"), result
+        assert result.message == "it was not permitted to begin: the quarantine is gone"
+    assert _acts(node) == (0, 0, 0)
+
+
+async def _loses_the_stream(server: Aggregator, node: RepairNode) -> None:
+    streams = len(server.streams)
+
+    def end(stream: Attended, request: pb.PermissionRequest) -> None:
+        stream.end()
+
+    server.on_permission_request = end
+    order = node.order(RESET, server.latest)
+    server.latest.send(repair_order=order)
+    await server.stream(streams + 1)
+    result = await server.final(order.operation_id)
+    assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "not-permitted")
+    assert "the stream to the aggregator ended" in result.message
+    server.latest.permit(order.operation_id)  # late, and on another stream
+    assert _acts(node) == (0, 0, 0)
+
+
+async def _grants(server: Aggregator, node: RepairNode) -> None:
+    states: list[str] = []
+    requests: list[pb.PermissionRequest] = []
+
+    def grant(stream: Attended, request: pb.PermissionRequest) -> None:
+        requests.append(request)
+        states.extend(server.states(request.operation_id))
+        assert _acts(node) == (0, 0, 0)
+        stream.permit(request.operation_id)
+
+    server.on_permission_request = grant
+    order = node.order(RESET, server.latest, quarantine_uid="q-7")
+    assert (await server.ordered(node, order)).state == pb.REPAIR_STATE_SUCCEEDED
+    assert requests == [
+        pb.PermissionRequest(operation_id=order.operation_id, verb=RESET, quarantine_uid="q-7")
+    ]
+    assert states == ["accepted"]
+    assert _acts(node) == (1, 0, 0)
+    server.on_permission_request = None
+    for verb in (REBOOT, TEST):
+        result = await server.ordered(node, node.order(verb, server.latest))
+        assert result.state != pb.REPAIR_STATE_REFUSED, result
+    assert _acts(node) == (1, 1, 1)
+
+
+def _acts(node: RepairNode) -> tuple[int, int, int]:
+    """Resets, reboots and tests that a program of the node was started for."""
+    count = node.tools.count
+    return count("--gpu-reset"), count("reboot-now"), count("dcgmi")
+
+
+async def test_a_silent_aggregator_begins_nothing_and_its_late_answer_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aggregator() as server:
+        node = RepairNode(tmp_path, server.address)
+        use_gpus(node, monkeypatch)
+        asked: list[Attended] = []
+        server.on_permission_request = lambda stream, _request: asked.append(stream)
+        try:
+            await node.start().up()
+            await attached(server, node)
+            order = node.order(RESET, server.latest)
+            result = await server.ordered(node, order)
+            assert (result.state, result.reason) == (pb.REPAIR_STATE_REFUSED, "not-permitted")
+            assert "the aggregator has not answered for 10 s" in result.message
+            asked[0].permit(order.operation_id)
+            told = len(server.results(order.operation_id))
+            asked[0].send(repair_order=order)  # the answer has been read when this is answered
+            await until(lambda: len(server.results(order.operation_id)) > told, within=30)
+            assert set(server.states(order.operation_id)) == {"accepted", "refused"}
+            assert _acts(node) == (0, 0, 0)
+        finally:
+            node.close()
