@@ -43,6 +43,7 @@ _IN_WORDS = {
     "no-evidence": "the agent can't keep the evidence of before",
     "agent-restarted": "the agent was restarted before it began",
     "cancelled": "it was cancelled before it began",
+    "not-permitted": "this aggregator did not permit it in time",
     "unknown-error": "nvidia-smi answers Unknown Error, as where a cloud forbids resets",
 }
 #: What a person can do about it.

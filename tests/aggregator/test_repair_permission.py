@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.cluster.node_names import NODE_TEST, TAINT
-from aggregator.cluster.port import Phase, RepairState, Taint, Unreachable
+from aggregator.cluster.node_names import APPLIED, NODE_TEST
+from aggregator.cluster.port import Phase, RepairState, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
@@ -200,16 +200,16 @@ async def test_a_controller_that_repairs_nothing_any_more_permits_nothing(mode: 
 _NEW: list[tuple[str, Callable[[NewNodes], object], str]] = [
     ("as ordered", lambda site: None, ""),
     ("opened", lambda site: site.set_taints(), "the startup taint was removed"),
-    ("marked", lambda site: mark(site), "the node is in quarantine"),
+    (
+        "marked",
+        lambda site: site.world.person_annotates("n1", APPLIED, "{}"),
+        "the node is in quarantine",
+    ),
     ("work", lambda site: site.world.add_pod("n1", "early"), "pods that do not tolerate"),
     ("another node", lambda site: site.world.renew_node("n1", "boot-2"), "the cluster's Node is"),
     ("no test", lambda site: site.world.person_annotates("n1", NODE_TEST, None), NO_ORDER),
     ("stopped", lambda site: site.world.person_stops_unseen("no more"), "the stop switch is set"),
 ]
-
-
-def mark(site: NewNodes) -> None:
-    site.set_taints(*site.taints(), Taint(TAINT, "fault", "NoSchedule"))
 
 
 @pytest.mark.parametrize(("name", "change", "why"), _NEW, ids=[name for name, *_ in _NEW])

@@ -13,7 +13,7 @@ import psutil
 
 
 class RelayCuts:
-    """``pids`` gives the process of each replica that runs, by its name."""
+    """``pids`` gives the process of each replica that runs, by its name; others have none."""
 
     def __init__(self, pids: Callable[[], dict[str, int]]) -> None:
         self._pids = pids
