@@ -31,6 +31,7 @@ from nodeagent.repair.operation import (
     recovered,
     refusal,
 )
+from nodeagent.repair.permission import Reply
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
 from sickbay.v1.limits import MAX_EVIDENCE_BYTES
@@ -295,7 +296,12 @@ class Machine:
         async def quiesce(_seconds: float) -> str:
             return ""
 
-        return RepairExecutor(
+        def permit() -> None:
+            """The aggregator grants each permission at once."""
+            for operation in executor.permission.due():
+                executor.permission.take_reply(operation.operation_id, Reply(granted=True))
+
+        executor = RepairExecutor(
             replace(config, kernel_log=replace(config.kernel_log, enabled=False)),
             machine=HostRoots(
                 clock,
@@ -310,9 +316,10 @@ class Machine:
             latched=list,
             clock=clock,
             wall=time.time,
-            wake=lambda: None,
+            wake=permit,
             journal=journal,
         )
+        return executor
 
     def allocate_gpu(self, *, pod_is_there: bool = True) -> None:
         """The kubelet gives a GPU to the pod `POD`, and remembers it after the pod's end."""

@@ -368,7 +368,28 @@ def test_a_node_is_rebooted_by_its_agent_where_it_allows_no_reset(
     assert node.resets() == []
 
 
-@pytest.mark.parametrize("step", ["accepted", "act", "ended"])
+def test_kill_9_of_the_aggregator_before_its_permission_begins_no_reset(
+    node_of: Callable[..., RepairedNode],
+) -> None:
+    node = node_of()
+    hold = node.holds_at("accepted")
+    node.agent.xid(95)
+    node.stack.until(lambda: node.reached("accepted"), "the order", timeout_s=60)
+    node.stack.aggregator.kill()
+    hold.unlink()
+    node.stack.until(lambda: "an order is refused" in node.agent.log(), "its refusal")
+    [operation] = node.operations().values()
+    assert (operation["reason"], operation["began"]) == ("not-permitted", False)
+    node.stack.aggregator.start().ready()
+    node.stack.until(lambda: node.tools.count("reboot-now"), "the next rung", timeout_s=60)
+    assert node.states()[0] == ("gpu-reset", "Failed")
+    assert "did not permit it in time" in node.attempts[0]["message"]
+    assert node.resets() == []
+    node.reboot()
+    node.stack.until(node.is_released, "the release", timeout_s=RELEASE)
+
+
+@pytest.mark.parametrize("step", ["act", "ended"])
 def test_kill_9_of_the_aggregator_repeats_no_reset_and_loses_no_result(
     node_of: Callable[..., RepairedNode], step: str
 ) -> None:
