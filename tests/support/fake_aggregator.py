@@ -6,7 +6,7 @@ what an aggregator would believe; a test triggers every other action.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
