@@ -320,7 +320,7 @@ def test_a_request_without_an_operation_is_malformed_and_an_unknown_verb_is_none
     for name in ("operation_id", "quarantine_uid"):
         wrong = pb.PermissionRequest()
         wrong.CopyFrom(told)
-        wrong.ClearField(name)  # type: ignore[arg-type]
+        wrong.ClearField(name)
         with pytest.raises(InvalidMessage):
             permission_request(wrong)
 
