@@ -46,7 +46,7 @@ _IN_WORDS = {
     "not-permitted": "this aggregator did not permit it in time",
     "unknown-error": "nvidia-smi answers Unknown Error, as where a cloud forbids resets",
 }
-#: What a person can do about it.
+#: The remedy that a person has.
 _ADVICE = {
     "in-use": "; the pods of the GPU operator hold GPUs too, and are stopped for a reset with "
     "pause_gpu_operator: true",
@@ -176,7 +176,7 @@ def _judged(repair: str, result: AgentResult) -> RepairAnswer:
 
 
 def _refused(repair: str) -> AnswerState:
-    """What it means that the agent has not begun."""
+    """The answer that a refusal by the agent is."""
     return AnswerState.INCONCLUSIVE if repair == TEST else AnswerState.FAILED
 
 

@@ -1,4 +1,4 @@
-"""Permission to begin an act: what the agent does with each answer, and without one."""
+"""The permission to begin an act: the act follows a grant in time, and no other answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -170,7 +170,7 @@ async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
 
 
 async def _refuses(server: Aggregator, node: RepairNode) -> None:
-    """More often than the node's own cap of each: what was not begun takes no place in it."""
+    """More often than the caps of the node allow: a refused order takes no place in them."""
     server.on_permission_request = lambda stream, request: stream.permit(
         request.operation_id, "the quarantine is gone"
     )
