@@ -110,7 +110,7 @@ class FakeAggregator(rpc.AgentGatewayServicer):
             aggregator="fake", aggregator_version="0", heartbeat_interval_ms=1000
         )
         self.ack_all = True
-        #: Called with each request for permission; may grant it there. Without it each request is granted.
+        #: Called with each request for permission, which is granted where this is unset.
         self.on_permission_request: Callable[[Attended, pb.PermissionRequest], None] | None = None
         #: Refuse every call with this, as an aggregator that does not know us would.
         self.refuse: grpc.StatusCode | None = None
