@@ -504,7 +504,7 @@ class Pod:
     mirror: bool
     owner_kind: str  # kind of the controlling owner, "" for a bare pod
     owner_name: str
-    empty_dir: bool
+    empty_dirs: tuple[str, ...]  # volumes with data on the node: emptyDir on its disk
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     node: str = ""

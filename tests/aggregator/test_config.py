@@ -61,10 +61,10 @@ def test_a_file_that_asks_for_nothing_gets_the_careful_choice_of_each_thing(tmp_
         assert 1 <= most <= max(1, nodes // 10), "a fleet can lose one node, and no tenth of itself"
         assert limits.evictions_at_once >= 1
     assert limits.new_per_window < limits.concurrent, "not all that may be out goes at once"
-    pod = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", False)
+    pod = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", ())
     began = DrainMoment(1000.0, 1000.0, 1000.0 + settings.drain.deadline)
     for unlike in (
-        replace(pod, empty_dir=True),
+        replace(pod, empty_dirs=("scratch",)),
         replace(pod, owner_kind=""),
         replace(pod, annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}),
     ):

@@ -271,7 +271,7 @@ def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
     async def scenario() -> None:
         world = world_with("a", labels=GANG)
         world.add_node("n2")
-        world.add_pod("n2", "far", labels=GANG, empty_dir=True)
+        world.add_pod("n2", "far", labels=GANG, empty_dirs=("scratch",))
         replica = await begun(world, rules(gangs=Gangs.WHOLE))
         await until(lambda: "n1" in world.quarantines and status(world).blockers, within=60)
         assert "gang: jobs/far: has emptyDir data" in status(world).blockers[0].reason

@@ -37,7 +37,7 @@ class Most(random.Random):
 def pod(uid: str) -> Pod:
     return Pod(
         "default", uid, uid, "1", "Running", deleting=False, mirror=False, owner_kind="",
-        owner_name="", empty_dir=False,
+        owner_name="", empty_dirs=(),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from aggregator.rfc3339 import span
 HOUR = 3600.0
 BEGAN = 1_000_000.0
 DEADLINE = BEGAN + 168 * HOUR
-POD = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", False)
+POD = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", ())
 TERMINATING = replace(POD, deleting=True, deletion_at=BEGAN + 30)
 
 
@@ -66,11 +66,11 @@ SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
         ({"phase": "Pending"}, OFF, "evict"),
         ({"owner_kind": "DaemonSet"}, ON, ""),
         ({"mirror": True, "owner_kind": "Node"}, ON, ""),
-        ({"empty_dir": True}, OFF, "kept"),
-        ({"empty_dir": True}, ON, "evict"),
-        ({"empty_dir": True, "phase": "Succeeded"}, OFF, ""),
-        ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
-        ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
+        ({"empty_dirs": ("scratch",)}, OFF, "kept"),
+        ({"empty_dirs": ("scratch",)}, ON, "evict"),
+        ({"empty_dirs": ("scratch",), "phase": "Succeeded"}, OFF, ""),
+        ({"empty_dirs": ("scratch",), "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
+        ({"empty_dirs": ("scratch",), "annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
         ({"owner_kind": "", "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "kept"),
         ({"owner_kind": ""}, OFF, "kept"),
         ({"owner_kind": ""}, ON, "evict"),
@@ -91,6 +91,22 @@ def test_each_kind_of_pod_goes_or_stays_as_kubectl_drain_has_it(
     found = plan(pod, rules=rules)
     assert where(found, pod) == heap
     assert found.remaining == (heap != "")
+
+
+@given(
+    volumes=st.sets(st.sampled_from("abcd")),
+    released=st.sets(st.sampled_from("abcdx")),
+    spaces=st.sampled_from([",", ", ", " ,"]),
+)
+def test_each_volume_with_data_has_to_be_released_by_name(
+    volumes: set[str], released: set[str], spaces: str
+) -> None:
+    annotations = {f"{SAFE_TO_EVICT}-local-volumes": spaces.join(released)}
+    found = replace(POD, empty_dirs=tuple(sorted(volumes)), annotations=annotations)
+    assert where(plan(found), found) == ("evict" if volumes <= released else "kept")
+    left = sorted(volumes - released)
+    if len(left) == 1:
+        assert f"would be lost: {left[0]} (drain" in plan(found).named[found.key]
 
 
 def test_a_pod_is_protected_by_every_label_of_the_selector_and_not_by_one() -> None:
@@ -179,7 +195,7 @@ def test_a_gang_goes_together_or_not_at_all() -> None:
     a, b = gang("a", "b")
     single = replace(POD, name="single", uid="uid-single")
     assert {one.key for one in plan(a, b, single).evict} == {a.key, b.key, single.key}
-    stays = replace(b, empty_dir=True)
+    stays = replace(b, empty_dirs=("scratch",))
     found = plan(a, stays, single)
     assert where(found, single) == "evict"
     assert where(found, stays) == "kept"

@@ -58,7 +58,7 @@ BLOCKED = EvictionResult(Evicted.BLOCKED, "a budget")
 
 
 def pod(name: str, **changes: Any) -> Pod:
-    made = Pod("jobs", name, name, "1", "Running", False, False, "Job", "j", False, node="n1")
+    made = Pod("jobs", name, name, "1", "Running", False, False, "Job", "j", (), node="n1")
     return replace(made, **changes)
 
 

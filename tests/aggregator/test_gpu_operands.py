@@ -83,7 +83,7 @@ def test_the_release_starts_what_a_repair_has_left_stopped() -> None:
 
 def test_pods_that_hold_gpus_are_known_by_their_daemon_sets() -> None:
     def pod(name: str, kind: str = "DaemonSet", phase: str = "Running") -> Pod:
-        return Pod("gpu-operator", name, name, "1", phase, False, False, kind, name, False)
+        return Pod("gpu-operator", name, name, "1", phase, False, False, kind, name, ())
 
     names = ["nvidia-device-plugin-daemonset", "nvidia-dcgm-exporter", "gpu-feature-discovery"]
     others = [pod("nvidia-driver-daemonset"), pod("nvidia-dcgm", "ReplicaSet")]

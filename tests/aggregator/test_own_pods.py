@@ -8,7 +8,7 @@ from aggregator.cluster.port import Pod, RepairAttempt, RepairState, RepairStatu
 from aggregator.quarantine.decide.own_pods import OPERATION, without_own
 
 TEST = Pod(
-    *("tests", "t", "u", "1", "Running", False, False, "Job", "j", False),
+    *("tests", "t", "u", "1", "Running", False, False, "Job", "j", ()),
     annotations={OPERATION: "q-2-test"},
 )
 

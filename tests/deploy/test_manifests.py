@@ -237,7 +237,7 @@ def test_the_aggregators_own_pod_holds_up_no_drain_of_the_node_that_it_is_on() -
     owner = {"kind": "StatefulSet", "name": "sickbay-aggregator", "controller": True}
     made["metadata"]["ownerReferences"] = [owner]
     pod = to_pod(msgspec.json.decode(json.dumps(made), type=PodObject))
-    assert pod.empty_dir
+    assert pod.empty_dirs
     assert kept_because(pod, DrainRules()) == ""
 
 

@@ -195,6 +195,10 @@ async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: 
     create("scratch", owned, volumes=[{"name": "v", "emptyDir": {}}])
     willing = {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}
     create("own-scratch", owned | willing, volumes=[{"name": "v", "emptyDir": {}}])
+    shared_memory = [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]
+    create("training", owned, volumes=shared_memory)
+    named = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "v"}
+    create("own-volume", owned | {"annotations": named}, volumes=[{"name": "v", "emptyDir": {}}])
     unwilling = {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}
     create("unwilling", owned | unwilling)
     create("pending", owned | {"annotations": {"sickbay.test/pending": "true"}})

@@ -115,15 +115,19 @@ async def test_a_namesake_is_not_evicted(kube: KubeCluster, cluster_space: Space
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
-    [({}, False), ({"volumes": [{"name": "v", "emptyDir": {}}]}, True)],
+    [
+        ({}, ()),
+        ({"volumes": [{"name": "v", "emptyDir": {}}]}, ("v",)),
+        ({"volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}]}, ()),
+    ],
 )
-async def test_a_pod_says_whether_it_has_data_to_lose(
-    kube: KubeCluster, cluster_space: Space, spec: dict[str, Any], *, expected: bool
+async def test_a_pod_reports_its_volumes_with_data_to_lose(
+    kube: KubeCluster, cluster_space: Space, spec: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     run_pod(cluster_space, node, "a", spec=spec, labels={"app": "x"})
     pod = await pod_of(kube, node, "a")
-    assert pod.empty_dir is expected
+    assert pod.empty_dirs == expected
     assert (pod.owner_kind, pod.mirror, pod.labels["app"]) == ("", False, "x")
     assert pod.key == f"{cluster_space.namespace}/a"
 

@@ -102,9 +102,7 @@ class World:
         self.node_added = asyncio.Event()
 
     def add_pod(self, node: str, name: str, **changes: object) -> Pod:
-        pod = Pod(
-            "jobs", name, f"uid-{name}", self.tick(), "Running", False, False, "Job", "j", False
-        )
+        pod = Pod("jobs", name, f"uid-{name}", self.tick(), "Running", False, False, "Job", "j", ())
         pod = replace(pod, node=node)
         pod = replace(pod, **changes)  # type: ignore[arg-type]  # a test's words
         self.pods[f"{node}/{name}"] = pod

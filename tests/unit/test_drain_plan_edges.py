@@ -20,7 +20,7 @@ from aggregator.quarantine.decide.drain_plan import (
 from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.runtime.interning import EMPTY
 
-POD = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", False)
+POD = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", ())
 MOMENT = DrainMoment(now=1_100.0, began=1_000.0, deadline=5_000.0)
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 UNDISTURBED = "karpenter.sh/do-not-disrupt"
@@ -57,7 +57,7 @@ def test_what_belongs_to_its_node_stays() -> None:
     assert plan(pod(mirror=True), pod(owner_kind="DaemonSet", deleting=True)).remaining == 0
 
 
-EMPTY_DIR = "has emptyDir data that would be lost (drain.delete_empty_dir_data is off)"
+EMPTY_DIR = "has emptyDir data that would be lost: scratch (drain.delete_empty_dir_data is off)"
 UNMANAGED = "has no controller that would make it anew (drain.evict_unmanaged is off)"
 PROTECTED = "protected by drain.protected_selector"
 
@@ -66,9 +66,13 @@ PROTECTED = "protected by drain.protected_selector"
     ("changes", "rules", "reason"),
     [
         ({}, {}, ""),
-        ({"empty_dir": True}, {}, EMPTY_DIR),
-        ({"empty_dir": True}, {"delete_empty_dir_data": True}, ""),
-        ({"empty_dir": True}, {"evict_unmanaged": True, "evict_unwilling": True}, EMPTY_DIR),
+        ({"empty_dirs": ("scratch",)}, {}, EMPTY_DIR),
+        ({"empty_dirs": ("scratch",)}, {"delete_empty_dir_data": True}, ""),
+        (
+            {"empty_dirs": ("scratch",)},
+            {"evict_unmanaged": True, "evict_unwilling": True},
+            EMPTY_DIR,
+        ),
         ({"owner_kind": ""}, {}, UNMANAGED),
         ({"owner_kind": ""}, {"evict_unmanaged": True}, ""),
         (
@@ -88,7 +92,7 @@ PROTECTED = "protected by drain.protected_selector"
         ),
         ({"annotations": {UNDISTURBED: "false"}}, {}, ""),
         ({"annotations": {UNDISTURBED: "true"}}, {"evict_unwilling": True}, ""),
-        ({"empty_dir": True, "phase": "Pending"}, {}, EMPTY_DIR),
+        ({"empty_dirs": ("scratch",), "phase": "Pending"}, {}, EMPTY_DIR),
         (
             {"labels": {"tier": "db"}},
             {"protected_selector": {"tier": "db"}},
@@ -181,7 +185,7 @@ GANG = {"labels": {"scheduling.x-k8s.io/pod-group": "train"}}
 
 
 def test_a_gang_waits_for_its_first_pod_that_may_not_go() -> None:
-    kept = pod("k", empty_dir=True, **GANG)
+    kept = pod("k", empty_dirs=("scratch",), **GANG)
     unmanaged = pod("u", owner_kind="", **GANG)
     goes, done = pod("a", **GANG), pod("d", phase="Succeeded", owner_kind="", **GANG)
     other = pod("o", labels={"scheduling.x-k8s.io/pod-group": "other"})
@@ -199,7 +203,7 @@ def test_a_gang_is_not_forced_apart_and_earlier_waits_stay() -> None:
             NamespaceRule("slow", Leave.WAIT, wait=500.0),
         )
     )
-    kept, goes = pod("k", empty_dir=True, **GANG), pod("a", **GANG)
+    kept, goes = pod("k", empty_dirs=("scratch",), **GANG), pod("a", **GANG)
     slow = pod("s", namespace="slow")
     found = plan(kept, goes, slow, pod("free"), rules=rules)
     assert [one.name for one in found.force] == ["free"]

@@ -227,7 +227,7 @@ def test_an_idle_test_counts_for_nothing_of_a_new_node_that_gets_the_taint() -> 
 
 
 def pod(**more: Any) -> Pod:
-    one = Pod("jobs", "p", "u", "1", "Running", False, False, "Job", "j", False)
+    one = Pod("jobs", "p", "u", "1", "Running", False, False, "Job", "j", ())
     return replace(one, **more)
 
 

@@ -43,7 +43,7 @@ def pod(name: str = "p", **changes: Any) -> Pod:
         phase="Running",
         deleting=False,
         mirror=False,
-        empty_dir=False,
+        empty_dirs=(),
         **made,
     )
 

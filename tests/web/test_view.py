@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import HookState, HookStatus, Phase
+from aggregator.cluster.port import Blocker, HookState, HookStatus, Phase
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
@@ -447,6 +447,22 @@ def test_advice_promises_no_release_that_will_not_come() -> None:
     assert "sickbay release node-1" in view_of(fleet).incidents[0].advice
     quarantine_of(node_summary, HANDS.wall)
     assert "released by itself" in view_of(fleet).incidents[0].advice
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("Terminating: its grace ends at 2026-01-01T00:00:00Z; the node is", "start the kubelet"),
+        ("the budget of jobs/j needs it", "let the budget heal"),
+    ],
+)
+def test_advice_about_a_drain_fits_what_is_in_its_way(reason: str, says: str) -> None:
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    incident_of(node_summary, HANDS.now)
+    blockers = (Blocker("jobs/a", reason, HANDS.wall),)
+    quarantine_of(node_summary, HANDS.wall, blockers=blockers)
+    assert says in view_of(fleet).incidents[0].advice
 
 
 def test_a_node_whose_quarantine_is_not_known_is_named_beside_those_that_are() -> None:

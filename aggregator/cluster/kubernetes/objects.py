@@ -137,8 +137,18 @@ class NodeObject(msgspec.Struct, frozen=True):
         return next((one for one in conditions or () if one.type == kind), None)
 
 
+class EmptyDir(msgspec.Struct, frozen=True):
+    medium: str = ""
+
+    @property
+    def in_memory(self) -> bool:
+        """As /dev/shm needs it: what is there ends with the pod, wherever it runs."""
+        return self.medium == "Memory" or self.medium.startswith("HugePages")
+
+
 class Volume(msgspec.Struct, frozen=True, rename="camel"):
-    empty_dir: msgspec.Raw = msgspec.Raw()
+    name: str = ""
+    empty_dir: EmptyDir | None = None
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, rename="camel"):
@@ -347,8 +357,10 @@ def to_pod(pod: PodObject) -> Pod:
         mirror=_MIRROR in (meta.annotations or {}),
         owner_kind=owner.kind,
         owner_name=owner.name,
-        empty_dir=any(
-            bytes(volume.empty_dir) not in {b"", b"null"} for volume in spec.volumes or ()
+        empty_dirs=tuple(
+            volume.name
+            for volume in spec.volumes or ()
+            if volume.empty_dir is not None and not volume.empty_dir.in_memory
         ),
         labels=meta.labels or {},
         annotations=meta.annotations or {},

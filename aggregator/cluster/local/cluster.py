@@ -310,7 +310,7 @@ class LocalCluster:
                 mirror=False,
                 owner_kind="Command",
                 owner_name=node,
-                empty_dir=False,
+                empty_dirs=(),
             )
         ]
 

@@ -15,12 +15,16 @@ from aggregator.configfile.values import Duration, NamespacePattern, Selector
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.rfc3339 import span, write_time
 from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.text import some_of
 
 FINISHED = ("Succeeded", "Failed")
 #: How the reason of a pod begins that is deleted and still there.
 TERMINATING = "Terminating"
 #: A pod's annotation for autoscalers; "true" means that the data in its emptyDir may be lost.
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+#: The same of single volumes, as "NAME,NAME".
+_SAFE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+_MOST_NAMED = 3
 #: Annotations for autoscalers by which a pod says that it must not be moved.
 _UNWILLING = {
     _SAFE_TO_EVICT: "false",
@@ -238,13 +242,21 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
         return f'never evicted (drain.namespaces "{rule.match}")'
     if not pod.owner_kind and not rules.evict_unmanaged:
         return "has no controller that would make it anew (drain.evict_unmanaged is off)"
-    willing = pod.annotations.get(_SAFE_TO_EVICT) == "true"
-    if pod.empty_dir and not willing and not rules.delete_empty_dir_data:
-        return "has emptyDir data that would be lost (drain.delete_empty_dir_data is off)"
+    if not rules.delete_empty_dir_data and (volumes := _data_of(pod)):
+        names = some_of(volumes, _MOST_NAMED)
+        return f"has emptyDir data that would be lost: {names} (drain.delete_empty_dir_data is off)"
     said = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
     if said and not rules.evict_unwilling:
         return f"asks not to be evicted ({said}; drain.evict_unwilling is off)"
     return ""
+
+
+def _data_of(pod: Pod) -> list[str]:
+    """Its volumes with data on the node, except those that its annotations release."""
+    if pod.annotations.get(_SAFE_TO_EVICT) == "true":
+        return []
+    released = {name.strip() for name in pod.annotations.get(_SAFE_VOLUMES, "").split(",")}
+    return [name for name in pod.empty_dirs if name not in released]
 
 
 def _stuck_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
