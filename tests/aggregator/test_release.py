@@ -22,6 +22,9 @@ from aggregator.cluster.port import (
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
     Unreachable,
 )
 from aggregator.health.model import CheckOff, Cleared, ClearedBy, Component, Delta, Status
@@ -184,6 +187,83 @@ def test_what_the_gpus_say_does_not_hold_a_disks_release() -> None:
         await gone(world)
 
     virtual_time.run(main())
+
+
+def attempt(repair: str, state: RepairState, number: int = 1) -> RepairAttempt:
+    return RepairAttempt(
+        f"q-{number}", repair, state, boot_id="boot-1", node_uid="uid-n1", began_at=float(number)
+    )
+
+
+UNKNOWN = attempt("reboot", RepairState.UNKNOWN)
+
+
+def with_attempts(world: World, *attempts: RepairAttempt) -> None:
+    found = world.quarantines["n1"]
+    status = replace(found.status, repair=RepairStatus(attempts))
+    world.put_quarantine(replace(found, status=status))
+
+
+def test_an_order_with_an_unknown_outcome_holds_the_release_until_there_is_proof() -> None:
+    async def main() -> None:
+        for proof in (
+            lambda world: with_attempts(world, UNKNOWN, attempt("test", RepairState.SUCCEEDED, 2)),
+            lambda world: change(world, boot_id="boot-2"),
+            lambda world: world.person_deletes("n1"),
+        ):
+            world = one_node()
+            replica = Replica(world, clock=Running())
+            disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+            replica.agent("n1", snapshot(disk))
+            await drained(world)
+            with_attempts(world, UNKNOWN)
+            replica.agent("n1", snapshot(replace(disk, status=Status.OK)))
+            await held(world, "it is not known whether its reboot was carried out")
+            proof(world)
+            await gone(world)
+            await replica.stop()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("attempts", "cleared", "holds"),
+    [
+        ((UNKNOWN,), "reboot", True),
+        ((UNKNOWN,), "operator", False),
+        ((UNKNOWN, attempt("replace", RepairState.FAILED, 2)), "reboot", True),
+        ((UNKNOWN, attempt("test", RepairState.FAILED, 2)), "reboot", True),
+        ((UNKNOWN, attempt("test", RepairState.SUCCEEDED, 2)), "reboot", False),
+        ((UNKNOWN, attempt("ticket", RepairState.SUCCEEDED, 2)), "reboot", True),
+        ((attempt("test", RepairState.SUCCEEDED), replace(UNKNOWN, began_at=2.0)), "reboot", True),
+        ((attempt("test", RepairState.UNKNOWN),), "reboot", False),
+        ((replace(UNKNOWN, node_uid="uid-of-another"),), "reboot", False),
+        ((replace(UNKNOWN, boot_id="boot-0"),), "reboot", False),
+        ((attempt("reboot", RepairState.FAILED),), "reboot", False),
+    ],
+)
+def test_what_proves_that_no_order_may_still_come(
+    attempts: tuple[RepairAttempt, ...], cleared: str, *, holds: bool
+) -> None:
+    item = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "i", cleared=cleared)
+    quarantine = Quarantine(
+        node="n1",
+        uid="q",
+        version="1",
+        created_at=0.0,
+        spec=QuarantineSpec(
+            action=Action.DRAIN, kind="disk", reason="", requester=OURS, evidence=(item,)
+        ),
+        status=QuarantineStatus(repair=RepairStatus(attempts)),
+    )
+    hold = release_hold(
+        quarantine,
+        node=replace(one_node().nodes["n1"], uid="uid-n1", boot_id="boot-1"),
+        health=None,
+        policy=shipped_policy(),
+        requests=OperatorRequests(),
+    )
+    assert ("not known" in hold) is holds
 
 
 def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:

@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable, Mapping
 
 from aggregator.cluster.port import EvidenceItem, Node, Quarantine
-from aggregator.health.model import Component, Status
+from aggregator.health.model import ClearedBy, Component, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import LONGEST_REPEAT, Policy, Rule
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
+from aggregator.quarantine.decide.verdicts import unknown_repair
 
 #: The node's memory of the faults that it was released from, and when.
 RELEASE_HISTORY = "sickbay.dev/release-history"
@@ -43,7 +44,7 @@ def release_hold(
     ``health`` is None for a node that was made anew: its agent need not have reported yet.
     """
     rules = {rule.name: rule for rule in policy.rules}
-    hold = _by_request(requests) or _by_rule(quarantine, rules)
+    hold = _by_request(requests) or _by_rule(quarantine, rules) or _unknown(quarantine, node)
     if hold or health is None:
         return hold
     return (
@@ -101,6 +102,21 @@ def _by_rule(quarantine: Quarantine, rules: Mapping[str, Rule]) -> str:
         if rule is not None and rule.release == "manual":
             return f"by rule {rule.name} a person alone releases it, when they have looked"
     return ""
+
+
+def _unknown(quarantine: Quarantine, node: Node) -> str:
+    """An order that was perhaps carried out may still act on the node, and would meet work."""
+    last = unknown_repair(quarantine.status.repair)
+    if last is None or node.uid != last.node_uid:
+        return ""
+    rebooted = bool(last.boot_id and node.boot_id) and last.boot_id != node.boot_id
+    by_a_person = any(item.cleared == ClearedBy.OPERATOR for item in quarantine.spec.evidence)
+    if rebooted or by_a_person:
+        return ""
+    return (
+        f"it is not known whether its {last.repair} was carried out, so that it may still come: "
+        "another boot, a passed test, or a person ends the wait"
+    )
 
 
 def _repeated(quarantine: Quarantine, node: Node, rules: Mapping[str, Rule]) -> str:

@@ -53,6 +53,18 @@ def standing_failure(status: RepairStatus) -> RepairAttempt | None:
     return None
 
 
+def unknown_repair(status: RepairStatus | None) -> RepairAttempt | None:
+    """The latest repair whose outcome is not known, unless something succeeded after it."""
+    for one in reversed(status.attempts if status is not None else ()):
+        if one.repair in ASKS_A_PERSON:
+            continue
+        if one.state is RepairState.SUCCEEDED:
+            return None
+        if one.state is RepairState.UNKNOWN and one.repair != TEST:
+            return one
+    return None
+
+
 def without_verdict(status: RepairStatus) -> list[RepairAttempt]:
     """The tests of this quarantine that began by themselves and ended without a verdict."""
     return [
