@@ -461,8 +461,8 @@ def test_advice_about_a_drain_fits_what_is_in_its_way(reason: str, says: str) ->
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
     blockers = (Blocker("jobs/a", reason, HANDS.wall),)
-    quarantine_of(node_summary, HANDS.wall, blockers=blockers)
-    assert says in view_of(fleet).incidents[0].advice
+    told = quarantine_of(node_summary, HANDS.wall, blockers=blockers)
+    assert says in advice.for_quarantine(node_summary, told, [], "")
 
 
 def test_a_node_whose_quarantine_is_not_known_is_named_beside_those_that_are() -> None:
