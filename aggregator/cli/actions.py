@@ -149,11 +149,11 @@ def stopped(before: str, reason: str, *, how: str) -> str:
 
 
 def stopped_where_nothing_was(namespace: str, reason: str, *, how: str) -> str:
-    """After a stop that made the record: the namespace may be the wrong one."""
+    """After a stop that made the switch's object: the namespace may be the wrong one."""
     return (
         f"{stopped('', reason, how=how)}\n"
-        f"BUT: there was no record in namespace {namespace}. If sickbay runs in another one, "
-        "it is not stopped: say which with --namespace. See: sickbay status"
+        f"BUT: there was no ConfigMap sickbay-stop in namespace {namespace}. If sickbay runs in "
+        "another one, it is not stopped: name that with --namespace. See: sickbay status"
     )
 
 

@@ -152,7 +152,7 @@ def _effect_on_new(options: argparse.Namespace, known: Answer) -> str:
     if found["test"] is not None and found["test"]["state"] in _BUSY:
         after = "; a test of it is under way, and this one follows the end of that"
     opens = f"Its pass removes the taint {found['taint']}."
-    if not found.get("removes_taint", True):
+    if not found["removes_taint"]:
         opens = (
             f"Its pass sets the condition {TEST_CONDITION}, by which another controller removes "
             f"the taint {found['taint']}."
@@ -430,9 +430,10 @@ def _why_lost(told: Answer, *, taint_gone: bool) -> str:
 
 
 def _why_none_begins(told: Answer) -> str:
-    """Why the aggregator begins no test now, by its configuration; an older one does not tell."""
-    mode = (told.get("tests") or {}).get("mode", "repair")
-    return f"repair.mode of the aggregator is {mode}" if mode != "repair" else ""
+    """Why the aggregator begins no test now, by its configuration."""
+    tests = told["tests"]
+    observed = tests is not None and tests["mode"] != "repair"
+    return f"repair.mode of the aggregator is {tests['mode']}" if observed else ""
 
 
 def _state_of(mine: Answer | None, waits: str) -> str:

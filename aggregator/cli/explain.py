@@ -268,7 +268,7 @@ def _to_do(answer: Answer) -> Iterator[str]:
     new, node = _new_node(answer), answer["node"]
     if new is not None and new["needs_person"]:
         yield f"Repair the node and reboot it, or test it again: sickbay test {node}"
-        again = "" if new.get("removes_taint", True) else f" ({_MAY_COME_BACK})"
+        again = "" if new["removes_taint"] else f" ({_MAY_COME_BACK})"
         yield f"To take it as it is: kubectl taint nodes {node} {new['taint']}-{again}"
     if quarantine is not None and "sickbay release" not in quarantine["advice"]:
         yield f"To end the quarantine now: sickbay release {answer['node']}"

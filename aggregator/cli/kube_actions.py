@@ -1,6 +1,5 @@
 """Acting through the Kubernetes API, with the person's own kubeconfig and rights."""
 
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
@@ -13,14 +12,12 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
     STOP_NAME,
-    OldStopObject,
     PartialObjectMetadata,
     PodList,
     StopObject,
     decode,
     to_pod,
     to_stop,
-    to_stop_in_record,
 )
 from aggregator.cluster.kubernetes.quarantine_codec import (
     GROUP,
@@ -174,25 +171,13 @@ class KubeActions:
     # -- the stop switch -----------------------------------------------------------------
 
     async def _stop(self, api: Transport) -> str | None:
-        """Why it is stopped, "" when it is not, None where there is no record and no switch yet."""
-        found = [await self._read_stop(api), await self._read_old_stop(api)]
-        return None if found == [None, None] else found[0] or found[1] or ""
-
-    async def _read_stop(self, api: Transport) -> str | None:
+        """Why it is stopped, "" when it is not, None where the switch's object does not exist."""
         try:
             where = paths.stop(self._namespace)
             body = await api.request("GET", where, kind="configmaps", lane=Priority.RECORD)
         except NotFound:
             return None
         return to_stop(decode(body, StopObject)).reason or ""
-
-    async def _read_old_stop(self, api: Transport) -> str | None:
-        try:
-            where = paths.record(self._namespace)
-            body = await api.request("GET", where, kind="configmaps", lane=Priority.RECORD)
-        except NotFound:
-            return None
-        return to_stop_in_record(decode(body, OldStopObject)).stop
 
     async def _stop_if_seen(self, api: Transport) -> str | None:
         """The same, except that a person without the right to read the switch gets None as well."""
@@ -204,7 +189,7 @@ class KubeActions:
             return None
 
     async def _set_stop(self, api: Transport, reason: str) -> None:
-        """Write the switch, and its older place for an aggregator that knows no other.
+        """Write the switch.
 
         The time makes each writing a change, also of an unchanged reason: a resume ends what an
         aggregator keeps of a switch that was deleted while it was set.
@@ -214,12 +199,6 @@ class KubeActions:
             await self._patch(api, paths.stop(self._namespace), data)
         except NotFound:
             await self._make_stop(api, data)
-        with contextlib.suppress(NotFound):
-            try:
-                await self._patch(api, paths.record(self._namespace), {"stop": reason or None})
-            except Refused as error:
-                if error.status != 403 or await self._read_old_stop(api):
-                    raise
 
     async def _patch(self, api: Transport, where: str, data: Mapping[str, str | None]) -> None:
         await api.request(

@@ -545,15 +545,10 @@ class EvictionResult:
 
 @dataclass(frozen=True, slots=True)
 class RecordText:
-    """The admission record as stored, with the version to write against; ``uid`` is its object's.
-
-    ``stop`` is the older place of the fleet-wide stop switch, in the same object: not empty means
-    that no new action may start, and says why. It is a person's; the aggregator never writes it.
-    """
+    """The admission record as stored; ``version`` is what a write names, ``uid`` its object's."""
 
     text: str
     version: str
-    stop: str
     uid: str = ""
 
 
@@ -718,10 +713,6 @@ class Cluster(Protocol):
 
     async def read_stop(self) -> StopText:
         """The stop switch. Never from a cache, and ahead of all queued requests."""
-        ...
-
-    async def read_stop_in_record(self) -> RecordText:
-        """The record for its ``stop`` alone, likewise; ``text`` may be empty. It is not made."""
         ...
 
     async def create_quarantine(

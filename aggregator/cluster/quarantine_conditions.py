@@ -1,7 +1,7 @@
 """The conditions of a Quarantine, as `kubectl wait` and other controllers read them. Pure.
 
 They follow from the spec and the rest of the status, and are written with it: no request is made
-for them alone, unless another client has changed the object since, or it is of an older version.
+for them alone, unless another client has changed the object since.
 """
 
 from collections.abc import Iterator
@@ -59,8 +59,7 @@ def with_conditions(
 def are_conditions_current(quarantine: Quarantine) -> bool:
     """Whether the object's conditions are those of its present spec and status.
 
-    They are not after a write of the spec, after a write of an older version, and in an object that
-    was made before there were conditions.
+    They are not after a write of the spec, and in an object that another client made.
     """
     status = quarantine.status
     if status.observed_generation != quarantine.generation:

@@ -48,7 +48,7 @@ SMOKE = QuarantineSpec(Action.DRAIN, "node", "smells of smoke", "hall-2")
 def uninstall(world: World) -> None:
     """The uninstall of docs/install.md that leaves nodes: the definition goes, then the record."""
     world.person_removes_definition()
-    world.record = RecordText("", world.tick(), "")
+    world.record = RecordText("", world.tick())
 
 
 async def seen(replica: Replica) -> None:

@@ -356,7 +356,7 @@ def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_th
 
 def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_to_others() -> None:
     async def test(bench: Bench) -> None:
-        seen = RecordSeen(RecordText("", "1", ""))
+        seen = RecordSeen(RecordText("", "1"))
         bench.node_state()
         bench.record.record.entries = {"n1": ENTRY}
         assert await bench.send_event(seen) == ["pending n1"]

@@ -213,7 +213,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.stopped_at: float | None = None
         #: The record was deleted with the stop in it, and the events of the other place never come:
         #: the first entry after a rest is written, and no step is begun by it.
-        self.fence_gone = False
+        self.unread = False
         self.rebuilt: Rebuilt | None = None
         #: When the record was last deleted or rolled back, and texts that it had.
         self.lost_at = float("-inf")
@@ -405,7 +405,7 @@ class ControllerMachine(RuleBasedStateMachine):
         # A record that is made anew has entries of the Quarantines that its writer knows, also of
         # one whose end it has not heard of yet: that is no admission.
         made_anew, self.rebuilt = record.rebuilt != self.rebuilt, record.rebuilt
-        if ours and self.is_stopped() and not self.fence_gone and not made_anew:
+        if ours and self.is_stopped() and not self.unread and not made_anew:
             self.wrong.append(f"{ours} admitted after the stop")
         marked = {name for name, node in self.world.nodes.items() if is_marked(node)}
         if marked - self.marked and self.is_stopped():
@@ -911,14 +911,14 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(stop=st.booleans())
     def a_person_stops_all(self, *, stop: bool) -> None:
         self.stopped_at = self.loop.time() if stop else None
-        self.fence_gone = False
+        self.unread = False
         self.world.person_stops("drill" if stop else "")
         self._go(0)
 
     @rule()
     def a_person_stops_all_and_the_news_are_late(self) -> None:
         self.stopped_at = self.loop.time()
-        self.fence_gone = not self.world.record.version
+        self.unread = True  # the first entry after a rest is written next to the read
         self.world.person_stops_unseen("drill")
 
     @rule()
@@ -932,7 +932,6 @@ class ControllerMachine(RuleBasedStateMachine):
     def the_record_is_lost(self, *, deleted: bool, older: int) -> None:
         self.lost_at = self.loop.time() + 1.0
         if deleted:
-            self.fence_gone = True
             self.world.person_deletes_record()
         else:
             self.world.person_rolls_back_record(self.texts[older % len(self.texts)])

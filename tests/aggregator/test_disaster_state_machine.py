@@ -112,7 +112,7 @@ class Disasters(machine.ControllerMachine):
         self.forgets = True  # its objects went at once: no aggregator could let go of them
         self.world.person_removes_definition()
         if record_too:
-            self.world.record = RecordText("", self.world.tick(), "")
+            self.world.record = RecordText("", self.world.tick())
         if dies:
             self.replica.cluster.crashed.set()
         self._go(1)

@@ -234,7 +234,6 @@ def test_an_entry_that_is_no_evidence_is_dropped_and_all_others_count(
 
 
 def test_of_too_many_components_those_that_are_well_are_dropped_first() -> None:
-    """An agent of an older version holds 2,048 of them."""
     well = [state(component=f"well{n}") for n in range(limits.MAX_COMPONENTS)]
     failed = [state(component=f"failed{n}", status=pb.STATUS_FAILED) for n in range(48)]
     dropped = codec.Dropped()

@@ -141,7 +141,7 @@ def is_reinstalled(replica: Replica, world: World) -> None:
     """The definition and the record are made anew, and its agent says what it said before."""
     if world.definition == World.definition:
         world.person_removes_definition()
-        world.record = RecordText("", world.tick(), "")
+        world.record = RecordText("", world.tick())
         world.person_applies_definition()
     replica.agent("n1", ILL)
 

@@ -264,8 +264,8 @@ async def test_news_begin_with_all_there_is_and_go_on_with_what_changes(path: Pa
 
 
 def stops(heard: Sequence[ClusterEvent]) -> list[str]:
-    """The stop switch in each record that was heard."""
-    return [item.record.stop for item in heard if isinstance(item, RecordSeen)]
+    """The reason in each stop switch that was reported."""
+    return [item.stop.reason or "" for item in heard if isinstance(item, StopSeen)]
 
 
 async def test_what_another_process_writes_is_news_within_a_second(path: Path) -> None:

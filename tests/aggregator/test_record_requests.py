@@ -191,14 +191,14 @@ def test_a_failure_reaches_each_caller_and_the_next_request_reads_anew() -> None
 def test_an_unreadable_record_admits_nobody_and_says_where_it_is() -> None:
     async def test(office: Office) -> None:
         made = office.made
-        made.seen(RecordText("not JSON", "900", ""))
+        made.seen(RecordText("not JSON", "900"))
         assert "can't be read: memory: " in made.problem
         assert made.problem.endswith("empty it")
         assert made.trouble == made.problem
         assert not made.would_admit(proposal("n1"))
         with pytest.raises(ClusterError, match="can't be read"):
             await made.propose(proposal("n1"))
-        made.seen(RecordText(dump_record(Record()), "901", ""))
+        made.seen(RecordText(dump_record(Record()), "901"))
         assert (made.problem, made.trouble) == ("", "")
 
     in_office(test)
@@ -273,7 +273,7 @@ def test_an_event_that_does_not_fit_is_doubted_and_a_read_decides() -> None:
         made = office.made
         await made.propose(proposal("n1"))
         whole = office.world.record
-        old = RecordText(dump_record(Record()), f"{int(whole.version) + 1}", "", whole.uid)
+        old = RecordText(dump_record(Record()), f"{int(whole.version) + 1}", whole.uid)
         assert made.seen(old)
         assert not made.grants("n1")
         made.forget_version()
@@ -330,7 +330,7 @@ def test_an_answer_is_dropped_where_a_newer_event_came_before_it() -> None:
         made = office.made
         known = made._stored
         old, new = (
-            RecordText(dump_record(Record().enter([entry(name)], "h")), version, "", known.uid)
+            RecordText(dump_record(Record().enter([entry(name)], "h")), version, known.uid)
             for name, version in (("n1", "901"), ("n2", "902"))
         )
         made.seen(new)

@@ -231,7 +231,7 @@ class RepairMachine(ControllerMachine):
     def _nothing_is_in_the_way(self, name: str) -> None:
         """Neither a stop nor a person nor a pod that stays: the node can be drained."""
         self.errors.clear()
-        self.stopped_at, self.fence_gone = None, False
+        self.stopped_at, self.unread = None, False
         self.world.person_stops("")
         self.exempt.pop(name, None)
         for key in (EXEMPT, PIN):

@@ -21,7 +21,6 @@ from aggregator.cluster.port import (
     Phase,
     QuarantineSpec,
     RecordSeen,
-    RecordText,
     Refused,
     StopText,
     Unreachable,
@@ -46,11 +45,6 @@ def world_of(*names: str) -> World:
         world.add_node(name)
         world.add_pod(name, f"job-{name}")
     return world
-
-
-def stop_without_news(world: World, reason: str = "drill") -> None:
-    """`sickbay stop` whose event never comes."""
-    world.stop = StopText(reason, world.tick())
 
 
 def resume(world: World) -> None:
@@ -90,7 +84,7 @@ class Queue:
 def test_what_waited_in_a_queue_when_the_switch_was_set_is_not_sent(call: str, begins: str) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_of("n1")
-        queue = Queue(call, lambda: stop_without_news(world))
+        queue = Queue(call, lambda: world.person_stops_unseen("drill"))
         replica = Replica(world, clock=LoopClock(loop))
         replica.cluster.in_queue = queue
         await until(lambda: not replica.fleet.view_lost)
@@ -115,36 +109,13 @@ def test_an_admission_that_waited_in_a_queue_when_the_switch_was_set_is_not_writ
         await until(lambda: not replica.fleet.view_lost)
         replica.agent("n1", ILL)
         await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        queue = Queue("write_record", lambda: stop_without_news(world))
+        queue = Queue("write_record", lambda: world.person_stops_unseen("drill"))
         replica.cluster.in_queue = queue
         replica.agent("n2", ILL)
         await until(lambda: queue.waited and held_by_stop(replica, "n2"))
         await asyncio.sleep(60)
         assert set(parse_record(world.record.text).entries) == {"n1"}
         resume(world)
-        await drained(world, "n2")
-        await replica.stop()
-
-    play(test)
-
-
-def test_a_stop_in_the_record_counts_when_another_write_has_moved_the_record_past_its_news() -> (
-    None
-):
-    """The switch's older place. An event with the version that set it is dropped as old."""
-
-    async def test(loop: VirtualTimeLoop) -> None:
-        world = world_of("n1", "n2")
-        replica = Replica(world, clock=LoopClock(loop))
-        await until(lambda: not replica.fleet.view_lost)
-        replica.agent("n1", ILL)
-        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        world.record = replace(world.record, stop="drill", version=world.tick())  # without an event
-        replica.agent("n2", ILL)
-        await until(lambda: replica.fleet.stop == "drill")
-        await until(lambda: held_by_stop(replica, "n2"))
-        assert "n2" not in parse_record(world.record.text).entries
-        world.person_stops("")
         await drained(world, "n2")
         await replica.stop()
 
@@ -204,16 +175,14 @@ def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
     play(test)
 
 
-def test_a_stop_outlasts_its_object_and_the_record_until_a_person_resumes() -> None:
+def test_a_stop_outlasts_its_object_until_a_person_resumes() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_of("n1")
         replica = Replica(world, clock=LoopClock(loop))
         await until(lambda: not replica.fleet.view_lost)
         world.person_stops("drill")
-        world.person_stops_in_record("older")
         await until(lambda: replica.fleet.stop == "drill")
         world.person_deletes_stop()
-        world.person_deletes_record()
         await until(lambda: "deleted" in replica.fleet.stop)
         replica.agent("n1", ILL)
         await until(lambda: held_by_stop(replica, "n1"))
@@ -242,14 +211,13 @@ def test_at_rest_the_switch_is_not_read_and_in_a_burst_seldom() -> None:
         for name in names:
             replica.agent(name, WELL)
         await asyncio.sleep(600)
-        assert calls["read_stop"] == calls["read_stop_in_record"] == 0
+        assert calls["read_stop"] == 0
         began = loop.time()
         for name in names:
             replica.agent(name, ILL)
         await until(lambda: all(phase_of(world, name) is Phase.DRAINING for name in names))
         took = loop.time() - began
         assert 1 <= calls["read_stop"] <= took / FRESH + 2
-        assert calls["read_stop_in_record"] <= took / FRESH + 2
         await replica.stop()
 
     play(test)
@@ -263,33 +231,17 @@ class Clock:
         return self.time
 
 
-def record(version: int, stop: str, uid: str = "r1") -> RecordText:
-    return RecordText("", str(version), stop, uid)
-
-
 def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() -> None:
     switch = StopSwitch(MemoryCluster(World()), now=Clock())
     switch.apply_seen(StopText("new", "20"))
     switch.apply_seen(StopText("", "10"))
     assert switch.reason == "new"
-    switch.take_record(record(21, "old place"))
-    switch.take_record(record(11, ""))
     switch.apply_seen(StopText("", "22"))
-    assert switch.reason == "old place"
+    switch.apply_seen(StopText("again", "5"))
+    assert switch.reason == ""
     switch.view_lost()  # the store was restored: its versions are lower
     switch.apply_seen(StopText("again", "5"))
-    switch.take_record(record(6, ""))
     assert switch.reason == "again"
-
-
-def test_after_a_gap_a_stop_in_the_record_counts_though_its_version_is_lower() -> None:
-    switch = StopSwitch(MemoryCluster(World()), now=Clock())
-    switch.take_record(record(21, ""))
-    switch.take_record(record(6, "before the restore"))
-    assert switch.reason == ""
-    switch.view_lost()
-    switch.take_record(record(6, "before the restore"))
-    assert switch.reason == "before the restore"
 
 
 def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
@@ -298,12 +250,10 @@ def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     switch.on_change(lambda: told.append(switch.reason))
     switch.apply_seen(StopText("", "1"))  # resumed once, long ago
     assert told == []
-    switch.take_record(record(2, "drill"))
-    switch.take_record(RecordText("", "", ""))  # the record is deleted
-    switch.take_record(record(4, "", uid="r2"))  # and made anew, without the stop
+    switch.apply_seen(StopText("drill", "2"))
     switch.view_lost()
-    switch.apply_seen(StopText("", "1"))  # the same words, listed anew
-    switch.apply_seen(StopText(None, "5"))  # the object without a reason: an installer's
+    switch.apply_seen(StopText())  # the object is deleted
+    switch.apply_seen(StopText(None, "5"))  # and made without a reason: an installer's
     assert switch.reason.startswith("drill; the object that held it was deleted")
     switch.apply_seen(StopText("", "6"))
     assert switch.reason == ""
@@ -325,9 +275,9 @@ async def test_one_read_serves_all_who_wait_and_is_good_for_half_a_second() -> N
     await asyncio.gather(*(switch.check() for _ in range(50)))
     clock.time += FRESH
     await switch.check()
-    assert calls == {"read_stop": 1, "read_stop_in_record": 1}
+    assert calls == {"read_stop": 1}
     clock.time += 0.01
-    stop_without_news(world)
+    world.person_stops_unseen("drill")
     with pytest.raises(GuardRefused, match="the stop switch is set: drill"):
         await switch.check()
     assert calls["read_stop"] == 2
@@ -348,7 +298,7 @@ async def test_a_read_that_was_begun_too_early_for_an_act_is_not_taken_for_it() 
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     clock.time += FRESH + 0.1
-    stop_without_news(world)
+    world.person_stops_unseen("drill")
     waits = asyncio.create_task(switch.check())
     await asyncio.sleep(0)
     slow.set()
@@ -359,7 +309,7 @@ async def test_a_read_that_was_begun_too_early_for_an_act_is_not_taken_for_it() 
 async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     world, clock = World(), Clock()
     switch = StopSwitch(MemoryCluster(world), now=clock)
-    stop_without_news(world)
+    world.person_stops_unseen("drill")
     await switch.check_beside()  # by the events, which are late
     with pytest.raises(GuardRefused):  # the steps after an admission wait for the read
         await switch.check()
@@ -367,7 +317,7 @@ async def test_only_the_first_write_after_a_rest_goes_beside_the_read() -> None:
     switch.apply_seen(world.stop)
     await switch.check()
     clock.time += FRESH + 0.1
-    stop_without_news(world)
+    world.person_stops_unseen("drill")
     with pytest.raises(GuardRefused):
         await switch.check_beside()
     resume(world)
@@ -387,7 +337,7 @@ def test_a_stop_that_comes_with_an_entry_begins_nothing_of_it() -> None:
         world = world_of("n1")
         entered = parse_record("").enter([Entry("n1", "i", "", "drain", 1.0)], "p")
         world.record = replace(world.record, text=dump_record(entered), version=world.tick())
-        stop_without_news(world)
+        world.person_stops_unseen("drill")
         replica = Replica(world, clock=LoopClock(loop))
         world.emit(RecordSeen(world.record))
         await until(lambda: not replica.fleet.view_lost)

@@ -28,41 +28,27 @@ def person(cluster_space: Space) -> list[str]:
     return ["--kubeconfig", kubeconfig, "--namespace", cluster_space.namespace]
 
 
-async def test_stop_is_set_in_its_own_object_and_the_record_and_resume_ends_both(
+async def test_stop_is_set_in_its_own_object_and_resume_ends_it(
     kube: KubeCluster, person: list[str]
 ) -> None:
-    await kube.read_record()
     done = await sickbay("stop", "--reason", "fabric work", *person)
     assert done.code == 0, done.err
     assert f"To go on: sickbay resume {shlex.join(person)}\n" in done.out
     assert (await kube.read_stop()).reason == "fabric work"
-    record = await kube.read_record()
-    assert record.stop == "fabric work"  # an older aggregator reads this place
-    await kube.write_record('{"entries": {}}', record.version)
     again = await sickbay("stop", "--reason", "still", *person)
     assert 'stopped already: "fabric work"' in again.out
-    seen = await kube.read_record()
-    assert (seen.stop, seen.text) == ("still", '{"entries": {}}')
+    assert (await kube.read_stop()).reason == "still"
     done = await sickbay("resume", *person)
     assert 'it was stopped: "still"' in done.out
-    seen, resumed = await kube.read_record(), await kube.read_stop()
-    assert (seen.stop, seen.text, resumed.reason) == ("", '{"entries": {}}', "")
+    assert (await kube.read_stop()).reason == ""
     # The switch may have been deleted since: then this does end a stop that an aggregator keeps.
     unset = (await sickbay("resume", *person)).out
     assert "No stop is written in the cluster" in unset
     assert "not stopped" not in unset
 
 
-async def test_a_stop_outlasts_the_record_and_a_resume_is_always_a_change(
-    kube: KubeCluster, cluster_space: Space, person: list[str]
-) -> None:
-    await kube.read_record()
+async def test_a_resume_is_always_a_change(kube: KubeCluster, person: list[str]) -> None:
     await in_process("stop", "--reason", "fabric work", *person)
-    where = f"/api/v1/namespaces/{cluster_space.namespace}/configmaps/sickbay-record"
-    cluster_space.plane.call("DELETE", where)
-    assert (await kube.read_record()).stop == ""
-    assert (await kube.read_stop()).reason == "fabric work"
-    assert (await kube.read_stop_in_record()).stop == ""
     done = await in_process("resume", *person)
     assert 'it was stopped: "fabric work"' in done.out
     first = await kube.read_stop()
@@ -78,7 +64,10 @@ async def test_a_stop_where_no_sickbay_is_says_that_it_may_stop_nothing(
 ) -> None:
     done = await in_process("stop", "--reason", "fabric work", *person)
     assert done.code == 0, done.err
-    assert f"BUT: there was no record in namespace {cluster_space.namespace}" in done.out
+    assert (
+        f"BUT: there was no ConfigMap sickbay-stop in namespace {cluster_space.namespace}"
+        in done.out
+    )
     again = await in_process("stop", "--reason", "fabric work", *person)
     assert 'stopped already: "fabric work"' in again.out
     assert "BUT" not in again.out

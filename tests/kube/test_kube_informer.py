@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     RecordSeen,
     RecordText,
+    StopSeen,
     Unreachable,
     WatchLost,
     WatchSynced,
@@ -110,7 +111,7 @@ async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: S
     name = f"{cluster_space.node_prefix}-a"
     async with listening(kube) as listener:
         await listener.wait(WatchSynced)
-        assert RecordSeen(RecordText("", "", "")) in listener.heard  # there is no record yet
+        assert RecordSeen(RecordText("", "")) in listener.heard  # there is no record yet
         made = await kube.create_quarantine(name, SPEC)
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
         status = QuarantineStatus(Phase.CORDONED, "x")
@@ -129,22 +130,11 @@ async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: S
 
 
 async def test_a_stop_by_kubectl_is_told(kube: KubeCluster, cluster_space: Space) -> None:
-    await kube.read_record()
     async with listening(kube) as listener:
         await listener.wait(WatchSynced)
-        patch = '{"data": {"stop": "fire drill"}}'
-        space = ("-n", cluster_space.namespace)
-        await kubectl(
-            cluster_space,
-            *space,
-            "patch",
-            "configmap",
-            "sickbay-record",
-            "--type=merge",
-            "-p",
-            patch,
-        )
-        await listener.wait(RecordSeen, lambda seen: seen.record.stop == "fire drill")
+        create = ("create", "configmap", "sickbay-stop", "--from-literal=reason=fire drill")
+        await kubectl(cluster_space, "-n", cluster_space.namespace, *create)
+        await listener.wait(StopSeen, lambda seen: seen.stop.reason == "fire drill")
 
 
 async def test_an_uncordon_and_a_nodes_end_are_told_and_a_cordon_is_not(

@@ -66,7 +66,7 @@ class World:
     conditions: dict[str, dict[str, ReportedCondition]] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     quarantines: dict[str, Quarantine] = field(default_factory=dict)
-    record: RecordText = field(default_factory=lambda: RecordText("", "1", "", "record-1"))
+    record: RecordText = field(default_factory=lambda: RecordText("", "1", "record-1"))
     stop: StopText = field(default_factory=StopText)
     budget_blocks: set[str] = field(default_factory=set)  # pod uids
     rejections: dict[str, EvictionResult] = field(default_factory=dict)  # by pod uid
@@ -246,23 +246,14 @@ class World:
         """`sickbay stop`; with an empty reason, `sickbay resume`."""
         self.stop = StopText(reason, self.tick())
         self.emit(StopSeen(self.stop))
-        if not reason and self.record.stop:
-            self.person_stops_in_record("")
 
     def person_stops_unseen(self, reason: str) -> None:
-        """`sickbay stop`, which writes both places; the events of both never come."""
+        """`sickbay stop`, whose event never comes."""
         self.stop = StopText(reason, self.tick())
-        if self.record.version:
-            self.record = replace(self.record, stop=reason, version=self.tick())
-
-    def person_stops_in_record(self, reason: str) -> None:
-        """The switch in its older place."""
-        self.record = replace(self.record, stop=reason, version=self.tick())
-        self.emit(RecordSeen(self.record))
 
     def person_deletes_record(self) -> None:
         """The next reader makes it anew, empty: `MemoryCluster.read_record`."""
-        self.record = RecordText("", "", "")
+        self.record = RecordText("", "")
         self.emit(RecordSeen(self.record))
 
     def person_rolls_back_record(self, text: str) -> None:
@@ -467,7 +458,7 @@ class MemoryCluster:
         def effect() -> RecordText:
             if not self.world.record.version:  # it was deleted
                 version = self.world.tick()
-                self.world.record = RecordText("", version, "", f"record-{version}")
+                self.world.record = RecordText("", version, f"record-{version}")
                 self.world.emit(RecordSeen(self.world.record))
             return self.world.record
 
@@ -479,7 +470,7 @@ class MemoryCluster:
         def effect() -> RecordText:
             if self.world.record.version != version:
                 raise Conflict("record")
-            made = self.world.record if version else RecordText("", "", "", f"r-{self.world.clock}")
+            made = self.world.record if version else RecordText("", "", f"r-{self.world.clock}")
             self.world.record = replace(made, text=text, version=self.world.tick())
             self.world.writes.append("record")
             self.world.emit(RecordSeen(self.world.record))
@@ -489,9 +480,6 @@ class MemoryCluster:
 
     async def read_stop(self) -> StopText:
         return await self._call("read_stop", lambda: self.world.stop)
-
-    async def read_stop_in_record(self) -> RecordText:
-        return await self._call("read_stop_in_record", lambda: replace(self.world.record, text=""))
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None

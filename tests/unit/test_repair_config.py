@@ -79,14 +79,6 @@ def test_a_job_that_tests_has_the_profile_that_is_asked_for(tmp_path: Path) -> N
     assert loaded(tmp_path, text.replace("long", "quick"), KUBERNETES).verify == "quick"
 
 
-@pytest.mark.parametrize("value", ["15m", "900", "1.5h", '"90s"'])
-def test_the_former_meaning_of_verify_is_refused_with_the_new_name(
-    tmp_path: Path, value: str
-) -> None:
-    (told,) = problems(tmp_path, f"repair:\n  verify: {value}\n  repairers:\n{TESTS}")
-    assert "clear_within" in told
-
-
 @pytest.mark.parametrize("value", ["../x", "a b", "x/y", '"-x"'])
 def test_a_profile_has_a_name_of_a_file(tmp_path: Path, value: str) -> None:
     (told,) = problems(tmp_path, f"repair:\n  verify: {value}\n  repairers:\n{TESTS}")

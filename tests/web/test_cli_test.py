@@ -487,7 +487,7 @@ def test_the_wait_ends_when_no_test_can_follow_the_request(
     monkeypatch.setattr(active_test, "_EVERY", 0.0)
     monkeypatch.setattr(active_test, "_TAINT_GONE", 0.0)
     mine = {"tainted": True, "test": None, "requested": "mine", "waits": "2 others are tested"}
-    rest = {"quarantine": None, "tests": {"in_service": False}}
+    rest = {"quarantine": None, "tests": {"in_service": False, "mode": "repair"}}
     looks = iter([rest | {"new_node": mine}, rest | {"new_node": mine} | last])
 
     class Changes:
@@ -506,7 +506,7 @@ def test_a_taint_that_is_not_shown_for_a_moment_does_not_end_the_wait(
 ) -> None:
     """A replica that takes the node over has not listed it yet."""
     monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    rest = {"quarantine": None, "tests": {"in_service": False}}
+    rest = {"quarantine": None, "tests": {"in_service": False, "mode": "repair"}}
     test = {"request": "mine", "state": "Succeeded", "operation": "o"}
     found: list[dict[str, Any] | None] = [
         {"tainted": True, "test": None, "requested": "mine"},
@@ -527,7 +527,8 @@ def test_a_request_that_is_gone_and_an_error_of_the_aggregator_end_the_wait_with
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(active_test, "_EVERY", 0.0)
-    rest: dict[str, Any] = {"quarantine": None, "tests": {"in_service": True}}
+    rest: dict[str, Any] = {"quarantine": None}
+    rest["tests"] = {"in_service": True, "mode": "repair"}
     known = rest | {"new_node": {"tainted": False, "test": None, "requested": "mine"}}
 
     class Changes:

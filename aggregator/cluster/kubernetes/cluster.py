@@ -293,9 +293,6 @@ class KubeCluster:
     async def read_stop(self) -> StopText:
         return await self._stop.read()
 
-    async def read_stop_in_record(self) -> RecordText:
-        return await self._stop.read_in_record()
-
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
     ) -> Quarantine:

@@ -68,7 +68,7 @@ _CORDONED = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.DRAINED})
 #: Nodes decoded before the event loop runs other tasks; about a millisecond.
 _SLICE = 100
 
-_NO_RECORD = RecordText(text="", version="", stop="")
+_NO_RECORD = RecordText(text="", version="")
 
 Tell = Callable[[ClusterEvent], None]
 

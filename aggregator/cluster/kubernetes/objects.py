@@ -206,7 +206,6 @@ class PodList(msgspec.Struct, frozen=True):
 
 class RecordData(msgspec.Struct, frozen=True):
     record: str = ""
-    stop: str = ""
 
 
 class RecordObject(msgspec.Struct, frozen=True):
@@ -225,17 +224,6 @@ class StopObject(msgspec.Struct, frozen=True):
 
     metadata: Meta
     data: StopData | None = None
-
-
-class OldStopData(msgspec.Struct, frozen=True):
-    stop: str = ""
-
-
-class OldStopObject(msgspec.Struct, frozen=True):
-    """The ConfigMap of the admission record, for the stop switch in it; its text is skipped."""
-
-    metadata: Meta
-    data: OldStopData | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -379,17 +367,12 @@ def to_pod(pod: PodObject) -> Pod:
 def to_record(record: RecordObject) -> RecordText:
     data = record.data or RecordData()
     meta = record.metadata
-    return RecordText(data.record, meta.resource_version, data.stop, meta.uid)
+    return RecordText(data.record, meta.resource_version, meta.uid)
 
 
 def to_stop(found: StopObject) -> StopText:
     data = found.data or StopData()
     return StopText(data.reason, found.metadata.resource_version)
-
-
-def to_stop_in_record(found: OldStopObject) -> RecordText:
-    data = found.data or OldStopData()
-    return RecordText("", found.metadata.resource_version, data.stop, found.metadata.uid)
 
 
 def from_taint(taint: Taint) -> TaintObject:

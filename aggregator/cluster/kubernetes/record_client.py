@@ -1,9 +1,4 @@
-"""The admission record: a ConfigMap, changed only by compare-and-set.
-
-Its `stop` is a person's switch, for when the aggregator itself is at fault:
-
-    kubectl -n sickbay patch configmap sickbay-record --type merge -p '{"data":{"stop":"why"}}'
-"""
+"""The admission record: a ConfigMap, changed only by compare-and-set."""
 
 import msgspec
 
@@ -19,7 +14,7 @@ _DELETED = "the record was deleted since it was read"
 
 
 def record_place(namespace: str) -> RecordPlace:
-    """The ConfigMap's. The stop stands in the same object: to delete it would lift that too."""
+    """The ConfigMap, and the command that empties the record in it."""
     empty = """'{"data":{"record":""}}'"""
     return RecordPlace(
         f"ConfigMap {namespace}/{RECORD_NAME}, data.record",
@@ -49,8 +44,8 @@ class RecordStore:
     async def write(self, text: str, version: str, *, guard: Guard | None = None) -> RecordText:
         """Compare-and-set: a PUT of the whole object as it was read, with another `record`.
 
-        A merge patch would leave `stop` alone too, and takes twice as long on the server. An empty
-        ``version`` is that of a record that is not there: it is made.
+        A merge patch takes twice as long on the server. An empty ``version`` is that of a record
+        that is not there: it is made.
         """
         if not version:
             return await self._create(text, guard)

@@ -1,21 +1,10 @@
-"""The stop switch: a ConfigMap of its own, set by people and only read here.
-
-    kubectl -n sickbay patch configmap sickbay-stop --type merge -p '{"data":{"reason":"why"}}'
-
-The older place, `stop` in the record's ConfigMap, is read as well.
-"""
+"""The stop switch: a ConfigMap of its own, set by people and only read here."""
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
-from aggregator.cluster.kubernetes.objects import (
-    OldStopObject,
-    StopObject,
-    decode,
-    to_stop,
-    to_stop_in_record,
-)
+from aggregator.cluster.kubernetes.objects import StopObject, decode, to_stop
 from aggregator.cluster.kubernetes.transport import Transport
-from aggregator.cluster.port import NotFound, RecordText, StopText
+from aggregator.cluster.port import NotFound, StopText
 
 #: Seconds for an answer. Acts wait for it, and a slower answer would say little about the present.
 _DEADLINE = 2.0
@@ -30,18 +19,13 @@ class StopStore:
 
     async def read(self) -> StopText:
         try:
-            return to_stop(decode(await self._get(paths.stop(self._namespace)), StopObject))
+            body = await self._transport.request(
+                "GET",
+                paths.stop(self._namespace),
+                kind="configmaps",
+                lane=Priority.STOP,
+                deadline=_DEADLINE,
+            )
         except NotFound:
             return StopText()
-
-    async def read_in_record(self) -> RecordText:
-        try:
-            body = await self._get(paths.record(self._namespace))
-        except NotFound:
-            return RecordText("", "", "")
-        return to_stop_in_record(decode(body, OldStopObject))
-
-    async def _get(self, path: str) -> bytes:
-        return await self._transport.request(
-            "GET", path, kind="configmaps", lane=Priority.STOP, deadline=_DEADLINE
-        )
+        return to_stop(decode(body, StopObject))

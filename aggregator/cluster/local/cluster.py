@@ -152,7 +152,7 @@ class LocalCluster:
 
     async def poll_nodes(self) -> AsyncIterator[ClusterEvent]:
         """The present state, then all changes, until the file can't be read."""
-        told = _Told({}, frozenset(), RecordText("", "", ""), StopText())
+        told = _Told({}, frozenset(), RecordText("", ""), StopText())
         seen = -1
         whole = False
         while True:
@@ -201,9 +201,6 @@ class LocalCluster:
 
     async def read_stop(self) -> StopText:
         return await self._in_thread(self._open.stop)
-
-    async def read_stop_in_record(self) -> RecordText:
-        return await self._in_thread(self._open.record)
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None

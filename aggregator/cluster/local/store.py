@@ -38,10 +38,9 @@ from aggregator.runtime.sqlite_format import LOCAL_CLUSTER, is_of_no_release, of
 _MARK = f"PRAGMA application_id = {LOCAL_CLUSTER}; PRAGMA user_version = 1;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS record (
-  id INTEGER PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, stop TEXT NOT NULL,
-  version INTEGER NOT NULL
+  id INTEGER PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, version INTEGER NOT NULL
 ) STRICT;
-INSERT OR IGNORE INTO record VALUES (1, '', '', 1);
+INSERT OR IGNORE INTO record VALUES (1, '', 1);
 CREATE TABLE IF NOT EXISTS stop (
   id INTEGER PRIMARY KEY CHECK (id = 1), reason TEXT, version INTEGER NOT NULL
 ) STRICT;
@@ -141,13 +140,13 @@ class LocalStore:
     # -- the record -------------------------------------------------------------------
 
     def record(self) -> RecordText:
-        rows = self._read("SELECT text, stop, version FROM record")
+        rows = self._read("SELECT text, version FROM record")
         if not rows:
             with self._change() as db:
-                db.execute("INSERT OR IGNORE INTO record VALUES (1, '', '', 1)")
+                db.execute("INSERT OR IGNORE INTO record VALUES (1, '', 1)")
             return self.record()
-        ((text, stop, version),) = rows
-        return RecordText(text, str(version), stop)
+        ((text, version),) = rows
+        return RecordText(text, str(version))
 
     def write_record(self, text: str, version: str) -> RecordText:
         with self._change() as db:
@@ -165,14 +164,14 @@ class LocalStore:
         return StopText(rows[0][0], str(rows[0][1])) if rows else StopText()
 
     def stopped(self) -> str:
-        """Why all is stopped, by the switch or by its older place; empty: it is not."""
-        return self.stop().reason or self.record().stop
+        """Why all is stopped; empty: it is not."""
+        return self.stop().reason or ""
 
     def set_stop(self, reason: str) -> None:
         """The stop switch, by a person; an empty reason turns it off.
 
-        In its older place, too: it moves the record's version, so that no admission that was
-        decided before is written.
+        The record's version moves with it, so that no admission that was decided before is
+        written.
         """
         with self._change() as db:
             db.execute(
@@ -180,7 +179,7 @@ class LocalStore:
                 " SET reason = excluded.reason, version = version + 1",
                 (reason,),
             )
-            db.execute("UPDATE record SET stop = ?, version = version + 1", (reason,))
+            db.execute("UPDATE record SET version = version + 1")
 
     # -- quarantines --------------------------------------------------------------------
 

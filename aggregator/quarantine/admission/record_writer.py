@@ -178,7 +178,7 @@ class AdmissionRecordWriter:
         )
 
     def seen(self, stored: RecordText) -> bool:
-        """The record as the cluster's watch reports it: a person's stop, another replica's write.
+        """The record as the cluster's watch reports it: another replica's write, or an edit.
 
         Returns False where it is older than the known one. Events of our own writes come after
         them, and in a storm after the next write: taking those for new would make us write against
@@ -202,9 +202,8 @@ class AdmissionRecordWriter:
         await self._read(sure=False)
 
     async def _read(self, *, sure: bool) -> None:
-        begun_at, before = self.switch.now(), self._stored
+        before = self._stored
         self._take_answer(await self._cluster.read_record(), before, sure=sure)
-        self.switch.confirm_record(begun_at)
 
     def _take_answer(self, found: RecordText, before: RecordText | None, *, sure: bool) -> None:
         """Take an answer, unless a watch event that came before it is newer.
@@ -565,7 +564,7 @@ class AdmissionRecordWriter:
     async def _write(self, record: Record, version: str, *, admits: bool) -> None:
         """Write it against that version. ``admits``: not where the stop switch is set by now."""
         record = replace(record, generation=record.generation + 1)
-        text, begun_at, before = self._scribe.dump(record), self.switch.now(), self._stored
+        text, before = self._scribe.dump(record), self._stored
         self._writing = (text, record)
         guard = self.switch.check_beside if admits else None
         try:
@@ -573,7 +572,6 @@ class AdmissionRecordWriter:
             self._take_answer(written, before, sure=True)
         finally:
             self._writing = None
-        self.switch.confirm_record(begun_at)
 
     def _decide(self, record: Record, asked: list[Proposal], stop: str, size: FleetSize) -> Outcome:
         unrecorded = self._unrecorded(record)
@@ -620,7 +618,6 @@ class AdmissionRecordWriter:
         self._stored = stored
         if not self.problem:
             self._compare(stored, sure=sure)
-        self.switch.take_record(stored)
 
     def _compare(self, stored: RecordText, *, sure: bool) -> None:
         """Check that it continues the known record. Unless ``sure``, the text may be an old one."""
