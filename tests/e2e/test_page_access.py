@@ -1,4 +1,4 @@
-"""Two replicas whose pages ask who reads: readers, each other, and a person who acts."""
+"""Two replicas whose pages have access control: readers, each other, and a person who acts."""
 
 import http.client
 import json
@@ -41,8 +41,10 @@ class ClosedPages:
         )
         simulator.until_streaming(len(self.nodes), timeout_s=60)
 
-    def ask(self, method: str, path: str, token: str = "", body: object = None) -> tuple[int, str]:
-        replica = self.replicas.one(0)
+    def ask(
+        self, name: str, method: str, path: str, token: str = "", body: object = None
+    ) -> tuple[int, str]:
+        replica = self.replicas.replicas[name]
         trust = ssl.create_default_context(cafile=str(self.replicas.authority.certificate))
         page = http.client.HTTPSConnection(
             replica.host, replica.web_port, context=trust, timeout=20
@@ -58,51 +60,50 @@ class ClosedPages:
             page.close()
 
 
-def test_replicas_show_each_others_nodes_to_readers_alone_and_a_person_acts(
+def test_each_replica_shows_the_controllers_page_to_readers_alone_and_a_person_acts(
     cluster_space: Space, tmp_path: Path
 ) -> None:
     plane = cluster_space.plane
     with ExitStack() as ends:
         pages = ClosedPages(cluster_space, tmp_path, ends)
         replicas, reader = pages.replicas, pages.replicas.reader
+        controller = replicas.until_served()
 
         def whole(name: str) -> bool:
             rows = replicas.answer(name, "nodes?limit=1000")["items"]
             mine = [one for one in rows if one["node"] in pages.nodes]
-            return len(mine) == len(pages.nodes) and all(
-                one["standing"] == "ok" and not one["last_known"] for one in mine
-            )
+            return len(mine) == len(pages.nodes) and all(one["standing"] == "ok" for one in mine)
 
         for name in replicas.names:
             wait_until(partial(whole, name), what=f"{name} to show all", timeout_s=60)
-            listed = {one["name"]: one for one in replicas.answer(name, "replicas")["items"]}
-            # A third may be listed as having left: the last one of an earlier test on this plane.
-            assert [listed[one]["trouble"] for one in replicas.names] == ["", ""]
-        token_file = replicas.folder / f"{replicas.names[0]}.token"
-        of_replica = token_file.read_text()
-        for path in ("/", "/metrics", "/api/v1/fleet", "/replica/part"):
-            assert pages.ask("GET", path)[0] == 401
-            assert pages.ask("GET", path, "garbage")[0] == 401
-        assert pages.ask("GET", "/replica/part", reader)[0] == 401
-        assert pages.ask("GET", "/replica/part", of_replica)[0] == 200
-        assert pages.ask("GET", "/api/v1/fleet", of_replica)[0] == 401
-        assert pages.ask("GET", "/healthz")[0] == 200
+            listed = replicas.answer(name, "replicas")["items"]
+            assert {one["name"] for one in listed if one["controller"]} == {controller}
+            assert {one["name"] for one in listed} == set(replicas.names)
+            of_replica = (replicas.folder / f"{name}.token").read_text()
+            for path in ("/", "/metrics", "/api/v1/fleet"):
+                assert pages.ask(name, "GET", path)[0] == 401
+                assert pages.ask(name, "GET", path, "garbage")[0] == 401
+                assert pages.ask(name, "GET", path, of_replica)[0] == 401
+                assert pages.ask(name, "GET", path, reader)[0] == 200
+            assert pages.ask(name, "GET", "/healthz")[0] == 200
 
+        # The gateway passes a person's actions on, with that person's token.
+        [gateway] = set(replicas.names) - {controller}
         node = pages.nodes[0]
         plane.create_service_account(cluster_space.namespace, "alice")
         bind(plane, cluster_space, "sickbay-operator", "alice")
         alice = plane.token_for(cluster_space.namespace, "alice", None)
         path = f"/api/v1/nodes/{node}"
-        assert pages.ask("POST", f"{path}/release", alice)[0] == 409
-        assert pages.ask("POST", f"{path}/quarantine", reader, {"reason": "fan"})[0] == 403
-        status, text = pages.ask("POST", f"{path}/quarantine", alice, {"reason": "fan"})
+        assert pages.ask(gateway, "POST", f"{path}/release", alice)[0] == 409
+        assert pages.ask(gateway, "POST", f"{path}/quarantine", reader, {"reason": "fan"})[0] == 403
+        status, text = pages.ask(gateway, "POST", f"{path}/quarantine", alice, {"reason": "fan"})
         assert status == 200, text
         wait_until(
             lambda: plane.node(node)["spec"].get("unschedulable"),
             what="the node to be cordoned",
             timeout_s=60,
         )
-        status, text = pages.ask("POST", f"{path}/release", alice, {"reason": "replaced"})
+        status, text = pages.ask(gateway, "POST", f"{path}/release", alice, {"reason": "replaced"})
         assert status == 200, text
         wait_until(
             lambda: not plane.node(node)["spec"].get("unschedulable"),
