@@ -26,8 +26,8 @@ from aggregator.composition.replica import LEAVE_WITHIN, Replica
 from aggregator.composition.tasks import spawn
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
+from aggregator.ingest.from_config import open_keys
 from aggregator.ingest.jwks import JwksCache
-from aggregator.ingest.server import open_keys
 from aggregator.policy.defaults import lint_file, read_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.state.fleet import FleetState

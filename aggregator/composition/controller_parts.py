@@ -31,9 +31,9 @@ from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector
 from aggregator.hooks.factory import hook_rules
 from aggregator.ingest.agent_streams import AgentStreams
+from aggregator.ingest.from_config import controller_streams
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.probe_key import load_probe_key, probe_key_file
-from aggregator.ingest.server import controller_streams
 from aggregator.ingest.stats import IngestStats
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import Controller
@@ -160,7 +160,6 @@ class ControllerParts:
             clocks=clocks,
             bounds=config.lemons,
             record_evidence=controller.record_own_evidence,
-            leads=replica.may_act,
         )
         self._drift = DriftWatch(fleet, clocks, controller.record_own_evidence)
 

@@ -11,10 +11,10 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.config.settings import Config
 from aggregator.ingest.deleted_pods import DeletedPods
+from aggregator.ingest.from_config import certificate_files, make_authenticator
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.probe_key import keep_probe_key, probe_key_file
-from aggregator.ingest.server import certificate_files, make_authenticator
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.leader.election import TIMES
@@ -209,7 +209,7 @@ class _LeaseDirectory:
         other = self._lease.other()
         if other is None or not other.address:
             return None
-        return ControllerAddress(other.name, other.address, other.version)
+        return ControllerAddress(other.name, other.address)
 
     def renews(self) -> bool:
         return self._lease.renews()

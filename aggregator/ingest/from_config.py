@@ -1,6 +1,5 @@
-"""The listener with the agents' service, each call of which is a `Stream` of this process."""
+"""What serves agents, as the configuration says: their proof of identity, certificates, streams."""
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -18,7 +17,6 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.jwks import Fetch, JwksCache
-from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.live_pod_auth import LivePodAuthenticator
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import StreamConfig
@@ -27,86 +25,8 @@ from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
-from sickbay.v1 import sickbay_pb2_grpc
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
-
-
-class IngestServer(AgentListener):
-    """Serves the agents' streams. ``tls`` None is plaintext."""
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        tls: CertificateFiles | None,
-        require_client_certificate: bool,
-        authenticator: Authenticator,
-        intake: EvidenceSink,
-        rules: StreamConfig,
-        stats: IngestStats,
-        shared_connections: bool = False,
-        connections: int | None = None,
-        probe_key: bytes = b"",
-        deleted_pods: DeletedPods | None = None,
-    ) -> None:
-        """The arguments of `AgentListener` and of `AgentStreams`."""
-        super().__init__(
-            address,
-            tls=tls,
-            require_client_certificate=require_client_certificate,
-            shared_connections=shared_connections,
-            connections=connections,
-        )
-        self.streams = AgentStreams(
-            authenticator=authenticator,
-            intake=intake,
-            rules=rules,
-            stats=stats,
-            probe_key=probe_key,
-            deleted_pods=deleted_pods,
-        )
-        self.stats = stats
-        self.table = self.streams.table
-        self.deleted_pods = self.streams.deleted_pods
-        self.orders = rules.orders
-        self.add_service(_AgentGateway(self.streams).register)
-        self._ticking: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Listen. Raises `ListenError` or `aggregator.ingest.tls.TlsError`, both for people."""
-        await super().start()
-        self._ticking = asyncio.get_running_loop().create_task(self.streams.run())
-
-    async def stop(self) -> None:
-        """Close every stream, so that its agent reconnects elsewhere at once; then the listener."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-        self.streams.close()
-        await super().stop()
-
-
-class _AgentGateway(sickbay_pb2_grpc.AgentGatewayServicer):
-    """The service: each call is a `Stream`."""
-
-    def __init__(self, streams: AgentStreams) -> None:
-        self._streams = streams
-
-    def register(self, server: grpc.aio.Server) -> None:
-        sickbay_pb2_grpc.add_AgentGatewayServicer_to_server(self, server)
-
-    async def Connect(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
-        self,
-        _: object,
-        context: _Context,
-    ) -> None:
-        # Created elsewhere: this call's frame would otherwise be kept as long as the stream.
-        ending = await self._streams.stream(context, lambda: caller_of(context)).serve()
-        if ending.code is not grpc.StatusCode.OK:
-            # The call would keep the error that `abort` raises, whose frames keep the call: each
-            # refused call stayed until a collection, which took 0.3 s when they were thousands.
-            context.set_code(ending.code)
-            context.set_details(str(ending))
 
 
 def caller_of(context: _Context) -> Caller:

@@ -79,10 +79,6 @@ class ProbeRings:
         else:
             del self._nodes[address]
 
-    def address(self, node: str) -> str:
-        """The address at which others probe the node, or empty if they don't."""
-        return self._address.get(node, "")
-
     def at(self, address: str) -> tuple[str, ...]:
         """The nodes that come from an address."""
         return self._nodes.get(address, ())

@@ -11,7 +11,6 @@ class ControllerAddress:
 
     name: str
     address: str
-    version: str = ""
 
 
 class ControllerDirectory(Protocol):

@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 from aggregator.ingest.agent_streams import PAUSE, SLICE, AgentStreams
 from aggregator.ingest.awaited_hellos import AwaitedHellos
 from aggregator.ingest.close_reason import CloseReason, StreamClosed
+from aggregator.ingest.from_config import caller_of
 from aggregator.ingest.identity import Authenticator
 from aggregator.ingest.rate_limit import budgets
-from aggregator.ingest.server import caller_of
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
 from aggregator.ingest.stream import REFUSED_WITHIN, Stream
 from aggregator.relay.agent_call import AgentCall, GatewayRules

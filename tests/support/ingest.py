@@ -12,13 +12,16 @@ from typing import Any
 import grpc
 
 from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.ingest.agent_streams import AgentStreams
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.identity import Authenticator, TrustingAuthenticator
 from aggregator.ingest.interfaces import EvidenceSink
-from aggregator.ingest.server import IngestServer
+from aggregator.ingest.listener import AgentListener
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
+from aggregator.relay.agent_call import GatewayRules
+from aggregator.relay.gateway import Gateway
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc
 from tests.support import evidence as said
@@ -45,7 +48,7 @@ class Clock:
 class Site:
     """A running server with all parts that a test wants to hold."""
 
-    server: IngestServer
+    server: "Server"
     intake: RecordingIntake
     clock: Clock
     authority: Authority | None
@@ -76,6 +79,67 @@ class Site:
         """An open call that has sent no message yet."""
         async with self.channel(certificate=how.pop("certificate", None)) as channel:
             yield Agent(channel, node, **how)
+
+
+class Server(AgentListener):
+    """The listener of a replica that is the controller: a `Gateway` with the streams of its own."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: CertificateFiles | None,
+        require_client_certificate: bool,
+        authenticator: Authenticator,
+        intake: EvidenceSink,
+        rules: StreamConfig,
+        stats: IngestStats,
+        shared_connections: bool = False,
+        connections: int | None = None,
+        deleted_pods: DeletedPods | None = None,
+    ) -> None:
+        super().__init__(
+            address,
+            tls=tls,
+            require_client_certificate=require_client_certificate,
+            shared_connections=shared_connections,
+            connections=connections,
+        )
+        self.streams = AgentStreams(
+            authenticator=authenticator,
+            intake=intake,
+            rules=rules,
+            stats=stats,
+            probe_key=b"",
+            deleted_pods=deleted_pods,
+        )
+        self.stats = stats
+        self.table = self.streams.table
+        self.orders = rules.orders
+        gateway = Gateway(
+            authenticator=authenticator,
+            rules=GatewayRules(
+                name=rules.name,
+                version=rules.version,
+                heartbeat=rules.heartbeat,
+                now=rules.now,
+                address=rules.among_others,
+            ),
+            stats=stats,
+        )
+        gateway.streams = self.streams
+        self.add_service(gateway.register)
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        self._ticking = asyncio.get_running_loop().create_task(self.streams.run())
+
+    async def stop(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self.streams.close()
+        await super().stop()
 
 
 class Agent:
@@ -192,7 +256,7 @@ async def site(
     believes = authenticator is None  # as with identity.kind insecure-trust-hello
     recorder = RecordingIntake()
     away, among_others = [False], [""]
-    server = IngestServer(
+    server = Server(
         address,
         tls=tls,
         require_client_certificate=client_certificates,
