@@ -1,7 +1,7 @@
 """Events for history, alerts and the page: transitions, never levels."""
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -124,28 +124,15 @@ class NoEvidenceRecording:
     def restart_node(self, hello: Hello, told: Snapshot, at: float) -> None: ...
 
 
-#: A change that is younger (seconds) when another replica comes to lead may not have been reported:
-#: the leader may have died of the same cause, or just before. Longer than a failover takes.
-NOTICE_UNCERTAIN = 60.0
-
-
-class LeaderNotice:
-    """One such state, as a text; empty: there is none. Reported once, and by two replicas rather
-    than by none where the leader changes just then. ``now`` is monotonic, in seconds.
+class ChangeNotice:
+    """Whether a state of the fleet, as a text, has changed since it was last reported. It begins as
+    empty: there is none.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._state = self._told = ""
-        self._since = float("-inf")
+    def __init__(self) -> None:
+        self._reported = ""
 
-    def is_due(self, state: str, *, leads: bool) -> bool:
-        """Whether to report it now. Ask at each change, and now and then."""
-        if state != self._state:
-            self._state, self._since = state, self._now()
-        if state == self._told:
-            return False
-        if not leads and self._now() - self._since < NOTICE_UNCERTAIN:
-            return False
-        self._told = state
-        return leads
+    def is_due(self, state: str) -> bool:
+        """Whether to report it now; it then counts as reported."""
+        before, self._reported = self._reported, state
+        return state != before

@@ -67,9 +67,6 @@ class LemonIndex(Protocol):
 class LemonDetector:
     """``record_evidence`` gives the controller evidence on a node, in our own name; False: it does
     not know the node.
-
-    ``leads``: whether this replica is the one that alerts people, where several read one history.
-    Each of them shows the lemons, and gives evidence on the nodes that it owns.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class LemonDetector:
         clocks: Clocks,
         bounds: LemonThresholds,
         record_evidence: Callable[[str, Component], bool],
-        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._history = history
         self._fleet = fleet
@@ -89,7 +85,6 @@ class LemonDetector:
         self._clocks = clocks
         self._bounds = bounds
         self._record_evidence = record_evidence
-        self._leads = leads
         self._since: dict[str, float] = {}
         self._said: set[str] = set()
         self._looked = False
@@ -131,9 +126,8 @@ class LemonDetector:
         self._fleet.lemons = tuple(lemons)
         self._looked = True
         self._nodes_with_transitions = frozenset(transitions)
-        if self._leads():
-            for lemon in lemons:
-                self.log_verdict(lemon, transitions[lemon.node], now)
+        for lemon in lemons:
+            self.log_verdict(lemon, transitions[lemon.node], now)
 
     def report_lemons(self) -> None:
         """Give every lemon's node its evidence, and take it back where the node is none any

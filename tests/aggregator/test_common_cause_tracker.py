@@ -54,7 +54,7 @@ class Bench:
         return {sign.what for sign in signs}, set(groups)
 
     def is_counted(self, node: str) -> bool:
-        return self.cause_tracker._common.knows(node)
+        return bool(self.cause_tracker._common.known(node)[2])
 
 
 VERSIONS = {("driver", "550"), ("agent", "1.0")}

@@ -51,7 +51,7 @@ from tests.support.stack import NAMESPACE, install
 
 SIZES = small_or((12,), (10_000, 25_000, 50_000))
 REPLICAS = 3
-#: Nodes with an agent: for the faults, and for the path from a follower to the leader.
+#: Nodes with an agent: for the faults.
 AGENTS = small_or(4, 60)
 FAULTS = small_or(1, 30)
 ADMISSIONS = small_or(5, 100)

@@ -75,7 +75,6 @@ class _Request:
     forget: Entry | None = None
     withdraw: Entry | None = None
     look: str = ""
-    repair: bool = False
     reserve: tuple[RepairProposal, RepairRules] | None = None
     unreserve: tuple[str, str] | None = None
     restore: RunningRepair | None = None
@@ -229,7 +228,7 @@ class AdmissionRecordWriter:
     def _begin_repair(self) -> None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_logged)
-        self._wait(_Request(done, repair=True))
+        self._wait(_Request(done))
 
     def would_admit(self, proposal: Proposal) -> bool:
         """Whether it would be admitted by the record as last seen, after those that wait."""

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action
-from aggregator.events import EventKind, EventSink, LeaderNotice, Transition
+from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
 from aggregator.health.model import CheckOff
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rack_origin import Origin
@@ -93,7 +93,7 @@ class CommonCauseTracker:
         self._clique_label = limits.clique_label
         self._fabric_hold = limits.fabric_hold
         self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
-        self._cooldown_told = LeaderNotice(clocks.now)
+        self._cooldown_told = ChangeNotice()
         #: Each node's versions; and when they last changed, where they did (monotonic).
         self._versions: dict[str, tuple[Group, ...]] = {}
         self._changed: dict[str, float] = {}
@@ -322,7 +322,7 @@ class CommonCauseTracker:
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
         until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
-        if self._cooldown_told.is_due("it is cooling down" if until else "", leads=True):
+        if self._cooldown_told.is_due("it is cooling down" if until else ""):
             kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
             text = f"no new quarantine is admitted {until}" if until else "admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))

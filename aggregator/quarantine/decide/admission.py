@@ -10,8 +10,6 @@ Invariants:
 - A Quarantine that stands without an entry (made by hand, or of a record that was lost) is counted
   as well, and after a record was rebuilt no node is admitted until requests that were under way are
   seen.
-- Where a leader lacks its followers' knowledge (`Uncertainty`), only explicit faults pass, and of
-  these no more than `UNSURE` within a window; where replicas differ, no node is admitted.
 """
 
 from collections.abc import Mapping, Sequence

@@ -161,9 +161,6 @@ class CommonCauses:
             known.suspects = remembered
         return found
 
-    def knows(self, node: str) -> bool:
-        return node in self._nodes
-
     def known(self, node: str) -> tuple[frozenset[Symptom], tuple[Group, ...], frozenset[str]]:
         """The node's last reported symptoms, groups and checks. All empty for an unknown node."""
         known = self._nodes.get(node)

@@ -33,15 +33,11 @@ NO_POOLS = PoolFacts()
 
 @dataclass(frozen=True, slots=True)
 class PoolHold:
-    """A limit of a pool that holds a node: its key, its value and a sentence.
-
-    ``is_rate``: the pool cools down by it.
-    """
+    """A limit of a pool that holds a node: its key, its value and a sentence."""
 
     limit: str
     value: str
     reason: str
-    is_rate: bool = False
 
 
 def cooldown_id(pool: str) -> str:
@@ -124,7 +120,6 @@ class PoolBudget:
             str(limits.new_per_window),
             f"{lately} nodes of pool {pool} were admitted within limits.window; "
             f"its limit is {limits.new_per_window}",
-            is_rate=True,
         )
 
     def take(self, pool: str) -> None:

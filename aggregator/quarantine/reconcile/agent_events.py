@@ -28,8 +28,6 @@ RELEASE_SOON = 1.0
 class AgentLine(Protocol):
     """The way back to an agent: the part of ingest's `AgentConnection` that is used here."""
 
-    def resync(self, reason: str) -> None: ...
-
     def close(self, reason: str) -> None: ...
 
 

@@ -26,7 +26,7 @@ from aggregator.cluster.port import (
     WatchLost,
     WatchSynced,
 )
-from aggregator.events import EventKind, EventSink, LeaderNotice, Transition
+from aggregator.events import ChangeNotice, EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
@@ -143,8 +143,8 @@ class ClusterEventHandler:
         #: Quarantined nodes that have changed, to be read when the timer is due.
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._stop = LeaderNotice(clocks.now)
-        self._record_told = LeaderNotice(clocks.now)
+        self._stop = ChangeNotice()
+        self._record_told = ChangeNotice()
         #: Whether events come from a fresh list, and so count whatever their version is.
         self._listing = True
 
@@ -290,9 +290,9 @@ class ClusterEventHandler:
             self._queue.add_if_pending(node_state)
 
     def tell_stop(self) -> None:
-        """Report the stop switch to people, if we lead. Called in each round, too."""
+        """Report the stop switch to people. Called in each round, too."""
         stop = self._fleet.stop
-        if self._stop.is_due(stop, leads=self._may_act()):
+        if self._stop.is_due(stop):
             kind = EventKind.STOPPED if stop else EventKind.RESUMED
             text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
@@ -303,7 +303,7 @@ class ClusterEventHandler:
         A rebuild takes less than a round, while its hold on admissions afterwards lasts longer.
         """
         trouble = self._record_writer.trouble
-        if self._record_told.is_due(trouble, leads=self._may_act()):
+        if self._record_told.is_due(trouble):
             kind = EventKind.RECORD_LOST if trouble else EventKind.RECORD_WHOLE
             text = trouble or "the admission record is whole again: admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
