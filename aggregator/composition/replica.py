@@ -140,7 +140,7 @@ class Replica:
         return f"its Lease was not renewed in time: {problem or 'no answer yet'}"
 
     def all_replicas(self) -> list[models.Replica]:
-        """The controller, which this one is, and its gateways; none where it is alone."""
+        """The controller, which this one is, and its gateways; empty where it is alone."""
         gateways = self.service.gateways if self.service is not None else {}
         if not gateways:
             return []

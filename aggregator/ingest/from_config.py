@@ -1,4 +1,4 @@
-"""What serves agents, as the configuration says: their proof of identity, certificates, streams."""
+"""Builds the parts that serve agents, from the configuration: identity, certificates, streams."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -40,7 +40,7 @@ def caller_of(context: _Context) -> Caller:
 def certificate_files(
     config: Config, stats: IngestStats, *, now: Callable[[], float], wall: Callable[[], float]
 ) -> CertificateFiles | None:
-    """The listener's certificate; None without TLS. Raises `aggregator.ingest.tls.TlsError`."""
+    """The listener's certificate, or None without TLS. Raises `aggregator.ingest.tls.TlsError`."""
     tls = config.listen.tls
     if tls is None:
         return None

@@ -17,7 +17,7 @@ class ControllerDirectory(Protocol):
     """Implemented by what reads the Lease."""
 
     def controller(self) -> ControllerAddress | None:
-        """The other replica that the Lease names; None: there is none, or we are the controller."""
+        """The other replica that the Lease names, or None, also where we are the controller."""
         ...
 
     def renews(self) -> bool:

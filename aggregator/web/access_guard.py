@@ -146,7 +146,7 @@ class AccessGuard:
 
 
 def facts_of(request: web.Request) -> RequestFacts:
-    """What the request presents."""
+    """The proofs that the request presents."""
 
     def header(name: str) -> Sequence[str]:
         return request.headers.getall(name, [])

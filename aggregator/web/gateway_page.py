@@ -68,10 +68,10 @@ class NoController(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GatewayState:
-    """What a gateway knows of itself and of the controller.
+    """A gateway's view of itself and of the controller.
 
     ``controller``: the other replica that the Lease names. ``renewed_ago``: how many seconds ago
-    its last renewal was seen; None: none was. ``problems``: why this replica is not ready.
+    its last renewal was seen, or None. ``problems``: why this replica is not ready.
     ``certificates``: when each ends, wall clock seconds, by its purpose.
     ``token`` reads the token that proves this replica to the others; it raises an exception of
     ``token_errors``.
