@@ -14,7 +14,6 @@ rules:
   - {name: gpu-gone, healthyFor: 3s}
   - {name: gpu-fatal, healthyFor: 3s}
   - {name: disk-full, for: 1s, healthyFor: 3s}
-  - {name: gpu-memory-alone, for: 5s}  # the 13 nodes report within it, on a busy machine too
 """
 
 

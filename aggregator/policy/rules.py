@@ -288,10 +288,24 @@ def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
         elif rule.check:
             yield from _failing(rule, found, health.boot_id)
         else:
-            for fault, its_class in _candidates(rule, found):
-                match = _latched(rule, fault, its_class, policy.catalogue, found)
-                if match is not None:
-                    yield match
+            yield from _of_faults(rule, policy, found)
+
+
+def waiting_faults(policy: Policy, health: NodeHealth) -> Iterator[Match]:
+    """Every rule that acts after a time (`for`) and matches a latched fault, due or not."""
+    if not health.faults:
+        return
+    found = _Found(policy, health)
+    for rule in policy.rules:
+        if rule.acts and rule.hold and not rule.check:
+            yield from _of_faults(rule, policy, found)
+
+
+def _of_faults(rule: Rule, policy: Policy, found: _Found) -> Iterator[Match]:
+    for fault, its_class in _candidates(rule, found):
+        match = _latched(rule, fault, its_class, policy.catalogue, found)
+        if match is not None:
+            yield match
 
 
 def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:

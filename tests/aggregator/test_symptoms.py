@@ -95,8 +95,16 @@ def test_a_latched_fault_is_a_sign_where_a_rule_acts_or_the_fabric_is_meant() ->
     assert (link.what, link.since) == (NVLINK, 990.0)
 
 
+def test_a_fault_is_a_sign_while_the_time_of_its_rule_runs() -> None:
+    """Else the first of many nodes would be admitted a moment before the others count."""
+    alone = replace(fault("xid:48", cleared_by=ClearedBy.GPU_RESET), first_at=NOW - 0.1)
+    assert signs(snapshot(alone)) == {Symptom("rule:gpu-memory-alone", "", NOW - 0.1, True)}
+
+
 def test_a_fault_that_its_agent_has_lost_is_no_sign() -> None:
     assert signs(snapshot(fault("xid:79")), then=snapshot()) == set()
+    alone = fault("xid:48", cleared_by=ClearedBy.GPU_RESET)
+    assert signs(snapshot(alone), then=snapshot()) == set()
 
 
 def test_a_fault_of_the_fabric_is_a_sign_even_where_it_is_only_watched() -> None:

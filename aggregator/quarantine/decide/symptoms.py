@@ -1,8 +1,9 @@
 """Extracts a node's evidence that may have a cause shared with other nodes. Pure.
 
 A check that fails counts from the moment it fails, long before a rule acts on it, whether or not a
-rule does. A latched fault counts when a rule acts on it; one that its agent has lost has no time
-that could be compared, and does not.
+rule does. A latched fault counts when a rule acts on it, and while the time of that rule (`for`)
+runs: else the first of many nodes would be admitted a moment before the others count. A fault that
+its agent has lost has no time that could be compared, and does not.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,12 +14,13 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.check_traits import EDGES, SHARED_TARGETS
 from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
 from aggregator.policy.incident import Evidence, Incident
-from aggregator.policy.rules import Policy
+from aggregator.policy.rules import Match, Policy, waiting_faults
 from aggregator.policy.silent_agent import SILENT_FAILING
 from aggregator.quarantine.decide.fabric import (
     gpus_with_nvlink_evidence,
     is_ignored,
     is_nvlink,
+    is_nvlink_code,
     is_verdict_on,
 )
 
@@ -80,6 +82,11 @@ def symptoms_of(
             of_fabric = what == NVLINK and not is_ignored(fault, health, policy)
             if acts or of_fabric:
                 found.append(Symptom(what, "", fault.first_at, acts))
+    evidence = (item for incident in incidents.values() for item in incident.evidence)
+    known = {item.key for item in evidence if item.over or item.action != "observe"}
+    for match in waiting_faults(policy, health):
+        if (match.code, match.component) not in known and not match.lost:
+            found.append(Symptom(_what_of_match(match, policy), "", match.since, acting=True))
     return fewest(frozenset(found))
 
 
@@ -117,6 +124,12 @@ def what_of(item: Evidence, policy: Policy, gpus: frozenset[str] = _NONE) -> str
     if item.cleared_by is None:
         return f"check:{item.code.partition(':')[0]}"
     return f"rule:{item.rule}"
+
+
+def _what_of_match(match: Match, policy: Policy) -> str:
+    if is_nvlink_code(match.code, policy):
+        return NVLINK
+    return f"rule:{match.rule.name}"
 
 
 def target_of(item: Evidence) -> str:
