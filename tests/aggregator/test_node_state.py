@@ -356,6 +356,8 @@ def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
     node_state.own_quarantine_view().condition_seen = False
     assert node_state.lacks(without, quarantine()) == ("condition",)
     assert not node_state.quarantine_view.condition_seen
+    set_fields(node_state, trail=True)
+    assert node_state.lacks(without, quarantine()) == (), "it is being written"
     assert node_state.lacks(replace(without, labels={}), quarantine()) == ("label",)
     assert node_state.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
     node_state.own_quarantine_view().condition_seen = True

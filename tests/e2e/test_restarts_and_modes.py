@@ -156,14 +156,21 @@ def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Star
         for (who, verb), count in plane.requests_by_user_and_verb(mark).items()
         if who == user and verb not in {"get", "list", "watch"}
     }
-    # The questions about its own rights are creations in name; the record is made empty.
-    assert set(writes) <= {"create"}
+    # The questions about its own rights are creations in name; the record is made empty; the
+    # Lease is renewed.
+    updates = [
+        entry["objectRef"]["resource"]
+        for entry in plane.audit_entries(mark)
+        if entry["user"]["username"] == user and entry["verb"] == "update"
+    ]
+    assert set(writes) <= {"create", "update"}
+    assert set(updates) <= {"leases"}
     created = {
         entry["objectRef"]["resource"]
         for entry in plane.audit_entries(mark)
         if entry["user"]["username"] == user and entry["verb"] == "create"
     }
-    assert created <= {"selfsubjectaccessreviews", "configmaps"}
+    assert created <= {"selfsubjectaccessreviews", "configmaps", "leases"}
     assert stack.taint(node) is None
 
 

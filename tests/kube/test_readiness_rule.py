@@ -40,7 +40,6 @@ HEAD = """\
 listen: {grpc: "127.0.0.1:1", web: "127.0.0.1:2", insecure_plaintext: true}
 identity: {kind: insecure-trust-hello}
 """
-TESTS = "\n  mode: repair\n  repairers: [{kind: test, agent: {}}]"
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +104,7 @@ async def test_a_node_that_passes_meets_the_rule_and_keeps_its_taint_for_the_con
     rule, config = blocks()
     applies(control_plane, rule)
     path = tmp_path / "aggregator.yaml"
-    path.write_text(HEAD + config.rstrip() + TESTS)
+    path.write_text(HEAD + config)
     rules = load(path).repair.new_nodes
     assert rules == NewNodeRules(rule["spec"]["taint"]["key"], "quick", remove_taint=False)
     [node] = cluster_space.create_nodes(1)

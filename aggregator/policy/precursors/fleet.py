@@ -22,9 +22,11 @@ SETTLES = 20
 #: 288 nodes reported links that were down after planned reboots (NVIDIA/NVSentinel#1701).
 SHARED_NODES = 3
 SHARED_MINUTES = 3
+#: Of a thousand parts so many may be sick at once: those with most occurrences.
+SICK_IN_A_THOUSAND = 5
 #: At most so many nodes of a thousand that have a kind have findings, and at least one: as UFM
 #: bounds the ports that it isolates. Where more have rises, they are a kind of their own.
-MOST_IN_A_THOUSAND = 5
+MOST_IN_A_THOUSAND = 40
 #: Rises of one part that are kept: those of the last minutes.
 MOST_RISES = 64
 #: Series of one node that are compared. Kinds in all: those of more are not.
@@ -137,7 +139,7 @@ class _Kind:
         return False
 
     def fit(self, now: int) -> statistic.Background:
-        """The healthy parts, fitted to all without the busiest thousandth."""
+        """The healthy parts, fitted to all without the busiest, which may be sick."""
         if now - self._fitted_at < _FIT_EVERY:
             return self._fit
         self._fitted_at = now
@@ -151,7 +153,7 @@ class _Kind:
             len({minute // statistic.SLOT for minute in part.minutes})
             for part in self.parts.values()
         )
-        busiest = ceil(self.series / 1000)
+        busiest = ceil(self.series * SICK_IN_A_THOUSAND / 1000)
         quiet = slots[: max(0, len(slots) - busiest)]
         noisy = max(0, max(self.counted, len(slots)) - busiest)
         self._fit = statistic.Background(self.series, self.days, sum(quiet), noisy)
