@@ -6,6 +6,7 @@ import pty
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -364,7 +365,7 @@ def test_an_agent_without_a_usable_answer_is_unknown_and_a_look_is_taken(
     trouble = next(entry for entry in done.json["results"] if entry["check"] == "agent")
     assert (trouble["status"], trouble["reason"]) == ("unknown", reason)
     assert words in trouble["message"]
-    assert {entry["check"] for entry in done.json["results"]} == {"agent", "kernel-log"}
+    assert {entry["check"] for entry in done.json["results"]} == {"agent", "drift", "kernel-log"}
     assert done.seconds < 14
 
 
@@ -487,17 +488,29 @@ def test_a_bad_configuration_does_not_drain_the_node(tmp_path: Path) -> None:
     assert done.out.endswith(" (and 1 more)\n")
 
 
-def test_a_defect_of_ours_does_not_drain_the_node(tmp_path: Path) -> None:
-    """A boot id that cannot be read is unequal to that of any look at the machine."""
-    (tmp_path / "proc").mkdir()
-    config = configured(tmp_path, top=f'proc = "{tmp_path / "proc"}"')
-    done = agent("check", "--slurm", "--config", config)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("sickbay: not checked: internal error: FileNotFoundError")
-    assert done.out.count("\n") == 1
-    loud = agent("check", "--config", config)
-    assert loud.code == 70
-    assert "Traceback" in loud.err
+#: `sickbay-agent` whose command fails as a defect does.
+_DEFECTIVE = """
+from nodeagent import cli
+def check(options, environ):
+    raise FileNotFoundError("no such part")
+cli._COMMANDS["check"] = check
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("check", "--slurm"), 0), (("check",), 70)], ids=["slurm", "loud"]
+)
+def test_a_defect_of_ours_does_not_drain_the_node(arguments: tuple[str, ...], code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _DEFECTIVE, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    if code:
+        assert "Traceback" in done.stderr
+    else:
+        line = "sickbay: not checked: internal error: FileNotFoundError: no such part\n"
+        assert (done.stdout, done.stderr) == (line, "")
 
 
 @pytest.mark.root
