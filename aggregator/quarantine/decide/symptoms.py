@@ -84,9 +84,11 @@ def symptoms_of(
                 found.append(Symptom(what, "", fault.first_at, acts))
     evidence = (item for incident in incidents.values() for item in incident.evidence)
     known = {item.key for item in evidence if item.over or item.action != "observe"}
-    for match in waiting_faults(policy, health):
-        if (match.code, match.component) not in known and not match.lost:
-            found.append(Symptom(_what_of_match(match, policy), "", match.since, acting=True))
+    found += [
+        Symptom(_what_of_match(match, policy), "", match.since, acting=True)
+        for match in waiting_faults(policy, health)
+        if (match.code, match.component) not in known and not match.lost
+    ]
     return fewest(frozenset(found))
 
 
