@@ -363,6 +363,53 @@ def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None
     virtual_time.run(scenario())
 
 
+def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_its_pods_stay_meanwhile() -> None:
+    """A NodePool's template gives the mark to all nodes of a training pool."""
+
+    async def scenario() -> None:
+        world = world_with("a")
+        mark = {"karpenter.sh/do-not-disrupt": "true"}
+        world.nodes["n1"] = replace(world.nodes["n1"], annotations=mark)
+        replica = await begun(world, SETTINGS)
+        await until(lambda: phase_of(world, "n1") is Phase.CORDONED, within=60)
+        said = "left alone, no pod is evicted: it is not to be disrupted (annotation karpenter.sh"
+        await until(lambda: said in status(world).message, within=60)
+        await asyncio.sleep(300)
+        assert (phase_of(world, "n1"), world.evicted) == (Phase.CORDONED, [])
+        assert is_marked(world.nodes["n1"])
+        assert replica.fleet.node_summaries["n1"].decision.hold is None
+        left = dict(world.nodes["n1"].annotations)
+        del left["karpenter.sh/do-not-disrupt"]
+        world.set_node(replace(world.nodes["n1"], annotations=left))
+        await drained(world, within=120)
+        assert world.evicted == ["uid-a"]
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_mark_that_forbids_evictions_stops_a_drain_under_way_and_no_persons() -> None:
+    async def scenario() -> None:
+        world = world_with("a")
+        world.budget_blocks.add("uid-a")
+        replica = await begun(world, SETTINGS)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        await until(lambda: status(world).blockers, within=60)
+        # Ours, set with the cordon, is no mark of another; this one replaces its record.
+        node = world.nodes["n1"]
+        theirs = {**node.annotations, "karpenter.sh/do-not-disrupt": "true", "sickbay.dev/kept": ""}
+        world.set_node(replace(node, annotations=theirs))
+        await until(lambda: "left alone" in status(world).message, within=60)
+        world.budget_blocks.clear()
+        await asyncio.sleep(300)
+        assert world.evicted == []
+        world.person_edits_spec("n1", requester="alice")
+        await drained(world, within=120)
+        await replica.stop()
+
+    virtual_time.run(scenario())
+
+
 def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None:
     async def scenario() -> None:
         world = world_with("a")

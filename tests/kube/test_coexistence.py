@@ -95,12 +95,8 @@ async def test_autoscalers_and_slinky_are_told_and_a_release_takes_back_what_is_
             {"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}},
             {"spec": {"taints": None}},
         ),
-        (
-            {"metadata": {"annotations": {DO_NOT_DISRUPT: "true"}}},
-            {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}},
-        ),
     ],
-    ids=["gpu-operator", "karpenter", "do-not-disrupt"],
+    ids=["gpu-operator", "karpenter"],
 )
 async def test_a_node_on_which_another_tool_is_at_work_is_left_to_it_until_it_is_done(
     kube: KubeCluster, cluster_space: Space, mark: dict[str, Any], gone: dict[str, Any]
@@ -121,6 +117,37 @@ async def test_a_node_on_which_another_tool_is_at_work_is_left_to_it_until_it_is
         bench.says(node)
         await bench.list_nodes_anew()
         await bench.phase(node, "Cordoned")
+
+
+async def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_drained_once_it_may_be(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    namespace = cluster_space.namespace
+    mark = {"metadata": {"annotations": {DO_NOT_DISRUPT: "true"}}}
+    plane.call("PATCH", f"/api/v1/nodes/{node}", mark, MERGE_PATCH)
+    start_job(plane, namespace, "job", node)
+    pods = {one["metadata"]["name"] for one in pods_of(plane, namespace, node)}
+    async with running_bench(kube, cluster_space, settings=SETTINGS) as bench:
+        break_gpu(bench, node)
+        await bench.phase(node, "Cordoned")
+
+        def message() -> str:
+            path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
+            return str(plane.call("GET", path)["status"].get("message", ""))
+
+        await until(
+            lambda: (
+                f"no pod is evicted: it is not to be disrupted (annotation {DO_NOT_DISRUPT}"
+                in message()
+            )
+        )
+        assert bench.unschedulable(node)
+        assert {one["metadata"]["name"] for one in pods_of(plane, namespace, node)} == pods
+        bench.patch(node, {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}})
+        bench.controller._registry.node_state(node).work.request_read()
+        bench.says(node)
+        await bench.phase(node, "Drained")
 
 
 async def test_gangs_of_kueue_and_jobset_leave_as_a_whole_and_volcanos_on_the_node(

@@ -16,7 +16,7 @@ from aggregator.cluster.node_names import (
 )
 from aggregator.cluster.port import AppliedChanges, Node, Taint
 from aggregator.quarantine.decide.lost_marks import missing_marks
-from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.maintenance import forbids_evictions
 from aggregator.quarantine.decide.mark_rules import (
     DO_NOT_DISRUPT,
     KEEPING,
@@ -137,14 +137,14 @@ def test_an_annotation_that_another_has_changed_since_is_theirs() -> None:
     assert undone(changed).annotations[SCALE_DOWN_DISABLED] == "false"
 
 
-def test_our_own_annotation_is_no_mark_of_a_party_at_work_on_the_node() -> None:
-    assert maintained_by(node(annotations={DO_NOT_DISRUPT: "true"}))
-    assert maintained_by(marked()) == ""
+def test_our_own_annotation_is_no_mark_of_another_party() -> None:
+    assert forbids_evictions(node(annotations={DO_NOT_DISRUPT: "true"}))
+    assert forbids_evictions(marked()) == ""
     theirs = marked(node(annotations={DO_NOT_DISRUPT: "true"}))
-    assert "not to be disrupted" in maintained_by(theirs)
+    assert "not to be disrupted" in forbids_evictions(theirs)
     record = {APPLIED: None}
     bare = {key: text for key, text in marked().annotations.items() if key not in record}
-    assert maintained_by(node(annotations=bare)) == "", "our other annotation may be removed"
+    assert forbids_evictions(node(annotations=bare)) == "", "our other annotation may be removed"
     assert not {*KEEPING, KEPT} & undone(node(annotations=bare)).annotations.keys()
 
 

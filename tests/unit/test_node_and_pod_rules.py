@@ -22,7 +22,7 @@ from aggregator.quarantine.decide.lost_marks import (
     describe_missing,
     restore_at,
 )
-from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.operator_requests import (
     EXEMPT,
     FORCE,
@@ -119,15 +119,22 @@ def test_a_gang_is_named_by_the_spec_then_the_narrowest_label_then_an_annotation
                 "(label remediation.medik8s.io/exclude-from-remediation)"
             ),
         ),
-        ({"annotations": {"karpenter.sh/do-not-disrupt": "false"}}, ""),
-        (
-            {"annotations": {"karpenter.sh/do-not-disrupt": "true"}},
-            "it is not to be disrupted (annotation karpenter.sh/do-not-disrupt)",
-        ),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ""),
     ],
 )
 def test_who_is_at_work_on_a_node_is_told_by_its_mark(changes: dict[str, Any], said: str) -> None:
     assert maintained_by(node(**changes)) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("true", "it is not to be disrupted (annotation karpenter.sh/do-not-disrupt)"),
+        ("false", ""),
+    ],
+)
+def test_karpenters_mark_forbids_evictions_alone(value: str, says: str) -> None:
+    assert forbids_evictions(node(annotations={"karpenter.sh/do-not-disrupt": value})) == says
 
 
 # -- what people ask -------------------------------------------------------------------------------

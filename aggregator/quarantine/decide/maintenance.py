@@ -1,7 +1,8 @@
 """Detects other parties at work on a node, by the marks that they set themselves. Pure.
 
-Such a node is theirs until the mark is gone: we begin no action and evict no pod meanwhile. Their
-marks are never touched. An annotation that we have set ourselves is no mark of another party.
+Such a node is theirs until the mark is gone: we begin no action and evict no pod meanwhile. One
+mark forbids evictions alone. Their marks are never touched. An annotation that we have set
+ourselves is no mark of another party.
 """
 
 from aggregator.cluster.node_names import own_annotations
@@ -24,16 +25,19 @@ _MIG = "nvidia.com/mig.config.state"
 _MIG_CHANGES = ("pending", "rebooting")
 
 
-def maintained_by(node: Node) -> str:
-    """The party at work on the node, or that wants its work left there; empty without one."""
+def forbids_evictions(node: Node) -> str:
+    """Why no pod of the node is to be evicted, although it may be cordoned; empty: pods may be.
+
+    Karpenter's mark forbids voluntary disruption, and a NodePool's template gives it to all nodes.
+    """
     theirs = node.annotations.get(DO_NOT_DISRUPT) == "true"
     if theirs and DO_NOT_DISRUPT not in own_annotations(node.annotations):
-        return at_work_on(node) or f"it is not to be disrupted (annotation {DO_NOT_DISRUPT})"
-    return at_work_on(node)
+        return f"it is not to be disrupted (annotation {DO_NOT_DISRUPT})"
+    return ""
 
 
-def at_work_on(node: Node) -> str:
-    """The party at work on the node, for people; empty without one."""
+def maintained_by(node: Node) -> str:
+    """The party at work on the node, or that wants its work left there; empty without one."""
     for taint in node.taints:
         if taint.key in _TAINTS:
             return f"{_TAINTS[taint.key]} (taint {taint.key})"

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
+    Action,
     Blocker,
     Cluster,
     ClusterError,
@@ -564,7 +565,7 @@ class Drainer:
     async def explain(self, node_state: NodeState) -> None:
         """Write why a drain does not go on now, where its object would not show that."""
         quarantine = node_state.node_summary.quarantine
-        if quarantine is None or quarantine.status.phase not in _UNDER_WAY:
+        if quarantine is None or not _may_be_explained(node_state, quarantine):
             return
         status = quarantine.status
         if node_state.cluster.node_gone and status.node_uid:  # else it was never there
@@ -578,6 +579,8 @@ class Drainer:
     def _left_alone(self, node_state: NodeState) -> str:
         if node_state.cluster.maintained:
             return f"another tool or person is at work: {node_state.cluster.maintained}"
+        if node_state.cluster.evictions_forbidden:
+            return node_state.cluster.evictions_forbidden
         return node_state.cluster.operator_requests.why_capped(self._clocks.earliest())
 
     async def recheck(self, node_state: NodeState) -> None:
@@ -612,6 +615,13 @@ class Drainer:
             self._acts.emit_event(
                 node_state, EventKind.BLOCKED, status.message, {"pod": status.blockers[0].pod}
             )
+
+
+def _may_be_explained(node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether a drain is under way, or may not begin because evictions are forbidden."""
+    if quarantine.status.phase is Phase.CORDONED and node_state.evictions_are_forbidden:
+        return quarantine.spec.action is Action.DRAIN
+    return quarantine.status.phase in _UNDER_WAY
 
 
 def _after_the_drain(plan: DrainPlan, before: QuarantineStatus) -> str:

@@ -35,7 +35,7 @@ from aggregator.quarantine.decide.drain_plan import (
     work_of,
 )
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
-from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
@@ -304,7 +304,7 @@ class Evictor:
             if node is None:
                 return ""
             capped = read_operator_requests(node.annotations).why_capped(self.clocks.earliest())
-            return capped or maintained_by(node)
+            return capped or maintained_by(node) or forbids_evictions(node)
 
         reasons = await asyncio.gather(*map(why, standing))
         for pod, reason in zip(standing.values(), reasons, strict=True):

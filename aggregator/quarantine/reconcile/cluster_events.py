@@ -34,7 +34,6 @@ from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.measurements import MeasurementTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission_record import Entry
-from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import read_request
@@ -61,10 +60,9 @@ _BETWEEN_LOOKS = 2.0
 
 def _is_asked_for_otherwise(node: Node, node_state: NodeState) -> bool:
     """Whether a person or another tool asks for something else than by the last read."""
-    return (
-        read_operator_requests(node.annotations) != node_state.cluster.operator_requests
-        or maintained_by(node) != node_state.cluster.maintained
-    )
+    return read_operator_requests(
+        node.annotations
+    ) != node_state.cluster.operator_requests or not node_state.cluster.has_others_marks_of(node)
 
 
 def _may_be_marked(node_state: NodeState, quarantine: Quarantine) -> bool:

@@ -20,12 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, ClusterError, Node, Phase
+from aggregator.cluster.port import Action, Cluster, ClusterError, Node, Phase
 from aggregator.events import EventKind
 from aggregator.policy.silent_agent import worst_failing
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
@@ -124,7 +123,7 @@ class NodePoller:
         return due[: int(A_SECOND * _ROUND)]
 
     def _wait(self, node_state: NodeState, known: _Wait | None, now: float) -> _Wait:
-        why = node_state.cluster.maintained
+        why = node_state.cluster.maintained or node_state.cluster.evictions_forbidden
         if known is None or known.why != why:  # their work has changed: it may end soon
             return _Wait(why, now + self._backoff().pause(1, self._rng))
         return known
@@ -184,7 +183,7 @@ class NodePoller:
 
     def _look_at_others(self, node_state: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
-        if node_state.cluster.node_gone or maintained_by(node) != node_state.cluster.maintained:
+        if node_state.cluster.node_gone or not node_state.cluster.has_others_marks_of(node):
             node_state.work.request_read()
             self._queue.add(node_state)
 
@@ -201,7 +200,7 @@ class NodePoller:
             self._queue.add(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:
-        if maintained_by(node) != node_state.cluster.maintained or _is_uncordoned(node_state, node):
+        if not node_state.cluster.has_others_marks_of(node) or _is_uncordoned(node_state, node):
             node_state.work.request_read()
             self._queue.add(node_state)
         requests = read_operator_requests(node.annotations)
@@ -274,7 +273,9 @@ def waits_for_its_node(node_state: NodeState) -> bool:
         )
     if quarantine.deleting or quarantine.spec.requester != OURS or node_state.release_held:
         return False
-    return bool(node_summary.cluster.maintained) and quarantine.status.phase in _HELD_UP
+    waits_to_evict = node_state.evictions_are_forbidden and quarantine.spec.action is Action.DRAIN
+    held_up = bool(node_summary.cluster.maintained) or waits_to_evict
+    return held_up and quarantine.status.phase in _HELD_UP
 
 
 def failing_in_silence(node_state: NodeState) -> str:

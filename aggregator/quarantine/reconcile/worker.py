@@ -293,7 +293,10 @@ class Reconciler:
         quarantine, wanted = node_state.node_summary.quarantine, self._acts.wanted_now(node_state)
         match step.do:
             case Step.NOTHING:
-                if quarantine is not None and quarantine.status.phase is Phase.DRAINING:
+                if quarantine is not None and quarantine.status.phase in (
+                    Phase.CORDONED,
+                    Phase.DRAINING,
+                ):
                     await self._drain.explain(node_state)
                 return True
             case Step.HOLD | Step.UNREAD:

@@ -7,7 +7,7 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.drain_plan import work_of
-from aggregator.quarantine.decide.maintenance import at_work_on
+from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted, no_room
 from aggregator.quarantine.decide.node_test_limits import other_tests
 from aggregator.quarantine.decide.node_tests import (
@@ -97,8 +97,7 @@ class NodeTestChecks:
         why = self.against_removal(node, node_state) or not_ready(node)
         if why:
             return why
-        # A test moves no work, and Karpenter's pools can have all their nodes not be disrupted.
-        party = other_party(node) or at_work_on(node)
+        party = other_party(node) or maintained_by(node)
         if party:
             return f"another party is at work on the node: {party}"
         told = boot_of(node_state) if node_state is not None else ""

@@ -57,8 +57,10 @@ class RepairStartChecks:
         if node.uid != quarantine.status.node_uid or not is_marked(node) or not node.unschedulable:
             return "the node does not have all of our marks"
         other = other_party(node)
-        if other or node_state.cluster.maintained:
-            return f"another party is at work on the node: {other or node_state.cluster.maintained}"
+        others = node_state.cluster
+        if other or others.maintained or others.evictions_forbidden:
+            party = other or others.maintained or others.evictions_forbidden
+            return f"another party is at work on the node: {party}"
         now, requests = self._clocks.earliest(), node_state.cluster.operator_requests
         if quarantine.spec.requester == OURS and requests.exempt(now):
             return requests.why_capped(now)

@@ -7,7 +7,7 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Node, NodeMeta, Quarantine
 from aggregator.health.model import Cleared
 from aggregator.health.node import REMEMBERED
-from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.node_marks import foreign_hands, read_overruled
 from aggregator.quarantine.decide.operator_requests import (
     NONE,
@@ -49,6 +49,7 @@ class ClusterView:
     unread: bool = False
     foreign: str = ""
     maintained: str = ""
+    evictions_forbidden: str = ""
     operator_requests: OperatorRequests = NONE
     operator_requests_known: bool = False
     repair_request: RepairRequest | None = None
@@ -75,18 +76,26 @@ class ClusterView:
         self.node_gone, self.node_found = node is None, node is not None
         self.unread = False
         if node is None:
-            self.foreign = self.maintained = ""
+            self.foreign = self.maintained = self.evictions_forbidden = ""
             self.operator_requests, self.operator_requests_known = NONE, False  # they stood on it
             return
         self.labels = node.labels
         self.foreign = foreign_hands(node, quarantine)
         self.maintained = maintained_by(node)
+        self.evictions_forbidden = forbids_evictions(node)
         self.operator_requests, self.operator_requests_known = (
             read_operator_requests(node.annotations),
             True,
         )
         self.repair_request = read_request(node.annotations)
         self.take_overruled(read_overruled(node.annotations))
+
+    def has_others_marks_of(self, node: Node) -> bool:
+        """Whether the marks of other tools are as on this read."""
+        return (maintained_by(node), forbids_evictions(node)) == (
+            self.maintained,
+            self.evictions_forbidden,
+        )
 
     def take_requests(self, requests: OperatorRequests) -> None:
         """The operators' requests alone, of a read that may be old."""

@@ -20,7 +20,6 @@ from aggregator.quarantine.decide.lost_marks import (
     RestoreRules,
     restore_at,
 )
-from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.node_marks import read_overruled, words_of
 from aggregator.quarantine.decide.operator_requests import (
     NONE,
@@ -166,11 +165,19 @@ class NodeState:
             and not is_marked(node)
             and node_summary.quarantine is None
             and self.agent.claimed in ("", node.uid)
-            and maintained_by(node) == node_summary.cluster.maintained == ""
+            and self.cluster.maintained == ""
+            and self.cluster.has_others_marks_of(node)
             and read_operator_requests(node.annotations) == self.cluster.operator_requests
             and read_overruled(node.annotations) - self.cluster.ended_overrides
             == node_summary.cluster.overruled
         )
+
+    @property
+    def evictions_are_forbidden(self) -> bool:
+        """Whether another tool's mark keeps the pods where they are, in our own quarantine."""
+        quarantine = self.node_summary.quarantine
+        ours = quarantine is not None and quarantine.spec.requester == OURS
+        return ours and bool(self.cluster.evictions_forbidden)
 
     def take_node(self, node: Node | None) -> None:
         """The node as just read: changes by people are found from it."""
@@ -342,7 +349,10 @@ class NodeState:
             recordon=recordon_at <= wall,
             recordon_at=recordon_at,
             evictions_wait=status is not None
-            and _evictions_wait(status, wall, schedulable=schedulable),
+            and (
+                _evictions_wait(status, wall, schedulable=schedulable)
+                or self.evictions_are_forbidden
+            ),
             node_replaced=view.node_replaced,
             reborn=bool(view.reborn),
             node_gone=cluster.node_gone,
