@@ -12,7 +12,7 @@ from typing import Protocol
 
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import brief, clean
-from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.cluster.port import Action, QuarantineSpec, RepairStatus
 from aggregator.quarantine.decide.operator_requests import (
     CANCEL_REPAIR,
     EXEMPT,
@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.operator_requests import (
     REPAIR,
     exemption,
 )
+from aggregator.quarantine.decide.repair import BUSY
 from aggregator.rfc3339 import write_time
 
 
@@ -33,6 +34,13 @@ class ClusterActions(Protocol):
     def stop(self, reason: str) -> str: ...
     def resume(self) -> str: ...
     def release(self, node: str) -> str: ...
+
+    def open_order(self, node: str) -> str:
+        """The order that may still act on the node, before a person confirms its release; empty:
+        there is none.
+        """
+        ...
+
     def quarantine(self, node: str, spec: QuarantineSpec) -> str: ...
     def annotate(self, node: str, change: "AnnotationChange") -> str: ...
 
@@ -184,6 +192,19 @@ def released(node: str, spec: QuarantineSpec) -> str:
         f"The aggregator undoes what it did{overruled if spec.evidence else ''}. "
         f"See: sickbay node {node}"
     )
+
+
+def order_open(node: str, repair: RepairStatus | None) -> str:
+    """The order that a release meets; empty: none."""
+    for one in repair.attempts if repair is not None else ():
+        if one.state in BUSY:
+            return (
+                f"{node}: {clean(one.repair)} was ordered at {write_time(one.began_at)} and has no "
+                f"end yet (operation {clean(one.operation)}).\n"
+                "The release cancels it first, where that is still possible. Otherwise it reaches "
+                "the node, and the work that comes there."
+            )
+    return ""
 
 
 def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) -> str:

@@ -309,8 +309,19 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         "-y", "--yes", action="store_true", help="a drain does not ask for confirmation"
     )
     _command(quarantine, write_commands.quarantine)
+    release = commands.add(
+        _ACT,
+        "release",
+        "end a node's quarantine",
+        parents=[act],
+        more="An open order may still reach the node, so that it asks for confirmation then.",
+    )
+    _add_node(release)
+    release.add_argument(
+        "-y", "--yes", action="store_true", help="an open order does not ask for confirmation"
+    )
+    _command(release, write_commands.release)
     for name, text, command in (
-        ("release", "end a node's quarantine", write_commands.release),
         ("unexempt", "have an exempt node judged as any other again", write_commands.unexempt),
         ("unpin", "let a pinned node go when it is well", write_commands.unpin),
         (

@@ -97,6 +97,18 @@ class KubeActions:
 
         return self._session.call(work)
 
+    def open_order(self, node: str) -> str:
+        async def work(api: Transport) -> str:
+            try:
+                body = await api.request(
+                    "GET", paths.quarantine(node), kind="quarantines", lane=Priority.RELEASE
+                )
+            except NotFound:
+                return ""
+            return actions.order_open(node, decode_quarantine(body).status.repair)
+
+        return self._session.call(work)
+
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         async def work(api: Transport) -> str:
             await _must_be_a_node(api, node)

@@ -90,6 +90,11 @@ class LocalActions:
             store.delete_quarantine(node)
             return actions.released(node, found.spec)
 
+    def open_order(self, node: str) -> str:
+        with self._store() as store:
+            found = store.quarantine(node)
+            return actions.order_open(node, found.status.repair) if found is not None else ""
+
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         with self._store() as store:
             new, stop = self._if_unknown(store, node), store.stopped()

@@ -67,7 +67,14 @@ def resume(options: argparse.Namespace) -> None:
 
 
 def release(options: argparse.Namespace) -> None:
+    """An order that is open may meet the work that comes back, so that it asks first."""
     with open_actions(options) as actions:
+        order = actions.open_order(options.name)
+        if order and not (options.yes or options.dry_run):
+            require_terminal("a release while an order is open")
+            confirm(order)
+        elif order:
+            print(printable(order), file=sys.stderr)
         report(options, actions.release(options.name))
 
 

@@ -23,6 +23,7 @@ from aggregator.web.person_actions import (
     ActionRequest,
     BadAction,
     OpenActions,
+    OrderOpen,
     PageReader,
     PersonAction,
     read_request,
@@ -146,6 +147,11 @@ class ActionEndpoints:
             return 200, await asyncio.to_thread(work)
         except BadAction as error:
             return 400, str(error)
+        except OrderOpen as error:
+            return 428, (
+                f"{' '.join(str(error).split())}\nTo release it all the same send "
+                '"cancel_order": true.'
+            )
         except CommandFailed as error:
             return 409, str(error)
         except Unreachable as error:

@@ -109,6 +109,8 @@ def _action(action: PersonAction) -> dict[str, Any]:
         "415": "body is not JSON, and the request",
         "503": "API server is away, and the request",
     }
+    if action.name == "release":
+        answers["428"] = "order of a repair is open and `cancel_order` is false, and the request"
     return {
         "operationId": action.name,
         "summary": action.summary,

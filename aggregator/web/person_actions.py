@@ -38,14 +38,19 @@ class BadAction(Exception):
     """The request makes no sense; the text says what is expected."""
 
 
+class OrderOpen(Exception):
+    """A repair's order is open, and the request does not say that the person knows it."""
+
+
 class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of an action. ``action`` is a quarantine's (cordon or drain), ``duration`` an
-    exemption's (30m, 8h, 7d).
+    exemption's (30m, 8h, 7d). ``cancel_order``: a release goes on although an order is open.
     """
 
     reason: str = ""
     action: Action = Action.CORDON
     duration: str = ""
+    cancel_order: bool = False
     dry_run: bool = False
 
 
@@ -119,6 +124,13 @@ def _quarantine(cluster: ClusterActions, ask: ActionContext) -> str:
     return cluster.quarantine(ask.node, spec)
 
 
+def _release(cluster: ClusterActions, ask: ActionContext) -> str:
+    order = cluster.open_order(ask.node)
+    if order and not (ask.body.cancel_order or ask.body.dry_run):
+        raise OrderOpen(order)
+    return "\n".join(filter(None, (order, cluster.release(ask.node))))
+
+
 def _exempt(cluster: ClusterActions, ask: ActionContext) -> str:
     try:
         seconds = seconds_of(ask.body.duration)
@@ -158,7 +170,7 @@ _ALL = (
     PersonAction(
         "release",
         "Release the node from quarantine.",
-        lambda cluster, ask: cluster.release(ask.node),
+        _release,
         _deletes,
         needs_reason=False,
     ),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     ClusterError,
     Phase,
@@ -60,6 +61,8 @@ class Site:
         self.shop = Shop(self.world, on_boot=self.report)
         self.kinds = kinds
         self.twice = self.seen = False
+        #: Whether orders leave objects in the cluster.
+        self.keeps_objects = True
         self.replica: Replica
         self.mode, self.policy = RepairMode.REPAIR, POLICY
         self.rules: dict[str, Any] = {}
@@ -83,7 +86,11 @@ class Site:
         made = [
             (kind, ShopRepairer(self.shop, cluster, sends_twice=self.twice)) for kind in self.kinds
         ]
-        return repair_settings(*made, mode=self.mode, **self.rules)
+        settings = repair_settings(*made, mode=self.mode, **self.rules)
+        if self.keeps_objects:
+            return settings
+        found = {kind: replace(one, clean_up=None) for kind, one in settings.repairers.items()}
+        return replace(settings, repairers=found)
 
     def report(self, name: str) -> None:
         """The node's agent attaches, in the machine's present boot: another one is well."""
@@ -401,7 +408,40 @@ async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_
     await site.settles(site.is_released, within=30)
     cleaned = [] if trouble == "hangs" else [one.operation for one in site.shop.orders]
     assert site.shop.cleaned == cleaned
+    assert reported_ends(site) == ["Unknown" if trouble else "Cancelled"]
     site.check()
+    await site.replica.stop()
+
+
+def reported_ends(site: Site) -> list[str]:
+    notes = site.replica.notes.transitions
+    return [one.details["outcome"] for one in notes if one.kind == "repair.ended"]
+
+
+@pytest.mark.parametrize(
+    ("cancels", "sent", "outcome"),
+    [(True, True, "Cancelled"), (False, True, "Unknown"), (False, False, "Cancelled")],
+)
+@in_virtual_time
+async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_that_ended(
+    *, cancels: bool, sent: bool, outcome: str
+) -> None:
+    site = Site()
+    site.shop.boots, site.shop.cancels, site.keeps_objects = False, cancels, False
+    site.twice = not sent
+    if not sent:
+        site.shop.answer = RepairAnswer(AnswerState.NOT_SENT)
+    site.start()
+    await site.settles(lambda: len(site.shop.orders) > 0 and bool(site.attempts()))
+    await later(1)
+    marked: list[bool] = []
+    site.shop.on_cancel = lambda: marked.append(is_marked(site.world.nodes["n1"]))
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    assert site.shop.cancelled == [site.shop.orders[0].operation]
+    assert marked == [True]
+    assert reported_ends(site) == [outcome]
     await site.replica.stop()
 
 
@@ -713,8 +753,8 @@ async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool)
         site.world.delete_node("n1")
     await site.replica.controller._cluster_events.refresh_nodes()
     await site.settles(lambda: not site.world.quarantines, within=TIMEOUT / 2)
-    ended = [one for one in site.replica.notes.kinds("n1") if one == "repair.ended"]
-    assert bool(ended) == (not there), "the Node that is gone is the proof of its replacement"
+    # The Node that is gone is the proof of its replacement.
+    assert reported_ends(site) == ["Cancelled" if there else "Succeeded"]
     await site.replica.stop()
 
 

@@ -41,6 +41,7 @@ class Shop:
     )
     cancelled: list[str] = field(default_factory=list)
     cancels: bool = False
+    on_cancel: Callable[[], object] = lambda: None
     #: The answer to a removal of what an order left, and each removal that was asked for.
     clean: RepairAnswer = field(default_factory=lambda: RepairAnswer(AnswerState.DONE))
     cleaned: list[str] = field(default_factory=list)
@@ -147,6 +148,7 @@ class ShopRepairer:
 
     async def cancel(self, order: RepairOrder) -> bool:
         self._shop.cancelled.append(order.operation)
+        self._shop.on_cancel()
         return self._shop.cancels
 
     async def is_over(self, order: RepairOrder) -> bool:

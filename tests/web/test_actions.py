@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
 from aggregator.cluster.local.store import LocalStore
-from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.cluster.port import (
+    Action,
+    QuarantineSpec,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 from aggregator.web.access_guard import PageAccess
@@ -51,6 +57,18 @@ class Site:
     def quarantines(self, node: str = "node-1") -> None:
         spec = QuarantineSpec(Action.CORDON, "gpu", "xid:79", requester="sickbay")
         self.store.create_quarantine(node, spec, finalizer=False)
+
+    def orders_a_reboot(self, node: str = "node-1") -> None:
+        orders_a_reboot(self.store, node)
+
+
+def orders_a_reboot(store: LocalStore, node: str) -> None:
+    """The node's quarantine has an open order."""
+    found = store.quarantine(node)
+    assert found is not None
+    order = RepairAttempt("q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
+    repair = RepairStatus((order,))
+    store.write_quarantine(replace(found, status=replace(found.status, repair=repair)))
 
 
 @pytest.fixture
@@ -105,6 +123,26 @@ async def test_a_release_is_asked_for_and_recorded_with_the_name(site: Site) -> 
     found = site.store.quarantine("node-1")
     assert found is None or found.deleting
     assert site.happened[0].details == {"action": "release", "user": "hall-2"}
+
+
+async def test_a_release_names_an_open_order_and_goes_on_when_the_person_says_so(
+    site: Site,
+) -> None:
+    site.quarantines()
+    site.orders_a_reboot()
+    status, told = await site.ask("nodes/node-1/release")
+    assert status == 428
+    assert "node-1: reboot was ordered at 2027-01-15T08:00:00Z and has no end yet" in told["error"]
+    assert '"cancel_order": true' in told["hint"]
+    assert site.happened == []
+    assert site.store.quarantine("node-1") is not None
+    status, told = await site.ask("nodes/node-1/release", {"dry_run": True})
+    assert (status, "reboot was ordered" in told["message"]) == (200, True)
+    assert site.store.quarantine("node-1") is not None
+    status, told = await site.ask("nodes/node-1/release", {"cancel_order": True})
+    assert (status, "release asked for" in told["message"]) == (200, True)
+    found = site.store.quarantine("node-1")
+    assert found is None or found.deleting
 
 
 async def test_a_release_of_a_node_that_is_not_in_quarantine_is_a_plain_answer(site: Site) -> None:

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Dialog, Page, expect
 
 from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import LocalActions
 from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.events import Transition
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from tests.web.support import Served, running_clocks, serving, small_fleet
+from tests.web.test_actions import orders_a_reboot
 from tests.web.test_browser import browser, monotonic_hands, started_browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
@@ -100,6 +102,31 @@ async def test_an_operator_acts_from_a_nodes_page(
     await section.get_by_label("Action").select_option("release")
     await section.get_by_role("button", name="Do it").click()
     await expect(page.locator("#action-result")).to_contain_text("is not in quarantine")
+
+
+async def test_a_release_of_a_node_with_an_open_order_is_confirmed(
+    browser: Browser, served: Served, store: LocalStore
+) -> None:
+    spec = QuarantineSpec(Action.CORDON, "gpu", "xid:79", requester="sickbay")
+    store.create_quarantine("node-1", spec, finalizer=False)
+    orders_a_reboot(store, "node-1")
+    page = await (await browser.new_context()).new_page()
+    await log_in(page, f"{served.url}/nodes/node-1", OPERATOR)
+    section, asked, answers = page.locator("#actions"), list[str](), [False, True]
+
+    async def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        await (dialog.accept() if answers.pop(0) else dialog.dismiss())
+
+    page.on("dialog", answer)
+    await section.get_by_label("Action").select_option("release")
+    await section.get_by_role("button", name="Do it").click()
+    await expect(page.locator("#action-result")).to_contain_text("reboot was ordered")
+    assert store.quarantine("node-1") is not None
+    await section.get_by_role("button", name="Do it").click()
+    await expect(page.locator("#action-result")).to_contain_text("release asked for")
+    assert len(asked) == 2
+    assert asked[0].endswith("and the work that comes there. Go on?")
 
 
 async def test_another_site_can_neither_read_nor_act_with_the_log_in(

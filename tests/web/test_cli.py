@@ -48,6 +48,7 @@ from tests.web.support import (
     small_fleet,
     well,
 )
+from tests.web.test_actions import orders_a_reboot
 
 
 @dataclass(frozen=True)
@@ -603,6 +604,43 @@ async def test_a_drain_is_confirmed_on_a_terminal_and_refused_without_one(databa
             assert len(store.quarantines()) == 1 - code
     os.close(ours)
     os.close(theirs)
+
+
+async def test_a_release_with_an_open_order_is_confirmed_on_a_terminal_and_refused_without_one(
+    database: Path,
+) -> None:
+    def order() -> None:
+        spec = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", requester="sickbay")
+        with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+            store.create_quarantine("node-1", spec, finalizer=False)
+            orders_a_reboot(store, "node-1")
+
+    def stands() -> bool:
+        with closing(LocalStore(database, wall=lambda: NIGHT)) as store:
+            return store.quarantine("node-1") is not None
+
+    ask = ["release", "node-1", "--local", str(database)]
+    order()
+    refused = await in_process(*ask)
+    assert (refused.code, refused.out) == (2, "")
+    assert "an order is open asks for confirmation, and stdin is no terminal" in refused.err
+    dry = await in_process(*ask, "--dry-run")
+    assert (dry.code, "node-1: reboot was ordered at 2027-01-15" in dry.err) == (0, True)
+    assert stands()
+    ours, theirs = pty.openpty()
+    for answer, code in ((b"no\n", 1), (b"yes\n", 0)):
+        os.write(ours, answer)
+        process = await start_on(theirs, *ask)
+        _, err = await process.communicate()
+        assert process.returncode == code, err
+        assert b"(operation q-1-reboot).\nThe release cancels it first" in err
+        assert stands() is bool(code)
+    os.close(ours)
+    os.close(theirs)
+    order()
+    done = await in_process(*ask, "--yes")
+    assert (done.code, "reboot was ordered" in done.err) == (0, True)
+    assert not stands()
 
 
 async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -> None:

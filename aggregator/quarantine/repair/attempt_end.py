@@ -81,12 +81,12 @@ class AttemptEnds:
             message=(text or attempt.message)[:MOST_TEXT],
         )
         await self._status.change(node_state, attempt, ended)
-        self._announce(node_state, ended, text)
+        self.announce(node_state, ended, text)
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
         await self._reservations.end(node_state, attempt)
 
-    def _announce(self, node_state: NodeState, ended: RepairAttempt, text: str) -> None:
-        """The end is durable: count it, and say it to the repairer and to people."""
+    def announce(self, node_state: NodeState, ended: RepairAttempt, text: str) -> None:
+        """Count an end that is durable, and report it to the repairer and to people."""
         self._acts.stages.note_repair(ended)
         details = self._details.pop(ended.operation, {})
         entry = self._repairers.get(ended.repair)

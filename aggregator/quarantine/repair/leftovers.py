@@ -8,6 +8,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
+from aggregator.quarantine.repair.outcome import AttemptOutcome
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
 from aggregator.quarantine.state.node import NodeState
 
@@ -18,6 +19,11 @@ log = logging.getLogger("sickbay.quarantine")
 _CLEANS_UP = 300.0
 #: So long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
+_CANCELLED = AttemptOutcome(RepairState.CANCELLED, "the node is released")
+_MAY_COME = AttemptOutcome(
+    RepairState.UNKNOWN,
+    "the node is released, and the order can't be taken back: it may still reach the node",
+)
 
 
 class RepairLeftovers:
@@ -71,27 +77,40 @@ class RepairLeftovers:
 
     async def withdraw(
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
-    ) -> None:
-        """The node is released while the attempt may act on it: remove what its order left.
+    ) -> AttemptOutcome | None:
+        """The node is released while the attempt may act on it: cancel its order, once.
 
-        Once, and a failure holds up no release. What can't be removed so may still reach the node.
+        A failure holds up no release. Returns what is known of the order then; None: it was
+        cancelled before.
         """
-        entry = self._settings.repairers.get(attempt.repair)
-        if entry is None or (entry.clean_up is None and entry.withdraw is None):
-            return
         if self._withdrawn.get(node_state.node) == attempt.operation:
-            return
+            return None
+        entry = self._settings.repairers.get(attempt.repair)
+        if entry is None:
+            return _MAY_COME
         self._withdrawn[node_state.node] = attempt.operation
+        order, late = self._orders.order_of(quarantine, attempt), f"no answer in {_WITHDRAWS:g} s"
+        cancelled = False
         if entry.withdraw is not None:
-            entry.withdraw(self._orders.order_of(quarantine, attempt))
-        if entry.clean_up is None:
-            return
-        answer = RepairAnswer(AnswerState.NOT_SENT, f"no answer within {_WITHDRAWS:g} s")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WITHDRAWS):
-                answer = await entry.clean_up(self._orders.order_of(quarantine, attempt))
-        if answer.state is not AnswerState.DONE:
-            _log_left(node_state, attempt, answer.text)
+            entry.withdraw(order)
+        if entry.clean_up is not None:
+            answer = RepairAnswer(AnswerState.NOT_SENT, late)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WITHDRAWS):
+                    answer = await entry.clean_up(order)
+            cancelled = answer.state is AnswerState.DONE
+            if not cancelled:
+                _log_left(node_state, attempt, answer.text)
+        elif entry.withdraw is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WITHDRAWS):
+                    cancelled = await entry.repairer.cancel(order)
+        if entry.by_agent:
+            return AttemptOutcome(
+                RepairState.UNKNOWN,
+                "the node is released; what its agent has begun goes on, and nothing else begins",
+            )
+        return _CANCELLED if cancelled else _MAY_COME
 
 
 def _log_left(node_state: NodeState, attempt: RepairAttempt, why: str) -> None:

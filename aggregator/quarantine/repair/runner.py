@@ -342,13 +342,20 @@ class RepairRunner:
         await self._requests.remember(node_state, step.request)
 
     async def withdraw(self, node_state: NodeState) -> None:
-        """The node is released while a repair may act on it: remove what its order left."""
+        """The node is released while a repair may act on it: cancel its order, and report it."""
         quarantine = node_state.node_summary.quarantine
         if quarantine is None or not is_busy(quarantine.status.repair):
             return
         if malformed(quarantine.status.repair or RepairStatus()):
             return
-        await self._leftovers.withdraw(node_state, quarantine, busy_attempt(quarantine))
+        attempt = busy_attempt(quarantine)
+        outcome = await self._leftovers.withdraw(node_state, quarantine, attempt)
+        if outcome is not None:
+            if self._sender.is_unsent(node_state, attempt):
+                outcome = AttemptOutcome(RepairState.CANCELLED, "its order was not sent")
+            at = round(self._clocks.wall(), 3)
+            ended = replace(attempt, state=outcome.state, ended_at=at)
+            self._ends.announce(node_state, ended, outcome.text)
 
 
 def _not_carried_out(attempt: RepairAttempt) -> RepairState:

@@ -70,8 +70,12 @@
       if (chosen === "exempt") body.duration = duration.value;
       result.textContent = "...";
       try {
-        const response = await send(path, body);
-        const told = await response.json();
+        let response = await send(path, body);
+        let told = await response.json();
+        if (response.status === 428 && confirm(told.error + " Go on?")) {
+          response = await send(path, { ...body, cancel_order: true });
+          told = await response.json();
+        }
         const begin = told.dry_run ? "Nothing was written. " : "";
         result.textContent = response.ok ? begin + told.message : told.error + " " + told.hint;
         result.className = response.ok ? "" : "error";
