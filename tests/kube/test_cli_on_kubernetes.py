@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import Action, Phase, QuarantineSpec, QuarantineStatus
+from aggregator.cluster.port import (
+    Action,
+    Phase,
+    QuarantineSpec,
+    QuarantineStatus,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.controlplane.pytest_plugin import Space
 from tests.web.test_cli import Done, in_process, sickbay
@@ -117,8 +125,16 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     assert (await in_process("quarantine", node, *ask)).code == 0
     made = await kube.read_quarantine(node)
     assert made is not None
-    await kube.add_finalizer(made)
-    assert (await in_process("release", node, *person)).code == 0
+    made = await kube.add_finalizer(made)
+    order = RepairAttempt("q-1-reboot", "reboot", RepairState.ORDERED, began_at=1.8e9)
+    status = replace(made.status, repair=RepairStatus((order,)))
+    await kube.write_quarantine_status(made, status)
+    refused = await in_process("release", node, *person)
+    assert refused.code == 2
+    assert "a release while an order is open asks for confirmation" in refused.err
+    done = await in_process("release", node, "--yes", *person)
+    assert done.code == 0
+    assert f"{node}: reboot was ordered at 2027-01-15T08:00:00Z and has no end yet" in done.err
     held = await kube.read_quarantine(node)
     assert held is not None
     assert held.deleting
