@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from aggregator.cluster.port import Guard
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
@@ -58,7 +60,8 @@ class ClusterObject:
 
 
 class ObjectStore(Protocol):
-    """Objects of one cluster. Every method raises `ClusterError`.
+    """Objects of one cluster. Every method raises `ClusterError`. Those that act await
+    their ``guard`` after their last wait.
 
     `NotFound` of `resource` means that the cluster has no such kind; no other method raises it
     for a kind that is missing.
@@ -87,7 +90,12 @@ class ObjectStore(Protocol):
         ...
 
     async def create(
-        self, resource: ObjectResource, namespace: str, content: Mapping[str, Any]
+        self,
+        resource: ObjectResource,
+        namespace: str,
+        content: Mapping[str, Any],
+        *,
+        guard: Guard,
     ) -> ClusterObject:
         """Raises Conflict where the name is taken."""
         ...
@@ -97,6 +105,8 @@ class ObjectStore(Protocol):
         resource: ObjectResource,
         found: ClusterObject,
         annotations: Mapping[str, str | None],
+        *,
+        guard: Guard,
     ) -> None:
         """Set annotations, or remove those that are None. Raises Conflict where the object is not
         as it was read, or is another one.
@@ -109,6 +119,7 @@ class ObjectStore(Protocol):
         found: ClusterObject,
         *,
         as_read: bool,
+        guard: Guard,
         foreground: bool = False,
     ) -> None:
         """Delete this object, by its uid; with ``as_read`` also by its version. An object that is

@@ -50,9 +50,32 @@ class GuardRefused(ClusterError):
     """A guard found that the act is no longer wanted. The request was not sent: decide again."""
 
 
-#: Awaited once the request has its turn, immediately before it is sent (and before it is sent again
-#: with renewed credentials). It raises a `ClusterError`, mostly `GuardRefused`, to send nothing.
-Guard = Callable[[], Awaitable[None]]
+class GuardUnreadable(Unreachable):
+    """A guard could not read what it checks. The request was not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The checks of one act: every method that acts awaits them after its last wait, immediately
+    before the first byte leaves or a program begins, and again before each repetition.
+
+    ``check`` raises `GuardRefused` or `GuardUnreadable` to send nothing. ``lost`` is read while
+    a program runs: the reason to end it, or empty.
+    """
+
+    check: Callable[[], Awaitable[None]]
+    lost: Callable[[], str] = str
+
+    async def __call__(self) -> None:
+        await self.check()
+
+
+async def _allow() -> None:
+    """Raises nothing."""
+
+
+#: For what undoes, reports or takes an order back.
+UNGUARDED = Guard(_allow)
 
 #: The same for a write that reads the Node itself: it gets that Node's annotations.
 NodeGuard = Callable[[Mapping[str, str]], Awaitable[None]]

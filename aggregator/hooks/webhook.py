@@ -13,7 +13,9 @@ import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.alerts.webhook import headers, retry_after
+from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
+from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
 from aggregator.runtime.text import truncate
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -33,7 +35,7 @@ class WebhookHook:
         self._secret_file = secret_file
         self._wall = wall
 
-    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
+    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         timeout = aiohttp.ClientTimeout(total=min(limit, _ATTEMPT))
         told = {name: truncate(text, _LONGEST) for name, text in values.items()}
         content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **told}).encode()
@@ -44,19 +46,22 @@ class WebhookHook:
         try:
             now = self._wall()
             secret = await thread.run(read_secret, self._secret_file)
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(
-                    self._url,
-                    data=content,
-                    headers=headers(ident, content, secret, now),
-                    allow_redirects=False,
-                ) as response,
-            ):
-                said = await response.content.read(_MOST_ANSWER)
-                return _judge(response.status, said, response.headers, now)
+            with checked_by(guard):
+                async with (
+                    aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
+                    session.post(
+                        self._url,
+                        data=content,
+                        headers=headers(ident, content, secret, now),
+                        allow_redirects=False,
+                    ) as response,
+                ):
+                    said = await response.content.read(_MOST_ANSWER)
+            return _judge(response.status, said, response.headers, now)
         except SecretError as error:
             return HookAnswer(HookResult.FAILED, str(error))
+        except ClusterError as error:
+            return HookAnswer(HookResult.LATER, str(error))
         except TimeoutError:
             return HookAnswer(HookResult.FAILED, f"no answer within {timeout.total:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import astuple
 
+from aggregator.cluster.port import ClusterError, Guard
 from aggregator.policy.repairs import GPU_RESET, TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.agent_orders import (
@@ -63,7 +64,7 @@ class AgentRepairer:
         #: Operations that this process has sent.
         self._sent: set[str] = set()
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         known = self._orders.result_of(order.node, order.operation)
         if known is not None:
             return _judged(order.repair, known)
@@ -84,6 +85,12 @@ class AgentRepairer:
             named = ", ".join(line.test_profiles) or "none"
             text = f"the node's agent has no test profile {order.profile}; it has: {named}"
             return RepairAnswer(AnswerState.INCONCLUSIVE, text)
+        try:
+            await guard()
+        except ClusterError as error:
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
+        if self._orders.line_of(order.node) is not line:
+            return RepairAnswer(AnswerState.NOT_SENT, "the agent's stream has ended just now")
         self._orders.begin(order.node, order.operation, order.quarantine)
         self._sent.add(order.operation)
         line.order_repair(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
-from aggregator.cluster.port import ClusterError, Conflict
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
 from aggregator.config.field_path import read_field
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -56,13 +56,14 @@ class ClusterApiRepairer:
         self._machines = machines
         self._sleep = sleep
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         try:
             resource = await self._machines.resource(MACHINE)
             for _ in range(_TRIES):
                 node = await read_node_facts(self._objects, order)
                 machine = await self._machine(resource, node)
-                answer = _without_mark(machine, order) or await self._mark(resource, machine, order)
+                answer = _without_mark(machine, order)
+                answer = answer or await self._mark(resource, machine, order, guard)
                 if answer is not None:
                     return answer
         except NodeIsAnotherError as error:
@@ -141,12 +142,12 @@ class ClusterApiRepairer:
         return found
 
     async def _mark(
-        self, resource: ObjectResource, machine: ClusterObject, order: RepairOrder
+        self, resource: ObjectResource, machine: ClusterObject, order: RepairOrder, guard: Guard
     ) -> RepairAnswer | None:
         """None: it has changed since it was read."""
         try:
             marks = {REMEDIATE: "", OPERATION: order.operation}
-            await self._machines.annotate(resource, machine, marks)
+            await self._machines.annotate(resource, machine, marks, guard=guard)
         except Conflict:
             return None
         except ClusterError as error:
@@ -155,7 +156,8 @@ class ClusterApiRepairer:
         return RepairAnswer(AnswerState.TAKEN, text)
 
     async def _unmark(self, resource: ObjectResource, machine: ClusterObject) -> None:
-        await self._machines.annotate(resource, machine, {REMEDIATE: None, OPERATION: None})
+        marks = {REMEDIATE: None, OPERATION: None}
+        await self._machines.annotate(resource, machine, marks, guard=UNGUARDED)
 
 
 def _without_mark(machine: ClusterObject, order: RepairOrder) -> RepairAnswer | None:

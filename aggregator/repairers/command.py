@@ -11,6 +11,7 @@ was ended, give no verdict about the node.
 from collections.abc import Sequence
 
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
+from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
@@ -32,24 +33,28 @@ class CommandRepairer(SentOnce):
         self._limit = limit
         self.sends_twice = sends_twice
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
-        return await self._run(self._argv, order)
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        return await self._run(self._argv, order, guard)
 
     async def cancel(self, order: RepairOrder) -> bool:
-        return (
-            bool(self._cancel) and (await self._run(self._cancel, order)).state is AnswerState.DONE
-        )
+        if not self._cancel:
+            return False
+        return (await self._run(self._cancel, order, UNGUARDED)).state is AnswerState.DONE
 
-    async def _run(self, argv: Sequence[str], order: RepairOrder) -> RepairAnswer:
+    async def _run(self, argv: Sequence[str], order: RepairOrder, guard: Guard) -> RepairAnswer:
         key = f"repair.repairers.{order.repair}.command"
         limit = min(self._limit, order.lasts)
         try:
-            finished = await finish_command(argv, key=key, values=order.values(), limit=limit)
+            finished = await finish_command(
+                argv, key=key, values=order.values(), limit=limit, guard=guard
+            )
         except SiteCommandFailed as error:
             if isinstance(error.__cause__, OSError | ValueError):
                 return RepairAnswer(AnswerState.NOT_SENT, str(error))
             ended = AnswerState.INCONCLUSIVE if order.repair == TEST else AnswerState.UNSURE
             return RepairAnswer(ended, str(error))
+        except ClusterError as error:
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         if finished.code == 0:
             return RepairAnswer(AnswerState.DONE, finished.output)
         reply = f": {finished.output}" if finished.output else ""

@@ -13,7 +13,7 @@ from aggregator.cluster.objects import (
     ObjectResource,
     ObjectStore,
 )
-from aggregator.cluster.port import ClusterError, Conflict
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
 from aggregator.config.external import ExternalSection
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -41,7 +41,7 @@ class ExternalRepairer:
         metadata = self._template.get("metadata") or {}
         self._namespace = str(metadata.get("namespace") or "")
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         try:
             name = object_name(self._template, order)
             resource = await self._objects.resource(self._kind)
@@ -53,7 +53,7 @@ class ExternalRepairer:
             return RepairAnswer(AnswerState.FAILED, self._misplaced(resource))
         content = manifest(self._template, order, name=name, owner=owner_of(order))
         try:
-            await self._objects.create(resource, self._namespace, content)
+            await self._objects.create(resource, self._namespace, content, guard=guard)
         except Conflict as error:
             return await self._known(order, resource, name, error)
         except ClusterError as error:
@@ -99,7 +99,7 @@ class ExternalRepairer:
                 return False
             if found.deleting:
                 return False
-            await self._objects.delete(resource, found, as_read=True)
+            await self._objects.delete(resource, found, as_read=True, guard=UNGUARDED)
         except (UnusableNameError, ClusterError):
             return False
         return True
@@ -113,7 +113,7 @@ class ExternalRepairer:
         try:
             resource, found = await self._find(order)
             if found is not None and is_of_order(found, order) and not found.deleting:
-                await self._objects.delete(resource, found, as_read=False)
+                await self._objects.delete(resource, found, as_read=False, guard=UNGUARDED)
                 _, found = await self._find(order)
             if found is not None and is_of_order(found, order):
                 text = f"{self._named(found.name)} is deleted, and a finalizer keeps it"

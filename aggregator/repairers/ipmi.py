@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aggregator.alerts.http_channel import SecretError, read_secret
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
+from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.worker_thread import WorkerThread
@@ -60,7 +61,7 @@ class IpmiRepairer(SentOnce):
     def __init__(self, target: IpmiTarget) -> None:
         self._target = target
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         target = self._target
         thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
         try:
@@ -84,12 +85,15 @@ class IpmiRepairer(SentOnce):
                 values={"node": order.node},
                 limit=min(_ATTEMPT, order.lasts),
                 secrets={"IPMI_PASSWORD": password},
+                guard=guard,
             )
         except SiteCommandFailed as error:
             not_begun = isinstance(error.__cause__, OSError | ValueError)
             return RepairAnswer(
                 AnswerState.NOT_SENT if not_begun else AnswerState.UNSURE, str(error)
             )
+        except ClusterError as error:
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
         lines = [one for one in finished.output.splitlines() if one.strip()]
         told = "; ".join(one for one in lines if not one.lstrip("> ").startswith(_NOISE))
         if finished.code == 0:

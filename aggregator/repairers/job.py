@@ -11,7 +11,7 @@ from typing import Any
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStore
-from aggregator.cluster.port import ClusterError, Conflict
+from aggregator.cluster.port import UNGUARDED, ClusterError, Conflict, Guard
 from aggregator.config.field_path import read_field
 from aggregator.config.job import JobSection
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
@@ -53,7 +53,7 @@ class JobRepairer:
         self._taint = taint
         self._sleep = sleep
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         """A refusal is no verdict about the node, so it is never FAILED."""
         profiles = self._section.profiles
         if order.profile not in profiles:
@@ -72,7 +72,7 @@ class JobRepairer:
             return _refusal(answer_of(error, sent=False))
         content = job_manifest(self._section, order, gpus=gpus, taint=self._taint)
         try:
-            await self._objects.create(JOBS, self._section.namespace, content)
+            await self._objects.create(JOBS, self._section.namespace, content, guard=guard)
         except Conflict as error:  # another process of ours was faster, or another party
             return RepairAnswer(AnswerState.UNSURE, str(error))
         except ClusterError as error:
@@ -120,7 +120,9 @@ class JobRepairer:
         try:
             found = await self._find(order)
             if found is not None and is_of_order(found, order) and not found.deleting:
-                await self._objects.delete(JOBS, found, as_read=False, foreground=True)
+                await self._objects.delete(
+                    JOBS, found, as_read=False, guard=UNGUARDED, foreground=True
+                )
                 found = await self._find(order)
             if found is not None and is_of_order(found, order):
                 text = f"{self._named(order)} is deleted, and its pod has not ended"

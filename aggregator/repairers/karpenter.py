@@ -8,7 +8,7 @@ another one, proves the replacement. A deletion can't be taken back.
 from collections.abc import Sequence
 
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource, ObjectStore
-from aggregator.cluster.port import ClusterError, Conflict
+from aggregator.cluster.port import ClusterError, Conflict, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.node_object import NodeIsAnotherError, read_node_facts
 from aggregator.repairers.object_answers import answer_of
@@ -28,7 +28,7 @@ class KarpenterRepairer(SentOnce):
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         try:
             resource = await self._objects.resource(NODE_CLAIM)
             for _ in range(_TRIES):
@@ -42,7 +42,7 @@ class KarpenterRepairer(SentOnce):
                 if fresh.deleting:
                     text = f"NodeClaim {fresh.name} is being deleted already"
                     return RepairAnswer(AnswerState.TAKEN, text)
-                answer = await self._delete(resource, fresh)
+                answer = await self._delete(resource, fresh, guard)
                 if answer is not None:
                     return answer
         except NodeIsAnotherError as error:
@@ -52,10 +52,12 @@ class KarpenterRepairer(SentOnce):
         text = "the NodeClaim changes faster than it can be deleted"
         return RepairAnswer(AnswerState.NOT_SENT, text)
 
-    async def _delete(self, resource: ObjectResource, claim: ClusterObject) -> RepairAnswer | None:
+    async def _delete(
+        self, resource: ObjectResource, claim: ClusterObject, guard: Guard
+    ) -> RepairAnswer | None:
         """None: it has changed since it was read."""
         try:
-            await self._objects.delete(resource, claim, as_read=True)
+            await self._objects.delete(resource, claim, as_read=True, guard=guard)
         except Conflict:
             return None
         except ClusterError as error:

@@ -1,6 +1,6 @@
 """A failed request to the cluster's API as a repairer's answer."""
 
-from aggregator.cluster.port import ClusterError, Unreachable
+from aggregator.cluster.port import ClusterError, GuardRefused, GuardUnreadable, Unreachable
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 
 _GRANT = "grant it as docs/repair.md says (section Rights)"
@@ -16,6 +16,8 @@ def answer_of(error: ClusterError, *, sent: bool) -> RepairAnswer:
     its deadline, and a repairer that works stands further up the ladder.
     """
     text = str(error)
+    if isinstance(error, GuardRefused | GuardUnreadable):
+        return RepairAnswer(AnswerState.NOT_SENT, text)
     if isinstance(error, Unreachable):
         open_end = sent and error.status != _TURNED_AWAY
         return RepairAnswer(AnswerState.UNSURE if open_end else AnswerState.NOT_SENT, text)

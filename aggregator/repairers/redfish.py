@@ -14,8 +14,10 @@ from pathlib import Path
 import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, read_secret, words_of
+from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
+from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
 from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
 
@@ -49,7 +51,7 @@ class RedfishRepairer(SentOnce):
     def __init__(self, target: RedfishTarget) -> None:
         self._target = target
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         target = self._target
         thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
         try:
@@ -60,19 +62,20 @@ class RedfishRepairer(SentOnce):
             lasts = min(order.lasts, _ATTEMPT)
             # A time of its own for the connection: a BMC that takes none was certainly not asked.
             timeout = aiohttp.ClientTimeout(total=lasts, connect=lasts / 2)
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(
-                    f"{url}/Actions/ComputerSystem.Reset",
-                    json={"ResetType": target.reset_type},
-                    headers={"Authorization": f"Basic {proof}"},
-                    ssl=context or True,
-                    allow_redirects=False,
-                ) as response,
-            ):
-                reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
-                location = response.headers.get("Location", "")
-        except (SecretError, CaFileError, UnicodeDecodeError) as error:
+            with checked_by(guard):
+                async with (
+                    aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
+                    session.post(
+                        f"{url}/Actions/ComputerSystem.Reset",
+                        json={"ResetType": target.reset_type},
+                        headers={"Authorization": f"Basic {proof}"},
+                        ssl=context or True,
+                        allow_redirects=False,
+                    ) as response,
+                ):
+                    reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
+                    location = response.headers.get("Location", "")
+        except (SecretError, CaFileError, UnicodeDecodeError, ClusterError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
             return RepairAnswer(AnswerState.NOT_SENT, words_of(error))

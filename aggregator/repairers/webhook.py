@@ -18,8 +18,10 @@ import aiohttp
 
 from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.alerts.webhook import headers
+from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
 from aggregator.runtime.text import truncate
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -47,21 +49,23 @@ class WebhookRepairer:
         self._secret_file = secret_file
         self._wall = wall
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
-        return await self._post(order, "order")
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        return await self._post(order, "order", guard)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
-        """The same request once more: its answer tells how far it has come."""
-        answer = await self._post(order, "order")
+        """The same request once more: its answer tells how far it has come. The endpoint has taken
+        this id before, so nothing new is ordered.
+        """
+        answer = await self._post(order, "order", UNGUARDED)
         unsent = (
             answer.state is AnswerState.NOT_SENT
         )  # this question: the order itself was taken before
         return RepairAnswer(AnswerState.TAKEN, answer.text) if unsent else answer
 
     async def cancel(self, order: RepairOrder) -> bool:
-        return (await self._post(order, "cancel")).state is AnswerState.DONE
+        return (await self._post(order, "cancel", UNGUARDED)).state is AnswerState.DONE
 
-    async def _post(self, order: RepairOrder, event: str) -> RepairAnswer:
+    async def _post(self, order: RepairOrder, event: str, guard: Guard) -> RepairAnswer:
         timeout = aiohttp.ClientTimeout(total=min(order.lasts, _ATTEMPT))
         told: dict[str, object] = {
             name: truncate(text, _LONGEST) for name, text in order.values().items()
@@ -75,20 +79,21 @@ class WebhookRepairer:
         try:
             secret = await thread.run(read_secret, self._secret_file)
             ident = order.operation if event == "order" else f"{order.operation}-{event}"
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(
-                    self._url,
-                    data=content,
-                    headers=headers(ident, content, secret, self._wall()),
-                    allow_redirects=False,
-                ) as response,
-            ):
-                reply = await response.content.read(_MOST_ANSWER)
-                text = reply.decode(errors="replace").strip()
-                answer = _judge(response.status, text)
-                return _verdict(answer, text) if order.repair == TEST else answer
-        except SecretError as error:
+            with checked_by(guard):
+                async with (
+                    aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
+                    session.post(
+                        self._url,
+                        data=content,
+                        headers=headers(ident, content, secret, self._wall()),
+                        allow_redirects=False,
+                    ) as response,
+                ):
+                    reply = await response.content.read(_MOST_ANSWER)
+            text = reply.decode(errors="replace").strip()
+            answer = _judge(response.status, text)
+            return _verdict(answer, text) if order.repair == TEST else answer
+        except (SecretError, ClusterError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:
             return RepairAnswer(AnswerState.NOT_SENT, words_of(error))

@@ -5,20 +5,31 @@ A process that the command leaves running keeps a pipe open, and would keep its 
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import IO
 
-#: Seconds between two checks of the size.
+#: Seconds between two checks of whether it may go on.
 _LOOK = 0.25
 _MOST_SHOWN = 2000
 
 
-async def wait_for_end(process: asyncio.subprocess.Process, output: IO[bytes], most: int) -> bool:
-    """Wait until the process has ended. False: it goes on, with more than ``most`` bytes."""
+async def wait_for_end(
+    process: asyncio.subprocess.Process,
+    output: IO[bytes],
+    most: int,
+    *,
+    refused: Callable[[], object] = bool,
+) -> bool:
+    """Wait until the process has ended. False: it goes on, with more than ``most`` bytes, or
+    ``refused`` has returned true.
+    """
     ending = asyncio.ensure_future(process.wait())
     try:
         while not ending.done():
             await asyncio.wait({ending}, timeout=_LOOK)
-            if not ending.done() and os.fstat(output.fileno()).st_size > most:
+            if ending.done():
+                break
+            if refused() or os.fstat(output.fileno()).st_size > most:
                 return False
     finally:
         ending.cancel()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from aggregator.cluster.port import UNGUARDED
 from aggregator.ingest.codec import InvalidMessage, repair_result
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.agent import AgentRepairer
@@ -147,7 +148,7 @@ async def test_each_state_has_its_answer(
     order: RepairOrder, state: OrderState, answer: AnswerState
 ) -> None:
     bench = Bench(state, message="as it was")
-    assert (await bench.repairer.order(order)).state is answer
+    assert (await bench.repairer.order(order, UNGUARDED)).state is answer
     (sent,) = bench.first.ordered
     assert (sent.operation, sent.verb, sent.quarantine) == (order.operation, order.repair, "q")
     assert sent.boot_id == "boot-1"
@@ -159,18 +160,18 @@ async def test_each_state_has_its_answer(
 @in_virtual_time
 async def test_a_profile_that_the_node_lacks_or_a_verb_that_it_forbids_is_no_verdict() -> None:
     bench = Bench(S.SUCCEEDED)
-    answer = await bench.repairer.order(replace(TEST, profile="other"))
+    answer = await bench.repairer.order(replace(TEST, profile="other"), UNGUARDED)
     assert answer.state is A.INCONCLUSIVE
     assert "no test profile other; it has: standard" in answer.text
     bench.first.repair_verbs = ("reboot",)
-    assert (await bench.repairer.order(TEST)).state is A.INCONCLUSIVE
+    assert (await bench.repairer.order(TEST, UNGUARDED)).state is A.INCONCLUSIVE
     assert bench.first.ordered == []
 
 
 @in_virtual_time
 async def test_a_test_is_cancelled_at_any_time_and_says_nothing_about_the_node() -> None:
     bench = Bench(S.RUNNING)
-    await bench.repairer.order(TEST)
+    await bench.repairer.order(TEST, UNGUARDED)
     bench.first.states = [AgentResult("", S.INCONCLUSIVE, "cancelled")]
     assert await bench.repairer.cancel(TEST)
     assert bench.first.cancelled == [TEST.operation]
@@ -180,7 +181,7 @@ async def test_a_test_is_cancelled_at_any_time_and_says_nothing_about_the_node()
 @in_virtual_time
 async def test_a_running_test_is_waited_for() -> None:
     bench = Bench(S.RUNNING)
-    await bench.repairer.order(TEST)
+    await bench.repairer.order(TEST, UNGUARDED)
     assert (await bench.repairer.read_outcome(TEST)).state is A.TAKEN
 
 
@@ -192,7 +193,7 @@ async def test_what_a_test_has_measured_goes_into_the_details_and_is_bounded() -
         assert bench.stream is not None
         bench.stream.states = [AgentResult("", S.FAILED, "threshold", "fio: slow", measured)]
         order = replace(TEST, operation=f"q-{len(measured)}")
-        answer = await bench.repairer.order(order)
+        answer = await bench.repairer.order(order, UNGUARDED)
         assert answer.text == "threshold: fio: slow"
         rows = json.loads(answer.details["measurements"])
         assert rows[0] == ["m" * 100, "GPU-0", 1.5, "GB/s"]
@@ -232,7 +233,7 @@ async def test_the_evidence_of_an_order_is_kept_over_the_end_of_the_stream_and_o
     None
 ):
     bench = Bench(S.ACCEPTED)
-    await bench.repairer.order(RESET)
+    await bench.repairer.order(RESET, UNGUARDED)
     bench.orders.on_result("node-1", told_by_agent('{"a": 1}', RESET.operation))
     bench.ends()
     bench.repairer.note_end("node-1", RESET.operation)
@@ -275,29 +276,31 @@ def test_agents_can_not_fill_the_memory_with_evidence() -> None:
 async def test_an_order_to_no_stream_is_certainly_not_sent() -> None:
     bench = Bench()
     bench.ends()
-    answer = await bench.repairer.order(RESET)
+    answer = await bench.repairer.order(RESET, UNGUARDED)
     assert answer.state is A.NOT_SENT
     assert "not connected" in answer.text
-    assert (await bench.repairer.order(replace(RESET, node="node-2"))).state is A.NOT_SENT
+    assert (
+        await bench.repairer.order(replace(RESET, node="node-2"), UNGUARDED)
+    ).state is A.NOT_SENT
     assert bench.first.ordered == []
 
 
 @in_virtual_time
 async def test_a_stream_that_ends_before_the_answer_leaves_the_doubt_and_it_is_sent_again() -> None:
     bench = Bench()
-    waiting = asyncio.create_task(bench.repairer.order(RESET))
+    waiting = asyncio.create_task(bench.repairer.order(RESET, UNGUARDED))
     await asyncio.sleep(1)
     bench.ends()
     assert (await waiting).state is A.UNSURE
     bench.stream = FakeStream(bench.orders, [AgentResult("", S.SUCCEEDED)])
-    assert (await bench.repairer.order(RESET)).state is A.DONE
+    assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.DONE
     assert [one.operation for one in bench.stream.ordered] == [RESET.operation]
 
 
 @in_virtual_time
 async def test_a_stream_that_is_replaced_before_the_answer_leaves_the_doubt() -> None:
     bench = Bench()
-    waiting = asyncio.create_task(bench.repairer.order(RESET))
+    waiting = asyncio.create_task(bench.repairer.order(RESET, UNGUARDED))
     await asyncio.sleep(1)
     bench.orders.on_detach("node-1")
     bench.stream = FakeStream(bench.orders)
@@ -306,13 +309,13 @@ async def test_a_stream_that_is_replaced_before_the_answer_leaves_the_doubt() ->
 
 @in_virtual_time
 async def test_an_agent_that_does_not_answer_leaves_the_doubt() -> None:
-    assert (await Bench().repairer.order(RESET)).state is A.UNSURE
+    assert (await Bench().repairer.order(RESET, UNGUARDED)).state is A.UNSURE
 
 
 @in_virtual_time
 async def test_a_result_that_comes_later_is_kept_until_the_end_is_durable() -> None:
     bench = Bench(S.ACCEPTED)
-    assert (await bench.repairer.order(RESET)).state is A.TAKEN
+    assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.TAKEN
     assert (await bench.repairer.read_outcome(RESET)).state is A.UNSURE  # not known to have failed
     bench.ends()
     again = bench.stream = FakeStream(bench.orders)
@@ -330,7 +333,7 @@ async def test_a_result_that_comes_later_is_kept_until_the_end_is_durable() -> N
 @in_virtual_time
 async def test_a_result_of_an_attempt_that_has_ended_is_acknowledged_when_it_comes() -> None:
     bench = Bench(S.ACCEPTED)
-    await bench.repairer.order(RESET)
+    await bench.repairer.order(RESET, UNGUARDED)
     bench.repairer.note_end("node-1", RESET.operation)
     assert bench.first.taken == []
     bench.orders.on_result("node-1", AgentResult(RESET.operation, S.RUNNING))
@@ -344,7 +347,7 @@ async def test_results_of_earlier_operations_are_acknowledged_with_the_next_orde
     """Another process has written their ends, or a person has released the node."""
     bench = Bench(S.ACCEPTED)
     bench.orders.on_result("node-1", AgentResult("earlier", S.SUCCEEDED))
-    await bench.repairer.order(RESET)
+    await bench.repairer.order(RESET, UNGUARDED)
     assert bench.first.taken == ["earlier"]
 
 
@@ -353,7 +356,7 @@ async def test_an_end_is_not_taken_back_by_a_state_that_was_late() -> None:
     bench = Bench()
     for state in (S.SUCCEEDED, S.RUNNING):
         bench.orders.on_result("node-1", AgentResult(RESET.operation, state))
-    assert (await bench.repairer.order(RESET)).state is A.DONE
+    assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.DONE
     assert bench.first.ordered == [], "its end is known"
     for state in (S.UNKNOWN, S.SUCCEEDED):  # another boot has proved it
         bench.orders.on_result("node-1", AgentResult(REBOOT.operation, state))
@@ -363,7 +366,7 @@ async def test_an_end_is_not_taken_back_by_a_state_that_was_late() -> None:
 @in_virtual_time
 async def test_a_reboot_under_way_waits_for_the_node_and_a_reset_for_the_agent() -> None:
     bench = Bench(S.RUNNING)
-    assert (await bench.repairer.order(REBOOT)).state is A.TAKEN
+    assert (await bench.repairer.order(REBOOT, UNGUARDED)).state is A.TAKEN
     assert (await bench.repairer.read_outcome(REBOOT)).state is A.TAKEN
     assert (await bench.repairer.read_outcome(RESET)).state is A.UNSURE
 
@@ -384,7 +387,7 @@ async def test_what_no_agent_could_carry_out_fails_and_is_not_sent(
 ) -> None:
     bench = Bench()
     bench.first.repair_verbs = verbs
-    answer = await bench.repairer.order(order)
+    answer = await bench.repairer.order(order, UNGUARDED)
     assert answer.state is A.FAILED
     assert words in answer.text
     assert bench.first.ordered == []
@@ -393,9 +396,9 @@ async def test_what_no_agent_could_carry_out_fails_and_is_not_sent(
 @in_virtual_time
 async def test_a_verb_that_is_not_allowed_any_more_says_nothing_of_an_order_that_was_sent() -> None:
     bench = Bench()
-    assert (await bench.repairer.order(RESET)).state is A.UNSURE
+    assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.UNSURE
     bench.first.repair_verbs = ()
-    assert (await bench.repairer.order(RESET)).state is A.UNSURE
+    assert (await bench.repairer.order(RESET, UNGUARDED)).state is A.UNSURE
 
 
 @pytest.mark.parametrize(
@@ -410,7 +413,7 @@ async def test_a_verb_that_is_not_allowed_any_more_says_nothing_of_an_order_that
 @in_virtual_time
 async def test_a_refusal_is_in_words_for_people(reason: str, words: str) -> None:
     bench = Bench(S.REFUSED, reason=reason, message="python3 (pid 7)")
-    answer = await bench.repairer.order(RESET)
+    answer = await bench.repairer.order(RESET, UNGUARDED)
     assert answer.state is A.FAILED
     assert words in answer.text
 
@@ -467,8 +470,8 @@ async def test_an_order_goes_by_the_nodes_own_stream_with_a_deadline_of_its_cloc
     async with plain.agent() as agent:
         verbs: list[int] = [pb.REPAIR_VERB_GPU_RESET, 77, pb.REPAIR_VERB_TEST]
         await greeted(agent, boottime_ms=5_000_000, verbs=verbs)
-        assert (await repairer.order(REBOOT)).state is A.FAILED
-        ordering = asyncio.create_task(repairer.order(RESET))
+        assert (await repairer.order(REBOOT, UNGUARDED)).state is A.FAILED
+        ordering = asyncio.create_task(repairer.order(RESET, UNGUARDED))
         order = await agent.expect("repair_order")
         assert (order.operation_id, order.quarantine_uid) == (RESET.operation, "q")
         assert (order.verb, order.gpu_uuids) == (pb.REPAIR_VERB_GPU_RESET, [GPU])
@@ -486,20 +489,20 @@ async def test_an_order_goes_by_the_nodes_own_stream_with_a_deadline_of_its_cloc
         assert (await agent.expect("repair_result_taken")).operation_id == RESET.operation
         await agent.send(pb.AgentMessage(heartbeat=pb.Heartbeat(boottime_ms=9_000_000)))
         await agent.expect("resync")  # the heartbeat was read
-        again = asyncio.create_task(repairer.order(replace(RESET, operation="q-2")))
+        again = asyncio.create_task(repairer.order(replace(RESET, operation="q-2"), UNGUARDED))
         assert 9_300_000 <= (await agent.expect("repair_order")).deadline_ms < 9_330_000
         cancelling = asyncio.create_task(repairer.cancel(replace(RESET, operation="q-2")))
         assert (await agent.expect("cancel_repair")).operation_id == "q-2"
         await agent.call.done_writing()
         assert (await again).state is A.UNSURE
         assert await cancelling is False
-    assert (await repairer.order(replace(RESET, operation="q-3"))).state is A.NOT_SENT
+    assert (await repairer.order(replace(RESET, operation="q-3"), UNGUARDED)).state is A.NOT_SENT
 
 
 async def test_an_agent_that_does_not_tell_its_clock_gets_no_order(plain: Site) -> None:
     async with plain.agent() as agent:
         await greeted(agent, boottime_ms=0, verbs=[pb.REPAIR_VERB_GPU_RESET])
-        assert (await AgentRepairer(plain.server.orders).order(RESET)).state is A.FAILED
+        assert (await AgentRepairer(plain.server.orders).order(RESET, UNGUARDED)).state is A.FAILED
 
 
 async def test_a_result_counts_for_the_node_of_its_stream_alone(plain: Site) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, HookState, Phase
+from aggregator.cluster.port import Action, Guard, HookState, Phase
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
@@ -35,7 +35,7 @@ class PlayedHook:
     at_once: int = 0
     most_at_once: int = 0
 
-    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
+    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         assert limit > 0
         node = values["node"]
         self.asked.append((values["hook"], node))

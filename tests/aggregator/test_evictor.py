@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from aggregator.cluster.port import (
     Blocker,
     Evicted,
     EvictionResult,
+    Guard,
     GuardRefused,
     Phase,
     Pod,
@@ -82,7 +84,7 @@ class Bench:
         self.node_state: Any = NodeState(summary_of("n1", quarantine=quarantine()), loop.time)
         self.memory = DrainMemory("q")
         acts: Any = SimpleNamespace(
-            guard=lambda _: self._guard,
+            guard=lambda _, against: Guard(lambda: self._guard(against)),
             emit_event=lambda _, kind, text, __: self.told.append(f"{kind.value}: {text}"),
         )
         cluster: Any = self
@@ -100,8 +102,9 @@ class Bench:
             landing=set(),
         )
 
-    async def _guard(self) -> None:
-        """Nothing stops it."""
+    async def _guard(self, against: Callable[[], str]) -> None:
+        if why := against():
+            raise GuardRefused(why)
 
     async def evict(self, pod: Pod, *, guard: Any, background: bool, dry_run: bool = False) -> Any:
         await guard()
@@ -187,7 +190,7 @@ def test_nothing_is_sent_for_a_drain_that_is_over() -> None:
         async def refuse() -> None:
             raise GuardRefused("stopped")
 
-        bench.evictor.acts.guard = lambda _: refuse
+        bench.evictor.acts.guard = lambda _, against: refuse
         with pytest.raises(GuardRefused):
             await bench.evictor.ask(DrainPlan(evict=(pod("a"),)))
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import ClusterError, Node, Pod, RepairState, Unreachable
+from aggregator.cluster.port import (
+    UNGUARDED,
+    ClusterError,
+    Guard,
+    Node,
+    Pod,
+    RepairState,
+    Unreachable,
+)
 from aggregator.quarantine.decide.gpu_operands import (
     PAUSED,
     operand_pods,
@@ -110,9 +118,9 @@ class GpuSite(Site):
         site = self
 
         class Reset(ShopRepairer):
-            async def order(self, order: RepairOrder) -> RepairAnswer:
+            async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
                 site.held_at_order.append(operand_pods(site.world.pods.values()))
-                return await super().order(order)
+                return await super().order(order, UNGUARDED)
 
         made = repair_settings(
             ("gpu-reset", Reset(self.shop, cluster, sends_twice=True)),

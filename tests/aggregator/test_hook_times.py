@@ -9,7 +9,9 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
+    Guard,
     HookState,
     HookStatus,
     Quarantine,
@@ -44,7 +46,7 @@ class ScriptedHook:
         self.asked: list[tuple[float, float]] = []
         self.values: Mapping[str, str] = {}
 
-    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
+    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
         self.asked.append((self._loop.time() - self._began, limit))
         self.values = values
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -62,6 +64,10 @@ class Recorder:
     ) -> None:
         assert details["hook"] in ("pre_evict", "post_release")
         self.notes.append((kind.value, text))
+
+    def guard(self, _: NodeState, **checks: object) -> Guard:
+        assert set(checks) == {"against", "quarantine"}
+        return UNGUARDED
 
     async def write_status(
         self, node_state: NodeState, known: Quarantine, status: QuarantineStatus

@@ -28,6 +28,7 @@ from aggregator.cluster.local.commands import SiteCommandFailed, run_command
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.node_names import TAINT, is_marked
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Blocker,
     Cluster,
@@ -417,7 +418,7 @@ async def test_a_command_gets_its_words_without_a_shell(tmp_path: Path) -> None:
         f" open({str(out)!r}, 'w'))"
     )
     argv = [sys.executable, "-c", program, "NodeName={node}", "Reason={reason}", "{else}"]
-    await run_command(argv, key=KEY, values=VALUES, limit=20)
+    await run_command(argv, key=KEY, values=VALUES, limit=20, guard=UNGUARDED)
     assert json.loads(out.read_text()) == [
         ["NodeName=n1", "Reason=xid:79; $(reboot) {node}", "{else}"],
         "n1",
@@ -488,13 +489,21 @@ def test_grpc_has_read_what_it_is_told_when_that_is_taken_away() -> None:
 async def test_a_command_that_fails_says_how(tmp_path: Path) -> None:
     with pytest.raises(SiteCommandFailed, match="sh exited with 3: out\nwhy"):
         await run_command(
-            ["sh", "-c", "echo out; echo why >&2; exit 3"], key=KEY, values=VALUES, limit=20
+            ["sh", "-c", "echo out; echo why >&2; exit 3"],
+            key=KEY,
+            values=VALUES,
+            limit=20,
+            guard=UNGUARDED,
         )
     with pytest.raises(SiteCommandFailed, match=r"/no/such can't be run: .*No such file"):
-        await run_command(["/no/such"], key=KEY, values=VALUES, limit=20)
+        await run_command(["/no/such"], key=KEY, values=VALUES, limit=20, guard=UNGUARDED)
     with pytest.raises(SiteCommandFailed, match=r"exited with 1: .{100,2000}$"):
         await run_command(
-            [sys.executable, "-c", "print('x' * 10**6); exit(1)"], key=KEY, values=VALUES, limit=20
+            [sys.executable, "-c", "print('x' * 10**6); exit(1)"],
+            key=KEY,
+            values=VALUES,
+            limit=20,
+            guard=UNGUARDED,
         )
 
 
@@ -517,7 +526,7 @@ async def test_the_log_has_the_program_and_its_key_and_no_argument_that_may_be_a
     caplog.set_level(logging.DEBUG, "sickbay")
     told = ""
     try:
-        await run_command(words, key=KEY, values=VALUES, limit=limit)
+        await run_command(words, key=KEY, values=VALUES, limit=limit, guard=UNGUARDED)
     except SiteCommandFailed as error:
         told = str(error)
     (line,) = (vars(record) for record in caplog.records)
@@ -531,22 +540,26 @@ async def test_a_command_runs_where_nothing_can_be_written(
     """Above all on a full disk: a failed write of its output must hold no cordon and no release."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no-longer-there"))
     with pytest.raises(SiteCommandFailed, match="sh exited with 3: why"):
-        await run_command(["sh", "-c", "echo why; exit 3"], key=KEY, values=VALUES, limit=20)
-    await run_command(["sh", "-c", "echo done"], key=KEY, values=VALUES, limit=20)
+        await run_command(
+            ["sh", "-c", "echo why; exit 3"], key=KEY, values=VALUES, limit=20, guard=UNGUARDED
+        )
+    await run_command(["sh", "-c", "echo done"], key=KEY, values=VALUES, limit=20, guard=UNGUARDED)
 
 
 async def test_a_command_that_does_not_stop_talking_is_ended(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     argv = ["sh", "-c", f"echo $$ > {mine}; exec yes"]
     with pytest.raises(SiteCommandFailed, match="sh was ended: it wrote more than 16 MiB"):
-        await run_command(argv, key=KEY, values=VALUES, limit=60)
+        await run_command(argv, key=KEY, values=VALUES, limit=60, guard=UNGUARDED)
     assert ended(int(mine.read_text()))
 
 
 async def test_a_reason_of_any_length_keeps_no_command_from_running(tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["sh", "-c", f'printf %s "$1" > {out}', "sh", "reason={reason}"]
-    await run_command(argv, key=KEY, values={**VALUES, "reason": "x" * 200_000}, limit=20)
+    await run_command(
+        argv, key=KEY, values={**VALUES, "reason": "x" * 200_000}, limit=20, guard=UNGUARDED
+    )
     mark = "… (200,000 characters)"
     assert out.read_text() == f"reason={'x' * (4000 - len(mark))}{mark}"
 
@@ -555,14 +568,16 @@ async def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path
     children = tmp_path / "children"
     argv = ["sh", "-c", f"sleep 300 & echo $! > {children}; wait"]
     with pytest.raises(SiteCommandFailed, match=r"did not end within 0\.5 s"):
-        await run_command(argv, key=KEY, values=VALUES, limit=0.5)
+        await run_command(argv, key=KEY, values=VALUES, limit=0.5, guard=UNGUARDED)
     await until(lambda: ended(int(children.read_text())))
 
 
 async def test_a_command_is_ended_when_the_aggregator_is_told_to_end(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     argv = ["sh", "-c", f"echo $$ > {mine}.new; mv {mine}.new {mine}; sleep 300"]
-    running = asyncio.create_task(run_command(argv, key=KEY, values=VALUES, limit=100))
+    running = asyncio.create_task(
+        run_command(argv, key=KEY, values=VALUES, limit=100, guard=UNGUARDED)
+    )
     await until(mine.exists)
     running.cancel()
     await asyncio.wait({running})
@@ -573,7 +588,7 @@ async def test_what_a_command_leaves_running_does_not_keep_us_waiting(tmp_path: 
     child = tmp_path / "child"
     began = time.monotonic()
     argv = ["sh", "-c", f"setsid sleep 30 & echo $! > {child}; echo done"]
-    await run_command(argv, key=KEY, values=VALUES, limit=20)
+    await run_command(argv, key=KEY, values=VALUES, limit=20, guard=UNGUARDED)
     assert time.monotonic() - began < 10
     os.kill(int(child.read_text()), signal.SIGKILL)
 

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.cluster.port import (
     ClusterError,
+    Guard,
     Phase,
     Quarantine,
     QuarantineStatus,
@@ -192,7 +193,7 @@ def test_the_hook_is_asked_although_no_pod_is_there() -> None:
         def __init__(self) -> None:
             self.times = 0
 
-        async def ask(self, values: Any, *, limit: float) -> HookAnswer:
+        async def ask(self, values: Any, *, limit: float, guard: Guard) -> HookAnswer:
             self.times += 1
             return HookAnswer(HookResult.DONE, "")
 

@@ -8,6 +8,7 @@ import pytest
 
 from aggregator.cluster.node_names import CODES, KEPT
 from aggregator.cluster.port import (
+    UNGUARDED,
     AdmissionRefused,
     Cluster,
     ClusterError,
@@ -49,10 +50,6 @@ class Api:
         return node
 
 
-async def allowed() -> None:
-    """A guard that lets all pass."""
-
-
 def writer(api: Api, clock: Turned) -> MarkWriter:
     return MarkWriter(cast("Cluster", api), clock)
 
@@ -63,18 +60,18 @@ async def test_a_refused_mark_goes_without_them_and_the_log_says_so_once(
     caplog.set_level(logging.INFO)
     api, clock = Api(), Turned()
     marks = writer(api, clock)
-    await marks.mark(NODE, CHANGE, guard=allowed)
+    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
     assert [set(one.annotations) for one in api.asked] == [set(CHANGE.annotations), {CODES}]
     assert all(one.unschedulable for one in api.asked)
     assert api.guards == 2, "each request checks the stop switch"
-    await marks.mark(NODE, CHANGE, guard=allowed)
+    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
     assert len(api.asked) == 3, "the next taint is not delayed by a refusal"
     clock.time += WITHOUT_FOR
-    await marks.mark(NODE, CHANGE, guard=allowed)
+    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
     assert len(api.asked) == 5, "the policy may be a new one"
     assert caplog.text.count("admission refuses annotations") == 1
     api.refuses, clock.time = "none", clock.time + WITHOUT_FOR
-    await marks.mark(NODE, CHANGE, guard=allowed)
+    await marks.mark(NODE, CHANGE, guard=UNGUARDED)
     assert api.asked[-1] == CHANGE
     assert caplog.text.count("takes annotations for other tools again") == 1
 
@@ -95,12 +92,12 @@ async def test_an_undo_is_tried_whole_each_time_and_goes_without_them() -> None:
 )
 async def test_what_is_refused_for_another_reason_is_an_error(api: Api, requests: int) -> None:
     with pytest.raises(Refused):
-        await writer(api, Turned()).mark(NODE, CHANGE, guard=allowed)
+        await writer(api, Turned()).mark(NODE, CHANGE, guard=UNGUARDED)
     assert len(api.asked) == requests
 
 
 async def test_a_mark_without_such_annotations_is_asked_for_once() -> None:
     api = Api("all")
     with pytest.raises(AdmissionRefused):
-        await writer(api, Turned()).mark(NODE, NodeChange(annotations=OWN), guard=allowed)
+        await writer(api, Turned()).mark(NODE, NodeChange(annotations=OWN), guard=UNGUARDED)
     assert len(api.asked) == 1

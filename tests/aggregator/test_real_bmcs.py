@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from aggregator.cluster.port import UNGUARDED
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
@@ -90,7 +91,7 @@ async def test_a_restart_by_redfish_takes_the_machine_off_and_on_again(
 ) -> None:
     assert await redfish_bmc.power(MACHINE) == "On"
     made = redfish(redfish_bmc, password(tmp_path), reset_type=reset_type)
-    answer = await made.order(ORDER)
+    answer = await made.order(ORDER, UNGUARDED)
     assert (answer.state, answer.text) == (AnswerState.TAKEN, f"{reset_type}: HTTP 204")
     assert await redfish_bmc.power(MACHINE) == "Off"
     await redfish_bmc.is_on_again(MACHINE)
@@ -123,7 +124,7 @@ async def test_what_a_redfish_bmc_refuses_has_failed_with_its_words(
         system=changed.get("system", MACHINE),
         reset_type=changed.get("reset_type", "ForceRestart"),
     )
-    answer = await made.order(ORDER)
+    answer = await made.order(ORDER, UNGUARDED)
     assert (answer.state, answer.text) == (AnswerState.FAILED, text)
     assert await redfish_bmc.power(MACHINE) == "On"
 
@@ -131,7 +132,7 @@ async def test_what_a_redfish_bmc_refuses_has_failed_with_its_words(
 async def test_a_certificate_of_an_unknown_authority_keeps_the_password_from_a_redfish_bmc(
     redfish_bmc: RedfishBmc, tmp_path: Path
 ) -> None:
-    answer = await redfish(redfish_bmc, password(tmp_path), trusted=False).order(ORDER)
+    answer = await redfish(redfish_bmc, password(tmp_path), trusted=False).order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.NOT_SENT
     assert "its certificate is not trusted" in answer.text
     assert redfish_bmc.resets() == 0
@@ -141,7 +142,7 @@ async def test_a_redfish_bmc_that_takes_no_connection_has_certainly_ordered_noth
     redfish_bmc: RedfishBmc, tmp_path: Path
 ) -> None:
     redfish_bmc.process.pause()  # the kernel connects for it, and TLS gets no answer
-    answer = await redfish(redfish_bmc, password(tmp_path)).order(BRIEF)
+    answer = await redfish(redfish_bmc, password(tmp_path)).order(BRIEF, UNGUARDED)
     assert (answer.state, answer.text) == (AnswerState.NOT_SENT, "no connection within 1 s")
     redfish_bmc.process.resume()
     assert await redfish_bmc.power(MACHINE) == "On"
@@ -152,7 +153,7 @@ async def test_a_redfish_bmc_that_hangs_after_the_order_leaves_the_outcome_open(
     redfish_bmc: RedfishBmc, tmp_path: Path, listener: Listener
 ) -> None:
     order = replace(BRIEF, lasts=12.0)
-    answer = await redfish(redfish_bmc, password(tmp_path), system=WATCHED).order(order)
+    answer = await redfish(redfish_bmc, password(tmp_path), system=WATCHED).order(order, UNGUARDED)
     assert (answer.state, answer.text) == (AnswerState.UNSURE, "no answer within 12 s")
     await until(lambda: listener.states == ["Off"], lambda: listener.states)  # it was carried out
 
@@ -162,7 +163,7 @@ async def test_each_order_reaches_a_redfish_bmc_once(
 ) -> None:
     made = redfish(redfish_bmc, password(tmp_path))
     # One after the other: the emulator's own database refuses the second of two writers at times.
-    answers = [await made.order(ORDER), await made.order(SECOND)]
+    answers = [await made.order(ORDER, UNGUARDED), await made.order(SECOND, UNGUARDED)]
     assert [one.state for one in answers] == [AnswerState.TAKEN] * 2
     assert redfish_bmc.resets() == 2
     assert not made.sends_twice
@@ -190,7 +191,7 @@ def ipmi(
 async def test_a_restart_by_ipmi_reaches_the_machine(
     ipmi_bmc: IpmiBmc, tmp_path: Path, power: str, steps: list[str]
 ) -> None:
-    answer = await ipmi(ipmi_bmc, password(tmp_path), power=power).order(ORDER)
+    answer = await ipmi(ipmi_bmc, password(tmp_path), power=power).order(ORDER, UNGUARDED)
     text = f"Chassis Power Control: {power.title()}"
     assert (answer.state, answer.text) == (AnswerState.TAKEN, text)
     await until(lambda: ipmi_bmc.orders() == steps, ipmi_bmc.orders)
@@ -201,7 +202,7 @@ async def test_ipmitool_itself_finds_a_cipher_suite_with_a_bmc_that_lists_none(
     ipmi_bmc: IpmiBmc, tmp_path: Path
 ) -> None:
     made = ipmi(ipmi_bmc, password(tmp_path), power="reset", program="ipmitool")
-    answer = await made.order(ORDER)
+    answer = await made.order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer.text
     assert ipmi_bmc.orders() == ["reset 1"]
 
@@ -217,7 +218,7 @@ async def test_ipmitool_itself_finds_a_cipher_suite_with_a_bmc_that_lists_none(
 async def test_a_login_that_the_bmc_refuses_has_failed_with_the_cause(
     ipmi_bmc: IpmiBmc, tmp_path: Path, user: str, secret: str, text: str
 ) -> None:
-    answer = await ipmi(ipmi_bmc, password(tmp_path, secret), user=user).order(ORDER)
+    answer = await ipmi(ipmi_bmc, password(tmp_path, secret), user=user).order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert text in answer.text
     assert "Loading IANA" not in answer.text
@@ -229,7 +230,7 @@ async def test_an_ipmi_bmc_that_is_not_reached_has_certainly_ordered_nothing(
     ipmi_bmc: IpmiBmc, tmp_path: Path, host: str
 ) -> None:
     ipmi_bmc.process.pause()
-    answer = await ipmi(ipmi_bmc, password(tmp_path), host=host).order(ORDER)
+    answer = await ipmi(ipmi_bmc, password(tmp_path), host=host).order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.NOT_SENT, answer.text
     assert "Unable to establish" in answer.text
     ipmi_bmc.process.resume()
@@ -238,7 +239,7 @@ async def test_an_ipmi_bmc_that_is_not_reached_has_certainly_ordered_nothing(
 
 async def test_a_slow_ipmi_bmc_restarts_the_machine_once(ipmi_bmc: IpmiBmc, tmp_path: Path) -> None:
     ipmi_bmc.answer_after(4.0)  # ipmitool alone repeats its request after a second
-    answer = await ipmi(ipmi_bmc, password(tmp_path), power="reset").order(ORDER)
+    answer = await ipmi(ipmi_bmc, password(tmp_path), power="reset").order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer.text
     assert ipmi_bmc.orders() == ["reset 1"]
 
@@ -248,7 +249,7 @@ async def test_an_ipmi_bmc_that_hangs_after_the_order_leaves_the_outcome_open(
 ) -> None:
     ipmi_bmc.answer_after(20.0)
     made = ipmi(ipmi_bmc, password(tmp_path), power="reset")
-    answer = await made.order(replace(ORDER, lasts=8.0))
+    answer = await made.order(replace(ORDER, lasts=8.0), UNGUARDED)
     assert answer.state is AnswerState.UNSURE
     assert "did not end within 8 s" in answer.text
     assert ipmi_bmc.orders() == ["reset 1"]
@@ -256,7 +257,7 @@ async def test_an_ipmi_bmc_that_hangs_after_the_order_leaves_the_outcome_open(
 
 async def test_each_order_reaches_an_ipmi_bmc_once(ipmi_bmc: IpmiBmc, tmp_path: Path) -> None:
     made = ipmi(ipmi_bmc, password(tmp_path), power="reset")
-    answers = await asyncio.gather(made.order(ORDER), made.order(SECOND))
+    answers = await asyncio.gather(made.order(ORDER, UNGUARDED), made.order(SECOND, UNGUARDED))
     assert [one.state for one in answers] == [AnswerState.TAKEN] * 2
     assert ipmi_bmc.orders() == ["reset 1", "reset 1"]
     assert not made.sends_twice

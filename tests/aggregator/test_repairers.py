@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from aggregator.cluster.port import UNGUARDED
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
@@ -88,7 +89,7 @@ def command(
 async def test_the_exit_code_of_a_command_is_its_answer(
     tmp_path: Path, text: str, reply: AnswerState
 ) -> None:
-    answer = await command(program(tmp_path, text)).order(ORDER)
+    answer = await command(program(tmp_path, text)).order(ORDER, UNGUARDED)
     assert answer.state is reply
     if reply is AnswerState.FAILED:
         assert "exited with 1: no such node" in answer.text
@@ -110,23 +111,23 @@ async def test_a_command_fails_a_node_by_exit_code_1_alone(
     tmp_path: Path, text: str, reply: AnswerState
 ) -> None:
     path = program(tmp_path, f'[ "$1" = standard ] || exit 9\n{text}')
-    answer = await command(path, "{profile}", limit=0.5).order(TEST)
+    answer = await command(path, "{profile}", limit=0.5).order(TEST, UNGUARDED)
     assert answer.state is reply
 
 
 async def test_a_command_is_told_the_operation_and_the_boot(tmp_path: Path) -> None:
     path = program(tmp_path, 'echo "$1 $SICKBAY_OPERATION $SICKBAY_BOOT_ID $SICKBAY_REPAIR"')
-    answer = await command(path, "{node}").order(ORDER)
+    answer = await command(path, "{node}").order(ORDER, UNGUARDED)
     assert answer.text == "n1 q-1-reboot boot-1 reboot"
 
 
 async def test_a_command_without_an_end_leaves_the_outcome_open(tmp_path: Path) -> None:
-    answer = await command(program(tmp_path, "sleep 600"), limit=0.3).order(ORDER)
+    answer = await command(program(tmp_path, "sleep 600"), limit=0.3).order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.UNSURE
 
 
 async def test_a_command_that_is_not_there_has_certainly_ordered_nothing(tmp_path: Path) -> None:
-    answer = await command(tmp_path / "none").order(ORDER)
+    answer = await command(tmp_path / "none").order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.NOT_SENT
 
 
@@ -161,13 +162,13 @@ async def test_the_status_of_an_endpoint_is_its_answer(
 ) -> None:
     server.status = status
     made = WebhookRepairer(server.url, secret, wall=lambda: 1000.0)
-    assert (await made.order(ORDER)).state is reply
+    assert (await made.order(ORDER, UNGUARDED)).state is reply
 
 
 async def test_an_order_by_webhook_is_signed_and_names_its_operation(
     server: Answers, secret: Path
 ) -> None:
-    await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(ORDER)
+    await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(ORDER, UNGUARDED)
     ((request, body),) = server.asked
     digest = hmac.new(b"hush", b"1000." + body, hashlib.sha256).hexdigest()
     assert request.headers["X-Sickbay-Signature"] == f"sha256={digest}"
@@ -184,7 +185,7 @@ async def test_an_order_by_webhook_is_signed_and_names_its_operation(
 
 
 async def test_a_ticket_has_the_evidence(server: Answers, secret: Path) -> None:
-    await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(TICKET)
+    await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(TICKET, UNGUARDED)
     assert json.loads(server.asked[0][1])["evidence"] == {"evidence": []}
 
 
@@ -193,7 +194,7 @@ async def test_a_repair_by_webhook_is_asked_for_its_end_with_the_same_operation(
 ) -> None:
     made = WebhookRepairer(server.url, secret, wall=lambda: 1000.0)
     server.status = 202
-    assert (await made.order(ORDER)).state is AnswerState.TAKEN
+    assert (await made.order(ORDER, UNGUARDED)).state is AnswerState.TAKEN
     server.status = 503
     assert (await made.read_outcome(ORDER)).state is AnswerState.TAKEN
     server.status = 200
@@ -213,12 +214,12 @@ async def test_a_repair_by_webhook_is_taken_back_where_the_endpoint_says_so(
 
 async def test_an_endpoint_that_is_not_there_has_certainly_ordered_nothing(secret: Path) -> None:
     made = WebhookRepairer("http://127.0.0.1:1/", secret, wall=lambda: 1000.0)
-    assert (await made.order(ORDER)).state is AnswerState.NOT_SENT
+    assert (await made.order(ORDER, UNGUARDED)).state is AnswerState.NOT_SENT
 
 
 async def test_a_secret_that_cannot_be_read_sends_no_order(server: Answers, tmp_path: Path) -> None:
     made = WebhookRepairer(server.url, tmp_path / "none", wall=lambda: 1000.0)
-    assert (await made.order(ORDER)).state is AnswerState.NOT_SENT
+    assert (await made.order(ORDER, UNGUARDED)).state is AnswerState.NOT_SENT
     assert server.asked == []
 
 
@@ -227,7 +228,7 @@ async def test_an_endpoint_without_an_answer_leaves_the_outcome_open(
 ) -> None:
     server.pause = 5.0
     brief = RepairOrder(*(ORDER.operation, "reboot", "n1", "u", "b", "q", "r"), lasts=0.3)
-    answer = await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(brief)
+    answer = await WebhookRepairer(server.url, secret, wall=lambda: 1000.0).order(brief, UNGUARDED)
     assert answer.state is AnswerState.UNSURE
 
 
@@ -255,7 +256,7 @@ async def test_the_status_of_a_bmc_is_its_answer(
     server: Answers, secret: Path, status: int, reply: AnswerState
 ) -> None:
     server.status, server.text = status, "" if status == 204 else "told"
-    assert (await redfish(server.url, secret).order(ORDER)).state is reply
+    assert (await redfish(server.url, secret).order(ORDER, UNGUARDED)).state is reply
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ async def test_the_message_of_a_redfish_error_is_told_and_any_other_text_as_it_i
     server: Answers, secret: Path, reply: str, text: str | None
 ) -> None:
     server.status, server.text = 400, reply
-    answer = await redfish(server.url, secret).order(ORDER)
+    answer = await redfish(server.url, secret).order(ORDER, UNGUARDED)
     assert answer.text == f"HTTP 400: {text or reply}"
 
 
@@ -282,7 +283,7 @@ async def test_a_bmc_gets_the_reset_that_is_configured_with_the_password_of_the_
     server: Answers, secret: Path
 ) -> None:
     server.status = 204
-    await redfish(f"{server.url}/redfish/v1/Systems", secret).order(ORDER)
+    await redfish(f"{server.url}/redfish/v1/Systems", secret).order(ORDER, UNGUARDED)
     ((request, body),) = server.asked
     assert request.method == "POST"
     assert request.path == "/redfish/v1/Systems/n1/Actions/ComputerSystem.Reset"
@@ -291,7 +292,7 @@ async def test_a_bmc_gets_the_reset_that_is_configured_with_the_password_of_the_
 
 
 async def test_a_bmc_that_is_not_reached_has_certainly_ordered_nothing(secret: Path) -> None:
-    answer = await redfish("http://127.0.0.1:1", secret).order(ORDER)
+    answer = await redfish("http://127.0.0.1:1", secret).order(ORDER, UNGUARDED)
     assert answer.state is AnswerState.NOT_SENT
 
 
@@ -328,7 +329,7 @@ def ipmi(tmp_path: Path, secret: Path, text: str) -> IpmiRepairer:
 async def test_the_words_of_ipmitool_are_its_answer(
     tmp_path: Path, secret: Path, text: str, reply: AnswerState
 ) -> None:
-    assert (await ipmi(tmp_path, secret, text).order(ORDER)).state is reply
+    assert (await ipmi(tmp_path, secret, text).order(ORDER, UNGUARDED)).state is reply
 
 
 async def test_ipmitool_has_the_password_in_its_environment_and_not_in_its_arguments(
@@ -336,7 +337,7 @@ async def test_ipmitool_has_the_password_in_its_environment_and_not_in_its_argum
 ) -> None:
     seen = tmp_path / "seen"
     made = ipmi(tmp_path, secret, f'echo "$IPMI_PASSWORD $*" > {seen}')
-    assert (await made.order(ORDER)).state is AnswerState.TAKEN
+    assert (await made.order(ORDER, UNGUARDED)).state is AnswerState.TAKEN
     word, *argv = seen.read_text().split()
     assert word == "hush"
     assert argv == [
@@ -382,5 +383,5 @@ async def test_the_verdict_of_a_webhook_is_a_word_in_its_answer_and_no_status(
 ) -> None:
     server.status, server.text = status, text
     repairer = WebhookRepairer(server.url, secret, wall=lambda: 1.0)
-    assert (await repairer.order(TEST)).state is reply
+    assert (await repairer.order(TEST, UNGUARDED)).state is reply
     assert json.loads(server.asked[0][1])["profile"] == "standard"

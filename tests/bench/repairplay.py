@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from aggregator.cluster.port import Guard
 from aggregator.policy.repairs import GPU_RESET, REBOOT, TEST, TICKET
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
@@ -228,7 +229,7 @@ class PlayedRepairer:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         return self._workshop.take(order)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:

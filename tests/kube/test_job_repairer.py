@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import UNGUARDED
 from aggregator.quarantine.decide.own_pods import OPERATION
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.job import JobRepairer
@@ -44,7 +45,7 @@ class Case:
         await asyncio.sleep(min(seconds, 0.5))
 
     async def ordered(self) -> None:
-        answer = await self.repairer.order(self.order)
+        answer = await self.repairer.order(self.order, UNGUARDED)
         assert answer.state is AnswerState.TAKEN, answer
 
     async def running(self) -> dict[str, Any]:
@@ -128,14 +129,14 @@ async def test_a_taint_of_another_party_keeps_the_test_away(case: Case) -> None:
 
 async def test_an_order_that_is_sent_again_makes_no_second_job(case: Case) -> None:
     await case.ordered()
-    again = await case.repairer.order(case.order)
+    again = await case.repairer.order(case.order, UNGUARDED)
     assert again.state is AnswerState.TAKEN
     assert "was created before" in again.text
     assert len(case.jobs.all()) == 1
 
 
 async def test_two_processes_that_order_at_once_make_one_job(case: Case) -> None:
-    answers = await asyncio.gather(*(case.repairer.order(case.order) for _ in range(4)))
+    answers = await asyncio.gather(*(case.repairer.order(case.order, UNGUARDED) for _ in range(4)))
     allowed = (AnswerState.TAKEN, AnswerState.UNSURE)
     assert {one.state for one in answers} <= {*allowed}
     assert len(case.jobs.all()) == 1
@@ -163,10 +164,10 @@ async def test_a_create_whose_answer_is_lost_makes_one_job(
                         proxy.faults.loses_answers = 0.0
 
             losing = JobRepairer(Losing(objects._transport), case.section)
-            answer = await losing.order(case.order)
+            answer = await losing.order(case.order, UNGUARDED)
             assert answer.state is AnswerState.UNSURE, answer
             assert len(case.jobs.all()) == 1
-            again = await repairer.order(case.order)
+            again = await repairer.order(case.order, UNGUARDED)
     assert again.state is AnswerState.TAKEN
     assert len(case.jobs.all()) == 1
     pod = await case.jobs.pod_on(case.order.node)
@@ -300,7 +301,7 @@ async def test_the_end_waits_for_a_pod_that_was_left_without_its_job(case: Case)
     left = await case.repairer.clean_up(case.order)
     assert left.state is AnswerState.NOT_SENT
     assert "has not ended" in left.text
-    again = await case.repairer.order(case.order)
+    again = await case.repairer.order(case.order, UNGUARDED)
     assert again.state is AnswerState.INCONCLUSIVE
     assert "its Job was deleted, and its pod is still there" in again.text
     case.jobs.end(pod, 143)
@@ -324,7 +325,7 @@ async def test_a_strangers_job_of_the_name_is_not_touched_and_gives_no_verdict(c
     content = job_manifest(case.section, case.order, gpus=0)
     content["metadata"].pop("annotations")
     case.jobs.space.plane.call("POST", case.jobs.path, content)
-    answer = await case.repairer.order(case.order)
+    answer = await case.repairer.order(case.order, UNGUARDED)
     assert answer.state is AnswerState.INCONCLUSIVE
     assert "another party's" in answer.text
     pod = await case.jobs.pod_on(case.order.node)
@@ -376,7 +377,7 @@ async def test_the_job_goes_with_its_quarantine(case: Case, kube: KubeCluster) -
 
 
 async def test_a_profile_that_the_job_does_not_have_is_named(case: Case) -> None:
-    answer = await case.repairer.order(replace(case.order, profile="long"))
+    answer = await case.repairer.order(replace(case.order, profile="long"), UNGUARDED)
     assert answer.state is AnswerState.INCONCLUSIVE
     assert "its Job has no profile 'long'; expected quick" in answer.text
 
@@ -385,7 +386,7 @@ async def test_a_node_without_gpus_is_not_tested_without_them(
     account: KubeCluster, jobs: Jobs
 ) -> None:
     case = Case(account, jobs, order_of_a_test(jobs.marked_node(gpus=0)))
-    answer = await case.repairer.order(case.order)
+    answer = await case.repairer.order(case.order, UNGUARDED)
     assert answer.state is AnswerState.INCONCLUSIVE
     assert "has no nvidia.com/gpu in its capacity" in answer.text
     assert jobs.all() == []
@@ -400,7 +401,7 @@ async def test_missing_rights_are_named_at_the_start_and_give_no_verdict(
         assert list(await case.repairer.missing_rights()) == [
             f"{verb} jobs.batch in namespace {where}" for verb in ("get", "create", "delete")
         ]
-        answer = await case.repairer.order(case.order)
+        answer = await case.repairer.order(case.order, UNGUARDED)
         assert answer.state is AnswerState.INCONCLUSIVE
         assert "docs/repair.md" in answer.text
         assert jobs.all() == []

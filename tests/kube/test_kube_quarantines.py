@@ -25,6 +25,7 @@ from aggregator.cluster.port import (
     Action,
     Blocker,
     EvidenceItem,
+    Guard,
     HookState,
     HookStatus,
     Phase,
@@ -212,6 +213,6 @@ async def test_the_pods_are_read_after_the_evictions_of_others_where_no_drain_ha
 
     async def note() -> None: ...
 
-    for guard in (note, None):
+    for guard in (Guard(note), None):
         await cluster.pods_on("n1", guard=guard)
     assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.EVICTION, "n1")]

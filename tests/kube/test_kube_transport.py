@@ -19,7 +19,7 @@ from aggregator.cluster.kubernetes.http_session import MOST_CONNECTIONS
 from aggregator.cluster.kubernetes.limiter import Limiter, Priority
 from aggregator.cluster.kubernetes.retry import TRIES
 from aggregator.cluster.kubernetes.transport import Transport
-from aggregator.cluster.port import GuardRefused, Refused, Unreachable
+from aggregator.cluster.port import Guard, GuardRefused, Refused, Unreachable
 from tests.controlplane.plane import ControlPlane
 from tests.support.waiting import until
 
@@ -245,7 +245,7 @@ async def test_a_guard_is_asked_after_the_turn_and_what_it_refuses_is_not_sent(
 
     async def post(transport: Transport) -> bytes:
         return await transport.request(
-            "POST", "/x", kind="things", lane=Priority.TAINT, guard=guard
+            "POST", "/x", kind="things", lane=Priority.TAINT, guard=Guard(guard)
         )
 
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
@@ -284,7 +284,7 @@ async def test_a_guard_is_asked_again_before_a_request_is_sent_again(tmp_path: P
         async with transport_of(sources) as transport:
             with pytest.raises(GuardRefused):
                 await transport.ask(
-                    "DELETE", "/x", kind="things", lane=Priority.EVICTION, guard=guard
+                    "DELETE", "/x", kind="things", lane=Priority.EVICTION, guard=Guard(guard)
                 )
     assert asked == [0, 1]
     assert came == ["Bearer old"]

@@ -15,7 +15,7 @@ import yaml
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.object_client import KubeObjects
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
-from aggregator.cluster.port import NotFound, Quarantine, Refused, Unreachable
+from aggregator.cluster.port import UNGUARDED, NotFound, Quarantine, Refused, Unreachable
 from aggregator.config.external import ExternalSection
 from aggregator.config.settings import load
 from aggregator.quarantine.decide.own_pods import OPERATION
@@ -115,15 +115,17 @@ async def test_karpenters_claim_of_the_node_is_deleted_and_no_other(
     name = node["metadata"]["name"]
     ours, other = given.claim("ours", node=name), given.claim("other", node=f"{name}0")
     repairer = KarpenterRepairer(account.objects())
-    answer = await repairer.order(order_for(node, "replace"))
+    answer = await repairer.order(order_for(node, "replace"), UNGUARDED)
     assert answer == RepairAnswer(AnswerState.TAKEN, f"NodeClaim {ours} is deleted")
     assert given.claim_is_deleted(ours)
     assert not given.claim_is_deleted(other)
-    again = await repairer.order(order_for(node, "replace"))  # as a process that starts anew does
+    again = await repairer.order(
+        order_for(node, "replace"), UNGUARDED
+    )  # as a process that starts anew does
     assert again == RepairAnswer(AnswerState.TAKEN, f"NodeClaim {ours} is being deleted already")
     assert not await repairer.cancel(order_for(node, "replace"))
     given.terminate(ours, name)
-    late = await repairer.order(order_for(node, "replace"))
+    late = await repairer.order(order_for(node, "replace"), UNGUARDED)
     assert late.state is AnswerState.UNSURE  # the runner finds the proof: the Node is gone
     assert given.space.plane.request("GET", f"{CLAIMS}/{ours}").status == 404
 
@@ -136,7 +138,7 @@ async def test_a_claim_is_known_by_the_providers_id_before_the_name(
     name = node["metadata"]["name"]
     former = given.claim("former", node=name, provider_id="aws:///a/i-1")
     now = given.claim("now", provider_id="aws:///a/i-2")
-    answer = await KarpenterRepairer(account.objects()).order(order_for(node, "replace"))
+    answer = await KarpenterRepairer(account.objects()).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state is AnswerState.TAKEN
     assert given.claim_is_deleted(now)
     assert not given.claim_is_deleted(former)
@@ -146,11 +148,11 @@ async def test_without_one_claim_no_claim_is_deleted(account: KubeCluster, given
     node = given.node()
     name = node["metadata"]["name"]
     repairer = KarpenterRepairer(account.objects())
-    none = await repairer.order(order_for(node, "replace"))
+    none = await repairer.order(order_for(node, "replace"), UNGUARDED)
     assert none.state is AnswerState.FAILED
     assert "no NodeClaim has status.nodeName" in none.text
     made = [given.claim("a", node=name), given.claim("b", node=name)]
-    two = await repairer.order(order_for(node, "replace"))
+    two = await repairer.order(order_for(node, "replace"), UNGUARDED)
     assert two.state is AnswerState.FAILED
     assert f"2 NodeClaims are of node {name}: {made[0]}, {made[1]}" in two.text
     assert not any(given.claim_is_deleted(one) for one in made)
@@ -163,7 +165,7 @@ async def test_another_node_of_the_name_is_never_replaced(
     claim = given.claim("ours", node=node["metadata"]["name"])
     former = order_for(node, "replace")
     newer = RepairOrder(*("o", "replace", former.node, "another-uid", "b", "q", "why", 600.0))
-    answer = await KarpenterRepairer(account.objects()).order(newer)
+    answer = await KarpenterRepairer(account.objects()).order(newer, UNGUARDED)
     assert answer.state is AnswerState.UNSURE
     assert not given.claim_is_deleted(claim)
 
@@ -206,11 +208,11 @@ async def test_a_claim_that_changes_is_read_again_before_it_is_deleted(
         given.space.plane.call("PATCH", f"{CLAIMS}/{name}", labels, MERGE_PATCH)
 
     busy = ChangingClaims(account.objects(), touch, times=100)
-    answer = await KarpenterRepairer(busy).order(order_for(node, "replace"))
+    answer = await KarpenterRepairer(busy).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state is AnswerState.NOT_SENT
     assert not given.claim_is_deleted(claim)
     calmer = ChangingClaims(account.objects(), touch, times=2)
-    answer = await KarpenterRepairer(calmer).order(order_for(node, "replace"))
+    answer = await KarpenterRepairer(calmer).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state is AnswerState.TAKEN
     assert given.claim_is_deleted(claim)
 
@@ -227,7 +229,7 @@ async def test_a_claim_that_became_another_nodes_is_not_deleted(
         given.space.plane.call("PATCH", f"{CLAIMS}/{name}/status", status, MERGE_PATCH)
 
     moving = ChangingClaims(account.objects(), move, times=1, before=before)
-    answer = await KarpenterRepairer(moving).order(order_for(node, "replace"))
+    answer = await KarpenterRepairer(moving).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state in (AnswerState.FAILED, AnswerState.NOT_SENT)
     assert not given.claim_is_deleted(claim)
 
@@ -266,12 +268,12 @@ async def test_the_machine_of_the_node_is_marked_once(account: KubeCluster, give
     node = capi_node(given, "m1")
     given.machine("m1", node=node["metadata"]["name"], annotations={"keep": "me"})
     order = order_for(node, "replace")
-    answer = await cluster_api(account).order(order)
+    answer = await cluster_api(account).order(order, UNGUARDED)
     assert answer.state is AnswerState.TAKEN
     marked = given.machine_annotations("m1")
     assert marked == {"keep": "me", REMEDIATE: "", OPERATION: order.operation}
     version = given.space.plane.call("GET", f"{given.machines}/m1")["metadata"]["resourceVersion"]
-    assert (await cluster_api(account).order(order)).state is AnswerState.TAKEN
+    assert (await cluster_api(account).order(order, UNGUARDED)).state is AnswerState.TAKEN
     after = given.space.plane.call("GET", f"{given.machines}/m1")["metadata"]["resourceVersion"]
     assert after == version
 
@@ -282,14 +284,14 @@ async def test_an_annotation_that_names_another_nodes_machine_does_nothing(
     """A kubelet may write its Node's annotations, and must not have another node replaced."""
     node = capi_node(given, "m1", provider_id="x:///1")
     given.machine("m1", node="another")
-    answer = await cluster_api(account).order(order_for(node, "replace"))
+    answer = await cluster_api(account).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert "its status.nodeRef names another and not" in answer.text
     given.machine("m2", node=node["metadata"]["name"], provider_id="x:///2")
     there = f"/api/v1/nodes/{node['metadata']['name']}"
     moved = {"metadata": {"annotations": {"cluster.x-k8s.io/machine": "m2"}}}
     given.space.plane.call("PATCH", there, moved, MERGE_PATCH)
-    answer = await cluster_api(account).order(order_for(node, "replace"))
+    answer = await cluster_api(account).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert "its providerID is x:///2, and the Node's is x:///1" in answer.text
     assert REMEDIATE not in given.machine_annotations("m1") | given.machine_annotations("m2")
@@ -308,7 +310,7 @@ async def test_a_machine_that_would_not_be_remediated_is_not_marked(
 ) -> None:
     node = capi_node(given, "m1")
     given.machine("m1", node=node["metadata"]["name"], **machine)
-    answer = await cluster_api(account).order(order_for(node, "replace"))
+    answer = await cluster_api(account).order(order_for(node, "replace"), UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert text in answer.text
     assert REMEDIATE not in given.machine_annotations("m1")
@@ -317,10 +319,12 @@ async def test_a_machine_that_would_not_be_remediated_is_not_marked(
 async def test_a_node_that_cluster_api_did_not_make_fails_with_the_reason(
     account: KubeCluster, given: Objects
 ) -> None:
-    answer = await cluster_api(account).order(order_for(given.node(), "replace"))
+    answer = await cluster_api(account).order(order_for(given.node(), "replace"), UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert "lacks the annotations cluster.x-k8s.io/machine" in answer.text
-    answer = await cluster_api(account).order(order_for(capi_node(given, "none"), "replace"))
+    answer = await cluster_api(account).order(
+        order_for(capi_node(given, "none"), "replace"), UNGUARDED
+    )
     assert answer.state is AnswerState.FAILED
     assert "is not there (if the Machines are in another cluster, set management" in answer.text
 
@@ -332,15 +336,15 @@ async def test_a_mark_is_taken_back_until_it_is_passed_on(
     given.machine("m1", node=node["metadata"]["name"], annotations={"keep": "me"})
     order = order_for(node, "replace")
     assert not await cluster_api(account).cancel(order)  # no mark of this order
-    await cluster_api(account).order(order)
+    await cluster_api(account).order(order, UNGUARDED)
     wait = NoWait()
     assert await cluster_api(account, wait).cancel(order)
     assert wait.slept == [5.0]
     assert given.machine_annotations("m1") == {"keep": "me"}
-    await cluster_api(account).order(order)
+    await cluster_api(account).order(order, UNGUARDED)
     late = NoWait(lambda: given.pass_on("m1"))  # it had read the mark
     assert not await cluster_api(account, late).cancel(order)
-    await cluster_api(account).order(order)
+    await cluster_api(account).order(order, UNGUARDED)
     assert not await cluster_api(account).cancel(order)
     assert REMEDIATE in given.machine_annotations("m1")
 
@@ -352,7 +356,7 @@ async def test_the_end_of_an_attempt_removes_our_mark_and_no_others(
     node = capi_node(given, "m1")
     given.machine("m1", node=node["metadata"]["name"])
     order = order_for(node, "replace")
-    await cluster_api(account).order(order)
+    await cluster_api(account).order(order, UNGUARDED)
     other = order_for(node, "replace", number=2)
     assert (await cluster_api(account).clean_up(other)).state is AnswerState.DONE
     assert REMEDIATE in given.machine_annotations("m1")
@@ -361,7 +365,9 @@ async def test_the_end_of_an_attempt_removes_our_mark_and_no_others(
     given.space.plane.call(
         "PATCH", f"{given.machines}/m1", {"metadata": {"annotations": {REMEDIATE: ""}}}, MERGE_PATCH
     )
-    assert (await cluster_api(account).order(order)).text.endswith("was marked by another party")
+    assert (await cluster_api(account).order(order, UNGUARDED)).text.endswith(
+        "was marked by another party"
+    )
     assert (await cluster_api(account).clean_up(order)).state is AnswerState.DONE
     assert REMEDIATE in given.machine_annotations("m1")
 
@@ -373,7 +379,7 @@ async def test_machines_may_be_in_another_cluster(
     given.machine("m1", node=node["metadata"]["name"])
     management = account.objects(str(control_plane.kubeconfig))
     answer = await ClusterApiRepairer(account.objects(), management).order(
-        order_for(node, "replace")
+        order_for(node, "replace"), UNGUARDED
     )
     assert answer.state is AnswerState.TAKEN
     assert REMEDIATE in given.machine_annotations("m1")
@@ -419,14 +425,14 @@ async def test_the_documents_example_creates_one_remediation_named_like_the_node
 ) -> None:
     _, order, made = await quarantined(given, kube)
     repairer = ExternalRepairer(account.objects(), example)
-    answer = await repairer.order(order)
+    answer = await repairer.order(order, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer
     found = given.remediation(order.node)
     assert found is not None
     assert found["metadata"]["annotations"][OPERATION] == order.operation
     [owner] = found["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Quarantine", made.uid)
-    again = await ExternalRepairer(account.objects(), example).order(order)
+    again = await ExternalRepairer(account.objects(), example).order(order, UNGUARDED)
     assert again.state is AnswerState.TAKEN
     assert "was created before" in again.text
     assert [one["metadata"]["uid"] for one in given.all_remediations()] == [
@@ -458,7 +464,7 @@ async def test_a_strangers_object_of_the_name_is_never_touched(
     given.space.plane.call("POST", given.remediations, body)
     given.end_remediation(order.node, "True")
     repairer = ExternalRepairer(account.objects(), example)
-    answer = await repairer.order(order)
+    answer = await repairer.order(order, UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert "is there already, and is of another party" in answer.text
     assert (await repairer.read_outcome(order)).state is AnswerState.UNSURE
@@ -472,9 +478,9 @@ async def test_an_object_of_an_earlier_attempt_is_another_ones(
 ) -> None:
     node, order, made = await quarantined(given, kube)
     repairer = ExternalRepairer(account.objects(), example)
-    await repairer.order(order)
+    await repairer.order(order, UNGUARDED)
     second = order_for(node, "reboot", number=2, quarantine=made.uid)
-    answer = await repairer.order(second)
+    answer = await repairer.order(second, UNGUARDED)
     assert answer.state is AnswerState.FAILED
     assert f"is of {order.operation}" in answer.text
     assert (await repairer.clean_up(second)).state is AnswerState.DONE
@@ -496,16 +502,16 @@ async def test_a_create_without_an_answer_makes_one_object(
             repairer = ExternalRepairer(cluster.objects(), example)
             assert list(await repairer.missing_rights()) == []
             proxy.faults.loses_answers = 1.0
-            answer = await repairer.order(order)
+            answer = await repairer.order(order, UNGUARDED)
             assert answer.state is AnswerState.UNSURE
             assert (await repairer.read_outcome(order)).state is AnswerState.UNSURE
             assert (await repairer.clean_up(order)).state is AnswerState.NOT_SENT
             assert not await repairer.cancel(order)
             proxy.faults.loses_answers = 0.0
             proxy.busy_once = "/selfnoderemediations"
-            turned_away = await repairer.order(order)
+            turned_away = await repairer.order(order, UNGUARDED)
             assert turned_away.state is AnswerState.NOT_SENT
-            again = await repairer.order(order)
+            again = await repairer.order(order, UNGUARDED)
     assert (again.state, len(given.all_remediations())) == (AnswerState.TAKEN, 1)
 
 
@@ -526,10 +532,10 @@ async def test_a_delete_without_an_answer_is_found_again(
     with FaultyProxy(control_plane, tmp_path / "proxy", ApiFaults()) as proxy:
         async with kube_cluster(proxy.kubeconfig(rights)) as cluster:
             repairer = KarpenterRepairer(LosesDelete(cluster.objects()._transport))
-            answer = await repairer.order(order_for(node, "replace"))
+            answer = await repairer.order(order_for(node, "replace"), UNGUARDED)
             assert answer.state is AnswerState.UNSURE
             assert given.claim_is_deleted(claim)
-            again = await repairer.order(order_for(node, "replace"))
+            again = await repairer.order(order_for(node, "replace"), UNGUARDED)
             assert again.state is AnswerState.TAKEN
             assert "is being deleted already" in again.text
 
@@ -540,10 +546,10 @@ async def test_an_object_is_taken_back_until_its_controller_has_written_to_it(
     _, order, _ = await quarantined(given, kube)
     repairer = ExternalRepairer(account.objects(), example)
     assert not await repairer.cancel(order)  # none is there
-    await repairer.order(order)
+    await repairer.order(order, UNGUARDED)
     assert await repairer.cancel(order)
     assert given.remediation(order.node) is None
-    await repairer.order(order)
+    await repairer.order(order, UNGUARDED)
     given.end_remediation(order.node, "Unknown")
     assert not await repairer.cancel(order)
     assert given.remediation(order.node) is not None
@@ -554,7 +560,7 @@ async def test_the_object_goes_with_its_quarantine(
 ) -> None:
     """By the cluster's garbage collector: a process that died would not remember it."""
     _, order, made = await quarantined(given, kube)
-    await ExternalRepairer(account.objects(), example).order(order)
+    await ExternalRepairer(account.objects(), example).order(order, UNGUARDED)
     await kube.drop_quarantine(made)
     await until(lambda: given.remediation(order.node) is None, "the garbage collector")
 
@@ -564,7 +570,7 @@ async def test_a_reboot_is_over_when_the_object_says_so_or_is_gone(
 ) -> None:
     _, order, _ = await quarantined(given, kube)
     repairer = ExternalRepairer(account.objects(), example)
-    await repairer.order(order)
+    await repairer.order(order, UNGUARDED)
     assert not await repairer.is_over(order)
     without = example.model_copy(update={"succeeded": None})
     assert await ExternalRepairer(account.objects(), without).is_over(order)
@@ -581,7 +587,7 @@ async def test_the_end_waits_for_the_finalizer_of_the_controller(
 ) -> None:
     _, order, _ = await quarantined(given, kube)
     repairer = ExternalRepairer(account.objects(), example)
-    await repairer.order(order)
+    await repairer.order(order, UNGUARDED)
     path = f"{given.remediations}/{order.node}"
     held: dict[str, Any] = {"metadata": {"finalizers": ["example.test/at-work"]}}
     given.space.plane.call("PATCH", path, held, MERGE_PATCH)
@@ -614,7 +620,7 @@ async def test_an_object_that_became_a_strangers_is_not_deleted(
 
     repairer = ExternalRepairer(Raced(account.objects()._transport), example)
     for act in (repairer.clean_up, repairer.cancel):
-        await ExternalRepairer(account.objects(), example).order(order)
+        await ExternalRepairer(account.objects(), example).order(order, UNGUARDED)
         result = await act(order)
         assert result in (False, RepairAnswer(AnswerState.DONE))
         left = given.remediation(order.node)
@@ -630,7 +636,7 @@ async def test_a_name_that_follows_from_the_operation(
     template = dict(example.template)
     template["metadata"] = {"namespace": given.space.namespace, "labels": {"node": "{node}"}}
     section = ExternalSection(template=template, succeeded=example.succeeded)
-    answer = await ExternalRepairer(account.objects(), section).order(order)
+    answer = await ExternalRepairer(account.objects(), section).order(order, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer
     [found] = given.all_remediations()
     assert found["metadata"]["name"] == f"sickbay-{order.operation}"
@@ -644,7 +650,7 @@ async def test_a_template_at_odds_with_the_cluster_fails_with_the_reason(
 
     async def answer(**change: Any) -> RepairAnswer:
         section = ExternalSection(template={**example.template, **change})
-        return await ExternalRepairer(account.objects(), section).order(order)
+        return await ExternalRepairer(account.objects(), section).order(order, UNGUARDED)
 
     for change, text in (
         ({"metadata": {}}, "is in namespaces; expected metadata.namespace"),
@@ -669,7 +675,7 @@ async def test_the_documents_job_is_run_and_judged_by_the_job_controller(
     node, _, made = await quarantined(given, kube)
     order = replace(order_for(node, "gpu-reset", quarantine=made.uid), gpus=("GPU-1", "GPU-2"))
     repairer = ExternalRepairer(kube.objects(), short)
-    answer = await repairer.order(order)
+    answer = await repairer.order(order, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer
     jobs = f"/apis/batch/v1/namespaces/{given.space.namespace}/jobs"
     [job] = given.space.plane.call("GET", jobs)["items"]
@@ -715,7 +721,7 @@ async def test_kureds_sentinel_is_a_file_on_the_node_that_the_kubelet_makes_for_
     _, order, made = await quarantined(given, kube)
     repairer = ExternalRepairer(account.objects(), section)
     assert list(await repairer.missing_rights()) == []
-    answer = await repairer.order(order)
+    answer = await repairer.order(order, UNGUARDED)
     assert answer.state is AnswerState.TAKEN, answer
     pods = given.space.path("pods")
 
@@ -773,7 +779,7 @@ async def test_a_missing_right_is_named_at_the_start_and_by_the_order(
         assert list(await external.missing_rights()) == [
             f"{verb} {plural} in namespace {where}" for verb in ("get", "create", "delete")
         ]
-        answer = await external.order(order)
+        answer = await external.order(order, UNGUARDED)
         assert answer.state is AnswerState.FAILED
         assert f'cannot create resource "{plural.partition(".")[0]}"' in answer.text
         assert "docs/repair.md" in answer.text
@@ -786,7 +792,7 @@ async def test_a_missing_right_is_named_at_the_start_and_by_the_order(
         assert list(await machines.missing_rights()) == [
             f"{verb} machines.cluster.x-k8s.io" for verb in ("get", "patch")
         ]
-        refused = await KarpenterRepairer(objects).order(order)
+        refused = await KarpenterRepairer(objects).order(order, UNGUARDED)
         assert refused.state is AnswerState.FAILED
         assert 'cannot get resource "nodes"' in refused.text
     finally:
@@ -809,7 +815,9 @@ async def test_an_api_server_that_is_down_leaves_an_order_unsent(given: Objects)
     """Before the write there are reads, and where those fail nothing was ordered."""
     gone = KubeCluster(kubeconfig=str(given.space.plane.kubeconfig), deadline=0.001)
     try:
-        answer = await KarpenterRepairer(gone.objects()).order(order_for(given.node(), "replace"))
+        answer = await KarpenterRepairer(gone.objects()).order(
+            order_for(given.node(), "replace"), UNGUARDED
+        )
         assert answer.state is AnswerState.NOT_SENT
         with pytest.raises(Unreachable):
             await KarpenterRepairer(gone.objects()).missing_rights()

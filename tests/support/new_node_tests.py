@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
-from aggregator.cluster.port import Node, Taint
+from aggregator.cluster.port import Guard, Node, Taint
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
@@ -122,7 +122,7 @@ class ProgramRepairer:
         self.sends_twice = sends_twice
         self._program, self._cluster = program, cluster
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         return await self._cluster._call(
             "test", lambda: self._program.take(order, twice=self.sends_twice)
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Phase, RepairState
+from aggregator.cluster.port import Guard, Phase, RepairState
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
@@ -137,7 +137,7 @@ class ShopRepairer:
         self._shop = shop
         self.cluster = cluster
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         assert self.cluster is not None
         return await self.cluster._call(
             "repair", lambda: self._shop.take(order, twice=self.sends_twice)

@@ -14,7 +14,7 @@ from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import Condition, NodeObject, decode
 from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
-from aggregator.cluster.port import Conflict, NodeCondition, NodeGuard, WrittenConditions
+from aggregator.cluster.port import Conflict, Guard, NodeCondition, NodeGuard, WrittenConditions
 
 #: The kubelet writes a node's status too, so a conflict is retried this many times.
 _TRIES = 5
@@ -127,5 +127,5 @@ async def _patch(
         body=encode({"metadata": metadata, **status}),
         content_type=STRATEGIC_PATCH,
         accept=METADATA,
-        guard=None if guard is None else lambda: guard(annotations),
+        guard=None if guard is None else Guard(lambda: guard(annotations)),
     )

@@ -14,6 +14,8 @@ import yarl
 from aiohttp import hdrs
 
 from aggregator.cluster.kubernetes.credentials import ApiCredentials
+from aggregator.cluster.port import Guard
+from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
 
 #: The API server closes idle connections after 90 s; we do so before, as a write that meets a
 #: closing connection can't be told from one that was carried out.
@@ -61,24 +63,28 @@ class HttpSession:
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
         *,
         is_lease: bool = False,
+        guard: Guard | None = None,
     ) -> aiohttp.ClientResponse:
         """The answer's head; its body is not read yet. Raises as aiohttp does.
 
-        ``target`` is path and query, quoted.
+        ``target`` is path and query, quoted. ``guard`` is awaited once the connection is there,
+        and its errors are raised.
         """
         credentials = self._credentials
         session = self._lease_session if is_lease else self._session
+        authorization = await self._authorization()
         try:
-            return await session.request(
-                method,
-                self._url_of(target),
-                headers={**headers, **await self._authorization()},
-                data=body,
-                timeout=timeout,
-                allow_redirects=False,
-                proxy=credentials.proxy,
-                server_hostname=credentials.server_hostname,
-            )
+            with checked_by(guard):
+                return await session.request(
+                    method,
+                    self._url_of(target),
+                    headers={**headers, **authorization},
+                    data=body,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    proxy=credentials.proxy,
+                    server_hostname=credentials.server_hostname,
+                )
         except aiohttp.ClientHttpProxyError as error:
             raise self._without_password(error) from None
 
@@ -141,7 +147,7 @@ class HttpSession:
 def _session(credentials: ApiCredentials, most: int) -> aiohttp.ClientSession:
     """A session of at most so many connections."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
+        connector=GuardedConnector(
             limit=most,
             ssl=credentials.tls or True,
             keepalive_timeout=_IDLE_S,

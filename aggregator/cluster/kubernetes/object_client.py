@@ -18,7 +18,7 @@ from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, R
 from aggregator.cluster.kubernetes.rbac import Permission, is_allowed
 from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
 from aggregator.cluster.objects import ClusterObject, ObjectKind, ObjectResource
-from aggregator.cluster.port import NotFound, Refused
+from aggregator.cluster.port import Guard, NotFound, Refused
 
 #: Objects decoded before the event loop runs other tasks; some milliseconds.
 _SLICE = 50
@@ -107,16 +107,24 @@ class KubeObjects:
         return [_to_object(raw) for raw in decode(body, RawList).items or ()]
 
     async def create(
-        self, resource: ObjectResource, namespace: str, content: Mapping[str, Any]
+        self,
+        resource: ObjectResource,
+        namespace: str,
+        content: Mapping[str, Any],
+        *,
+        guard: Guard,
     ) -> ClusterObject:
         path = paths.objects(resource, namespace if resource.namespaced else "")
-        return _to_object(await self._request("POST", resource, path, body=encode(content)))
+        body = await self._request("POST", resource, path, body=encode(content), guard=guard)
+        return _to_object(body)
 
     async def annotate(
         self,
         resource: ObjectResource,
         found: ClusterObject,
         annotations: Mapping[str, str | None],
+        *,
+        guard: Guard,
     ) -> None:
         fence = {"uid": found.uid, "resourceVersion": found.version}
         await self._request(
@@ -126,6 +134,7 @@ class KubeObjects:
             body=encode({"metadata": {**fence, "annotations": dict(annotations)}}),
             content_type=MERGE_PATCH,
             accept=METADATA,
+            guard=guard,
         )
 
     async def delete(
@@ -134,6 +143,7 @@ class KubeObjects:
         found: ClusterObject,
         *,
         as_read: bool,
+        guard: Guard,
         foreground: bool = False,
     ) -> None:
         fence = {"uid": found.uid} | ({"resourceVersion": found.version} if as_read else {})
@@ -151,6 +161,7 @@ class KubeObjects:
             kind=resource.plural,
             lane=Priority.PHASE,
             body=encode(options),
+            guard=guard,
         )
         if isinstance(answer, Failure) and answer.code != 404:
             raise answer.error()

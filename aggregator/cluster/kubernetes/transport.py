@@ -78,6 +78,7 @@ class _Ask(NamedTuple):
     deadline: float = 0.0  # seconds, for the answer as a whole
     is_lease: bool = False
     sink: "BodySink | None" = None
+    guard: Guard | None = None
 
     @property
     def name(self) -> str:
@@ -161,9 +162,10 @@ class Transport:
         """The body of a 2xx answer; any other raises its typed error.
 
         ``path`` begins with "/"; see paths.py. ``kind`` is the key of the counters. A GET is
-        read-only, and is retried where one answer is lost. ``guard`` is awaited between the
-        limiter's turn and the sending. ``node`` and ``is_list``: see `Limiter.acquire`. ``sink``
-        takes the body of a 2xx answer as it arrives, and the body that is returned is empty.
+        read-only, and is retried where one answer is lost. ``guard`` is awaited once the
+        limiter's turn and the connection are there. ``node`` and ``is_list``: see
+        `Limiter.acquire`. ``sink`` takes the body of a 2xx answer as it arrives, and the body that
+        is returned is empty.
         """
 
         async def once() -> bytes:
@@ -225,15 +227,12 @@ class Transport:
             deadline or self._deadline,
             is_lease=lane is Priority.LEASE,
             sink=sink,
+            guard=guard,
         )
         async with self._limiter.turn(lane, node, is_list=is_list):
-            if guard is not None:
-                await guard()
             wire = self._current()
             answer = await self._once(wire, ask)
             if isinstance(answer, Failure) and answer.code == 401 and await self._renewed(wire):
-                if guard is not None:
-                    await guard()
                 answer = await self._once(self._current(), ask)
             return answer
 
@@ -299,12 +298,12 @@ class Transport:
         raise failure.error()
 
     async def _once(self, wire: HttpSession, ask: _Ask) -> bytes | Failure:
-        method, target, _, headers, body, deadline, is_lease, sink = ask
+        method, target, _, headers, body, deadline, is_lease, sink, guard = ask
         timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
         began = self._clock()
         try:
             async with await wire.send(
-                method, target, headers, body, timeout, is_lease=is_lease
+                method, target, headers, body, timeout, is_lease=is_lease, guard=guard
             ) as response:
                 if sink is not None and 200 <= response.status < 300:
                     answer = await _pour(response, sink)

@@ -16,6 +16,7 @@ from typing import Annotated, ParamSpec, TypeVar
 from aggregator.cluster.local.commands import SiteCommandFailed, run_command
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
+    UNGUARDED,
     ClusterError,
     ClusterEvent,
     Evicted,
@@ -265,7 +266,6 @@ class LocalCluster:
         A caller that decided on an older read runs no command either.
         """
         await self._in_thread(self._open.expect_node, node)
-        await _pass(guard)
         after = replace(
             node,
             taints=node.taints if change.taints is None else change.taints,
@@ -276,9 +276,11 @@ class LocalCluster:
             annotations=_merged(node.annotations, change.annotations),
         )
         if len(after.taints) > len(node.taints):
-            await self._run(self._commands.cordon, node.name, "cordon")
+            await self._run(self._commands.cordon, node.name, "cordon", guard)
         elif len(after.taints) < len(node.taints):
-            await self._run(self._commands.release, node.name, "release")
+            await self._run(self._commands.release, node.name, "release", guard)
+        else:
+            await _pass(guard)
         return await self._write(self._open.write_node, after)
 
     async def pods_on(
@@ -342,9 +344,11 @@ class LocalCluster:
     ) -> EvictionResult:
         if dry_run:
             return EvictionResult(Evicted.ACCEPTED)
-        await _pass(guard)
+        quarantine = await self.read_quarantine(pod.owner_name)
+        if quarantine is None or quarantine.uid != pod.uid:
+            return EvictionResult(Evicted.GONE)
         try:
-            await self._run(self._commands.drain, pod.owner_name, "drain")
+            await self._run(self._commands.drain, pod.owner_name, "drain", guard)
         except SiteCommandFailed as error:
             return EvictionResult(Evicted.BLOCKED, str(error))
         await self._write(self._open.set_drained_for, pod.owner_name, pod.uid)
@@ -374,18 +378,19 @@ class LocalCluster:
     ) -> None:
         """Without Kubernetes there are none."""
 
-    async def _run(self, argv: Sequence[str], node: str, action: str) -> None:
+    async def _run(self, argv: Sequence[str], node: str, action: str, guard: Guard | None) -> None:
         if not argv:
+            await _pass(guard)
             return
         quarantine = await self.read_quarantine(node)
         reason = quarantine.spec.reason if quarantine is not None else ""
         values = {"node": node, "action": action, "reason": reason}
-        key = f"cluster.local.commands.{action}"
-        await run_command(argv, key=key, values=values, limit=self._command_timeout)
+        key, limit = f"cluster.local.commands.{action}", self._command_timeout
+        await run_command(argv, key=key, values=values, limit=limit, guard=guard or UNGUARDED)
 
 
 async def _pass(guard: Guard | None) -> None:
-    """There is no queue here: the guard is asked at once. The command that follows may be slow."""
+    """There is no queue here: the guard is awaited at once."""
     if guard is not None:
         await guard()
 

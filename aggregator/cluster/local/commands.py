@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.cluster.port import Unreachable
+from aggregator.cluster.port import Guard, Unreachable
 from aggregator.runtime.command_output import last_text, wait_for_end
 from aggregator.runtime.text import truncate
 
@@ -39,10 +39,10 @@ class Finished:
 
 
 async def run_command(
-    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float
+    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float, guard: Guard
 ) -> None:
     """Run it to its success. Raises `SiteCommandFailed`, also where it exits with other than 0."""
-    finished = await finish_command(argv, key=key, values=values, limit=limit)
+    finished = await finish_command(argv, key=key, values=values, limit=limit, guard=guard)
     if finished.code != 0:
         said = f": {finished.output}" if finished.output else ""
         raise SiteCommandFailed(f"{argv[0]} exited with {finished.code}{said}")
@@ -54,12 +54,14 @@ async def finish_command(
     key: str,
     values: Mapping[str, str],
     limit: float,
+    guard: Guard,
     secrets: Mapping[str, str] | None = None,
 ) -> Finished:
     """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
     and stand in the environment as SICKBAY_NODE and so on. ``key`` is where the configuration has
     it. ``secrets`` stand in the environment alone. Raises `SiteCommandFailed` where it can't be
-    run, or does not end within ``limit`` seconds.
+    run, or does not end within ``limit`` seconds or before ``guard`` is lost, and what ``guard``
+    raises, where it was not begun.
     """
     told: dict[str, object] = {"command": key, "program": argv[0], "node": values["node"]}
     values = {name: truncate(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
@@ -69,6 +71,7 @@ async def finish_command(
     # A file and not a pipe: a process that the command leaves running must not keep us waiting. In
     # memory: a full disk must keep no node from being cordoned or released.
     with os.fdopen(os.memfd_create("command"), "w+b") as output:
+        await guard()
         try:
             process = await asyncio.create_subprocess_exec(
                 *filled,
@@ -86,14 +89,15 @@ async def finish_command(
             raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
-                bounded = await wait_for_end(process, output, _TOO_MUCH)
+                ended = await wait_for_end(process, output, _TOO_MUCH, refused=guard.lost)
         except TimeoutError:
             extra = {"error": "out of time", "output": last_text(output)}
             log.warning("site command stopped", extra=told | extra)
             raise SiteCommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
         else:
-            if not bounded:
-                text = f"{argv[0]} was ended: it wrote more than {_TOO_MUCH // 2**20} MiB"
+            if not ended:
+                excess = f"it wrote more than {_TOO_MUCH // 2**20} MiB"
+                text = f"{argv[0]} was ended: {guard.lost() or excess}"
                 log.warning("site command stopped", extra=told | {"error": text})
                 raise SiteCommandFailed(text)
         finally:

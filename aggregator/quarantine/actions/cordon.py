@@ -8,6 +8,7 @@ acts on an older state fails with `Conflict`, reads again, and decides again.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +22,6 @@ from aggregator.cluster.port import (
     ClusterError,
     Conflict,
     Guard,
-    GuardRefused,
     MarksStatus,
     Node,
     Phase,
@@ -32,6 +32,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.act_guard import FreshRead, act_guard, quarantine_read
 from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.mark_writer import MarkWriter
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -132,27 +133,36 @@ class NodeActions:
         """Whether we are the controller at this moment."""
         return self._may_act()
 
-    def guard(self, node_state: NodeState, *, granted: bool = True) -> Guard:
+    def guard(
+        self,
+        node_state: NodeState,
+        *,
+        granted: bool = True,
+        against: Callable[[], str] = str,
+        quarantine: Quarantine | None = None,
+        read_at: float = -math.inf,
+    ) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
 
         It checks the stop switch, read anew; the node's owner; and, unless ``granted`` is False,
         whether the record still has the node's entry, by which it acts, and whether the mode of the
-        pool, by the labels as last read, still lets us act on our own. Requests that undo or report
-        take none.
+        pool, by the labels as last read, still lets us act on our own. ``against`` is
+        the act's own check. ``quarantine``, read at ``read_at`` (monotonic seconds), is read again
+        where that is too old. Requests that undo or report take none.
         """
 
-        async def check() -> None:
-            await self._switch.check()
+        def why_not() -> str:
             if granted and not self._record_writer.grants(node_state.node):
-                raise GuardRefused(
-                    "the admission by which it was to be done does not stand any more"
-                )
+                return "the admission by which it was to be done does not stand any more"
             if granted and self._is_observed(node_state):
-                raise GuardRefused("the mode of the node's pool is observe now")
-            if not self._may_act():
-                raise GuardRefused("this replica may not be the controller any more")
+                return "the mode of the node's pool is observe now"
+            return against()
 
-        return check
+        fresh = None
+        if quarantine is not None:
+            read = quarantine_read(self._cluster, quarantine)
+            fresh = FreshRead(read, now=self._clocks.now, began=read_at)
+        return act_guard(switch=self._switch, may_act=self._may_act, against=why_not, fresh=fresh)
 
     def _is_observed(self, node_state: NodeState) -> bool:
         """Whether its mode forbids acts of our own; a person's quarantine goes on in any mode."""

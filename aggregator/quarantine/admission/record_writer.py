@@ -13,6 +13,7 @@ from aggregator.cluster.port import (
     Cluster,
     ClusterError,
     Conflict,
+    Guard,
     GuardRefused,
     RecordText,
     is_older,
@@ -565,7 +566,7 @@ class AdmissionRecordWriter:
         record = replace(record, generation=record.generation + 1)
         text, before = self._scribe.dump(record), self._stored
         self._writing = (text, record)
-        guard = self.switch.check_beside if admits else None
+        guard = Guard(self.switch.check_beside) if admits else None
         try:
             written = await self._cluster.write_record(text, version, guard=guard)
             self._take_answer(written, before, sure=True)

@@ -12,8 +12,8 @@ from aggregator.cluster.port import (
     Cluster,
     ClusterError,
     GuardRefused,
+    GuardUnreadable,
     StopText,
-    Unreachable,
     is_older,
 )
 
@@ -25,7 +25,7 @@ REST = 5.0
 _GONE = "; the object that held it was deleted since: `sickbay resume` ends it"
 
 
-class StopUnreadable(Unreachable):
+class StopUnreadable(GuardUnreadable):
     """The switch can't be read now, so no new action begins."""
 
 

@@ -27,6 +27,7 @@ from aggregator.cluster.port import (
     Cluster,
     ClusterError,
     Conflict,
+    Guard,
     Node,
     Phase,
     Pod,
@@ -375,7 +376,7 @@ class Drainer:
 
         while True:
             try:
-                pods = await self._cluster.pods_on(node_state.node, guard=note_begin)
+                pods = await self._cluster.pods_on(node_state.node, guard=Guard(note_begin))
             except ClusterError:
                 return None  # the drain itself reads them again, and reports what is wrong
             moment = self._moment(marks.status)

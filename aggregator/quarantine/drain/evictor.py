@@ -159,11 +159,11 @@ class Evictor:
         """Cancelled, it sends no more; a request that is sent lands without being waited for."""
         sent = asyncio.Event()
 
-        async def guard() -> None:
-            await self._guard()
+        async def check() -> None:
+            await self.acts.guard(self.node_state, against=self._why_over)()
             sent.set()
 
-        task = asyncio.create_task(self._in_turn(pod, how, guard))
+        task = asyncio.create_task(self._in_turn(pod, how, Guard(check)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -200,14 +200,12 @@ class Evictor:
             await places.enter_async_context(self.lanes.at_once)
             yield
 
-    async def _guard(self) -> None:
-        """Check for changes while a request was in its queue."""
-        await self.acts.guard(self.node_state)()
-        self._refuse_if_over()
+    def _why_over(self) -> str:
+        return "" if self.still() else f"the drain of {self.node_state.node} no longer stands"
 
     def _refuse_if_over(self) -> None:
-        if not self.still():
-            raise GuardRefused(f"the drain of {self.node_state.node} no longer stands")
+        if why := self._why_over():
+            raise GuardRefused(why)
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
         self.landing.discard(task)
@@ -270,14 +268,14 @@ class Evictor:
     async def _refused(self, pods: Sequence[Pod]) -> dict[str, EvictionResult]:
         """By uid, what a dry run of each eviction refused. Raises the first error."""
 
-        async def guard() -> None:
+        async def check() -> None:
             self._refuse_if_over()
 
         async def may_go(pod: Pod) -> EvictionResult:
             background = pod.uid in self.memory.blocked
             async with self._turn(background=background):
                 return await self.cluster.evict(
-                    pod, dry_run=True, background=background, guard=guard
+                    pod, dry_run=True, background=background, guard=Guard(check)
                 )
 
         results = await asyncio.gather(*(may_go(pod) for pod in pods), return_exceptions=True)

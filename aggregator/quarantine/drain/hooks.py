@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import HookState, HookStatus, Quarantine, QuarantineStatus
+from aggregator.cluster.port import (
+    UNGUARDED,
+    Guard,
+    HookState,
+    HookStatus,
+    Quarantine,
+    QuarantineStatus,
+)
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.state.node import NodeState
@@ -46,9 +53,9 @@ class HookAnswer:
 class Hook(Protocol):
     """A command or a webhook. It never raises; cancelled, it leaves no process running."""
 
-    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
-        """Ask once. ``values``: hook, node, reason, action, kind, incident, quarantine (its uid).
-        ``limit`` is in seconds.
+    async def ask(self, values: Mapping[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+        """Ask once, after ``guard``; where that refuses, the answer is LATER. ``values``: hook,
+        node, reason, action, kind, incident, quarantine (its uid). ``limit`` is in seconds.
         """
         ...
 
@@ -147,11 +154,16 @@ class HookRunner:
         if self._rules.go_on:
             limit = max(1.0, left)
 
+        def over() -> str:
+            return "" if still() else f"the drain of {node_state.node} is over"
+
+        guard = self._acts.guard(node_state, against=over, quarantine=quarantine)
+
         async def ask() -> HookAnswer:
             async with self._lane:
                 if not still():
                     return HookAnswer(HookResult.LATER)
-                return await hook.ask(_values("pre_evict", quarantine), limit=limit)
+                return await hook.ask(_values("pre_evict", quarantine), limit=limit, guard=guard)
 
         return await while_it_stands(node_state, ask(), still)
 
@@ -185,7 +197,9 @@ class HookRunner:
         try:
             async with asyncio.timeout(left):
                 async with self._lane:
-                    return await hook.ask(_values("post_release", quarantine), limit=left)
+                    # It reports a release, which is done: nothing stops that.
+                    values = _values("post_release", quarantine)
+                    return await hook.ask(values, limit=left, guard=UNGUARDED)
         except TimeoutError:
             return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 

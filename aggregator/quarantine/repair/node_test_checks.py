@@ -5,6 +5,7 @@ from collections.abc import Callable
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
+from aggregator.quarantine.actions.act_guard import NOT_CONTROLLER, FreshRead, act_guard
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.maintenance import maintained_by
@@ -127,12 +128,16 @@ class NodeTestChecks:
 
     def beginning_guard(self, node: Node) -> Guard:
         """The guard of the write by which a test begins, after its wait in the queue."""
+        return self._guard(lambda: self.against_removal(node, self._registry.known(node.name)))
 
-        async def check() -> None:
-            await self._record_writer.switch.check()
-            self._check_place(node)
+    def order_guard(self, fresh: FreshRead) -> Guard:
+        """The guard of a test's order."""
+        return self._guard(str, fresh)
 
-        return check
+    def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:
+        return act_guard(
+            switch=self._record_writer.switch, may_act=self._may_act, against=against, fresh=fresh
+        )
 
     def removal_guard(self, node: Node) -> Guard:
         """The same for the removal of the taint, which no stop holds: it is a release."""
@@ -140,7 +145,7 @@ class NodeTestChecks:
         async def check() -> None:
             self._check_place(node)
 
-        return check
+        return Guard(check)
 
     def _check_place(self, node: Node) -> None:
         """Raise GuardRefused where the node is not ours to act for, or something stands against it
@@ -154,4 +159,4 @@ class NodeTestChecks:
     def require_place(self) -> None:
         """Raise GuardRefused where we are not the controller at this moment."""
         if not self._may_act():
-            raise GuardRefused("this replica may not be the controller any more")
+            raise GuardRefused(NOT_CONTROLLER)

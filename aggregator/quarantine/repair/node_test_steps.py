@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Cluster, Conflict, Node, NodeChange, RepairState
+from aggregator.cluster.port import Cluster, Conflict, Guard, Node, NodeChange, RepairState
 from aggregator.policy.repairs import TEST
+from aggregator.quarantine.actions.act_guard import FreshRead, RememberedRefusal
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import RunningRepair
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, in_use, refused, why_refused
@@ -269,7 +270,10 @@ class NodeTestSteps:
         await self._record_writer.switch.check()
         self._checks.require_place()
         watched.look_at = self._clocks.now() + LOOK_BUSY
-        answer = await entry.repairer.order(self._order(name, watched.uid, test))
+        refusal = RememberedRefusal(self._order_guard(name, watched.uid, test))
+        answer = await entry.repairer.order(self._order(name, watched.uid, test), refusal.guard)
+        if answer.state is AnswerState.NOT_SENT:
+            refusal.raise_it()
         self._events.keep_details(test, answer)
         if answer.state in _ANSWERS:
             await self._end(name, watched, test, _ANSWERS[answer.state], answer.text)
@@ -281,6 +285,23 @@ class NodeTestSteps:
             await self._end(name, watched, test, state, answer.text)
         else:
             watched.held = answer.text
+
+    def _order_guard(self, name: str, uid: str, test: NodeTest) -> Guard:
+        async def read() -> str:
+            node = await self._cluster.read_node(name)
+            if node is None or node.uid != uid:
+                return "the Node is another one now"
+            known = parse_test(node.annotations, uid)[0]
+            if known is None or known.operation != test.operation or not known.is_busy:
+                return "the test was ended by another process"
+            if test.reason != IDLE:
+                return ""
+            pods = await self._cluster.pods_on(name, background=True)
+            return in_use(without_tests(pods, {test.operation}, self._settings.test_namespace))
+
+        return self._checks.order_guard(
+            FreshRead(read, now=self._clocks.now, began=self._clocks.now())
+        )
 
     def _order(self, name: str, uid: str, test: NodeTest) -> RepairOrder:
         in_service = self._settings.rules.in_service if test.reason == IDLE else None

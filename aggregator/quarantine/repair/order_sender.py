@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import GuardRefused, Phase, Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import Phase, Quarantine, RepairAttempt, RepairState
+from aggregator.quarantine.actions.act_guard import RememberedRefusal
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.repair.attempts import LOOK_SOON
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
@@ -67,22 +68,33 @@ class OrderSender:
         entry = self._repairers.get(attempt.repair)
         if entry is None or not await self._is_prepared(node_state, quarantine, attempt, entry):
             return None
-        await self._acts.guard(node_state)()
         if self._clocks.now() - written > _SEND_WITHIN:
             return None  # the process was paused in between
-        if not self._reservations.counts(node_state, attempt):
-            raise GuardRefused("the admission record does not have the repair any more")
         order = self._orders.order_of(quarantine, attempt)
 
         def still() -> bool:
             return self._is_wanted(node_state, quarantine.uid)
 
-        if not still():  # an order leaves with the repairer's first step
-            return None
+        def against() -> str:
+            if not self._reservations.counts(node_state, attempt):
+                return "the admission record does not have the repair any more"
+            return (
+                "" if still() else f"{attempt.repair} of {node_state.node} is not wanted any more"
+            )
+
+        guard = self._acts.guard(
+            node_state, against=against, quarantine=quarantine, read_at=written
+        )
+        refusal = RememberedRefusal(guard)
+        await guard()  # before the repairer's first step; the repairer repeats it after its last
         unsent = self._take_unsent(node_state, attempt)
-        answer = await while_it_stands(node_state, entry.repairer.order(order), still)
-        if answer is not None and answer.state is AnswerState.NOT_SENT and unsent is not None:
-            self._unsent[node_state.node] = unsent
+        answer = await while_it_stands(
+            node_state, entry.repairer.order(order, refusal.guard), still
+        )
+        if answer is not None and answer.state is AnswerState.NOT_SENT:
+            if unsent is not None:
+                self._unsent[node_state.node] = unsent
+            refusal.raise_it()
         return answer
 
     async def _is_prepared(

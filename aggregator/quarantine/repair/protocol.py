@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from aggregator.cluster.port import Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 
@@ -89,8 +90,11 @@ class Repairer(Protocol):
     #: Whether an order with the same operation may be sent twice, and is carried out once.
     sends_twice: bool
 
-    async def order(self, order: RepairOrder) -> RepairAnswer:
-        """Send the order. Cancelled, it leaves no process or request running here."""
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        """Send the order. Cancelled, it leaves no process or request running here.
+
+        ``guard`` is awaited after its last wait; where that refuses, the answer is NOT_SENT.
+        """
         ...
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:

@@ -1,0 +1,118 @@
+"""The guard of an act on a node: its checks, in the one order that leaves no gap."""
+
+from collections.abc import Awaitable, Callable
+
+from aggregator.cluster.port import (
+    Cluster,
+    ClusterError,
+    Guard,
+    GuardRefused,
+    GuardUnreadable,
+    Phase,
+    Quarantine,
+)
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+
+#: Seconds for which a read of an object counts for an act.
+MOST_AGE = 5.0
+
+NOT_CONTROLLER = "this replica may not be the controller any more"
+
+
+class FreshRead:
+    """The last read of what an act is for. ``now`` is monotonic; ``began``: when it was requested.
+
+    ``read`` reads it again and returns why the act is not wanted any more; empty: it is wanted.
+    """
+
+    def __init__(
+        self, read: Callable[[], Awaitable[str]], *, now: Callable[[], float], began: float
+    ) -> None:
+        self._read = read
+        self._now = now
+        self._began = began
+
+    async def renew(self) -> None:
+        """Read it again where it is too old. Raises GuardRefused."""
+        if self.is_fresh():
+            return
+        began = self._now()
+        try:
+            why = await self._read()
+        except ClusterError as error:
+            raise GuardUnreadable(
+                f"the act waits, as what it is for can't be read: {error}",
+                status=error.status,
+                retry_after=error.retry_after,
+            ) from error
+        if why:
+            raise GuardRefused(why)
+        self._began = began
+
+    def is_fresh(self) -> bool:
+        return self._now() - self._began < MOST_AGE
+
+
+class RememberedRefusal:
+    """A guard, and what it raised last: a repairer's answer NOT_SENT does not have the reason."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._inner = guard
+        self._refusal: ClusterError | None = None
+        self.guard = Guard(self._check, guard.lost)
+
+    async def _check(self) -> None:
+        self._refusal = None
+        try:
+            await self._inner()
+        except ClusterError as error:
+            self._refusal = error
+            raise
+
+    def raise_it(self) -> None:
+        """Raise it where the last check refused: the attempt has not failed, it is decided anew."""
+        if self._refusal is not None:
+            raise self._refusal
+
+
+def quarantine_read(cluster: Cluster, quarantine: Quarantine) -> Callable[[], Awaitable[str]]:
+    """The ``read`` of `FreshRead` for an act of this quarantine."""
+
+    async def read() -> str:
+        found = await cluster.read_quarantine(quarantine.node)
+        if found is None or found.uid != quarantine.uid or found.deleting:
+            return f"the quarantine of {quarantine.node} is gone"
+        releasing = found.status.phase is Phase.RELEASING
+        return f"{quarantine.node} is being released" if releasing else ""
+
+    return read
+
+
+def act_guard(
+    *,
+    switch: StopSwitch,
+    may_act: Callable[[], bool],
+    against: Callable[[], str],
+    fresh: FreshRead | None = None,
+) -> Guard:
+    """``against``: why the act is not wanted any more, by what is known; empty: it is wanted.
+
+    What waits comes first, and what is known is checked last, without a wait in between.
+    """
+
+    def lost() -> str:
+        if switch.reason:
+            return f"the stop switch is set: {switch.reason}"
+        return "" if may_act() else NOT_CONTROLLER
+
+    async def check() -> None:
+        if fresh is not None:
+            await fresh.renew()
+        await switch.check()
+        why = against() or lost()
+        if why:
+            raise GuardRefused(why)
+        if fresh is not None and not fresh.is_fresh():
+            raise GuardRefused(f"the act is for what was read more than {MOST_AGE:g} s ago")
+
+    return Guard(check, lost)

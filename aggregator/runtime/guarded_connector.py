@@ -1,0 +1,47 @@
+"""Connections on which a check runs after the last wait of a request and before its first byte."""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+
+import aiohttp
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
+
+_CHECK: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("check", default=None)
+
+
+@contextlib.contextmanager
+def checked_by(check: Callable[[], Awaitable[None]] | None) -> Iterator[None]:
+    """Requests of this task await ``check`` once their connection is there; it raises to send
+    nothing.
+    """
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+class GuardedConnector(aiohttp.TCPConnector):
+    """Waits for the pool, for DNS, TCP, a proxy and TLS, and then for the check of `checked_by`.
+
+    A trace's hook would leave a new connection open where it raises.
+    """
+
+    async def connect(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        check = _CHECK.get()
+        if check is not None:
+            try:
+                await check()
+            except BaseException:
+                connection.release()
+                raise
+        return connection

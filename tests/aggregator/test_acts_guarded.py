@@ -1,0 +1,585 @@
+"""Every act awaits its guard after its last wait: where this replica has lost its place, the stop
+switch is set or the object is gone by then, nothing arrives.
+
+The acts are found in the code, so that a new one without a case here fails.
+"""
+
+import asyncio
+import importlib
+import inspect
+import pkgutil
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aggregator
+import aggregator.hooks
+import aggregator.repairers
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStore
+from aggregator.cluster.port import (
+    Action,
+    Cluster,
+    Guard,
+    GuardRefused,
+    NodeChange,
+    NodeCondition,
+    Pod,
+    QuarantineSpec,
+    Taint,
+)
+from aggregator.config.external import ExternalSection
+from aggregator.hooks.command import CommandHook
+from aggregator.hooks.webhook import WebhookHook
+from aggregator.quarantine.actions.act_guard import FreshRead, act_guard, quarantine_read
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder
+from aggregator.repairers.agent import AgentRepairer
+from aggregator.repairers.agent_orders import AgentOrders
+from aggregator.repairers.cluster_api import ClusterApiRepairer
+from aggregator.repairers.command import CommandRepairer
+from aggregator.repairers.external import ExternalRepairer
+from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
+from aggregator.repairers.job import JobRepairer
+from aggregator.repairers.karpenter import KarpenterRepairer
+from aggregator.repairers.redfish import RedfishRepairer, RedfishTarget
+from aggregator.repairers.webhook import WebhookRepairer
+from tests.kube.test_kube_transport import kubeconfig
+from tests.support.active_test_jobs import job_section
+from tests.support.late_server import late_server
+from tests.support.waiting import until
+
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "us", "inc-1")
+TAINTS = NodeChange(taints=(Taint("sickbay.dev/quarantine", "", "NoSchedule"),))
+NO_COMMANDS = Commands()
+REASONS = ("place", "stop", "object")
+
+
+class World:
+    """A node in quarantine in a real local cluster, and the guard of an act on it."""
+
+    def __init__(self, folder: Path, commands: Commands = NO_COMMANDS) -> None:
+        self.cluster = LocalCluster(folder / "state.sqlite", commands=commands, wall=time.time)
+        self.checks = 0
+        #: Where the act has no other wait, the first check is the wait.
+        self.at_check: Callable[[], Awaitable[None]] | None = None
+        self._is_controller, self._later = True, 0.0
+
+    def _now(self) -> float:
+        return time.monotonic() + self._later
+
+    async def start(self) -> None:
+        await self.cluster.start()
+        self.quarantine = await self.cluster.create_quarantine("n1", SPEC)
+        self._switch = StopSwitch(self.cluster, now=self._now)
+        read = quarantine_read(self.cluster, self.quarantine)
+        fresh = FreshRead(read, now=self._now, began=self._now())
+        inner = act_guard(
+            switch=self._switch,
+            may_act=lambda: self._is_controller,
+            against=str,
+            fresh=fresh,
+        )
+
+        async def check() -> None:
+            self.checks += 1
+            if self.at_check is not None:
+                await self.at_check()
+            await inner()
+
+        self.guard = Guard(check, inner.lost)
+        await inner()
+
+    async def change(self, reason: str) -> None:
+        """What happens while the act waits, which takes a while."""
+        self._later += 6.0
+        if reason == "place":
+            self._is_controller = False
+        elif reason == "stop":
+            self.cluster._open.set_stop("a person")
+            self._switch.apply_seen(await self.cluster.read_stop())
+        elif reason == "object":
+            self.cluster._open.delete_quarantine("n1")
+            await self.cluster.drop_quarantine(self.quarantine)
+
+
+@asynccontextmanager
+async def world(folder: Path, commands: Commands = NO_COMMANDS) -> AsyncIterator[World]:
+    made = World(folder, commands)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.cluster.close()
+
+
+# -- what the code has -----------------------------------------------------------------------
+
+#: Methods of `Cluster` that read, report or undo.
+NOT_ACTS = {
+    *("start", "close", "events", "list_nodes", "list_conditions", "list_node_tests"),
+    *("read_record", "read_stop", "read_stop_in_record", "read_quarantine", "read_node"),
+    *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
+    *("write_quarantine_spec", "write_quarantine_status", "add_finalizer", "drop_quarantine"),
+    *("announce", "write_event", "write_test_condition"),
+}
+NOT_ACTS_ON_OBJECTS = {"resource", "get", "find", "select", "lacks"}
+
+
+def methods_of(protocol: type) -> set[str]:
+    return {name for name in vars(protocol) if not name.startswith("_")} - {
+        "kind",
+        "installation",
+        "lists_all",
+    }
+
+
+def takes_guard(method: Callable[..., object]) -> bool:
+    return "guard" in inspect.signature(method).parameters
+
+
+def classes_with(package: Any, method: str) -> Iterator[type]:
+    for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for _, found in inspect.getmembers(importlib.import_module(one.name), inspect.isclass):
+            if found.__module__ == one.name and inspect.iscoroutinefunction(
+                getattr(found, method, None)
+            ):
+                yield found
+
+
+def acts() -> set[str]:
+    """The name of each act that the code has."""
+    found = {f"kubernetes.{name}" for name in methods_of(Cluster) - NOT_ACTS}
+    found |= {f"local.{name}" for name in methods_of(Cluster) - NOT_ACTS - {"write_conditions"}}
+    found |= {f"objects.{name}" for name in methods_of(ObjectStore) - NOT_ACTS_ON_OBJECTS}
+    found |= {one.__name__ for one in classes_with(aggregator.repairers, "order")}
+    return found | {one.__name__ for one in classes_with(aggregator.hooks, "ask")}
+
+
+def test_every_method_that_acts_takes_a_guard() -> None:
+    for protocol, others in ((Cluster, NOT_ACTS), (ObjectStore, NOT_ACTS_ON_OBJECTS)):
+        assert others < methods_of(protocol) | {"record_place"}
+        for name in methods_of(protocol) - others:
+            assert takes_guard(getattr(protocol, name)), name
+    for package, method in ((aggregator.repairers, "order"), (aggregator.hooks, "ask")):
+        for one in classes_with(package, method):
+            assert takes_guard(getattr(one, method)), one
+
+
+def test_every_act_has_a_case() -> None:
+    assert acts() == {*SERVED, *RUN, *AT_ONCE}
+
+
+def test_nothing_sends_a_request_or_runs_a_program_next_to_the_guards() -> None:
+    """Sessions without `GuardedConnector`, and programs that `finish_command` does not begin."""
+    folder = Path(aggregator.__path__[0])
+    #: Alerts, the keys of tokens, what people run on their own machine, and the demo.
+    allowed = re.compile(r"(alerts|cli|demo|ingest|access|web|relay|runtime|tls)/")
+    sent, run = set(), set()
+    for path in folder.rglob("*.py"):
+        name, text = str(path.relative_to(folder)), path.read_text()
+        if allowed.match(name):
+            continue
+        if any("GuardedConnector" not in call for call in sessions_in(text)):
+            sent.add(name)
+        if re.search(r"create_subprocess|subprocess\.(run|Popen)|os\.(exec|posix_spawn)", text):
+            run.add(name)
+    assert sent == set()
+    assert run == {"cluster/local/commands.py"} | READERS
+
+
+#: Programs that give credentials or read something.
+READERS = {"cluster/kubernetes/kubeconfig_reader.py"}
+
+
+def sessions_in(text: str) -> Iterator[str]:
+    for found in re.finditer(r"aiohttp\.ClientSession\((?!\])", text):
+        yield text[found.start() : found.start() + 200]
+
+
+# -- requests over TLS ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Served:
+    """An act by a request; ``reads``: how many requests come before it."""
+
+    act: Callable[["Site"], Awaitable[object]]
+    reads: int = 0
+
+
+@dataclass(frozen=True)
+class Site:
+    url: str
+    ca: Path
+    folder: Path
+    kube: KubeCluster
+    guard: Guard
+    local: LocalCluster
+
+
+ORDER = RepairOrder("q-1-reboot", "reboot", "n1", "uid-n1", "boot-1", "q", "xid:79", 600.0)
+RESOURCE = ObjectResource("v1", "ConfigMap", "configmaps", namespaced=True)
+OBJECT = ClusterObject("a", "x", "uid-a", "1", False, {}, {})
+POD = Pod(
+    namespace="x",
+    name="p",
+    uid="uid-p",
+    version="1",
+    phase="Running",
+    deleting=False,
+    mirror=False,
+    owner_kind="Job",
+    owner_name="j",
+    empty_dir=False,
+)
+CLAIM = {
+    "metadata": {"name": "claim", "uid": "uid-c", "resourceVersion": "3"},
+    "status": {"nodeName": "n1"},
+}
+MACHINE = {
+    "metadata": {
+        "name": "m",
+        "namespace": "x",
+        "uid": "uid-m",
+        "resourceVersion": "3",
+        "ownerReferences": [{"controller": True}],
+    },
+    "status": {"nodeRef": {"name": "n1"}},
+}
+
+
+def served(group_version: str, kind: str, plural: str, *, namespaced: bool) -> dict[str, Any]:
+    one = {"name": plural, "kind": kind, "namespaced": namespaced}
+    return {"groupVersion": group_version, "resources": [one]}
+
+
+ANSWERS: Mapping[str, Any] = {
+    "/api/v1/nodes/n1": {
+        "metadata": {
+            "name": "n1",
+            "uid": "uid-n1",
+            "resourceVersion": "1",
+            "annotations": {
+                "cluster.x-k8s.io/machine": "m",
+                "cluster.x-k8s.io/cluster-namespace": "x",
+            },
+        },
+        "status": {"capacity": {"nvidia.com/gpu": "8"}},
+    },
+    "/apis/karpenter.sh/v1": served("karpenter.sh/v1", "NodeClaim", "nodeclaims", namespaced=False),
+    "/apis/karpenter.sh/v1/nodeclaims": {"metadata": {}, "items": [CLAIM]},
+    "/apis/karpenter.sh/v1/nodeclaims/claim": CLAIM,
+    "/apis/cluster.x-k8s.io": {"preferredVersion": {"groupVersion": "cluster.x-k8s.io/v1beta2"}},
+    "/apis/cluster.x-k8s.io/v1beta2": served(
+        "cluster.x-k8s.io/v1beta2", "Machine", "machines", namespaced=True
+    ),
+    "/apis/cluster.x-k8s.io/v1beta2/namespaces/x/machines/m": MACHINE,
+    "/api/v1": served("v1", "ConfigMap", "configmaps", namespaced=True),
+    "/api/v1/namespaces/x/pods": {"metadata": {}, "items": []},
+}
+TEMPLATE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "x"}, "data": {}}
+
+
+def secret(site: Site) -> Path:
+    path = site.folder / "secret"
+    path.write_text("hush\n")
+    return path
+
+
+async def patch(site: Site) -> object:
+    node = await site.local.read_node("n1")
+    assert node is not None
+    return await site.kube.patch_node(node, TAINTS, guard=site.guard)
+
+
+async def condition(site: Site) -> object:
+    wanted = {"Sick": NodeCondition("True", "Why", "why", unhealthy=True)}
+    return await site.kube.write_conditions(
+        "n1", node_uid="uid-n1", wanted=wanted, guard=lambda _: site.guard()
+    )
+
+
+def redfish(site: Site) -> Awaitable[object]:
+    target = RedfishTarget(f"{site.url}/Systems/1", "u", secret(site), "ForceRestart", site.ca)
+    return RedfishRepairer(target).order(ORDER, site.guard)
+
+
+def by_job(site: Site) -> Awaitable[object]:
+    order = RepairOrder("q-1-test", "test", "n1", "uid", "b", "q", "why", 600.0, profile="quick")
+    return JobRepairer(site.kube.objects(), job_section("x")).order(order, site.guard)
+
+
+HOOK = {"hook": "pre_evict", "node": "n1", "quarantine": "q"}
+#: The reads of each act stand before its request.
+SERVED: Mapping[str, Served] = {
+    "kubernetes.write_record": Served(lambda s: s.kube.write_record("{}", "", guard=s.guard)),
+    "kubernetes.create_quarantine": Served(
+        lambda s: s.kube.create_quarantine("n1", SPEC, guard=s.guard)
+    ),
+    "kubernetes.patch_node": Served(patch),
+    "kubernetes.pods_on": Served(lambda s: s.kube.pods_on("n1", guard=s.guard)),
+    "kubernetes.evict": Served(lambda s: s.kube.evict(POD, guard=s.guard)),
+    "kubernetes.delete_pod": Served(lambda s: s.kube.delete_pod(POD, grace=1, guard=s.guard)),
+    "kubernetes.write_conditions": Served(condition, 1),
+    "objects.create": Served(
+        lambda s: s.kube.objects().create(RESOURCE, "x", {"metadata": {}}, guard=s.guard)
+    ),
+    "objects.annotate": Served(
+        lambda s: s.kube.objects().annotate(RESOURCE, OBJECT, {"a": "b"}, guard=s.guard)
+    ),
+    "objects.delete": Served(
+        lambda s: s.kube.objects().delete(RESOURCE, OBJECT, as_read=True, guard=s.guard)
+    ),
+    "KarpenterRepairer": Served(
+        lambda s: KarpenterRepairer(s.kube.objects()).order(ORDER, s.guard), 4
+    ),
+    "ClusterApiRepairer": Served(
+        lambda s: ClusterApiRepairer(s.kube.objects(), s.kube.objects()).order(ORDER, s.guard), 4
+    ),
+    "ExternalRepairer": Served(
+        lambda s: ExternalRepairer(
+            s.kube.objects(), ExternalSection.model_validate({"template": TEMPLATE})
+        ).order(ORDER, s.guard),
+        1,
+    ),
+    "JobRepairer": Served(by_job, 3),
+    "RedfishRepairer": Served(redfish),
+    "WebhookRepairer": Served(
+        lambda s: WebhookRepairer(s.url, secret(s), wall=time.time).order(ORDER, s.guard)
+    ),
+    "WebhookHook": Served(
+        lambda s: WebhookHook(s.url, secret(s), wall=time.time).ask(HOOK, limit=20, guard=s.guard)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", [*REASONS, ""])
+@pytest.mark.parametrize("name", SERVED)
+async def test_a_request_whose_connection_comes_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    case = SERVED[name]
+    async with world(tmp_path) as here, late_server(tmp_path, ANSWERS, case.reads) as server:
+        trusts = ssl.create_default_context(cafile=str(server.ca))
+        monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", trusts)
+        config = kubeconfig(tmp_path / "config", server.url, {"token": "t"})
+        config.write_text(
+            config.read_text().replace(
+                '"server":', f'"certificate-authority": "{server.ca}", "server":'
+            )
+        )
+        kube = KubeCluster(environ={"KUBECONFIG": str(config)})
+        await kube._transport.open()
+        try:
+            site = Site(server.url, server.ca, tmp_path, kube, here.guard, here.cluster)
+            acting = asyncio.ensure_future(case.act(site))
+            await asyncio.wait(
+                {acting, late := asyncio.ensure_future(server.is_late.wait())},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            assert late.done(), f"it ended before its last wait: {await acting}"
+            reads = list(server.arrived)
+            assert here.checks == 0, "the guard comes after the last wait"
+            await here.change(reason)
+            server.let_go.set()
+            refused = await outcome(acting)
+        finally:
+            await kube.close()
+        if reason:
+            assert refused
+            assert server.arrived == reads
+        else:
+            assert here.checks == 1
+            assert len(server.arrived) == len(reads) + 1
+
+
+async def outcome(acting: "asyncio.Future[object]") -> bool:
+    """Whether the act was certainly not done."""
+    try:
+        answer = await acting
+    except GuardRefused:
+        return True
+    except Exception:
+        return False
+    said = getattr(answer, "said", None)
+    return getattr(answer, "state", None) is AnswerState.NOT_SENT or (
+        said is not None and said.value == "not yet"
+    )
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+PROGRAM = "#!/bin/sh\necho $$ > {mark}\nsleep 600 &\necho $! >> {mark}\nwait\n"
+
+
+@dataclass(frozen=True)
+class Run:
+    act: Callable[[World, str, Path], Awaitable[object]]
+
+
+def ipmi(here: World, program: str, folder: Path) -> Awaitable[object]:
+    path = folder / "secret"
+    path.write_text("hush\n")
+    target = IpmiTarget("bmc", 623, "u", path, "cycle", program)
+    return IpmiRepairer(target).order(ORDER, here.guard)
+
+
+def by_command(here: World, program: str, folder: Path) -> Awaitable[object]:
+    made = CommandRepairer((program,), cancel=(), limit=60.0, sends_twice=False)
+    return made.order(ORDER, here.guard)
+
+
+async def cordon(here: World, program: str, folder: Path) -> object:
+    node = await here.cluster.read_node("n1")
+    assert node is not None
+    return await here.cluster.patch_node(node, TAINTS, guard=here.guard)
+
+
+def drain_pod(here: World) -> Pod:
+    return Pod(
+        namespace="local",
+        name="drain-n1",
+        uid=here.quarantine.uid,
+        version="1",
+        phase="Running",
+        deleting=False,
+        mirror=False,
+        owner_kind="Command",
+        owner_name="n1",
+        empty_dir=False,
+    )
+
+
+RUN: Mapping[str, Run] = {
+    "IpmiRepairer": Run(ipmi),
+    "CommandRepairer": Run(by_command),
+    "CommandHook": Run(
+        lambda here, program, _: CommandHook((program,)).ask(HOOK, limit=60, guard=here.guard)
+    ),
+    "local.patch_node": Run(cordon),
+    "local.evict": Run(lambda here, *_: here.cluster.evict(drain_pod(here), guard=here.guard)),
+    "local.delete_pod": Run(
+        lambda here, *_: here.cluster.delete_pod(drain_pod(here), grace=1, guard=here.guard)
+    ),
+}
+
+
+def program_at(folder: Path) -> tuple[str, Path]:
+    mark, path = folder / "mark", folder / "program"
+    path.write_text(PROGRAM.format(mark=mark))
+    path.chmod(0o755)
+    return str(path), mark
+
+
+def commands_of(program: str) -> Commands:
+    return Commands(cordon=(program,), drain=(program,), release=(program,))
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("name", RUN)
+async def test_a_program_does_not_begin_after_its_guards_wait(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    program, mark = program_at(tmp_path)
+    async with world(tmp_path, commands_of(program)) as here:
+        here.at_check = lambda: here.change(reason)
+        await outcome(asyncio.ensure_future(RUN[name].act(here, program, tmp_path)))
+        assert here.checks == 1
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize("reason", ["place", "stop"])
+@pytest.mark.parametrize("name", RUN)
+async def test_a_program_ends_with_its_children_at_a_lost_place_or_a_stop(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    program, mark = program_at(tmp_path)
+    async with world(tmp_path, commands_of(program)) as here:
+        acting = asyncio.ensure_future(RUN[name].act(here, program, tmp_path))
+        await until(lambda: mark.exists() and len(mark.read_text().split()) == 2)
+        await here.change(reason)
+        assert not await outcome(acting), "it may have acted"
+        for pid in mark.read_text().split():
+            await until(lambda pid=pid: is_over(pid))
+
+
+def is_over(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+# -- acts whose only wait is the guard's --------------------------------------------------------
+
+
+class Stream:
+    """The stream of an agent; it is its own `OrderLines`."""
+
+    repair_verbs = ("reboot",)
+    test_profiles: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.ordered: list[object] = []
+
+    def line_of(self, node: str) -> Any:
+        return self
+
+    def order_repair(self, order: object) -> None:
+        self.ordered.append(order)
+
+
+async def by_agent(here: World) -> bool:
+    """Whether the order was sent."""
+    orders, stream = AgentOrders(), Stream()
+    orders.connect(stream)
+    await AgentRepairer(orders).order(ORDER, here.guard)
+    return bool(stream.ordered)
+
+
+async def local_record(here: World) -> bool:
+    before = await here.cluster.read_record()
+    await outcome(
+        asyncio.ensure_future(here.cluster.write_record("{}", before.version, guard=here.guard))
+    )
+    return (await here.cluster.read_record()).text != before.text
+
+
+async def local_quarantine(here: World) -> bool:
+    made = here.cluster.create_quarantine("n2", SPEC, guard=here.guard)
+    await outcome(asyncio.ensure_future(made))
+    return await here.cluster.read_quarantine("n2") is not None
+
+
+async def local_pods(here: World) -> bool:
+    try:
+        await here.cluster.pods_on("n1", guard=here.guard)
+    except GuardRefused:
+        return False
+    return True
+
+
+AT_ONCE: Mapping[str, Callable[[World], Awaitable[bool]]] = {
+    "AgentRepairer": by_agent,
+    "local.write_record": local_record,
+    "local.create_quarantine": local_quarantine,
+    "local.pods_on": local_pods,
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("name", AT_ONCE)
+async def test_an_act_without_another_wait(tmp_path: Path, name: str, reason: str) -> None:
+    async with world(tmp_path) as here:
+        here.at_check = lambda: here.change(reason)
+        assert not await AT_ONCE[name](here)
+        assert here.checks == 1
