@@ -126,7 +126,7 @@ async def world(folder: Path, commands: Commands = NO_COMMANDS) -> AsyncIterator
 #: Methods of `Cluster` that read, report or undo.
 NOT_ACTS = {
     *("start", "close", "events", "list_nodes", "list_conditions", "list_node_tests"),
-    *("read_record", "read_stop", "read_stop_in_record", "read_quarantine", "read_node"),
+    *("read_record", "read_stop", "read_quarantine", "read_node"),
     *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
     *("write_quarantine_spec", "write_quarantine_status", "add_finalizer", "drop_quarantine"),
     *("announce", "write_event", "write_test_condition"),
@@ -239,7 +239,7 @@ POD = Pod(
     mirror=False,
     owner_kind="Job",
     owner_name="j",
-    empty_dir=False,
+    empty_dirs=(),
 )
 CLAIM = {
     "metadata": {"name": "claim", "uid": "uid-c", "resourceVersion": "3"},
@@ -455,7 +455,7 @@ def drain_pod(here: World) -> Pod:
         mirror=False,
         owner_kind="Command",
         owner_name="n1",
-        empty_dir=False,
+        empty_dirs=(),
     )
 
 
@@ -508,8 +508,7 @@ async def test_a_program_ends_with_its_children_at_a_lost_place_or_a_stop(
         await until(lambda: mark.exists() and len(mark.read_text().split()) == 2)
         await here.change(reason)
         assert not await outcome(acting), "it may have acted"
-        for pid in mark.read_text().split():
-            await until(lambda pid=pid: is_over(pid))
+        await until(lambda: all(is_over(pid) for pid in mark.read_text().split()))
 
 
 def is_over(pid: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Phase, Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import GuardRefused, Phase, Quarantine, RepairAttempt, RepairState
 from aggregator.quarantine.actions.act_guard import RememberedRefusal
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.repair.attempts import LOOK_SOON
@@ -86,7 +86,14 @@ class OrderSender:
             node_state, against=against, quarantine=quarantine, read_at=written
         )
         refusal = RememberedRefusal(guard)
-        await guard()  # before the repairer's first step; the repairer repeats it after its last
+        try:
+            await (
+                guard()
+            )  # before the repairer's first step; the repairer repeats it after its last
+        except GuardRefused:
+            if still():
+                raise
+            return None
         unsent = self._take_unsent(node_state, attempt)
         answer = await while_it_stands(
             node_state, entry.repairer.order(order, refusal.guard), still
