@@ -81,7 +81,6 @@ class PlayedReplica:
     directory: PlayedDirectory
     clock: Clock
     authenticator: Authenticator
-    token_file: Path
     kept_keys: list[bytes]
     intake: RecordingIntake = field(default_factory=RecordingIntake)
     pacer: ResyncPacer = field(default_factory=ResyncPacer)
@@ -269,7 +268,6 @@ class Replicas:
             directory,
             clock,
             agents,
-            token_file,
             kept_keys,
         )
         self._ending.push_async_callback(replica.stop)

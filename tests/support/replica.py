@@ -135,10 +135,6 @@ class FakeLine:
     """The way back to an agent; remembers why it was closed."""
 
     closed: str = ""
-    resyncs: list[str] = field(default_factory=list)
-
-    def resync(self, reason: str) -> None:
-        self.resyncs.append(reason)
 
     def close(self, reason: str) -> None:
         self.closed = reason

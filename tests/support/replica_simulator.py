@@ -379,9 +379,6 @@ class Agent:
         signs = self.unacked
         self._send_evidence(lambda _: Delta(cleared=signs))
 
-    def resync(self, reason: str) -> None:
-        self._send_evidence(self._snapshot)
-
     def close(self, reason: str) -> None:
         self.leave()
         self._back_off()

@@ -65,11 +65,6 @@ class Simulator:
         told = self.said("nodes attached")
         return dict(told[-1]["at"]) if told else {}
 
-    @property
-    def gaps(self) -> list[float]:
-        """How many seconds each time took in which not all had a stream. The first is the start."""
-        return [float(line["after_seconds"]) for line in self.said("all nodes attached")]
-
     def until_streaming(self, count: int, *, timeout_s: float = 30) -> Self:
         def attached() -> bool:
             assert self.process.poll() is None, self.log()

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -422,10 +421,6 @@ class Stack:
 
     def until(self, probe: Callable[[], object], what: str, *, timeout_s: float = 30) -> None:
         wait_until(lambda: bool(probe()), what=what, timeout_s=timeout_s)
-
-
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def write_real_kmsg(text: str) -> None:
