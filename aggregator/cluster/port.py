@@ -211,7 +211,7 @@ class RepairState(enum.StrEnum):
     FAILED = "Failed"  # not done, or no proof of it by the deadline
     UNKNOWN = "Unknown"  # the order may have been taken or not: a person decides
     CANCELLED = "Cancelled"  # by a person
-    INCONCLUSIVE = "Inconclusive"  # of a test: no verdict about the node
+    INCONCLUSIVE = "Inconclusive"  # of a test: no verdict about the node; of a repair: not begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ def _judged(repair: str, result: AgentResult) -> RepairAnswer:
             return RepairAnswer(AnswerState.DONE, result.message, _measured(result.measured))
         case OrderState.REFUSED:
             text = _refusal(repair, result.reason, result.message)
-            return RepairAnswer(_refused(repair), text)
+            return RepairAnswer(_refused(repair, result.reason), text)
     state = AnswerState.FAILED
     if result.state is not OrderState.FAILED:
         state = AnswerState.INCONCLUSIVE if repair == TEST else AnswerState.UNSURE
@@ -182,9 +182,12 @@ def _judged(repair: str, result: AgentResult) -> RepairAnswer:
     return RepairAnswer(state, text, _measured(result.measured))
 
 
-def _refused(repair: str) -> AnswerState:
-    """The answer that a refusal by the agent is."""
-    return AnswerState.INCONCLUSIVE if repair == TEST else AnswerState.FAILED
+def _refused(repair: str, reason: str = "") -> AnswerState:
+    """The answer that a refusal by the agent is. Without a permission, as where the controller has
+    changed meanwhile, the refusal says nothing about this repair.
+    """
+    none = repair == TEST or reason == "not-permitted"
+    return AnswerState.INCONCLUSIVE if none else AnswerState.FAILED
 
 
 def _measured(found: Iterable[Measured]) -> dict[str, str]:

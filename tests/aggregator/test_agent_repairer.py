@@ -121,6 +121,15 @@ async def test_the_end_of_an_order_of_an_earlier_process_is_reported_once_it_is_
     assert ended == ["node-1"]
 
 
+@in_virtual_time
+async def test_an_order_that_was_not_permitted_to_begin_says_nothing_about_its_repair() -> None:
+    for order in (RESET, REBOOT, TEST):
+        bench = Bench(S.REFUSED, reason="not-permitted", message="no answer for 10 s")
+        answer = await bench.repairer.order(order)
+        assert answer.state is A.INCONCLUSIVE
+        assert "did not permit it in time: no answer for 10 s" in answer.text
+
+
 @pytest.mark.parametrize(
     ("order", "state", "answer"),
     [

@@ -102,6 +102,35 @@ def test_a_ladder_climbs_rung_by_rung_and_ends(
     assert sum(one != TICKET for one in tried) <= RULES.attempts
 
 
+@given(ladders, st.lists(outcomes | st.just(RepairState.INCONCLUSIVE)))
+def test_a_rung_that_was_not_begun_is_repeated_and_the_ladder_ends(
+    ladder: tuple[str, ...], ends: list[RepairState]
+) -> None:
+    tried, last = climb(facts(ladder), ends)
+    states = [*reversed(ends), *[RepairState.FAILED] * len(tried)]
+    assert last.do is Do.EXHAUST
+    for (before, after), state in zip(pairwise(tried), states, strict=False):
+        same = state is RepairState.INCONCLUSIVE
+        assert rank(before) < rank(after) or (same and before == after) or after == TICKET
+    assert sum(one != TICKET for one in tried) <= RULES.attempts
+
+
+def test_what_was_not_begun_waits_and_is_then_repeated() -> None:
+    had = status(attempt("gpu-reset", RepairState.INCONCLUSIVE))
+    assert next_repair(had, facts(), RULES, NOW + RULES.test_pause - 1) == NextRepair(Do.NOTHING)
+    again = next_repair(had, facts(), RULES, NOW + RULES.test_pause)
+    assert again == NextRepair(Do.ORDER, "gpu-reset")
+    failed = status(
+        attempt(TEST, RepairState.FAILED, began_at=NOW - 50),
+        attempt("reboot", RepairState.INCONCLUSIVE, 2),
+    )
+    over = facts(("reboot",), stands=False, returns=True, whole=("reboot",))
+    tested = replace(RULES, verify="standard")
+    assert next_repair(failed, over, tested, NOW + 1) == NextRepair(Do.NOTHING)
+    later = next_repair(failed, over, tested, NOW + RULES.test_pause)
+    assert (later.do, later.repair) == (Do.ORDER, "reboot")
+
+
 def test_the_first_rung_of_the_whole_ladder_is_the_mildest() -> None:
     assert next_repair(None, facts(), RULES, NOW) == NextRepair(Do.ORDER, "gpu-reset")
 

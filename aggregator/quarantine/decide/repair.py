@@ -1,8 +1,8 @@
 """The next repair of a node in quarantine, or what holds it. Pure.
 
 Invariants:
-- Without a person's request a rung is attempted once in a quarantine, and each one is stronger than
-  those before it: so a ladder ends.
+- Without a person's request a rung is begun once in a quarantine, and each one is stronger than
+  those before it. One that was not begun is repeated within the bound of attempts: a ladder ends.
 - An attempt whose outcome is not known is followed by none: a person decides.
 - A node that is to prove itself before its release is tested until it passes, a repair has failed
   it, or a person is asked. Tests that give no verdict are bounded, so this ends too.
@@ -90,6 +90,7 @@ class RepairRules(SectionDataclass):
     whole fleet at once, ``pool_concurrent`` those of one pool (``limits.pool_label``). In one
     failure domain (``limits.domain_labels``, ``limits.clique_label``) there is never more than one.
     ``clear_within``: so long after a repair its evidence may stand before the next rung is due.
+    A repair that its agent was not permitted to begin is tried again after ``test_pause``.
     ``verify``: the profile of the test before a release by recovery; empty: none. At most
     ``test_attempts`` tests of one quarantine end without a verdict, ``test_pause`` apart; one that
     has waited ``verify_within`` for its beginning is left to a person. ``new_nodes``: the test of
@@ -252,7 +253,7 @@ def _before_release(
         return NextRepair(Do.NOTHING)
     failed = standing_failure(status)
     if failed is not None:
-        return _after_failure(status, facts, rules, failed)
+        return _after_failure(status, facts, rules, failed, now)
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.repair == TEST and last.state is RepairState.CANCELLED:
         return _ask_a_person(status, last.ended_at, "a person cancelled the test")
@@ -281,14 +282,20 @@ def _before_release(
 
 
 def _after_failure(
-    status: RepairStatus, facts: RepairFacts, rules: RepairRules, failed: RepairAttempt
+    status: RepairStatus,
+    facts: RepairFacts,
+    rules: RepairRules,
+    failed: RepairAttempt,
+    now: float,
 ) -> NextRepair:
     """The node has failed a test: its evidence counts as in force, and the next rung is due."""
     told = f"test {failed.profile} failed"
     if status.exhausted:
         return _ask_a_person(status, failed.ended_at, f"{told}, and before: {status.exhausted}")
     last = status.attempts[-1]
-    ended = _after(last, rules, 0.0) if last.repair != TEST else None
+    ended = _after(last, rules, now) if last.repair != TEST else None
+    if ended is not None and ended.do is Do.NOTHING:
+        return ended
     step = ended or _next_rung(status, replace(facts, ladder=facts.whole), rules)
     if step.do is Do.ORDER:
         return replace(step, because=f"{told}; {step.because}".removesuffix("; "))
@@ -311,6 +318,8 @@ def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextRepair | 
             return NextRepair(Do.EXHAUST, because=text)
         case RepairState.CANCELLED:
             return NextRepair(Do.EXHAUST, because=f"a person cancelled {last.repair}")
+        case RepairState.INCONCLUSIVE if now < last.ended_at + rules.test_pause:
+            return NextRepair(Do.NOTHING)  # it was not begun, and is tried again
         case RepairState.SUCCEEDED if last.repair in ASKS_A_PERSON:
             return NextRepair(Do.EXHAUST, because="a ticket asks a person")
         case RepairState.SUCCEEDED if now < last.ended_at + rules.clear_within:
@@ -324,7 +333,8 @@ def _next_rung(status: RepairStatus, facts: RepairFacts, rules: RepairRules) -> 
         return NextRepair(Do.NOTHING)  # no rule proposes one: it is a person's from the start
     rungs = [one for one in facts.ladder if one in facts.available]
     least, why = first_rank(facts)
-    tried = max((rank(one.repair) for one in status.attempts if one.repair in REPAIRS), default=-1)
+    begun = (one for one in status.attempts if one.state is not RepairState.INCONCLUSIVE)
+    tried = max((rank(one.repair) for one in begun if one.repair in REPAIRS), default=-1)
     left = [one for one in rungs if rank(one) >= least and rank(one) > tried]
     full = len(facts.past) >= rules.attempts
     if full:

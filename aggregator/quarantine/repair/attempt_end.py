@@ -10,9 +10,9 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.repair.attempts import (
     LOOK_SOON,
     MOST_TEXT,
-    STATE_IN_WORDS,
     attempt_details,
     attempt_name,
+    end_in_words,
 )
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.outcome import AttemptOutcome
@@ -96,6 +96,6 @@ class AttemptEnds:
         self._acts.emit_event(
             node_state,
             EventKind.REPAIR_ENDED,
-            f"{attempt_name(ended)} {STATE_IN_WORDS[ended.state]}{reply}",
+            f"{attempt_name(ended)} {end_in_words(ended)}{reply}",
             {**details, **attempt_details(ended), "outcome": ended.state.value},
         )

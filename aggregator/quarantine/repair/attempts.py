@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
-from aggregator.policy.repairs import REBOOT, REPLACE
+from aggregator.policy.repairs import REBOOT, REPLACE, TEST
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.repair import BUSY
 
@@ -12,7 +12,7 @@ MOST_TEXT = 500
 #: A step about an attempt that did not succeed is tried again after so long (seconds).
 LOOK_SOON = 3.0
 
-STATE_IN_WORDS: Mapping[RepairState, str] = {
+_STATE_IN_WORDS: Mapping[RepairState, str] = {
     RepairState.SUCCEEDED: "succeeded",
     RepairState.FAILED: "failed",
     RepairState.UNKNOWN: "has an unknown outcome",
@@ -35,6 +35,13 @@ def is_proved_by_node(repair: str) -> bool:
 
 def attempt_name(attempt: RepairAttempt) -> str:
     return f"{attempt.repair} {attempt.profile}".rstrip()
+
+
+def end_in_words(ended: RepairAttempt) -> str:
+    """The attempt's end, for people."""
+    if ended.state is RepairState.INCONCLUSIVE and ended.repair != TEST:
+        return "was not begun"
+    return _STATE_IN_WORDS[ended.state]
 
 
 def attempt_details(attempt: RepairAttempt) -> dict[str, str]:

@@ -71,7 +71,7 @@ class AnswerState(enum.Enum):
     DONE = "done"  # the repairer says that the repair is done
     NOT_SENT = "not sent"  # certainly nothing was ordered: it may be sent again
     FAILED = "failed"  # refused, or done without success: the next rung is due
-    INCONCLUSIVE = "inconclusive"  # of a test: no verdict about the node
+    INCONCLUSIVE = "inconclusive"  # of a test: no verdict about the node; of a repair: not begun
     UNSURE = "unsure"  # it may have been ordered, or not
 
 
