@@ -14,7 +14,7 @@ from nodeagent.dataclass import dataclass
 from nodeagent.repair.operation import Operation
 from sickbay.v1.limits import PERMISSION_SECONDS
 
-__all__ = ["BeginPermission", "NotPermitted", "Reply"]
+__all__ = ["BeginPermission", "NotPermitted", "PermissionReply"]
 
 _T = TypeVar("_T")
 
@@ -24,7 +24,7 @@ class NotPermitted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PermissionReply:
     """The aggregator's answer. ``reason``: why it is not granted, for people."""
 
     granted: bool
@@ -45,7 +45,7 @@ class BeginPermission:
         self._is_due = False
         self._sent: asyncio.Event = asyncio.Event()
         self._sent_at = float("-inf")
-        self._reply: asyncio.Future[Reply] | None = None
+        self._reply: asyncio.Future[PermissionReply] | None = None
 
     async def request(self, operation: Operation) -> None:
         """Return once the aggregator has granted the operation. Raises NotPermitted."""
@@ -83,7 +83,7 @@ class BeginPermission:
         self._sent.set()
         return (self._operation,)
 
-    def take_reply(self, operation_id: str, reply: Reply) -> None:
+    def take_reply(self, operation_id: str, reply: PermissionReply) -> None:
         """The aggregator's answer. One that was not requested, or comes late, changes nothing."""
         if (
             self._operation is not None
@@ -95,9 +95,11 @@ class BeginPermission:
     def stream_ended(self) -> None:
         """The answer to what was sent can't come any more."""
         if self._sent.is_set():
-            self._settle(Reply(granted=False, reason="the stream to the aggregator ended"))
+            self._settle(
+                PermissionReply(granted=False, reason="the stream to the aggregator ended")
+            )
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: PermissionReply) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(reply)
 

@@ -8,7 +8,7 @@ from nodeagent.active_tests.runner import is_peer
 from nodeagent.evidence.bounds import cut
 from nodeagent.repair.executor import OperationReport, RepairExecutor
 from nodeagent.repair.operation import Operation, Order, RepairState, Verb
-from nodeagent.repair.permission import Reply
+from nodeagent.repair.permission import PermissionReply
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 
@@ -76,7 +76,7 @@ class OrderGateway:
 
     def permission(self, message: Any) -> None:
         """The answer to a request for permission."""
-        reply = Reply(message.granted, cut(message.reason, limits.MAX_TEXT))
+        reply = PermissionReply(message.granted, cut(message.reason, limits.MAX_TEXT))
         self._executor.permission.take_reply(message.operation_id, reply)
 
     def stream_ended(self) -> None:

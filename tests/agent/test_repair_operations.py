@@ -31,7 +31,7 @@ from nodeagent.repair.operation import (
     recovered,
     refusal,
 )
-from nodeagent.repair.permission import Reply
+from nodeagent.repair.permission import PermissionReply
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.host import HostRoots
 from sickbay.v1.limits import MAX_EVIDENCE_BYTES
@@ -299,7 +299,9 @@ class Machine:
         def permit() -> None:
             """The aggregator grants each permission at once."""
             for operation in executor.permission.due():
-                executor.permission.take_reply(operation.operation_id, Reply(granted=True))
+                executor.permission.take_reply(
+                    operation.operation_id, PermissionReply(granted=True)
+                )
 
         executor = RepairExecutor(
             replace(config, kernel_log=replace(config.kernel_log, enabled=False)),

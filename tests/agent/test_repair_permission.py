@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.clock import Clock
 from nodeagent.repair.operation import Operation, Verb
-from nodeagent.repair.permission import BeginPermission, NotPermitted, Reply
+from nodeagent.repair.permission import BeginPermission, NotPermitted, PermissionReply
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, use_gpus
 from tests.support.fake_aggregator import Attended
@@ -21,7 +21,7 @@ RESET, REBOOT, TEST = (
     pb.REPAIR_VERB_REBOOT,
     pb.REPAIR_VERB_TEST,
 )
-YES = Reply(granted=True)
+YES = PermissionReply(granted=True)
 OPERATION = Operation("op-1", Verb.REBOOT, "q-1", "boot-1", 0.0, 0.0)
 
 
@@ -57,7 +57,7 @@ class Line:
         self.up = True
         self.send()
 
-    def reply(self, seconds: float, reply: Reply, operation: str = "op-1") -> None:
+    def reply(self, seconds: float, reply: PermissionReply, operation: str = "op-1") -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(seconds, self.permission.take_reply, operation, reply)
 
@@ -107,8 +107,16 @@ async def test_an_answer_during_a_suspension_is_too_old() -> None:
         (lambda line: None, "the aggregator has not answered for 10 s", 10),
         (lambda line: line.reply(10.5, YES), "the aggregator has not answered for 10 s", 10),
         (lambda line: line.reply(1, YES, "op-2"), "the aggregator has not answered for 10 s", 10),
-        (lambda line: line.reply(1, Reply(granted=False, reason="released")), "released", 1),
-        (lambda line: line.reply(1, Reply(granted=False)), "the aggregator names no reason", 1),
+        (
+            lambda line: line.reply(1, PermissionReply(granted=False, reason="released")),
+            "released",
+            1,
+        ),
+        (
+            lambda line: line.reply(1, PermissionReply(granted=False)),
+            "the aggregator names no reason",
+            1,
+        ),
         (lambda line: setattr(line, "up", False), "no stream to the aggregator took", 10),
         (
             lambda line: asyncio.get_running_loop().call_later(2, line.permission.stream_ended),

@@ -195,7 +195,7 @@ def test_a_field_that_no_item_has_is_refused_with_those_that_there_are() -> None
         (["nodes", "--standng", "held"], "Did you mean: --standing"),
         (["zzz"], "See: sickbay --help"),
         (["alert", "lst"], "Did you mean: sickbay alert list"),
-        (["release", "n1", "--yes"], "--yes is an option of: sickbay bisect, sickbay quarantine"),
+        (["resume", "--yes"], "--yes is an option of: sickbay bisect, sickbay quarantine"),
         (["nodes", "-o", "xml"], "expected one of: table, wide, json, yaml, name, jsonpath="),
         (["resume", "-o", "name"], "expected one of: table, json"),
     ],
