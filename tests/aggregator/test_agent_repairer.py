@@ -125,7 +125,7 @@ async def test_the_end_of_an_order_of_an_earlier_process_is_reported_once_it_is_
 async def test_an_order_that_was_not_permitted_to_begin_says_nothing_about_its_repair() -> None:
     for order in (RESET, REBOOT, TEST):
         bench = Bench(S.REFUSED, reason="not-permitted", message="no answer for 10 s")
-        answer = await bench.repairer.order(order)
+        answer = await bench.repairer.order(order, UNGUARDED)
         assert answer.state is A.INCONCLUSIVE
         assert "did not permit it in time: no answer for 10 s" in answer.text
 
