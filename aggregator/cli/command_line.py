@@ -102,7 +102,14 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "incidents",
         "the open incidents",
         parents=[read, listed],
-        examples=["incidents -l topology.kubernetes.io/zone=hall-2", "incidents --sort-by .since"],
+        examples=[
+            "incidents -l topology.kubernetes.io/zone=hall-2",
+            "incidents --sort-by .since",
+            "incidents --rule drift -o wide",
+        ],
+    )
+    incidents.add_argument(
+        "--rule", default="", metavar="NAME", help="only those with evidence of this rule"
     )
     incidents.add_argument("--limit", type=positive, default=100, metavar="N")
     _command(incidents, read_commands.incidents)

@@ -126,8 +126,15 @@ def quarantines(options: argparse.Namespace) -> None:
 
 def incidents(options: argparse.Namespace) -> None:
     with open_source(options) as source:
-        limit = _MOST if options.selector or options.sort_by else options.limit
-        answer = source.get("incidents", limit=limit)
+        chosen = options.selector or options.sort_by or options.rule
+        answer = source.get("incidents", limit=_MOST if chosen else options.limit)
+    if options.rule:
+        kept = [
+            one
+            for one in answer["items"]
+            if any(piece["rule"] == options.rule for piece in one["evidence"])
+        ]
+        answer = {**answer, "items": kept, "total": len(kept)}
     answer = _arranged(options, answer)
     answer["items"] = answer["items"][: options.limit]
     print_answer(options, answer, render.incidents, kind=_NODE)

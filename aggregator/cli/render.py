@@ -194,7 +194,7 @@ def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
 def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
     """The open incidents."""
     if not answer["items"]:
-        yield "No fault is known."
+        yield "No incident is open."
         return
     more = ["ID", "EVIDENCE"] if screen.wide else []
     yield table(

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from aggregator.alerts.overview import RouteState
 from aggregator.cluster.port import Action, Phase
 from aggregator.events import EventKind
+from aggregator.policy import drift
 from aggregator.quarantine.decide.cause_search import SCOPES
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.stage_times import StageTimes
@@ -209,6 +210,24 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
         for action in Action:
             incidents.add_metric([kind, action.value], counted[kind, action.value])
     yield incidents
+    drifted = gauge(
+        "sickbay_drifted_nodes",
+        (
+            "Nodes with an open incident of the check drift, by group of the fact that differs "
+            "(kernel, gpu, nic, nvme, sysctl)."
+        ),
+        ["group"],
+    )
+    differ = {
+        (piece.code.removeprefix(f"{drift.CHECK}:"), one.node)
+        for one in found.incidents
+        for piece in one.evidence
+        if piece.code.startswith(f"{drift.CHECK}:")
+    }
+    nodes_by_group = Counter(group for group, _ in differ)
+    for group in drift.GROUPS:
+        drifted.add_metric([group], nodes_by_group[group])
+    yield drifted
     quarantines = gauge("sickbay_quarantines", "Quarantines by phase.", ["phase"])
     phases = Counter(one.phase for one in found.quarantines)
     for phase in Phase:

@@ -227,6 +227,10 @@ async def test_quarantines_incidents_and_history(served: Served) -> None:
     assert "hall-2" in listed.out
     wrong = await in_process("incidents", "--url", served.url)
     assert "held by limits.concurrent" in wrong.out
+    none = await in_process("incidents", "--rule", "drift", "--url", served.url)
+    assert none.out == "No incident is open.\n"
+    named = await in_process("incidents", "--rule", "gpu-off-bus", "--url", served.url)
+    assert named.out == wrong.out
     past = await in_process("history", "--node", "node-2", "--limit", "3", "--url", served.url)
     lines = past.out.splitlines()
     assert len(lines) == 3
@@ -847,7 +851,7 @@ async def test_an_empty_fleet_is_no_error() -> None:
             ("nodes", "No node is known yet."),
             ("nodes --standing held", "No node stands so."),
             ("quarantines", "No node is in quarantine."),
-            ("incidents", "No fault is known."),
+            ("incidents", "No incident is open."),
             ("history", "No transition is recorded."),
             ("status", "No node is known yet."),
         ):

@@ -27,6 +27,7 @@ from tests.web.support import (
     Served,
     big_fleet,
     component,
+    incident_of,
     quarantine_of,
     record_common_cause,
     serving,
@@ -89,6 +90,8 @@ async def test_the_numbers_are_the_fleets() -> None:
     again = Blocker("jobs/debug", "placed there after the drain", hands.wall - 86400)
     drained = fleet.node_summary("node-7")
     quarantine_of(drained, hands.wall, phase=Phase.DRAINED, pods=0, blockers=(again,))
+    sick = fleet.node_summary("node-2")
+    incident_of(sick, hands.now, action="observe", kind="node", code="drift:nvme", cleared_by=None)
     async with serving(fleet, hands.clocks()) as served:
         served.ingest.refused["wrong_node"] = 2
         served.ingest.messages["delta"] = 40
@@ -105,6 +108,8 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_nodes", labels(standing="quarantined")] == 2
     assert found["sickbay_nodes", labels(standing="ok")] == 2
     assert found["sickbay_incidents", labels(kind="gpu", action="drain")] == 2
+    assert found["sickbay_drifted_nodes", labels(group="nvme")] == 1
+    assert found["sickbay_drifted_nodes", labels(group="kernel")] == 0
     assert found["sickbay_quarantines", labels(phase="Draining")] == 1
     assert found["sickbay_quarantines", labels(phase="Invalid")] == 0
     assert found["sickbay_holds", labels(limit="limits.concurrent")] == 1
