@@ -177,8 +177,8 @@ boot_grace = "3650d"
     def _ask(self, path: str, method: str, body: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("localhost", timeout=10)
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(str(self.socket))
         try:
+            connection.sock.connect(str(self.socket))
             connection.request(method, path, body)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()

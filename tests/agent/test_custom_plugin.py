@@ -96,7 +96,7 @@ def test_its_settings_are_read_as_its_spec_says(installed: Installed) -> None:
 def test_what_the_configuration_does_not_name_is_not_imported(
     installed: Installed, tmp_path: Path
 ) -> None:
-    installed(text=f"open({str(tmp_path / 'ran')!r}, 'w')")
+    installed(text=f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     assert (tmp_path / "ran").exists(), "named: imported"
     (tmp_path / "ran").unlink()
     for module in [name for name in sys.modules if name.startswith("site_")]:
