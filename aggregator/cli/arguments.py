@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aggregator.runtime.node_name import EXPECTED, is_node_name
+
 Command = Callable[[argparse.Namespace], None]
 
 #: The file name of the plugin for kubectl; see `program`.
@@ -126,9 +128,8 @@ def node_name(text: str) -> str:
     """A node's name. An empty one (a shell's variable that is not set) would mean all nodes, and
     without Kubernetes no other check refuses an invalid name.
     """
-    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", text) is None:
-        what = "expected a node's name: letters, digits, '-', '_' and '.', at most 253"
-        raise argparse.ArgumentTypeError(f"{text[:300]!r}: {what}")
+    if not is_node_name(text):
+        raise argparse.ArgumentTypeError(f"{text[:300]!r}: {EXPECTED}")
     return text
 
 

@@ -9,7 +9,6 @@ before its first (clocks of two cores differ) counts from the earlier age.
 """
 
 import math
-import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
@@ -33,6 +32,7 @@ from aggregator.health.model import (
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.agent_orders import AgentOrder, AgentResult, Measured, OrderState
 from aggregator.runtime.interning import intern_text
+from aggregator.runtime.node_name import EXPECTED, is_node_name
 from aggregator.runtime.text import truncate
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1.limits import (
@@ -60,7 +60,6 @@ from sickbay.v1.limits import (
 _COMMON_TEXT = 40  # many nodes send the same short texts
 #: As in the agent's own configuration. A site's commands are called with such a name: it must not
 #: read as an option, a list or a path.
-_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 #: Characters of the problem of an entry.
 _REASON = 300
@@ -495,9 +494,8 @@ def _name(field: str, text: str, most: int = MAX_NAME) -> str:
 
 
 def _node(field: str, text: str) -> str:
-    if _NODE.fullmatch(text) is None:
-        expected = "letters, digits, '-', '_' and '.', at most 253"
-        raise InvalidMessage(field, f"{text[:60]!r} is no node's name; expected {expected}")
+    if not is_node_name(text):
+        raise InvalidMessage(field, f"{text[:60]!r} is no node's name; {EXPECTED}")
     return sys.intern(text)
 
 

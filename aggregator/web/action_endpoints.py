@@ -12,6 +12,7 @@ from aggregator.access.identity import AccessRefused, UserIdentity
 from aggregator.cli.errors import CommandFailed
 from aggregator.cluster.port import ClusterError, Refused, Unreachable
 from aggregator.events import EventKind, Transition
+from aggregator.runtime.node_name import EXPECTED, is_node_name
 from aggregator.web import models
 from aggregator.web.access_guard import AccessGuard, PageAccess
 from aggregator.web.api import respond
@@ -97,6 +98,8 @@ class ActionEndpoints:
         if setup is None:
             raise AccessRefused(403, "actions_off", "this page is read only", "Use sickbay.")
         node = request.match_info.get("name", "")
+        if action.of_node and not is_node_name(node):
+            return _problem(400, f"{node[:300]!r} is no node's name", EXPECTED)
         body = await self._read(request, action)
         if isinstance(body, web.Response):
             return body

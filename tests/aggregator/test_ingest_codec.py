@@ -311,7 +311,7 @@ def test_a_node_whose_name_would_be_more_than_a_name_to_a_command_is_refused(nam
     }
     for sound in ("gpu-0117", "Node_7.rack-2", "n" * 253):
         assert codec.hello(pb.Hello(node=sound, **fields)).node == sound
-    with pytest.raises(codec.InvalidMessage, match="is no node's name; expected letters"):
+    with pytest.raises(codec.InvalidMessage, match="is no node's name; expected a node's"):
         codec.hello(pb.Hello(node=name, **fields))
 
 

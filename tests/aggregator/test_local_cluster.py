@@ -427,6 +427,26 @@ async def test_a_command_gets_its_words_without_a_shell(tmp_path: Path) -> None:
     ]
 
 
+PATTERNS = ("ALL", "default", "n[1-2048]", "n2,n3", "--help", "a\r\nb", "n1\0", "")
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+async def test_a_name_that_a_program_takes_for_other_nodes_runs_no_command(
+    path: Path, tmp_path: Path, name: str
+) -> None:
+    argv = ("touch", str(tmp_path / "ran"))
+    with pytest.raises(SiteCommandFailed, match="expected "):
+        await run_command(argv, key=KEY, values=VALUES | {"node": name}, limit=20, guard=UNGUARDED)
+    async with opened(path, Commands(argv, argv, argv)) as cluster:
+        with pytest.raises(Refused, match="expected "):
+            await cluster.create_quarantine(name, SPEC)
+        node = await cluster.read_node(name)
+        assert node is not None
+        with pytest.raises(SiteCommandFailed, match="expected "):
+            await cluster.patch_node(node, NodeChange(taints=(OURS,)))
+    assert not (tmp_path / "ran").exists()
+
+
 async def test_a_command_gets_the_environment_that_the_aggregator_was_started_with(
     tmp_path: Path,
 ) -> None:
@@ -758,6 +778,19 @@ async def test_a_cordon_command_that_fails_is_tried_again_and_nothing_is_drained
         assert not is_marked(node)
         site.breaks()
         await until(lambda: sickbay.phase() is Phase.DRAINED, within=30)
+        assert site.journal == ["cordon n1", "drain n1"]
+
+
+async def test_a_fault_of_an_agent_that_is_named_all_reaches_no_command(
+    path: Path, site: Site
+) -> None:
+    async with Aggregator(path, site, Turned()) as sickbay:
+        sickbay.ill("ALL")
+        sickbay.ill()
+        await until(lambda: sickbay.phase() is Phase.DRAINED)
+        named = sickbay.fleet.node_summary("ALL")
+        await until(lambda: "'ALL' means every node to Slurm" in named.work.last_error)
+        assert await sickbay.cluster.read_quarantine("ALL") is None
         assert site.journal == ["cordon n1", "drain n1"]
 
 

@@ -227,6 +227,10 @@ async def test_each_action_needs_its_right_and_identity(site: Site, action: Any)
         ("nodes/n/exempt", {"reason": "x"}, "duration"),
         ("nodes/n/exempt", {"reason": "x", "duration": "-1h"}, "duration"),
         ("nodes/n/pin", {"reason": "x", "more": 1}, "more"),
+        ("nodes/n%5B1-2048%5D/quarantine", {"reason": "x"}, "is no node's name"),
+        ("nodes/n2,n3/release", {}, "is no node's name"),
+        ("nodes/--help/quarantine", {"reason": "x"}, "is no node's name"),
+        ("nodes/a%0D%0Ab/pin", {"reason": "x"}, "is no node's name"),
         ("stop", {"reason": 1}, "reason"),
         ("stop", [], "object"),
     ],
@@ -238,6 +242,13 @@ async def test_a_request_that_makes_no_sense_is_refused(
     assert status == 400
     assert said in told["error"]
     assert site.happened == []
+
+
+async def test_slurms_word_for_all_nodes_is_no_nodes_name_without_kubernetes(site: Site) -> None:
+    status, told = await site.ask("nodes/ALL/quarantine", {"reason": "x"})
+    assert status >= 400
+    assert "means every node to Slurm" in told["error"]
+    assert site.store.quarantines() == []
 
 
 async def test_text_of_a_person_is_one_line_and_bounded(site: Site) -> None:

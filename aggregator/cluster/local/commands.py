@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aggregator.cluster.port import Guard, Unreachable
 from aggregator.runtime.command_output import last_text, wait_for_end
+from aggregator.runtime.node_name import expect_one_node
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.local")
@@ -63,7 +64,8 @@ async def finish_command(
     run, or does not end within ``limit`` seconds or before ``guard`` is lost, and what ``guard``
     raises, where it was not begun.
     """
-    told: dict[str, object] = {"command": key, "program": argv[0], "node": values["node"]}
+    node = values["node"]
+    told: dict[str, object] = {"command": key, "program": argv[0], "node": node}
     values = {name: truncate(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
@@ -73,6 +75,7 @@ async def finish_command(
     with os.fdopen(os.memfd_create("command"), "w+b") as output:
         await guard()
         try:
+            expect_one_node(node)
             process = await asyncio.create_subprocess_exec(
                 *filled,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -81,7 +84,7 @@ async def finish_command(
                 env=environment,
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument, or the name
             log.warning(
                 "site command not started",
                 extra={"event": "command.not_started", **(told | {"error": str(error)})},

@@ -33,6 +33,7 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.runtime.interning import EMPTY
+from aggregator.runtime.node_name import expect_one_node
 from aggregator.runtime.sqlite_format import LOCAL_CLUSTER, is_of_no_release, of_no_release
 
 _MARK = f"PRAGMA application_id = {LOCAL_CLUSTER}; PRAGMA user_version = 1;"
@@ -194,6 +195,11 @@ class LocalStore:
         return _quarantine(rows[0]) if rows else None
 
     def create_quarantine(self, node: str, spec: QuarantineSpec, *, finalizer: bool) -> Quarantine:
+        """Raises Conflict, and Refused for a name that is a pattern to a site's command."""
+        try:
+            expect_one_node(node)
+        except ValueError as error:
+            raise Refused(str(error)) from error
         with self._change() as db:
             done = db.execute(
                 "INSERT OR IGNORE INTO quarantines VALUES (?, ?, 1, ?, ?, ?, 0, ?)",
