@@ -15,6 +15,7 @@ from aggregator.cluster.port import (
     Action,
     Blocker,
     Conflict,
+    Guard,
     GuardRefused,
     HookState,
     HookStatus,
@@ -556,7 +557,8 @@ class Hooked(Bench):
             rng=Most(),
         )
 
-    async def _answer(self, values: dict[str, str], *, limit: float) -> HookAnswer:
+    async def _answer(self, values: dict[str, str], *, limit: float, guard: Guard) -> HookAnswer:
+        await guard()
         self.asked.append((self.loop.time(), limit, values))
         await asyncio.sleep(self.takes)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

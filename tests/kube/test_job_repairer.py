@@ -156,10 +156,10 @@ async def test_a_create_whose_answer_is_lost_makes_one_job(
             assert content["metadata"]["name"] == job_name(case.order)
 
             class Losing(type(objects)):  # type: ignore[misc]
-                async def create(self, *arguments: Any) -> Any:
+                async def create(self, *arguments: Any, **more: Any) -> Any:
                     proxy.faults.loses_answers = 1.0
                     try:
-                        return await super().create(*arguments)
+                        return await super().create(*arguments, **more)
                     finally:
                         proxy.faults.loses_answers = 0.0
 
