@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from sqlalchemy.engine import make_url
 
@@ -224,7 +225,7 @@ def _settings(config: Config, repair: RepairSettings) -> Settings:
         marks=config.marks,
         conditions=config.conditions,
         events=config.events,
-        repair=repair,
+        repair=replace(repair, node_owner_kinds=config.drain.node_owner_kinds),
     )
 
 

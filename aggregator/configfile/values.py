@@ -390,4 +390,14 @@ NamespacePattern = Annotated[
 ]
 LabelKey = Annotated[str, AfterValidator(label_key)]
 LabelKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
+OwnerKinds = Annotated[
+    tuple[
+        Annotated[
+            str,
+            shaped(r"[A-Z][A-Za-z0-9]{0,62}", 'the kind of an owner, such as "AdvancedDaemonSet"'),
+        ],
+        ...,
+    ],
+    Field(strict=False),
+]
 Selector = Annotated[Mapping[str, str] | None, BeforeValidator(selector)]

@@ -939,6 +939,8 @@ EXAMPLES = {
     "cluster.local.commands.cordon",
     "cluster.local.commands.release",
     "documentation_url",
+    "drain.gang_keys",
+    "drain.node_owner_kinds",
     "drain.namespaces",
     "drain.post_release.command",
     "drain.pre_evict.command",

@@ -31,7 +31,7 @@ from aggregator.quarantine.decide.drain_plan import (
     Leave,
     NamespaceRule,
 )
-from aggregator.quarantine.decide.gangs import LABELS, Gang, Gangs
+from aggregator.quarantine.decide.gangs import SHIPPED_KEYS, Gang, Gangs
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.drain import drainer
@@ -54,7 +54,7 @@ from aggregator.quarantine.state.node import NodeState
 from tests.support.node_states import summary_of
 from tests.support.virtual_time import VirtualTimeLoop, play
 
-LABEL = next(iter(LABELS))
+LABEL = SHIPPED_KEYS[0]
 GONE = EvictionResult(Evicted.ACCEPTED)
 BLOCKED = EvictionResult(Evicted.BLOCKED, "a budget")
 
@@ -224,7 +224,7 @@ def test_what_came_back_is_asked_when_its_wait_is_over_and_its_wait_doubles() ->
     [
         (Gangs.WHOLE, LABEL, True, True),
         (Gangs.NODE, LABEL, True, False),
-        (Gangs.WHOLE, "spec", True, False),
+        (Gangs.WHOLE, "", True, False),
         (Gangs.WHOLE, LABEL, False, False),
     ],
 )
@@ -244,7 +244,7 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
         ]
         if not stands:
             bench.node_state.own_quarantine_view().quarantine = None
-        gang = Gang("jobs", label, "g")
+        gang = Gang("jobs", "key", "g", label)
         others = await bench.evictor._pods_on_other_nodes(gang, [pod("here")])
         assert [one.name for one in others] == (["far", "same-time"] if found else [])
         assert bench.listed == ([False] if found else [])

@@ -150,7 +150,7 @@ async def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_drained_once_i
         await bench.phase(node, "Drained")
 
 
-async def test_gangs_of_kueue_and_jobset_leave_as_a_whole_and_volcanos_on_the_node(
+async def test_gangs_by_labels_leave_as_a_whole_and_volcanos_on_the_node(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
@@ -159,6 +159,7 @@ async def test_gangs_of_kueue_and_jobset_leave_as_a_whole_and_volcanos_on_the_no
         "kueue": {"labels": {"kueue.x-k8s.io/pod-group-name": "a"}},
         "jobset": {"labels": {"jobset.sigs.k8s.io/jobset-name": "b"}},
         "volcano": {"annotations": {"scheduling.k8s.io/group-name": "c"}},
+        "site": {"labels": {"example.test/gang": "d"}},
     }
     for name, marks in gangs.items():
         for number, node in enumerate((sick, well)):
@@ -166,7 +167,7 @@ async def test_gangs_of_kueue_and_jobset_leave_as_a_whole_and_volcanos_on_the_no
             plane.wait_pod_running(namespace, f"{name}-{number}")
     plane.create_pod(namespace, "alone", node=well)
     plane.wait_pod_running(namespace, "alone")
-    rules = DrainRules(evict_unmanaged=True, gangs=Gangs.WHOLE)
+    rules = DrainRules(evict_unmanaged=True, gangs=Gangs.WHOLE, gang_keys=("example.test/gang",))
     settings = replace(SETTINGS, drain=rules)
     async with running_bench(kube, cluster_space, settings=settings) as bench:
         break_gpu(bench, sick)

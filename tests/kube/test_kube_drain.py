@@ -205,8 +205,12 @@ async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: 
     create("mirror", owned | {"annotations": {"kubernetes.io/config.mirror": "x"}})
     daemons = {**owner, "apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}
     create("daemon", {"ownerReferences": [{**daemons, "uid": uid}]})
+    for kind in ("ExtendedDaemonSetReplicaSet", "SiteDaemon"):
+        create(kind.lower(), {"ownerReferences": [{**daemons, "kind": kind, "uid": uid}]})
+    own_daemon = {"annotations": {"cluster-autoscaler.kubernetes.io/daemonset-pod": "true"}}
+    create("own-daemon", owned | own_daemon)
     await ended(space, node, "done")
-    settings = replace(SETTINGS, drain=DrainRules())
+    settings = replace(SETTINGS, drain=DrainRules(node_owner_kinds=("SiteDaemon",)))
     async with aggregator(kube, space, settings) as running:
         await running.quarantine_by_hand(node)
         await running.until_status(node, lambda status: status.get("podsRemaining") == 3)
@@ -218,7 +222,9 @@ async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: 
             "unwilling",
         }
         left = await pods_left(space)
-        assert set(left) - {"daemon"} == {"bare", "scratch", "unwilling", "mirror", "done"}
+        kept = {"bare", "scratch", "unwilling", "mirror", "done", "own-daemon"}
+        daemons_of_others = {"extendeddaemonsetreplicaset", "sitedaemon"}
+        assert set(left) - {"daemon"} == kept | daemons_of_others
         assert not any(left.values())
         await running.release(node)
 
@@ -393,17 +399,22 @@ async def test_pods_are_deleted_only_where_the_right_is_bound(
 GANG = "scheduling.x-k8s.io/pod-group"
 
 
+@pytest.mark.parametrize("place", ["labels", "annotations"])
 async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
-    kube: KubeCluster, cluster_space: Space
+    kube: KubeCluster, cluster_space: Space, place: str
 ) -> None:
     space, [node] = cluster_space, cluster_space.create_nodes(1)
-    await pod(space, node, "rank-0", labels={GANG: "train", "app": "free"})
-    await pod(space, node, "rank-1", labels={GANG: "train", "app": "held"})
+    key = GANG if place == "labels" else "gang.scheduling.koordinator.sh/name"
+    for name, app in (("rank-0", "free"), ("rank-1", "held")):
+        marks = {"labels": {"app": app}, "annotations": {}}
+        marks[place][key] = "train"
+        await pod(space, node, name, **marks)
     await pod(space, node, "single")
     await budget(space, "llm", "held")
-    found = await kube.pods_labelled(space.namespace, GANG, "train")
-    assert {(one.name, one.node) for one in found} == {("rank-0", node), ("rank-1", node)}
-    assert all(one.created_at > time.time() - 600 for one in found)
+    if place == "labels":
+        found = await kube.pods_labelled(space.namespace, GANG, "train")
+        assert {(one.name, one.node) for one in found} == {("rank-0", node), ("rank-1", node)}
+        assert all(one.created_at > time.time() - 600 for one in found)
     async with aggregator(kube, space) as running:
         await running.quarantine_by_hand(node)
         mine = await running.until_blocked(node, f"{space.namespace}/rank-0")

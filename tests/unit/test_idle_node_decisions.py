@@ -243,6 +243,7 @@ def pod(**more: Any) -> Pod:
 )
 def test_which_pods_make_a_node_one_in_use(pods: list[Pod], expected: str) -> None:
     assert in_use(pods) == expected
+    assert in_use([pod(owner_kind="SiteDaemon")], ["SiteDaemon"]) == ""
 
 
 def test_a_refused_request_names_some_pods_after_the_command_that_drains() -> None:

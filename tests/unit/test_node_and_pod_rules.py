@@ -1,8 +1,11 @@
 """What stands on a node or a pod: gangs, maintenance, what people ask, pods that came back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import (
@@ -14,7 +17,8 @@ from aggregator.cluster.port import (
     Taint,
     Toleration,
 )
-from aggregator.quarantine.decide.gangs import ANNOTATIONS, LABELS, Gang, gang_of
+from aggregator.quarantine.decide.drain_plan import NODE_OWNERS, stays_by_nature, work_of
+from aggregator.quarantine.decide.gangs import SHIPPED_KEYS, Gang, gang_of
 from aggregator.quarantine.decide.lost_marks import (
     RestoreRules,
     counted,
@@ -35,14 +39,14 @@ from aggregator.quarantine.decide.returned_pods import find_returned, is_return,
 
 
 def pod(name: str = "p", **changes: Any) -> Pod:
-    made: dict[str, Any] = {"owner_kind": "Job", "owner_name": "j", "uid": f"uid-{name}", **changes}
+    made: dict[str, Any] = {"owner_kind": "Job", "owner_name": "j", "uid": f"uid-{name}"}
+    made = {**made, "mirror": False, **changes}
     return Pod(
         namespace="ns",
         name=name,
         version="1",
         phase="Running",
         deleting=False,
-        mirror=False,
         empty_dirs=(),
         **made,
     )
@@ -56,23 +60,61 @@ def node(**changes: Any) -> Node:
 # -- gangs -----------------------------------------------------------------------------------------
 
 
-def test_a_gang_is_named_by_the_spec_then_the_narrowest_label_then_an_annotation() -> None:
-    labels = {label: f"by-{label}" for label in LABELS}
-    annotations = {one: f"by-{one}" for one in ANNOTATIONS}
-    assert gang_of(pod(group="g", labels=labels)) == Gang("ns", "spec", "g")
-    for place, label in enumerate(LABELS):
-        some = {key: labels[key] for key in LABELS[place:]}
-        found = gang_of(pod(labels=some, annotations=annotations))
-        assert found == Gang("ns", label, f"by-{label}")
-        assert found.label == label
-    for place, key in enumerate(ANNOTATIONS):
-        some = {one: annotations[one] for one in ANNOTATIONS[place:]}
-        found = gang_of(pod(labels=dict.fromkeys(LABELS, ""), annotations=some))
-        assert found == Gang("ns", key, f"by-{key}")
-        assert found.label == ""
-    assert gang_of(pod(annotations=dict.fromkeys(ANNOTATIONS, ""))) is None
+def test_a_gang_is_named_by_the_spec_then_by_the_narrowest_key() -> None:
+    named = {key: f"by-{key}" for key in SHIPPED_KEYS}
+    assert gang_of(pod(group="g", labels=named)) == Gang("ns", "spec", "g")
+    for place, key in enumerate(SHIPPED_KEYS):
+        some = {one: named[one] for one in SHIPPED_KEYS[place:]}
+        by_label = gang_of(pod(labels=some, annotations=some))
+        assert by_label == Gang("ns", key, f"by-{key}")
+        assert by_label.label == key
+        by_annotation = gang_of(pod(labels=dict.fromkeys(some, ""), annotations=some))
+        assert by_annotation == by_label
+        assert by_annotation.label == ""
+    assert gang_of(pod(annotations=dict.fromkeys(SHIPPED_KEYS, ""))) is None
     assert gang_of(pod()) is None
     assert str(Gang("ns", "spec", "g")) == "ns/g"
+
+
+@given(
+    key=st.sampled_from(["example.test/gang", *SHIPPED_KEYS]),
+    mine=st.sampled_from(["", "g", "h"]),
+    other=st.sampled_from(["", "g", "h"]),
+    label=st.booleans(),
+)
+def test_pods_with_an_equal_value_of_a_key_are_one_gang(
+    key: str, mine: str, other: str, *, label: bool
+) -> None:
+    place = "labels" if label else "annotations"
+    pods = [replace(pod(), **{place: {key: value}}) for value in (mine, other)]  # type: ignore[arg-type]  # a test's words
+    first, second = (gang_of(one, ["example.test/gang"]) for one in pods)
+    assert (first is None, second is None) == (not mine, not other)
+    assert (first == second) == (mine == other)
+    unknown = gang_of(pods[0])
+    assert (unknown is not None) == (bool(mine) and key in SHIPPED_KEYS)
+
+
+def test_a_sites_own_key_goes_before_the_shipped_ones() -> None:
+    both = {"example.test/gang": "mine", SHIPPED_KEYS[0]: "theirs"}
+    assert gang_of(pod(labels=both), ["example.test/gang"]) == Gang(
+        "ns", "example.test/gang", "mine"
+    )
+
+
+@given(
+    owner=st.sampled_from([*NODE_OWNERS, "SiteDaemon", "Job", ""]),
+    kinds=st.sampled_from([(), ("SiteDaemon",)]),
+    annotation=st.sampled_from(["true", "false", ""]),
+    mirror=st.booleans(),
+)
+def test_which_pods_belong_to_their_node(
+    owner: str, kinds: tuple[str, ...], annotation: str, *, mirror: bool
+) -> None:
+    marks = {"cluster-autoscaler.kubernetes.io/daemonset-pod": annotation}
+    one = pod(owner_kind=owner, annotations=marks, mirror=mirror)
+    belongs = mirror or annotation == "true" or owner in {*NODE_OWNERS, *kinds}
+    assert stays_by_nature(one, kinds) is belongs
+    assert work_of([one], kinds) == ([] if belongs else [one])
 
 
 # -- who is at work --------------------------------------------------------------------------------

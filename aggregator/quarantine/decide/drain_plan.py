@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Self
@@ -11,7 +11,13 @@ from pydantic import Field
 
 from aggregator.cluster.port import Node, Pod
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import Duration, NamespacePattern, Selector
+from aggregator.configfile.values import (
+    Duration,
+    LabelKeys,
+    NamespacePattern,
+    OwnerKinds,
+    Selector,
+)
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.rfc3339 import span, write_time
 from aggregator.runtime.interning import EMPTY
@@ -20,6 +26,10 @@ from aggregator.runtime.text import some_of
 FINISHED = ("Succeeded", "Failed")
 #: How the reason of a pod begins that is deleted and still there.
 TERMINATING = "Terminating"
+#: Kinds of owners that make one pod for each node. OpenKruise's is a DaemonSet as well.
+NODE_OWNERS = ("DaemonSet", "ExtendedDaemonSetReplicaSet")
+#: A pod's annotation for autoscalers; "true" means that it belongs to its node, whoever its owner.
+_DAEMON = "cluster-autoscaler.kubernetes.io/daemonset-pod"
 #: A pod's annotation for autoscalers; "true" means that the data in its emptyDir may be lost.
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 #: The same of single volumes, as "NAME,NAME".
@@ -65,7 +75,8 @@ class DrainRules(SectionDataclass):
     A pod that asks autoscalers not to move it is evicted with ``evict_unwilling`` alone; one that
     has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating so
     long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
-    the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole.
+    the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``gang_keys`` and
+    ``node_owner_kinds`` are added to the shipped ones.
     ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a drain that takes
     longer is reported.
     """
@@ -79,6 +90,8 @@ class DrainRules(SectionDataclass):
     unreachable_wait: Annotated[Duration, Field(ge=10)] = 300.0
     gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
     gang_pods: Positive = 256
+    gang_keys: LabelKeys = ()
+    node_owner_kinds: OwnerKinds = ()
     off_load_balancers: bool = True
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
 
@@ -185,7 +198,7 @@ def plan_drain(
     back: dict[str, str] = {}
     lingering: dict[str, str] = {}
     stuck: dict[str, str] = {}
-    work = work_of(pods)
+    work = work_of(pods, rules.node_owner_kinds)
     for pod in work:
         if pod.deleting:
             reason = _stuck_because(pod, rules, moment)
@@ -219,17 +232,22 @@ def plan_drain(
         lingering=lingering,
         stuck=stuck,
     )
-    return _together(work, plan)
+    return _together(work, plan, rules)
 
 
-def stays_by_nature(pod: Pod) -> bool:
-    """Whether the pod belongs to its node, so that its eviction would gain nothing."""
-    return pod.mirror or pod.owner_kind == "DaemonSet"
+def stays_by_nature(pod: Pod, kinds: Collection[str] = ()) -> bool:
+    """Whether the pod belongs to its node, so that its eviction would gain nothing.
+
+    ``kinds``: those of a site's owners, in addition to the shipped ones.
+    """
+    if pod.mirror or pod.annotations.get(_DAEMON) == "true":
+        return True
+    return pod.owner_kind in NODE_OWNERS or pod.owner_kind in kinds
 
 
-def work_of(pods: Iterable[Pod]) -> list[Pod]:
-    """The pods that have not ended, and do not belong to their node."""
-    return [pod for pod in pods if pod.phase not in FINISHED and not stays_by_nature(pod)]
+def work_of(pods: Iterable[Pod], kinds: Collection[str] = ()) -> list[Pod]:
+    """The pods that have not ended, and do not belong to their node (`stays_by_nature`)."""
+    return [pod for pod in pods if pod.phase not in FINISHED and not stays_by_nature(pod, kinds)]
 
 
 def kept_because(pod: Pod, rules: DrainRules) -> str:
@@ -296,7 +314,7 @@ def _is_due_by_force(pod: Pod, rules: DrainRules, moment: DrainMoment) -> bool:
     return moment.now >= after
 
 
-def _together(pods: Sequence[Pod], plan: DrainPlan) -> DrainPlan:
+def _together(pods: Sequence[Pod], plan: DrainPlan, rules: DrainRules) -> DrainPlan:
     """A gang is evicted when all of it on this node may be: else its other pods wait for the one.
 
     A pod that came back holds up no other: its gang was taken apart already.
@@ -304,13 +322,13 @@ def _together(pods: Sequence[Pod], plan: DrainPlan) -> DrainPlan:
     named = {key: reason for key, reason in plan.named.items() if key not in (plan.back or {})}
     held: dict[Gang, str] = {}
     for pod in pods:
-        gang = gang_of(pod)
+        gang = gang_of(pod, rules.gang_keys)
         # Except deleting pods: they are as good as gone, and hold up no other.
         if gang is not None and pod.key in named and not pod.deleting:
             held.setdefault(gang, f"{pod.key} {named[pod.key]}")
     if not held:
         return plan
-    going = [(pod, gang_of(pod)) for pod in (*plan.evict, *plan.force)]
+    going = [(pod, gang_of(pod, rules.gang_keys)) for pod in (*plan.evict, *plan.force)]
     waiting = {
         pod.key: f"goes together with its gang: {held[gang]}"
         for pod, gang in going

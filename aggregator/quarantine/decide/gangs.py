@@ -1,24 +1,32 @@
 """Which pods belong together: those that a scheduler or controller runs all or none of. Pure.
 
-The keys are their makers' own: scheduler-plugins (coscheduling), Volcano, Kueue (plain pod groups),
-LeaderWorkerSet, JobSet, the Kubeflow trainer; and the group that the pod's spec names (KEP-4671).
+A gang is named by the pod's spec (KEP-4671), or by a label or an annotation whose equal value makes
+it. The shipped keys are their makers' own; a site adds those of its scheduler.
 """
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Pod
 
 #: The narrowest first: a LeaderWorkerSet's pods may carry Kueue's label of the same group too.
-LABELS = (
-    "scheduling.x-k8s.io/pod-group",
+SHIPPED_KEYS = (
+    "scheduling.x-k8s.io/pod-group",  # scheduler-plugins (coscheduling)
     "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "gang.scheduling.koordinator.sh/name",  # Koordinator
     "leaderworkerset.sigs.k8s.io/group-key",
+    "grove.io/podgang",
     "kueue.x-k8s.io/pod-group-name",
     "jobset.sigs.k8s.io/jobset-name",
     "training.kubeflow.org/job-name",
+    "scheduling.k8s.io/group-name",  # Volcano
+    "scheduling.volcano.sh/group-name",
+    "volcano.sh/job-name",
+    "pod-group-name",  # KAI
+    "ray.io/cluster",
 )
-ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 _SPEC = "spec"
 
 
@@ -31,29 +39,30 @@ class Gangs(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gang:
-    """One gang. ``key`` is the label, the annotation, or "spec" that names it."""
+    """One gang. ``key`` is the label, the annotation, or "spec" that names it.
+
+    ``label``: the label that all of its pods can be listed by; empty where there is none.
+    """
 
     namespace: str
     key: str
     name: str
-
-    @property
-    def label(self) -> str:
-        """The label that all of its pods can be listed by; empty where there is none."""
-        return self.key if self.key in LABELS else ""
+    label: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
 
-def gang_of(pod: Pod) -> Gang | None:
-    """The gang that the pod belongs to, or None for a pod without one."""
+def gang_of(pod: Pod, more: Sequence[str] = ()) -> Gang | None:
+    """The gang that the pod belongs to, or None for a pod without one.
+
+    ``more``: a site's own keys, which go before the shipped ones.
+    """
     if pod.group:
         return Gang(pod.namespace, _SPEC, pod.group)
-    for label in LABELS:
-        if pod.labels.get(label):
-            return Gang(pod.namespace, label, pod.labels[label])
-    for annotation in ANNOTATIONS:
-        if pod.annotations.get(annotation):
-            return Gang(pod.namespace, annotation, pod.annotations[annotation])
+    for key in (*more, *SHIPPED_KEYS):
+        if name := pod.labels.get(key):
+            return Gang(pod.namespace, key, name, label=key)
+        if name := pod.annotations.get(key):
+            return Gang(pod.namespace, key, name)
     return None

@@ -175,18 +175,24 @@ def next_idle_test(
     )
 
 
-def in_use(pods: Sequence[Pod]) -> str:
+def in_use(pods: Sequence[Pod], owner_kinds: Collection[str] = ()) -> str:
     """Which pod makes the node one with work: any that a drain would move. Empty: it is idle.
 
-    Pods of DaemonSets and mirror pods belong to the node; if one has GPUs, the scheduler finds no
-    room for the test, which asks for all of them.
+    Pods of DaemonSets, of ``owner_kinds`` and mirror pods belong to the node; if one has GPUs, the
+    scheduler finds no room for the test, which asks for all of them.
     """
-    found = [pod.key for pod in work_of(pods)]
+    found = [pod.key for pod in work_of(pods, owner_kinds)]
     return f"the node is in use: pod {min(found)}" if found else ""
 
 
 def why_refused(
-    node: str, pods: Sequence[Pod], profile: str, profiles: Collection[str] | None, *, how: str
+    node: str,
+    pods: Sequence[Pod],
+    profile: str,
+    profiles: Collection[str] | None,
+    *,
+    how: str,
+    owner_kinds: Collection[str] = (),
 ) -> str:
     """Why a person's request for a test of a node in service is refused; empty: it is not.
 
@@ -195,7 +201,7 @@ def why_refused(
     """
     if profiles is not None and profile not in profiles:
         return f"there is no profile {profile}; expected one of {', '.join(sorted(profiles))}"
-    found = sorted(pod.key for pod in work_of(pods))
+    found = sorted(pod.key for pod in work_of(pods, owner_kinds))
     if not found:
         return ""
     first = f'sickbay quarantine {node} --action drain --reason "..."{how}'

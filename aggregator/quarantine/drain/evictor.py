@@ -135,13 +135,24 @@ class Evictor:
     def _groups(self, plan: DrainPlan) -> list[tuple[float, _Group]]:
         """The pods that are evicted as one, with their due time: minus infinity at first."""
         now, memory = self.clocks.now(), self.memory
-        found = [(memory.due_at(group.pods), group) for group in _groups(plan.evict)]
+        found = [(memory.due_at(group.pods), group) for group in self._grouped(plan.evict)]
         for pod in plan.returned:
             memory.note_return(slot_of(pod), now, self.rng)
-        for group in _groups(plan.returned):
+        for group in self._grouped(plan.returned):
             later = max(memory.returns[slot_of(pod)].retry_at for pod in group.pods)
             found.append((max(later, memory.due_at(group.pods)), group))
         return found
+
+    def _grouped(self, pods: Sequence[Pod]) -> list[_Group]:
+        groups: list[_Group] = []
+        gangs: dict[Gang, list[Pod]] = {}
+        for pod in pods:
+            gang = gang_of(pod, self.rules.gang_keys)
+            if gang is None:
+                groups.append(_Group(None, (pod,)))
+            else:
+                gangs.setdefault(gang, []).append(pod)
+        return groups + [_Group(gang, tuple(members)) for gang, members in gangs.items()]
 
     async def _ask_group(self, group: _Group) -> bool:
         others: list[Pod] = []
@@ -326,7 +337,8 @@ class Evictor:
                     gang.label,
                     gang.name,
                     background=any(pod.uid in self.memory.blocked for pod in here),
-                )
+                ),
+                self.rules.node_owner_kinds,
             )
             if pod.node not in ("", self.node_state.node)
             and not pod.deleting
@@ -405,18 +417,6 @@ class Evictor:
     def _standing(self) -> tuple[Blocker, ...]:
         quarantine = self.node_state.node_summary.quarantine
         return quarantine.status.blockers if quarantine else ()
-
-
-def _groups(pods: Sequence[Pod]) -> list[_Group]:
-    groups: list[_Group] = []
-    gangs: dict[Gang, list[Pod]] = {}
-    for pod in pods:
-        gang = gang_of(pod)
-        if gang is None:
-            groups.append(_Group(None, (pod,)))
-        else:
-            gangs.setdefault(gang, []).append(pod)
-    return groups + [_Group(gang, tuple(members)) for gang, members in gangs.items()]
 
 
 def _reason(result: EvictionResult) -> str:

@@ -1,6 +1,6 @@
 """The reasons against the test of a new or an idle node, and against the removal of its taint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
@@ -40,8 +40,11 @@ class NodeTestChecks:
         rules: NewNodeRules,
         node_registry: NodeRegistry,
         may_act: Callable[[], bool],
+        owner_kinds: Collection[str] = (),
     ) -> None:
-        """``may_act`` tells whether we are the controller at this moment."""
+        """``may_act`` tells whether we are the controller at this moment. ``owner_kinds``: those of
+        `drain.node_owner_kinds`.
+        """
         self._cluster = cluster
         self._record_writer = record_writer
         self._clocks = clocks
@@ -49,6 +52,7 @@ class NodeTestChecks:
         self._rules = rules
         self._registry = node_registry
         self._may_act = may_act
+        self._owner_kinds = owner_kinds
 
     def facts(self, node: Node, node_state: NodeState | None) -> NodeTestFacts:
         """All that the node's next step depends on, beside its last test."""
@@ -118,7 +122,9 @@ class NodeTestChecks:
         own = [taint for taint in node.taints if taint.key == self._rules.taint]
         found = [
             pod.key
-            for pod in work_of(await self._cluster.pods_on(node.name, background=True))
+            for pod in work_of(
+                await self._cluster.pods_on(node.name, background=True), self._owner_kinds
+            )
             if not all(pod.tolerates(taint) for taint in own)
         ]
         if not found:

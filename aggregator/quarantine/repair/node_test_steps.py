@@ -174,7 +174,8 @@ class NodeTestSteps:
             return
         pods = await self._cluster.pods_on(name, background=True)
         profiles, how = self._settings.test_profiles, self._fleet.how
-        why = why_refused(name, pods, step.test.profile, profiles, how=how)
+        kinds = self._settings.node_owner_kinds
+        why = why_refused(name, pods, step.test.profile, profiles, how=how, owner_kinds=kinds)
         if not why:
             await self._begin(name, watched, node, step)
             return
@@ -192,7 +193,8 @@ class NodeTestSteps:
         """The same as for a new node, on one that has no work at this moment. Work that comes
         later preempts the test.
         """
-        why = in_use(await self._cluster.pods_on(name, background=True))
+        pods = await self._cluster.pods_on(name, background=True)
+        why = in_use(pods, self._settings.node_owner_kinds)
         if why or step.test is None:
             watched.held = why
         elif self._settings.rules.mode is not RepairMode.OBSERVE:
@@ -240,7 +242,8 @@ class NodeTestSteps:
             return
         if test.reason == IDLE:
             pods = await self._cluster.pods_on(name, background=True)
-            why = in_use(without_tests(pods, {test.operation}, self._settings.test_namespace))
+            others = without_tests(pods, {test.operation}, self._settings.test_namespace)
+            why = in_use(others, self._settings.node_owner_kinds)
             if why:
                 await self._stop(name, watched, test, why)
                 return

@@ -115,6 +115,7 @@ class NodeTests:
             rules=self._rules,
             node_registry=node_registry,
             may_act=may_act,
+            owner_kinds=settings.node_owner_kinds,
         )
         self._events = NodeTestEvents(
             clocks=clocks, event_sink=event_sink, fleet=fleet, rules=self._rules

@@ -144,13 +144,14 @@ class ConfiguredRepairer:
 class RepairSettings:
     """The rules, and the repairer of each kind that has one. ``domain_labels``: node labels whose
     value names a failure domain. ``collected`` has what a node's agent collected before the acts
-    of a quarantine: JSON objects as text, by operation.
+    of a quarantine: JSON objects as text, by operation. ``node_owner_kinds``: those of the drain.
     """
 
     rules: RepairRules = field(default_factory=RepairRules)
     repairers: Mapping[str, ConfiguredRepairer] = field(default_factory=dict)
     domain_labels: tuple[str, ...] = ()
     collected: Callable[[str, str], Mapping[str, str]] = lambda _node, _quarantine: {}
+    node_owner_kinds: tuple[str, ...] = ()
 
     @property
     def test_namespace(self) -> str:
