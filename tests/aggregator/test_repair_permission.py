@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,6 +154,37 @@ async def test_a_replica_that_may_not_act_permits_nothing() -> None:
     one.acts = False
     assert "may not be the controller any more" in await one.refusal()
     await one.site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_controller_that_was_cut_off_permits_nothing_on_a_node_that_another_released() -> (
+    None
+):
+    """It has ordered the reboot, and reaches the agent, but not the API server."""
+    one = await ordered()
+    world, cut = one.site.world, one.site.replica
+    remembered = SimpleNamespace(
+        node="n1", node_summary=SimpleNamespace(quarantine=one.site.quarantine())
+    )
+    one.unreachable.update(("read_node", "read_quarantine", "pods_on", "read_stop"))
+    cut.cluster.in_queue = never  # nor does any act of it arrive
+    other = one.site.start(MemoryCluster(world))
+    world.person_deletes("n1")
+    one.site.seen = True
+    await one.site.settles(one.site.is_released, within=60)
+    world.add_pod("n1", "new-work")
+    permissions = cut.controller.repair_permissions
+    permissions._known = lambda _: remembered  # type: ignore[assignment,return-value]
+    assert "can't be read" in await permissions.refusal("n1", one.request)
+    one.unreachable.clear()
+    assert await permissions.refusal("n1", one.request) == RELEASED
+    assert await other.controller.repair_permissions.refusal("n1", one.request) == NO_ORDER
+    await cut.stop()
+    await other.stop()
+
+
+async def never(_: str) -> None:
+    await asyncio.Event().wait()
 
 
 @in_virtual_time
