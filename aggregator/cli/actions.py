@@ -229,6 +229,20 @@ def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) 
     )
 
 
+def drain_warning(mode: str) -> str:
+    """The effect of the mode on a person's drain; empty in mode drain. ``mode`` is empty where no
+    aggregator reports it.
+    """
+    if mode == "drain":
+        return ""
+    if not mode:
+        return (
+            "Pods are evicted in mode drain alone; in modes observe and cordon the node is only "
+            "cordoned. No aggregator answers here, so the mode is not known."
+        )
+    return f"WARNING: mode {mode}: the node is cordoned, and no pod is evicted until mode drain."
+
+
 #: Names of pods in a preview.
 _FEW_PODS = 10
 

@@ -148,7 +148,9 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
             yield "No step of sickbay follows."
         return
     yield _PHASES.get(quarantine["phase"], f"Its phase is {quarantine['phase']}.")
-    yield from _drain(quarantine, now)
+    if quarantine["last_error"]:
+        yield f"Its last step failed and is tried again: {quarantine['last_error']}"
+    yield from _drain(quarantine, answer["mode"], now)
     yield from _repair(quarantine["repair"])
     yield from _end(answer, quarantine)
 
@@ -184,11 +186,13 @@ def _of_new_node(found: Answer) -> str:
     return f"Its test waits: {found['waits']}" if found["waits"] else "Its test begins next."
 
 
-def _drain(quarantine: Answer, now: dt.datetime) -> Iterator[str]:
+def _drain(quarantine: Answer, mode: str, now: dt.datetime) -> Iterator[str]:
     if quarantine["action"] != "drain":
         yield "Pods that run on it stay."
         return
-    if quarantine["phase"] == "Cordoned":
+    if mode not in ("", "drain"):
+        yield f"Mode {mode} evicts no pod: its pods stay until the mode is drain."
+    elif quarantine["phase"] == "Cordoned":
         yield "Its drain begins next."
     if quarantine["pods_remaining"]:
         yield f"{quarantine['pods_remaining']} pods are left."

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aggregator.cli.client import Client, Route
-from aggregator.cli.errors import Unreached, UsageError
+from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 
 if TYPE_CHECKING:
     from aggregator.cli.cluster_reader import ClusterReader
     from aggregator.cli.kube_session import KubeSession
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+#: Seconds for the mode, which is a warning's and holds no command up.
+_MODE_TIMEOUT = 3.0
 
 
 class Source(Protocol):
@@ -154,6 +156,28 @@ def open_source(options: argparse.Namespace, timeout: float = 10.0) -> Iterator[
     url = options.url or DEFAULT_URL
     token = read_token(options, os.environ)
     yield AddressSource(Client(url, ca_file=options.ca_file, token=token, timeout=timeout))
+
+
+def mode_of(options: argparse.Namespace, node: str) -> str:
+    """The mode that caps actions on the node, for a command that acts; empty where no aggregator
+    answers.
+    """
+    url, ca_file = (os.environ.get(name, "") for name in ("SICKBAY_URL", "SICKBAY_CA_FILE"))
+    if options.local is not None:
+        url = url or DEFAULT_URL  # a kubeconfig would lead to another cluster than the file's
+    reading = argparse.Namespace(
+        url=url,
+        ca_file=ca_file,
+        token_file="",
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+    )
+    try:
+        with open_source(reading, _MODE_TIMEOUT) as source:
+            return str(source.get("nodes", node)["mode"])
+    except (CommandFailed, UsageError):
+        return ""
 
 
 def read_token(options: argparse.Namespace, environ: Mapping[str, str]) -> str:

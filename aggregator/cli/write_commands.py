@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from aggregator.cli.actions import (
     ClusterActions,
+    drain_warning,
     exempted,
     manual_quarantine,
     pinned,
@@ -20,7 +21,7 @@ from aggregator.cli.actions import (
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import UsageError
 from aggregator.cli.options import flags_of
-from aggregator.cli.source import open_session
+from aggregator.cli.source import mode_of, open_session
 from aggregator.cli.text_table import printable
 from aggregator.cluster.port import Action
 
@@ -130,12 +131,14 @@ def quarantine(options: argparse.Namespace) -> None:
     if asks:
         require_terminal("a drain")
     with open_actions(options) as actions:
-        if action is Action.DRAIN and not options.yes:
-            preview = actions.drain_preview(options.name)
+        if action is Action.DRAIN:
+            warning = drain_warning(mode_of(options, options.name))
+            preview = "" if options.yes else actions.drain_preview(options.name)
+            shown = "\n".join(filter(None, (preview, warning)))
             if asks:
-                confirm(f"{preview}\nIts reason: {spec.reason}")
-            else:
-                print(printable(preview), file=sys.stderr)
+                confirm(f"{shown}\nIts reason: {spec.reason}")
+            elif shown:
+                print(printable(shown), file=sys.stderr)
         report(options, actions.quarantine(options.name, spec))
 
 

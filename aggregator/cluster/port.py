@@ -557,6 +557,10 @@ class Evicted(enum.StrEnum):
     FAILING = "failing"  # an admission webhook could not be asked: it may pass
 
 
+#: The message of an eviction that the deletion of the pod's namespace makes needless.
+NAMESPACE_DELETED = "its namespace is being deleted"
+
+
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
     """``retry_after``: seconds, where the cluster named them."""

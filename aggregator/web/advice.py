@@ -4,9 +4,17 @@ Each sentence names a command or a place; no code depends on it. ``how``: the op
 a command would act on another cluster than this one (`Fleet.how`).
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 
-from aggregator.cluster.port import Blocker, HookState, Phase, Quarantine, RepairStatus
+from aggregator.cluster.port import (
+    NAMESPACE_DELETED,
+    Blocker,
+    HookState,
+    Phase,
+    Quarantine,
+    RepairStatus,
+)
 from aggregator.quarantine.decide.drain_plan import TERMINATING
 from aggregator.quarantine.decide.repair import BUSY
 from aggregator.quarantine.decide.verdicts import is_about_tests
@@ -36,11 +44,8 @@ _POOL_FULL = (
     "This pool has lost as many nodes as its own limit allows. Repair or release some of them, or "
     "look for what they share."
 )
-#: In these texts {how} stands for the options.
-_BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."{how}'
-_SHARED = (
-    f"Look at the common cause at the top of the page. A node that is ill for itself: {_BY_HAND}"
-)
+#: In these texts {how} stands for the options, {by_hand} for the command that no limit holds.
+_SHARED = "Look at the common cause at the top of the page, and mend what the nodes share."
 _RATE = "Many fell ill at once: find out what they share while no new quarantine is admitted."
 
 HOLDS = {
@@ -50,12 +55,12 @@ HOLDS = {
     "limits.clique_label": _SHARED,
     "fabric": _SHARED,
     "eviction": "Reset the node's GPUs: the processes of the evicted pods were killed with NVLink "
-    f"channels open, and its evidence ends by a reset. A node that is ill for itself: {_BY_HAND}",
+    "channels open, and its evidence ends by a reset.",
     "fabric-follower": "Reset the node's GPUs: its links failed when the origin's did, and its "
-    f"evidence ends by that. A node that is ill for itself: {_BY_HAND}",
+    "evidence ends by that.",
     "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "
     "show the same.",
-    "limits.cooldown": f"Wait, or look at what tripped. A node that can't wait: {_BY_HAND}",
+    "limits.cooldown": "Wait, and look for what the nodes that tripped it share.",
     "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
@@ -75,7 +80,7 @@ HOLDS = {
     "no-node": "The agent speaks for a node that kubectl get nodes does not have: end it if the "
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
-    f"looked at again. To act on it all the same: {_BY_HAND}",
+    "looked at again. To act on it all the same: {by_hand}",
     "pools": "The node's labels are read again soon. If this stays, compare the replicas' "
     "configurations.",
     "pools.limits.concurrent": _POOL_FULL,
@@ -96,8 +101,10 @@ def for_evidence(clears: Iterable[str]) -> str:
     return ""
 
 
-def for_incident(node_summary: NodeSummary, clears: Collection[str], action: str, how: str) -> str:
-    """A person's options for an open incident."""
+def for_incident(
+    node_summary: NodeSummary, clears: Collection[str], action: str, mode: str, how: str
+) -> str:
+    """A person's options for an open incident. ``mode`` is the node's."""
     remedy = for_evidence(clears)
     if not remedy:
         return (
@@ -108,12 +115,12 @@ def for_incident(node_summary: NodeSummary, clears: Collection[str], action: str
         if set(clears) == {"expiry"}:
             return "No step is needed: by policy it is only watched, and it expires by itself."
         return f"{sentence} when it suits; by policy it is only watched."
-    if node_summary.quarantine is None and (
-        node_summary.decision.hold is not None or node_summary.decision.would
-    ):
-        return f"{sentence}. No mark keeps work off this node yet; to do it by hand: " + by_hand(
-            node_summary.node, how
-        )
+    if node_summary.quarantine is None and node_summary.decision.hold is not None:
+        limit = node_summary.decision.hold.limit
+        return f"{sentence}. No mark keeps work off this node while {limit} holds it."
+    if node_summary.quarantine is None and node_summary.decision.would:
+        command = by_hand(node_summary.node, mode, how)
+        return f"{sentence}. No mark keeps work off this node yet; to do it by hand: {command}"
     if node_summary.quarantine is None:
         return f"{sentence}."
     if node_summary.quarantine.spec.requester != "sickbay":
@@ -122,17 +129,18 @@ def for_incident(node_summary: NodeSummary, clears: Collection[str], action: str
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
-def by_hand(node: str, how: str) -> str:
-    """The command that quarantines a node regardless of the limits."""
-    return _BY_HAND.format(how=how).replace("NODE", node, 1)
+def by_hand(node: str, mode: str, how: str) -> str:
+    """The command that quarantines a node regardless of the limits. Only mode drain evicts pods."""
+    action = "drain" if mode == "drain" else "cordon"
+    return f'sickbay quarantine {node} --action {action} --reason "..."{how}'
 
 
-def for_hold(hold: NodeHold, how: str) -> str:
-    """The step that lifts a hold."""
+def for_hold(hold: NodeHold, mode: str, how: str) -> str:
+    """The step that lifts a hold. ``mode`` is the node's."""
     said = HOLDS.get(hold.limit)
     if said is None:
         return f"Look at {hold.limit} in the aggregator's configuration."
-    return said.format(how=how)
+    return said.format(how=how, by_hand=by_hand("NODE", mode, how))
 
 
 def for_cause(scope: str) -> str:
@@ -143,18 +151,26 @@ def for_cause(scope: str) -> str:
 def for_mode(node: str, mode: str, how: str) -> str:
     """A person's options where the mode keeps us from acting."""
     return (
-        f"Mode {mode} allows no more. To act on this node alone: {by_hand(node, how)}. "
+        f"Mode {mode} allows no more. To act on this node alone: {by_hand(node, mode, how)}. "
         'For all: set "mode" in the aggregator\'s configuration.'
     )
 
 
-def for_exempt(node: str, how: str) -> str:
+def for_exempt(node: str, mode: str, how: str) -> str:
     """A person's options where people have exempted the node."""
     return (
         "A person wants this node left alone. To let sickbay act again: "
         f"sickbay unexempt {node}{how}. "
-        f"To act all the same: {by_hand(node, how)}"
+        f"To act all the same: {by_hand(node, mode, how)}"
     )
+
+
+#: By whether the quarantine ends.
+_FAILING = {
+    False: "The last step failed and is tried again. If its error stays, mend what it names.",
+    True: "The release failed and is tried again. If its error stays, mend what it names: until "
+    "then the node keeps its marks.",
+}
 
 
 def _for_unclear(quarantine: Quarantine, how: str) -> str:
@@ -173,10 +189,10 @@ def for_quarantine(
     ends = status.phase is Phase.RELEASING or quarantine.deleting
     if quarantine.problem or status.phase is Phase.INVALID or (quarantine.unread and not ends):
         return _for_unclear(quarantine, how)
+    if node_summary.work.last_error:
+        return _FAILING[ends]
     if ends:
         return "No step is needed: it is being undone."
-    if node_summary.work.last_error:
-        return "The last step failed and is tried again. If it stays, look at the error."
     held = node_summary.quarantine_view.release_held or status.release_held
     if held:
         unpin = f"sickbay unpin {node}{how} to let it go by itself, or " * held.startswith("pinned")
@@ -227,6 +243,16 @@ def _for_no_evidence(node: str, repair: RepairStatus | None, how: str) -> str:
     return "No step is needed: its evidence is over. It is released once the node has stayed well."
 
 
+#: The API server's words about a closed budget.
+_BUDGET = re.compile(r"needs (\d+) healthy pods and has (\d+) currently")
+
+
+def _short_of_healthy(reason: str) -> bool:
+    """Whether a budget is closed by pods that are not Ready, and not by evictions alone."""
+    found = _BUDGET.search(reason)
+    return found is not None and int(found[2]) < int(found[1])
+
+
 def _pods(count: int) -> str:
     return "1 pod" if count == 1 else f"{count} pods"
 
@@ -237,6 +263,17 @@ def _for_blockers(blockers: Sequence[Blocker]) -> str:
             "No step is needed yet: the kubelet is not Ready, and its pods in Terminating are "
             "waited for until the time in their reasons. To end it sooner, start the kubelet; or "
             "power the machine off, and then run kubectl delete pod --force."
+        )
+    if all(one.reason == NAMESPACE_DELETED for one in blockers):
+        return (
+            "No step is needed yet: the deletion of their namespace removes the pods. If it stays, "
+            "read the conditions of the namespace: kubectl get namespace NAMESPACE -o yaml"
+        )
+    if any(_short_of_healthy(one.reason) for one in blockers):
+        return (
+            f"Waiting for {_pods(len(blockers))}: a disruption budget has fewer healthy pods than "
+            "it needs. Where this node broke them, the budget can't heal: its owner sets "
+            "unhealthyPodEvictionPolicy: AlwaysAllow on the budget, and broken pods are evicted."
         )
     return (
         f"Waiting for {_pods(len(blockers))} that may not be evicted now. Ask their owners, or let "

@@ -168,12 +168,13 @@ class FleetViewBuilder:
                     else moment.now
                 )
                 self._silent.append((heard, node_view.node_row(node_summary, moment, standing)))
+        mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
-            self._incidents.extend(node_view.incidents(node_summary, moment, self._fleet.how))
+            self._incidents.extend(node_view.incidents(node_summary, moment, mode, self._fleet.how))
         if node_summary.quarantine is not None:
             shown = self._quarantine(node_summary, node_summary.quarantine)
             self._quarantines.append(shown)
-        held = node_view.hold(node_summary, self._fleet.mode_of(node_summary), self._fleet.how)
+        held = node_view.hold(node_summary, mode, self._fleet.how)
         if held is not None:
             self._holds.append(held)
 

@@ -127,6 +127,10 @@ def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> 
     by = f", held by {held.limit}" if held is not None and holds else ""
     if quarantine.foreign:
         by = f", by the sickbay in namespace {quarantine.foreign}"
+    if fleet.awaits_marks(node_summary):
+        error = node_summary.work.last_error
+        failed = f"; the last step failed and is tried again: {error}" if error else ""
+        by += f", no mark keeps work off it yet{failed}"
     loose = "the node is schedulable" if is_left_schedulable(quarantine.status) else ""
     wrong = "; ".join(one for one in (loose, unmarked(node_summary, quarantine)) if one)
     lost = f" ({wrong})" if wrong else ""
@@ -184,14 +188,16 @@ def _by_strength(incident: policy.Incident) -> tuple[int, float]:
     return (_STRENGTH.get(incident.action, 3), incident.since)
 
 
-def incidents(node_summary: NodeSummary, moment: ViewMoment, how: str) -> list[models.Incident]:
+def incidents(
+    node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str
+) -> list[models.Incident]:
     """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
     ordered = sorted(node_summary.decision.incidents.values(), key=_by_strength)
-    return [_incident(node_summary, found, moment, how) for found in ordered]
+    return [_incident(node_summary, found, moment, mode, how) for found in ordered]
 
 
 def _incident(
-    node_summary: NodeSummary, incident: policy.Incident, moment: ViewMoment, how: str
+    node_summary: NodeSummary, incident: policy.Incident, moment: ViewMoment, mode: str, how: str
 ) -> models.Incident:
     recovering = incident.recovering_since
     return models.Incident(
@@ -209,6 +215,7 @@ def _incident(
             node_summary,
             [item.cleared_by or "" for item in incident.in_force],
             incident.action,
+            mode,
             how,
         ),
     )
@@ -385,7 +392,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             value=found.value,
             reason=found.reason,
             since=wall_time(found.since),
-            advice=advice.for_hold(found, how),
+            advice=advice.for_hold(found, mode, how),
             documentation=documentation.of_hold(found.limit),
         )
     if node_summary.decision.would:
@@ -398,7 +405,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             if spared
             else f"would {node_summary.decision.would}",
             since=None,
-            advice=advice.for_exempt(node_summary.node, how)
+            advice=advice.for_exempt(node_summary.node, mode, how)
             if spared
             else advice.for_mode(node_summary.node, mode, how),
             documentation=documentation.of_hold("exempt" if spared else "mode"),
@@ -533,7 +540,7 @@ def node(
         last_error=node_summary.work.last_error,
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
-        incidents=incidents(node_summary, moment, how),
+        incidents=incidents(node_summary, moment, mode, how),
         quarantine=quarantine(node_summary, held, how, moment, repairs)
         if held is not None
         else None,

@@ -62,6 +62,24 @@ def test_a_gpu_is_named_by_index_and_address_beside_its_uuid_and_a_command_comes
     assert uuid not in line
 
 
+def test_a_failed_step_is_explained_with_its_error() -> None:
+    one = answer("node-2")
+    one["quarantine"]["last_error"] = "PATCH nodes/node-2: 500: no endpoints for webhook"
+    assert "tried again: PATCH nodes/node-2: 500: no endpoints for webhook" in rendered(one)
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [("observe", "Mode observe evicts no pod"), ("drain", "Its drain begins next")],
+)
+def test_a_cordoned_node_is_promised_a_drain_in_mode_drain_alone(mode: str, says: str) -> None:
+    one = answer("node-2") | {"mode": mode}
+    one["quarantine"]["phase"] = "Cordoned"
+    text = rendered(one)
+    assert says in text
+    assert ("Its drain begins next" in text) == (mode == "drain")
+
+
 def test_a_held_node_names_the_limit_and_the_advice() -> None:
     text = rendered(answer("node-3"))
     assert "node-3 is held." in text

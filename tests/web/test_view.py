@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import Blocker, HookState, HookStatus, Phase
+from aggregator.cluster.port import NAMESPACE_DELETED, Blocker, HookState, HookStatus, Phase
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
@@ -217,6 +217,52 @@ def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
     assert view_of(fleet).incidents[0].doing == "the mode keeps us from acting"
 
 
+@pytest.mark.parametrize(("mode", "offered"), [("observe", "cordon"), ("cordon", "cordon")])
+def test_a_command_by_hand_has_an_action_that_the_mode_carries_out(mode: str, offered: str) -> None:
+    fleet = FleetState(mode=mode)
+    node_summary = well(fleet, "node-1", HANDS.now)
+    incident_of(node_summary, HANDS.now)
+    node_summary.decision.would = "drain: xid:79 on 1 GPU"
+    shown = view_of(fleet)
+    for text in (shown.incidents[0].advice, shown.holds[0].advice):
+        assert f"--action {offered}" in text
+        assert "--action drain" not in text
+
+
+def test_no_command_passes_a_limit_or_a_common_cause() -> None:
+    fleet = FleetState(mode="drain")
+    node_summary = well(fleet, "node-1", HANDS.now)
+    incident_of(node_summary, HANDS.now)
+    for limit in advice.HOLDS.keys() - {"maintenance"}:
+        node_summary.decision.hold = NodeHold(limit, "3", "for a reason", HANDS.wall)
+        shown = view_of(fleet)
+        assert "sickbay quarantine " not in shown.incidents[0].advice + shown.holds[0].advice
+
+
+def test_an_admitted_node_counts_as_in_quarantine_once_it_carries_the_mark() -> None:
+    fleet = FleetState(mode="drain")
+    node_summary = well(fleet, "node-1", HANDS.now)
+    quarantine_of(node_summary, HANDS.wall, phase=Phase.ADMITTED, pods=None)
+    node_summary.work.last_error = "PATCH nodes/node-1: 500: no endpoints for webhook"
+    told = view_of(fleet)
+    assert told.counts[QuarantineSummary.QUARANTINED] == 0
+    assert headline(told) == "1 held back. 0 of 1 nodes are well."
+    why = node_view.node(node_summary, NOW, "drain", how="").why
+    assert "no mark keeps work off it yet" in why
+    assert "no endpoints for webhook" in why
+    node_summary.cluster.marked = True
+    assert headline(view_of(fleet)) == "1 in quarantine. 0 of 1 nodes are well."
+
+
+def test_a_release_that_fails_is_no_reason_to_do_nothing() -> None:
+    fleet = FleetState(mode="drain")
+    node_summary = well(fleet, "node-1", HANDS.now)
+    quarantine_of(node_summary, HANDS.wall, phase=Phase.RELEASING, pods=None)
+    assert view_of(fleet).quarantines[0].advice.startswith("No step is needed")
+    node_summary.work.last_error = "PATCH nodes/node-1: 403: denied"
+    assert view_of(fleet).quarantines[0].advice.startswith("The release failed")
+
+
 def test_a_hold_says_what_lifts_it() -> None:
     fleet = FleetState(stop="the switch is being replaced")
     node_summary = well(fleet, "node-1", HANDS.now)
@@ -332,7 +378,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
         for number, limit in enumerate(advice.HOLDS):
             held = well(fleet, f"held-{number}", HANDS.now)
             held.decision.hold = NodeHold(limit=limit, value="1", reason="why", since=HANDS.wall)
-    local.how = how
+    local.how, local.mode = how, "drain"
     shown, known = view_of(local), 0
     listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}
     listed |= {one.advice for one in shown.quarantines}
@@ -345,7 +391,7 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
             known += len(acts.findall(text))
             assert text.count(how) == len(acts.findall(text)), text
         assert listed.issuperset(said)
-    assert known > 10
+    assert known > 5
     assert "--local" not in str(
         [node_view.node(one, NOW, "drain", how="") for one in plain.node_summaries.values()]
     )
@@ -449,11 +495,17 @@ def test_advice_promises_no_release_that_will_not_come() -> None:
     assert "released by itself" in view_of(fleet).incidents[0].advice
 
 
+BUDGET = "The disruption budget web"
+
+
 @pytest.mark.parametrize(
     ("reason", "says"),
     [
         ("Terminating: its grace ends at 2026-01-01T00:00:00Z; the node is", "start the kubelet"),
         ("the budget of jobs/j needs it", "let the budget heal"),
+        (f"{BUDGET} needs 1 healthy pods and has 1 currently", "let the budget heal"),
+        (f"{BUDGET} needs 1 healthy pods and has 0 currently", "Policy: AlwaysAllow on the budget"),
+        (NAMESPACE_DELETED, "the deletion of their namespace removes the pods"),
     ],
 )
 def test_advice_about_a_drain_fits_what_is_in_its_way(reason: str, says: str) -> None:

@@ -5,7 +5,7 @@ one pod are 500, which needs a person to fix; stale preconditions are 409.
 """
 
 from aggregator.cluster.kubernetes.errors import DISRUPTION_BUDGET, Failure
-from aggregator.cluster.port import Evicted, EvictionResult, Pod
+from aggregator.cluster.port import NAMESPACE_DELETED, Evicted, EvictionResult, Pod
 
 #: The API server's wording; the answer has no machine-readable cause.
 _TWO_BUDGETS = "more than one PodDisruptionBudget"
@@ -72,7 +72,7 @@ def read_refusal(failure: Failure) -> EvictionResult:
         text = budget.message or failure.message
         return EvictionResult(Evicted.BLOCKED, text, failure.retry_after)
     if failure.code == 403 and failure.cause(_ENDING) is not None:
-        return EvictionResult(Evicted.BLOCKED, "its namespace is being deleted")
+        return EvictionResult(Evicted.BLOCKED, NAMESPACE_DELETED)
     if failure.code == 500 and _TWO_BUDGETS in failure.message:
         return EvictionResult(Evicted.MISCONFIGURED, failure.message)
     if 400 <= failure.code < 500 and failure.code not in _NOT_OF_THE_POD:

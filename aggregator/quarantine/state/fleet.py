@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aggregator.cluster.port import Quarantine
+from aggregator.cluster.port import Phase, Quarantine
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
@@ -41,7 +41,7 @@ class QuarantineSummary(enum.StrEnum):
     UNKNOWN = "unknown"  # no evidence yet, or only unknowns
     SILENT = "silent"  # its agent has gone quiet; failing evidence stays in force
     WARNING = "warning"  # degraded, or an incident that is only observed
-    HELD = "held"  # would be quarantined without a hold or the mode
+    HELD = "held"  # no mark yet: a limit or the mode holds it, or the marks are still to be written
     QUARANTINED = "quarantined"
 
 
@@ -68,6 +68,8 @@ class NodeSummary:
 
     def standing(self) -> QuarantineSummary:
         health = self.agent.health
+        if awaits_marks(self):
+            return QuarantineSummary.HELD
         if self.quarantine is not None or self.cluster.marked or self.quarantine_view.unclaimed:
             return QuarantineSummary.QUARANTINED
         if self.decision.hold is not None or self.decision.would:
@@ -79,6 +81,15 @@ class NodeSummary:
         if self.agent.conflict or self.decision.incidents or health.worst_is_degraded():
             return QuarantineSummary.WARNING
         return QuarantineSummary.UNKNOWN if health.only_unknown() else QuarantineSummary.OK
+
+
+def awaits_marks(summary: NodeSummary) -> bool:
+    """Whether the node is admitted and carries no mark yet: new work may still come to it."""
+    return (
+        summary.quarantine is not None
+        and summary.quarantine.status.phase is Phase.ADMITTED
+        and not summary.cluster.marked
+    )
 
 
 @dataclass(frozen=True, slots=True)
