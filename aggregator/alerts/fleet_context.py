@@ -38,4 +38,5 @@ class FleetContext:
             rack=next(racks, ""),
             rules=tuple(sorted(rules)),
             exempt_until=found.cluster.operator_requests.exempt_until,
+            mode=self._fleet.mode_of(found),
         )

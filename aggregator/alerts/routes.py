@@ -33,17 +33,21 @@ MACHINE_WAIT = BatchWait()
 RESEND_EVERY = 300.0
 assert RESEND_EVERY < LASTS
 EVERY = Matchers()
+_OBSERVED = "; mode observe: nothing was done"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """The facts of a node. ``exempt_until`` is wall clock seconds, 0: not exempt."""
+    """The facts of a node. ``exempt_until`` is wall clock seconds, 0: not exempt; ``mode`` caps
+    what is done to it.
+    """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""
     rack: str = ""
     rules: tuple[str, ...] = ()
     exempt_until: float = 0.0
+    mode: str = ""
 
 
 NO_CONTEXT = NodeContext()
@@ -210,14 +214,20 @@ class Router:
         return kind in self._kinds
 
     def labelled(self, alert: Alert) -> Alert:
-        """The alert with the labels that routes, groups and messages use."""
+        """The alert with the labels that routes, groups and messages use, and in mode observe with
+        the sentence that nothing was done.
+        """
         nodes = alert.nodes or _names(alert.details.get("nodes", ""))
         contexts = [self._context(node) for node in nodes]
         labels = common(self._labels(context) for context in contexts)
         namespace, slash, _ = alert.details.get("pod", "").partition("/")
         if slash and (owner := self._owners(namespace)):
             labels["owner"] = owner
-        return replace(alert, labels=labels) if labels else alert
+        observed = alert.kind == EventKind.INCIDENT_OPENED and all(
+            context.mode == "observe" for context in contexts
+        )
+        summary = f"{alert.summary}{_OBSERVED}" if observed and contexts else alert.summary
+        return replace(alert, labels=labels or alert.labels, summary=summary)
 
     def targets(self, alert: Alert) -> list[RouteTarget]:
         """The routes that send it: of several to one receiver, the first."""

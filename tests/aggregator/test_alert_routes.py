@@ -185,9 +185,22 @@ def test_the_fleets_state_knows_labels_pool_rack_and_exemption() -> None:
     summary.cluster.take_listed(NodeMeta("n1", "u", labels), 0.0, marked=False)
     summary.cluster.take_requests(OperatorRequests(exempt_until=NOW))
     found = FleetContext(fleet, "pool", ("leaf", RACK))("n1")
-    assert found == NodeContext(labels, "h100", "r1", (), NOW)
+    assert found == NodeContext(labels, "h100", "r1", (), NOW, "observe")
     assert FleetContext(fleet, "", ("leaf",))("n1").rack == "l1"
     assert FleetContext(fleet, "pool", ())("unknown") == NodeContext()
+
+
+def test_an_incident_in_mode_observe_says_that_nothing_was_done() -> None:
+    fleet = FleetState()
+    fleet.node_summary("n1")
+    settings = AlertSettings()
+    by = Router(targets_of(settings), settings, FleetContext(fleet, "", ()))
+    for mode, ends in (("observe", True), ("cordon", False), ("drain", False)):
+        fleet.mode = mode
+        said = alert(happened("n1", K.INCIDENT_OPENED, action="drain"), by).summary
+        assert said.endswith("; mode observe: nothing was done") == ends
+    fleet.mode = "observe"
+    assert "nothing was done" not in alert(happened("n1", K.STOPPED), by).summary
 
 
 def test_without_a_label_of_pools_an_alert_has_the_pool_of_the_configuration() -> None:

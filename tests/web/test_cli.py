@@ -610,6 +610,24 @@ async def test_a_drain_is_confirmed_on_a_terminal_and_refused_without_one(databa
     os.close(theirs)
 
 
+async def test_a_drain_by_hand_warns_where_the_mode_evicts_no_pod(
+    served: Served, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = ["--dry-run", "--action", "drain", "--reason", "x", "--local", str(database)]
+    unknown = await in_process("quarantine", "node-1", *ask)
+    assert "the mode is not known" in unknown.err
+    monkeypatch.setenv("SICKBAY_URL", served.url)
+    for mode, warns in (("observe", True), ("cordon", True), ("drain", False)):
+        served.fleet.mode = mode
+        done = await in_process("quarantine", "node-1", *ask)
+        assert done.code == 0, done.err
+        assert (f"WARNING: mode {mode}: the node is cordoned" in done.err) == warns
+        assert "the mode is not known" not in done.err
+    cordon = [*ask[:1], "--action", "cordon", *ask[3:]]
+    served.fleet.mode = "observe"
+    assert "WARNING" not in (await in_process("quarantine", "node-1", *cordon)).err
+
+
 async def test_a_release_with_an_open_order_is_confirmed_on_a_terminal_and_refused_without_one(
     database: Path,
 ) -> None:
