@@ -105,6 +105,29 @@ async def test_a_repeated_eviction_of_a_terminating_pod_is_no_second_one(
     assert lingering.uid == pod.uid
 
 
+async def test_a_dry_run_is_one_for_the_audit_log_too_and_evicts_no_pod(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    run_pod(cluster_space, node, "a")
+    pod = await pod_of(kube, node, "a")
+    mark = cluster_space.plane.audit_mark()
+    assert (await kube.evict(pod, dry_run=True)).outcome is Evicted.ACCEPTED
+    assert [left.deleting for left in await kube.pods_on(node)] == [False]
+    assert (await kube.evict(pod)).outcome is Evicted.ACCEPTED
+
+    def evictions() -> list[str]:
+        return [
+            entry["requestURI"].partition("/pods/")[2]
+            for entry in cluster_space.plane.audit_entries(mark)
+            if entry.get("objectRef", {}).get("subresource") == "eviction"
+            and entry["objectRef"]["namespace"] == cluster_space.namespace
+        ]
+
+    wait_until(lambda: len(set(evictions())) == 2, what="both in the audit log")
+    assert sorted(set(evictions())) == ["a/eviction", "a/eviction?dryRun=All"]
+
+
 async def test_a_namesake_is_not_evicted(kube: KubeCluster, cluster_space: Space) -> None:
     [node] = cluster_space.create_nodes(1)
     run_pod(cluster_space, node, "a")

@@ -444,6 +444,8 @@ class KubeCluster:
             paths.eviction(pod.namespace, pod.name),
             kind="pods/eviction",
             lane=_of_drains(background=background),
+            # Webhooks and the audit log go by the query alone, the eviction itself by the body.
+            query={"dryRun": "All"} if dry_run else None,
             body=encode(eviction_of(pod, dry_run=dry_run)),
             guard=guard,
         )
