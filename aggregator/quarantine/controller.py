@@ -370,7 +370,7 @@ class Controller:
             switch=switch,
             standing=standing,
             pools=pools,
-            look_at_held=self._look_at_held,
+            requeue_held=self._requeue_held,
         )
         self.mode_preview = ModePreview(
             preview=record_writer.preview,
@@ -448,12 +448,12 @@ class Controller:
                     self._agent_events.note_silence(node_state, now)
             await self._cause_tracker.count_silence()
             self._tell_fleet()
-            self._cluster_events.tell_stop()
-            self._cluster_events.tell_record()
+            self._cluster_events.report_stop()
+            self._cluster_events.report_record()
             async for some in self._registry.slices():
                 for node_state in some:
                     self._look_at(node_state, wall)
-            self._look_at_held()
+            self._requeue_held()
             await self._rest()
 
     def _look_at(self, node_state: NodeState, wall: float) -> None:
@@ -500,7 +500,7 @@ class Controller:
             if not self._fleet.waiting_for_quorum:
                 return
 
-    def _look_at_held(self) -> None:
+    def _requeue_held(self) -> None:
         """Enqueue some held nodes, in separate lines for those with and without a shared cause.
 
         A node that is held for a moment (its version has just changed) must not queue behind all

@@ -98,7 +98,7 @@ class Bench:
             "switch": self.switch,
             "standing": self.standing,
             "pools": all_in_mode(Action.DRAIN),
-            "look_at_held": lambda: self.did.append("held"),
+            "requeue_held": lambda: self.did.append("held"),
         }
         self.made: Any = ClusterEventHandler(**given)
         self.made._listing = False
@@ -385,7 +385,7 @@ def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
         bench.made.stop_changed()
         assert bench.fleet.stop == "a drill"
         assert bench.did[1:] == ["pending n1"]
-        bench.made.tell_stop()
+        bench.made.report_stop()
         bench.switch.reason = ""
         bench.made.stop_changed()
         assert [(one.summary, one.at) for one in bench.notes.transitions] == [
@@ -402,7 +402,7 @@ def test_a_lost_record_is_told_and_its_end() -> None:
     async def test(bench: Bench) -> None:
         for trouble in ("", "it is gone", "it is gone", ""):
             bench.record.trouble = trouble
-            bench.made.tell_record()
+            bench.made.report_record()
         told = [(one.kind.name, one.summary) for one in bench.notes.transitions]
         assert told == [
             ("RECORD_LOST", "it is gone"),

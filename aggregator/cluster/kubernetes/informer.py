@@ -138,14 +138,14 @@ class ClusterInformer:
         await self._record.list(tell)
         before = await read_definition(self._transport)
         if not before.uid:
-            self._tell_all_gone(tell)
+            self._report_all_gone(tell)
             raise _no_definition()
         quarantines = [
             decode_quarantine(raw, self._namespace) for raw in await self._quarantines.read_all()
         ]
-        await self._tell_missing({one.node: one.uid for one in quarantines}, before, tell)
+        await self._report_missing({one.node: one.uid for one in quarantines}, before, tell)
         for one in quarantines:
-            self._tell_quarantine(one, tell)
+            self._report_quarantine(one, tell)
         nodes = await self._list_nodes(tell)
         cordoned = {one.node for one in quarantines if one.status.phase in _CORDONED}
         for node in sorted((self._unschedulable | cordoned) - nodes):
@@ -159,12 +159,12 @@ class ClusterInformer:
         listed = await self._nodes.read_all()
         self._marked_nodes.clear()
         for raw in listed:
-            names.add(self._tell_node(raw, tell))
+            names.add(self._report_node(raw, tell))
             if len(names) % _SLICE == 0:
                 await asyncio.sleep(0)
         return names
 
-    def _tell_node(self, raw: msgspec.Raw, tell: Tell) -> str:
+    def _report_node(self, raw: msgspec.Raw, tell: Tell) -> str:
         """Report an unschedulable node if it has a quarantine; returns its name."""
         name = decode(raw, PartialObjectMetadata).metadata.name
         if name in self._known:
@@ -173,7 +173,9 @@ class ClusterInformer:
             tell(NodeSeen(to_node(node)))
         return name
 
-    async def _tell_missing(self, now: dict[str, str], before: DefinitionState, tell: Tell) -> None:
+    async def _report_missing(
+        self, now: dict[str, str], before: DefinitionState, tell: Tell
+    ) -> None:
         missing = {node: uid for node, uid in self._known.items() if now.get(node) != uid}
         # Asked after the list: a definition that was deleted between took its objects along.
         after = await read_definition(self._transport) if missing else before
@@ -185,7 +187,7 @@ class ClusterInformer:
             del self._known[node]
             tell(QuarantineGone(node, uid, with_definition=with_definition))
 
-    def _tell_all_gone(self, tell: Tell) -> None:
+    def _report_all_gone(self, tell: Tell) -> None:
         for node, uid in self._known.items():
             tell(QuarantineGone(node, uid, with_definition=True))
         self._known.clear()
@@ -206,7 +208,7 @@ class ClusterInformer:
                 deleted = any(change.type == "DELETED" for change in batch)
                 now = await read_definition(self._transport) if deleted else self._definition
                 for change in batch:
-                    self._tell_change(change, now, tell)
+                    self._report_change(change, now, tell)
                 self._expect(now)
 
     async def _check_definition(self) -> None:
@@ -220,16 +222,16 @@ class ClusterInformer:
         if now.replaces(self._definition):
             raise Unreachable("the definition of quarantines was replaced: listing anew")
 
-    def _tell_change(self, change: WatchEvent, definition: DefinitionState, tell: Tell) -> None:
+    def _report_change(self, change: WatchEvent, definition: DefinitionState, tell: Tell) -> None:
         quarantine = decode_quarantine(change.object, self._namespace)
         if change.type != "DELETED":
-            self._tell_quarantine(quarantine, tell)
+            self._report_quarantine(quarantine, tell)
             return
         self._known.pop(quarantine.node, None)
         with_definition = definition.going or definition.replaces(self._definition)
         tell(QuarantineGone(quarantine.node, quarantine.uid, with_definition=with_definition))
 
-    def _tell_quarantine(self, quarantine: Quarantine, tell: Tell) -> None:
+    def _report_quarantine(self, quarantine: Quarantine, tell: Tell) -> None:
         self._known[quarantine.node] = quarantine.uid
         tell(QuarantineSeen(quarantine))
 
@@ -238,7 +240,7 @@ class ClusterInformer:
             async for batch in batches:
                 for change in batch:
                     if change.type != "DELETED":
-                        self._unschedulable.add(self._tell_node(change.object, tell))
+                        self._unschedulable.add(self._report_node(change.object, tell))
                         continue
                     node = decode(change.object, PartialObjectMetadata).metadata.name
                     self._marked_nodes.drop(node)

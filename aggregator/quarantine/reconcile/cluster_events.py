@@ -114,9 +114,9 @@ class ClusterEventHandler:
         switch: StopSwitch,
         standing: QuarantineIndex,
         pools: NodePools,
-        look_at_held: Callable[[], None],
+        requeue_held: Callable[[], None],
     ) -> None:
-        """``look_at_held`` enqueues some held nodes: there may be room for them now."""
+        """``requeue_held`` enqueues some held nodes: there may be room for them now."""
         self._cluster = cluster
         self._policy = policy
         self._registry = node_registry
@@ -134,7 +134,7 @@ class ClusterEventHandler:
         switch.on_change(self.stop_changed)
         self._standing = standing
         self._pools = pools
-        self._look_at_held = look_at_held
+        self._requeue_held = requeue_held
         #: The record's entries, and why it can't be used, by the last event.
         self._entries: Mapping[str, Entry] = {}
         self._problem = ""
@@ -251,7 +251,7 @@ class ClusterEventHandler:
         changed = absent != (seen.node in self._registry.absent)
         self._registry.note_absence(seen.node, absent=absent)
         if changed and absent:
-            self._look_at_held()
+            self._requeue_held()
 
     def _record_seen(self, stored: RecordText) -> None:
         """Enqueue nodes whose entry has come or gone, and where one has gone, some that wait.
@@ -268,7 +268,7 @@ class ClusterEventHandler:
         for node in before.keys() ^ self._entries.keys():
             self._queue.add_if_pending(self._registry.node_state(node))
         if before.keys() - self._entries.keys():
-            self._look_at_held()
+            self._requeue_held()
 
     def _take_record(self) -> bool:
         """Returns whether the record can be used now and could not before, or the reverse."""
@@ -280,14 +280,14 @@ class ClusterEventHandler:
     def stop_changed(self) -> None:
         """The stop switch is set, is off, or has another reason, by an event or by a read."""
         self._fleet.stop = self._switch.reason
-        self.tell_stop()
+        self.report_stop()
         self._kick_all()
 
     def _kick_all(self) -> None:
         for node_state in self._registry.node_states():
             self._queue.add_if_pending(node_state)
 
-    def tell_stop(self) -> None:
+    def report_stop(self) -> None:
         """Report the stop switch to people. Called in each round, too."""
         stop = self._fleet.stop
         if self._stop.is_due(stop):
@@ -295,7 +295,7 @@ class ClusterEventHandler:
             text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
 
-    def tell_record(self) -> None:
+    def report_record(self) -> None:
         """Report to people, once, a lost record, and the end of that. Called in each round.
 
         A rebuild takes less than a round, while its hold on admissions afterwards lasts longer.
