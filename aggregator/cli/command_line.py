@@ -76,7 +76,7 @@ def parser_for(executable: str, environ: Mapping[str, str]) -> Parser:
 
 Reading asks the aggregator: at --url, else through the cluster of your kubeconfig, which is asked
 itself while no aggregator answers. Acting goes to the cluster itself, with your own rights.
-{name} COMMAND --help has the options of a command.""",
+{name} help COMMAND has the options of a command; {name} get nodes is {name} nodes.""",
     )
     return parser
 
@@ -126,11 +126,15 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         "history",
         "what happened",
         parents=[read],
-        examples=["history --node gpu-0042", "history --since 2026-01-31T03:14:00Z --limit 500"],
+        examples=["history --node gpu-0042", "history --since 8h --limit 500"],
     )
     history.add_argument("--node", default="", metavar="NAME", help="only about this node")
-    history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")
-    history.add_argument("--until", default="", metavar="TIME", help="only transitions up to then")
+    history.add_argument(
+        "--since", default="", metavar="TIME", help="1h, 7d, or 2026-01-31T03:14:00Z"
+    )
+    history.add_argument(
+        "--until", default="", metavar="TIME", help="only transitions up to then; as --since"
+    )
     history.add_argument("--limit", type=positive, default=50, metavar="N")
     _command(history, read_commands.history)
     watch = commands.add(

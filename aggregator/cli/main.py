@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from aggregator.cli.command_line import parser_for
+from aggregator.cli.command_words import own_words
 from aggregator.cli.completion import COMPLETE, answer
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.text_table import printable
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # No command of the parser: its words are those of an unfinished command line.
         answer(parser, words[1:])
         sys.exit(OK)
-    options = parser.parse_args(words)
+    options = parser.parse_args(own_words(words))
     try:
         options.command(options)
         sys.stdout.flush()

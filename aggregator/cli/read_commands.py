@@ -4,6 +4,7 @@ import argparse
 import datetime as dt
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,9 @@ _WATCH_TIMEOUT = 25.0
 _PAGE, _MOST = 1000, 10_000
 #: The text that -o name prints before a node's name.
 _NODE, _QUARANTINE = "node", "quarantine.sickbay.dev"
+
+#: Units of "1h", as a timedelta calls them.
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def status(options: argparse.Namespace) -> None:
@@ -157,15 +161,28 @@ def alert_list(options: argparse.Namespace) -> None:
 
 
 def history(options: argparse.Namespace) -> None:
+    now = dt.datetime.now(dt.UTC)
     with open_source(options) as source:
         answer = source.get(
             "transitions",
             node=options.node,
-            since=options.since,
-            until=options.until,
+            since=_moment(options.since, now),
+            until=_moment(options.until, now),
             limit=options.limit,
         )
     print_answer(options, answer, render.history)
+
+
+def _moment(text: str, now: dt.datetime) -> str:
+    """The time of an option as the API reads it; "1h" and the like are that long before now."""
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if found is None:
+        return text
+    ago = dt.timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        return (now - ago).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except OverflowError:
+        raise UsageError(f'"{text}" is before all times; expected one such as 1h or 7d') from None
 
 
 def watch(options: argparse.Namespace) -> None:

@@ -73,7 +73,7 @@ def table(
     colour: bool = False,
 ) -> str:
     """Columns side by side. The last one is cut to ``width`` characters; 0: to none."""
-    lines = [[clean(cell) or "-" for cell in row] for row in rows]
+    lines = [["-" if cell is None else clean(cell) or "-" for cell in row] for row in rows]
     sizes = [max(map(columns, (name, *cells))) for name, *cells in zip(head, *lines, strict=True)]
     colours = [_COLOURS.get(name, {}) if colour else {} for name in head]
 

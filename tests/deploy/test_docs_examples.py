@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from aggregator.cli import command_line
+from aggregator.cli.command_words import own_words
 from aggregator.config import settings as aggregator_settings
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.daemon_cli import main as aggregator_main
@@ -109,7 +110,8 @@ def _values(word: str) -> list[str]:
 def refusal(program: str, words: list[str]) -> str:
     """The parser's refusal, or empty."""
     try:
-        PROGRAMS[program]().parse_args(words)
+        own = own_words(words) if program == "sickbay" else words
+        PROGRAMS[program]().parse_args(own)
     except SystemExit as ended:
         return "" if not ended.code else "refused"
     except BadUsage as error:

@@ -15,9 +15,11 @@ from aggregator.cli import cluster_view, render, render_nodes, write_commands
 from aggregator.cli.actions import preview
 from aggregator.cli.arguments import program
 from aggregator.cli.command_line import parser_for
+from aggregator.cli.command_words import own_words
 from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.jsonpath import PathError, Template, read_path, select
+from aggregator.cli.main import main
 from aggregator.cli.output import form, sort_items
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import LONGEST, clean, columns, table
@@ -223,6 +225,41 @@ def test_help_has_every_command_in_a_group_and_examples(
     assert "kubectl sickbay status" in shown
     assert shown.startswith("usage: kubectl sickbay [-h] [--version] COMMAND ...\n")
     assert (program("/opt/x/kubectl-sickbay"), program("sickbay")) == ("kubectl sickbay", "sickbay")
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("", "--help"),
+        ("help", "--help"),
+        ("help explain", "explain --help"),
+        ("help get nodes", "nodes --help"),
+        ("version", "--version"),
+        ("get nodes -o json", "nodes -o json"),
+        ("get node gpu-1", "node gpu-1"),
+        ("get quarantines --sort-by .node", "quarantines --sort-by .node"),
+        ("-o json get incidents", "incidents -o json"),
+        ("-ojson nodes", "nodes -ojson"),
+        ("--output=json -n nodes quarantines", "quarantines --output=json -n nodes"),
+        ("-o json", "-o json"),
+        ("--version", "--version"),
+        ("get pods", "get pods"),
+        ("stop help", "stop help"),
+    ],
+)
+def test_words_that_users_of_kubectl_write_are_understood(written: str, known: str) -> None:
+    assert own_words(written.split()) == known.split()
+
+
+def test_without_a_word_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert "\nThe fleet:\n" in capsys.readouterr().out
+
+
+def test_a_cell_without_a_value_is_a_dash() -> None:
+    assert table(["A", "B"], [(None, 1)]).splitlines()[1].split() == ["-", "1"]
 
 
 @pytest.mark.parametrize("answer", ["yes\n", "y\n", " YES\n"])

@@ -231,6 +231,11 @@ async def test_quarantines_incidents_and_history(served: Served) -> None:
     assert none.out == "No incident is open.\n"
     named = await in_process("incidents", "--rule", "gpu-off-bus", "--url", served.url)
     assert named.out == wrong.out
+    empty = await in_process("history", "--since", "1s", "--url", served.url)
+    assert (empty.code, empty.err) == (0, "")
+    assert "node-2" not in empty.out
+    never = await in_process("history", "--since", "999999d", "--url", served.url)
+    assert (never.code, never.out) == (2, "")
     past = await in_process("history", "--node", "node-2", "--limit", "3", "--url", served.url)
     lines = past.out.splitlines()
     assert len(lines) == 3

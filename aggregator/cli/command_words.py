@@ -1,0 +1,62 @@
+"""Command lines that users of kubectl write, as this program's own commands. Pure."""
+
+from collections.abc import Sequence
+
+#: What `get` lists, by the words for it; one object with a name has a command of its own.
+_LISTS = {
+    "node": "nodes",
+    "nodes": "nodes",
+    "no": "nodes",
+    "quarantine": "quarantines",
+    "quarantines": "quarantines",
+    "quarantines.sickbay.dev": "quarantines",
+    "incident": "incidents",
+    "incidents": "incidents",
+    "lemons": "lemons",
+    "replicas": "replicas",
+}
+#: Options with a value that may come before the command.
+_BEFORE = frozenset(
+    {
+        *("-o", "--output", "-n", "--namespace", "--kubeconfig", "--context", "--url"),
+        *("--ca-file", "--token-file", "--local"),
+    }
+)
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """The words as the parser knows them: without any word help, `help` and `version` as options,
+    `get KIND` as the list's command, and leading options behind the command.
+    """
+    leading, rest = _split(words)
+    match rest:
+        case []:
+            return leading or ["--help"]
+        case ["help", *about]:
+            return [*_without_get(about), "--help"]
+        case ["version"]:
+            return ["--version"]
+    return [*_without_get(rest), *leading]
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options before the command with their values, and the words from the command on."""
+    place = 0
+    while place < len(words):
+        name, equals, _ = words[place].partition("=")
+        if name in _BEFORE:
+            place += 1 if equals else 2
+        elif words[place].startswith("-o") and not words[place].startswith("--"):
+            place += 1  # -ojson
+        else:
+            break
+    return list(words[:place]), list(words[place:])
+
+
+def _without_get(words: Sequence[str]) -> list[str]:
+    match words:
+        case ["get", kind, name, *rest] if _LISTS.get(kind) == "nodes" and name[:1] != "-":
+            return ["node", name, *rest]
+        case ["get", kind, *rest] if kind in _LISTS:
+            return [_LISTS[kind], *rest]
+    return list(words)
