@@ -231,15 +231,20 @@ def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
 
 def test_a_single_run_does_not_wait_for_a_silent_ipv6_gateway(wire: Wire) -> None:
     """Before, the kernel's three attempts to find it on the link were awaited: four seconds."""
-    wire.in_node("ip", "-6", "route", "add", "default", "via", "fd77::99", "dev", "nic")
-    run_check = wire.looker("reach", single_run=True)
-    begun = time.monotonic()
-    assert set(run_check()) == {"gateway"}
-    first = time.monotonic() - begun
-    patient = wire.looker("reach")
-    begun = time.monotonic()
-    assert set(patient()) == {"gateway"}
-    assert time.monotonic() - begun > first + 1.5
+
+    def took(**how: bool) -> float:
+        begun = time.monotonic()
+        assert set(wire.looker("reach", **how)()) == {"gateway"}
+        return time.monotonic() - begun
+
+    spared = []
+    for gateway in ("fd77::97", "fd77::98", "fd77::99"):  # once may be this machine's doing
+        wire.in_node("ip", "-6", "route", "replace", "default", "via", gateway, "dev", "nic")
+        first = took(single_run=True)
+        spared.append(took() - first)
+        if spared[-1] > 1.5:
+            return
+    pytest.fail(f"a single run spared no wait: {spared}")
 
 
 def test_a_gateway_that_never_answered_is_unknown(wire: Wire) -> None:

@@ -144,25 +144,28 @@ def test_the_stop_switch_holds_within_a_second_and_says_so(
 ) -> None:
     plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
     agent = stack.agent(node)
-    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record"
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-stop"
+    if plane.request("GET", path).status == 404:
+        name = f"{{name: sickbay-stop, namespace: {NAMESPACE}}}"
+        plane.apply(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {name}")
 
-    def switch(stop: str | None, says: str) -> float:
+    def switch(stop: str, says: str) -> float:
         """How many seconds later the aggregator says so."""
         known, began = stack.aggregator.log().count(says), time.monotonic()
-        body = json.dumps({"data": {"stop": stop}}).encode()
+        body = json.dumps({"data": {"reason": stop}}).encode()
         assert plane.request("PATCH", path, body, MERGE_PATCH).status == 200
         stack.until(lambda: stack.aggregator.log().count(says) > known, says)
         return time.monotonic() - began
 
     took = [switch("drill", "fleet.stopped")]
     while min(took) > 1 and len(took) < 5:  # once may be this machine's doing
-        switch(None, "fleet.resumed")
+        switch("", "fleet.resumed")
         took.append(switch("drill", "fleet.stopped"))
     assert min(took) <= 1
     agent.xid(79)
     stack.aggregator.wait_for_log("quarantine.held")
     assert stack.taint(node) is None
-    switch(None, "fleet.resumed")
+    switch("", "fleet.resumed")
     stack.until_phase(node, "Drained")
 
 

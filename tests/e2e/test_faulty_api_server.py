@@ -80,14 +80,17 @@ def test_a_server_that_asks_for_patience_is_asked_nothing_until_then(
             proxy.faults = ApiFaults(busy=1.0, retry_after=2)
             simulator.inject(nodes="all", fault="xid:79")
             wait_until(
-                lambda: any(entry.what == "busy" for entry in proxy.log), what="a 429", timeout_s=30
+                lambda: any(e.what == "busy" and "/leases" not in e.request for e in proxy.log),
+                what="a 429",
+                timeout_s=30,
             )
             time.sleep(5)  # the measured time: how often it asks in it
-            asked = [entry for entry in proxy.log if entry.what == "busy"]
+            # The Lease is renewed by its own clock, in a lane of its own.
+            asked = [e for e in proxy.log if e.what == "busy" and "/leases" not in e.request]
             proxy.faults = ApiFaults()
             wait_until(lambda: tainted(plane, nodes) == sorted(nodes), what="taints", timeout_s=60)
     # Requests under way at the first 429 had been sent; then one pause follows another.
     later = [entry.at - asked[0].at for entry in asked]
     begun = [at for at in later if at > 0.5]
-    assert not [at for at in begun if at < 1.9], "asked before the time was over"
+    assert not [at for at in begun if at < 1.9], ("asked before the time was over", asked)
     assert plane.request("GET", "/readyz").status == 200
