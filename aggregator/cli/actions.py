@@ -12,7 +12,7 @@ from typing import Protocol
 
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import brief, clean
-from aggregator.cluster.port import Action, QuarantineSpec, RepairStatus
+from aggregator.cluster.port import BUSY, Action, QuarantineSpec, RepairStatus
 from aggregator.quarantine.decide.operator_requests import (
     CANCEL_REPAIR,
     EXEMPT,
@@ -22,7 +22,6 @@ from aggregator.quarantine.decide.operator_requests import (
     REPAIR,
     exemption,
 )
-from aggregator.quarantine.decide.repair import BUSY
 from aggregator.rfc3339 import write_time
 
 

@@ -214,6 +214,10 @@ class RepairState(enum.StrEnum):
     INCONCLUSIVE = "Inconclusive"  # of a test: no verdict about the node; of a repair: not begun
 
 
+#: An attempt in these states may still act on the node.
+BUSY = (RepairState.ORDERING, RepairState.ORDERED)
+
+
 @dataclass(frozen=True, slots=True)
 class RepairAttempt:
     """One attempt at a repair. ``operation`` is its id everywhere, made of the quarantine's uid.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from aggregator.cluster.port import (
+    BUSY,
     NAMESPACE_DELETED,
     Blocker,
     HookState,
@@ -16,7 +17,6 @@ from aggregator.cluster.port import (
     RepairStatus,
 )
 from aggregator.quarantine.decide.drain_plan import TERMINATING
-from aggregator.quarantine.decide.repair import BUSY
 from aggregator.quarantine.decide.verdicts import is_about_tests
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary

@@ -4,11 +4,10 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from aggregator.cluster.port import NodeMeta, Quarantine, RepairStatus
+from aggregator.cluster.port import BUSY, NodeMeta, Quarantine, RepairStatus
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.decide.node_tests import BY_HAND, NodeTestUnreadable, read_test
 from aggregator.quarantine.decide.repair import (
-    BUSY,
     CANCEL,
     RepairRequest,
     open_request,

@@ -279,7 +279,7 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
         assert not bench.node_state.quarantine_view.definition_going
         assert await bench.next(quarantine=quarantine(deleting=True)) == (
             True,
-            ["definition_is_going"],
+            ["definition_is_going", "explain"],
         )
         assert bench.node_state.quarantine_view.definition_going
         assert bench.decided_on[-1].definition_going
@@ -293,9 +293,9 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
         ({"vanished": "q"}, False, (True, [])),
         ({"vanished": "q", "orphan": "q"}, False, (True, [])),
         ({"orphan": "q", "to_adopt": True}, False, (False, ["sweep"])),
-        ({"orphan": "q"}, True, (True, [])),
+        ({"orphan": "q"}, True, (True, ["explain"])),
         ({"to_adopt": True, "ended_overrides": frozenset({WORD})}, False, (False, ["adopt"])),
-        ({"to_adopt": True}, True, (True, [])),
+        ({"to_adopt": True}, True, (True, ["explain"])),
         ({"to_adopt": True, "definition_going": True}, False, (True, [])),
         ({"ended_overrides": frozenset({WORD})}, False, (False, ["clear_overrides"])),
         ({"ended_overrides": frozenset({WORD})}, True, (False, ["clear_overrides"])),
@@ -322,7 +322,7 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
 @pytest.mark.parametrize(
     ("step", "stands", "expected"),
     [
-        (Step.NOTHING, True, (True, [])),
+        (Step.NOTHING, True, (True, ["explain"])),
         (Step.HOLD, True, (True, ["hold_standing"])),
         (Step.UNREAD, True, (True, ["hold_standing"])),
         (Step.CREATE, False, (False, ["create"])),

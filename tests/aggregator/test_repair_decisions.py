@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
+from aggregator.cluster.port import BUSY, Node, RepairAttempt, RepairState, RepairStatus
 from aggregator.policy.repairs import REPAIRS, TEST, TICKET, rank
 from aggregator.quarantine.decide.admission import FleetSize
 from aggregator.quarantine.decide.admission_record import (
@@ -23,7 +23,6 @@ from aggregator.quarantine.decide.admission_record import (
 )
 from aggregator.quarantine.decide.record_continuity import Known, rebuild
 from aggregator.quarantine.decide.repair import (
-    BUSY,
     CANCEL,
     FOLLOWED,
     MOST_ATTEMPTS,

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
+    BUSY,
     ClusterError,
     Phase,
     Quarantine,
@@ -23,7 +24,7 @@ from aggregator.quarantine.decide.admission_record import (
     dump_record,
     parse_record,
 )
-from aggregator.quarantine.decide.repair import BUSY, REQUEST, RepairMode, read_request
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode, read_request
 from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
     AnswerState,

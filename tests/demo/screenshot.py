@@ -40,7 +40,7 @@ def photograph(url: str, target: Path) -> None:
             )
             page.goto(url)
             expect(page.locator("#live")).to_have_text("live")
-            expect(page.locator("h1")).to_contain_text("in quarantine")
+            expect(page.locator("h1")).to_contain_text("held back")
             page.screenshot(path=target)
         finally:
             browser.close()

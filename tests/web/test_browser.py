@@ -424,7 +424,7 @@ async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
         served.feed.record_event(
             Transition(hands.wall, EventKind.ADMITTED, "node-8", "node-8: admitted")
         )
-        await expect(one.page.locator("h1")).to_contain_text("in quarantine")
+        await expect(one.page.locator("h1")).to_contain_text("held back")  # it has no mark yet
         await expect(one.page.locator("#timeline")).to_contain_text("node-8: admitted")
         assert one.complaints == []
 

@@ -306,7 +306,7 @@ async def test_an_aggregator_out_of_reach_is_exit_1_and_says_what_to_do() -> Non
         (["unpin", ""], "'': expected a node's name"),
         (["node", ""], "'': expected a node's name"),
         (["resume", "--namespace", ""], "'': expected a namespace's name"),
-        ([], "COMMAND"),
+        (["-o", "json"], "COMMAND"),
     ],
 )
 async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> None:

@@ -7,9 +7,8 @@ tests, and the operation that of the attempt which is under way.
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from aggregator.cluster.port import Pod, RepairStatus
+from aggregator.cluster.port import BUSY, Pod, RepairStatus
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.repair import BUSY
 
 #: On an object that was made for an order: the order's operation.
 OPERATION = "sickbay.dev/repair-operation"

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from aggregator.cluster.port import Node, RepairAttempt, RepairState, RepairStatus
+from aggregator.cluster.port import BUSY, Node, RepairAttempt, RepairState, RepairStatus
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share
 from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TEST, TICKET, rank
@@ -49,8 +49,6 @@ from aggregator.quarantine.decide.verdicts import (
 )
 from aggregator.rfc3339 import span
 
-#: An attempt in these states may still act on the node.
-BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: Attempts that one Quarantine keeps; its object must stay small.
 MOST_ATTEMPTS = 20
 #: A repair counts for the limits so much longer than its deadline (seconds): until the process

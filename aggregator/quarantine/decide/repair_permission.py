@@ -1,8 +1,7 @@
 """Whether the act of a repair's order may still begin, by its Quarantine and its Node. Pure."""
 
-from aggregator.cluster.port import Node, Phase, Quarantine, RepairAttempt, RepairStatus
+from aggregator.cluster.port import BUSY, Node, Phase, Quarantine, RepairAttempt, RepairStatus
 from aggregator.quarantine.decide.repair import (
-    BUSY,
     CANCEL,
     malformed,
     open_request,

@@ -6,11 +6,11 @@ knows of every node.
 
 from dataclasses import dataclass, field
 
-from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineSpec, RepairState
+from aggregator.cluster.port import BUSY, Action, Phase, Quarantine, QuarantineSpec, RepairState
 from aggregator.policy.repairs import ASKS_A_PERSON, joined
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.repair import BUSY, RepairMode, RepairRules
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.decide.verdicts import last_repair
 from aggregator.rfc3339 import write_time
 

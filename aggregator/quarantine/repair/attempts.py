@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import BUSY, Quarantine, RepairAttempt, RepairState
 from aggregator.policy.repairs import REBOOT, REPLACE, TEST
 from aggregator.quarantine.decide.admission import Held
-from aggregator.quarantine.decide.repair import BUSY
 
 #: Texts of `status.repair` have at most so many characters.
 MOST_TEXT = 500

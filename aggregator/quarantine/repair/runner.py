@@ -10,13 +10,20 @@ import logging
 from dataclasses import replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt, RepairState, RepairStatus
+from aggregator.cluster.port import (
+    BUSY,
+    Cluster,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.events import EventKind
 from aggregator.policy.repairs import REPLACE, TEST
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.repair import BUSY, Do, NextRepair, RepairMode, is_busy, malformed
+from aggregator.quarantine.decide.repair import Do, NextRepair, RepairMode, is_busy, malformed
 from aggregator.quarantine.repair.attempt_end import AttemptEnds
 from aggregator.quarantine.repair.attempt_start import AttemptStarts
 from aggregator.quarantine.repair.attempts import LOOK_SOON, MOST_TEXT, busy_attempt
