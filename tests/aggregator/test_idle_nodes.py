@@ -1,16 +1,24 @@
 """Periodic tests of idle nodes by the whole controller, in virtual time, and every interruption."""
 
+import asyncio
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Phase, RepairState, Unreachable
+from aggregator.cluster.port import Guard, Phase, RepairState, Unreachable
+from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.node_tests import NodeTest, operation_of, write_test
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
-from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
 from tests.support.idle_node_tests import HOUR, IdleNodes, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
@@ -22,6 +30,7 @@ from tests.support.new_node_tests import (
     POOL,
     TIMEOUT,
     UNTESTED,
+    ProgramRepairer,
 )
 from tests.support.replica import fault, shipped_policy
 from tests.support.virtual_replica import later
@@ -72,6 +81,33 @@ async def test_a_node_in_use_is_not_tested_until_its_work_is_gone() -> None:
     del site.world.pods["n1/etcd"]  # the program's check knows of no mirror pods
     await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     site.check()
+    await site.replica.stop()
+
+
+class SlowRepairer(ProgramRepairer):
+    """One whose connection takes longer than a read of the node counts."""
+
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        await asyncio.sleep(MOST_AGE + 1)
+        await guard()
+        return await super().order(order, guard)
+
+
+class SlowIdleNodes(IdleNodes):
+    def repair(self, cluster: MemoryCluster) -> RepairSettings:
+        settings = super().repair(cluster)
+        entry = settings.repairers["test"]
+        slow = replace(entry, repairer=SlowRepairer(self.program, cluster))
+        kinds = ("AdvancedDaemonSet",)
+        return replace(settings, repairers={"test": slow}, node_owner_kinds=kinds)
+
+
+@in_virtual_time
+async def test_a_pod_of_a_sites_own_node_owners_is_no_work_at_any_check() -> None:
+    site = SlowIdleNodes()
+    site.world.add_pod("n1", "driver", owner_kind="AdvancedDaemonSet")
+    site.start()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
     await site.replica.stop()
 
 

@@ -241,9 +241,7 @@ class NodeTestSteps:
         if watched.held:
             return
         if test.reason == IDLE:
-            pods = await self._cluster.pods_on(name, background=True)
-            others = without_tests(pods, {test.operation}, self._settings.test_namespace)
-            why = in_use(others, self._settings.node_owner_kinds)
+            why = await self._others_work(name, test)
             if why:
                 await self._stop(name, watched, test, why)
                 return
@@ -289,6 +287,12 @@ class NodeTestSteps:
         else:
             watched.held = answer.text
 
+    async def _others_work(self, name: str, test: NodeTest) -> str:
+        """Which pod, other than the test's own, makes the node one with work; empty: it is idle."""
+        pods = await self._cluster.pods_on(name, background=True)
+        others = without_tests(pods, {test.operation}, self._settings.test_namespace)
+        return in_use(others, self._settings.node_owner_kinds)
+
     def _order_guard(self, name: str, uid: str, test: NodeTest) -> Guard:
         async def read() -> str:
             node = await self._cluster.read_node(name)
@@ -299,8 +303,7 @@ class NodeTestSteps:
                 return "the test was ended by another process"
             if test.reason != IDLE:
                 return ""
-            pods = await self._cluster.pods_on(name, background=True)
-            return in_use(without_tests(pods, {test.operation}, self._settings.test_namespace))
+            return await self._others_work(name, test)
 
         return self._checks.order_guard(
             FreshRead(read, now=self._clocks.now, began=self._clocks.now())
