@@ -14,7 +14,7 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.check_traits import EDGES, SHARED_TARGETS
 from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
 from aggregator.policy.incident import Evidence, Incident
-from aggregator.policy.rules import Match, Policy, waiting_faults
+from aggregator.policy.rules import Policy, waiting_faults
 from aggregator.policy.silent_agent import SILENT_FAILING
 from aggregator.quarantine.decide.fabric import (
     gpus_with_nvlink_evidence,
@@ -85,7 +85,12 @@ def symptoms_of(
     evidence = (item for incident in incidents.values() for item in incident.evidence)
     known = {item.key for item in evidence if item.over or item.action != "observe"}
     found += [
-        Symptom(_what_of_match(match, policy), "", match.since, acting=True)
+        Symptom(
+            _what_of_fault(match.code, match.component, match.rule.name, policy, gpus),
+            "",
+            match.since,
+            acting=True,
+        )
         for match in waiting_faults(policy, health)
         if (match.code, match.component) not in known and not match.lost
     ]
@@ -121,17 +126,19 @@ def what_of(item: Evidence, policy: Policy, gpus: frozenset[str] = _NONE) -> str
     """The `Symptom.what` of a piece of evidence. ``gpus``: those with NVLink evidence."""
     if item.code == SILENT_FAILING:
         return SILENCE
+    if item.cleared_by is not None:
+        return _what_of_fault(item.code, item.component, item.rule, policy, gpus)
     if is_nvlink(item, policy) or is_verdict_on(item.code, item.component, gpus):
         return NVLINK
-    if item.cleared_by is None:
-        return f"check:{item.code.partition(':')[0]}"
-    return f"rule:{item.rule}"
+    return f"check:{item.code.partition(':')[0]}"
 
 
-def _what_of_match(match: Match, policy: Policy) -> str:
-    if is_nvlink_code(match.code, policy):
+def _what_of_fault(
+    code: str, component: str, rule: str, policy: Policy, gpus: frozenset[str]
+) -> str:
+    if is_nvlink_code(code, policy) or is_verdict_on(code, component, gpus):
         return NVLINK
-    return f"rule:{match.rule.name}"
+    return f"rule:{rule}"
 
 
 def target_of(item: Evidence) -> str:
