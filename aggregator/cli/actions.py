@@ -5,11 +5,11 @@ running aggregator: each only writes a request, which the aggregator carries out
 stop switch before it acts).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import UsageError
 from aggregator.cli.text_table import brief, clean
 from aggregator.cluster.port import BUSY, Action, QuarantineSpec, RepairStatus
@@ -64,17 +64,15 @@ class AnnotationChange:
         return any(annotations.get(key) != value for key, value in self.annotations.items())
 
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
 _LONGEST = 365 * 86400
 _SOON = "sickbay sees it within three minutes, and before it acts on the node."
 
 
 def seconds_of(text: str) -> float:
     """A duration from the command line. Raises UsageError."""
-    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if found is None:
+    seconds = read_duration(text, "mhd")
+    if seconds is None:
         raise UsageError(f'--for: "{text}" is no duration; expected one such as 30m, 8h or 7d')
-    seconds = int(found[1]) * _UNITS[found[2]]
     if not 0 < seconds <= _LONGEST:
         raise UsageError(f'--for: "{text}"; expected more than nothing, and 365d at most')
     return seconds

@@ -4,11 +4,11 @@ import argparse
 import datetime as dt
 import json
 import random
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from aggregator.cli import render, render_nodes
+from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import CommandFailed, Unreached, UsageError
 from aggregator.cli.output import Answer, print_answer, sort_items
 from aggregator.cli.screen import Screen
@@ -20,9 +20,6 @@ _WATCH_TIMEOUT = 25.0
 _PAGE, _MOST = 1000, 10_000
 #: The text that -o name prints before a node's name.
 _NODE, _QUARANTINE = "node", "quarantine.sickbay.dev"
-
-#: Units of "1h", as a timedelta calls them.
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def status(options: argparse.Namespace) -> None:
@@ -175,14 +172,14 @@ def history(options: argparse.Namespace) -> None:
 
 def _moment(text: str, now: dt.datetime) -> str:
     """The time of an option as the API reads it; "1h" and the like are that long before now."""
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if found is None:
+    seconds = read_duration(text, "smhd")
+    if seconds is None:
         return text
-    ago = dt.timedelta(**{_UNITS[found[2]]: int(found[1])})
     try:
-        return (now - ago).isoformat(timespec="seconds").replace("+00:00", "Z")
+        moment = now - dt.timedelta(seconds=seconds)
     except OverflowError:
         raise UsageError(f'"{text}" is before all times; expected one such as 1h or 7d') from None
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def watch(options: argparse.Namespace) -> None:

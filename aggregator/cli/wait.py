@@ -1,28 +1,27 @@
 """`sickbay wait NODE --for ...`: return once the node's quarantine is where a script needs it."""
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.text_table import clean
 
 Quarantine = dict[str, Any]
 
 GOALS = ("quarantined", "drained", "released")
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 _EVERY = 1.0
 
 
 def duration(text: str) -> float:
     """Seconds of "90s", "10m" or "2h"."""
-    found = re.fullmatch(r"(\d{1,6})([smh])", text)
-    if found is None or int(found[1]) == 0:
+    seconds = read_duration(text, "smh")
+    if not seconds:
         raise argparse.ArgumentTypeError(f'"{text[:100]}": expected a time such as 90s, 10m or 2h')
-    return float(int(found[1]) * _UNITS[found[2]])
+    return float(seconds)
 
 
 def reached(goal: str, quarantine: Quarantine | None, *, was_there: bool) -> bool:
