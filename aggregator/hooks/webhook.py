@@ -15,7 +15,7 @@ from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.alerts.webhook import headers, retry_after
 from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
-from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
+from aggregator.runtime.guarded_connector import guarded_post
 from aggregator.runtime.text import truncate
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -46,17 +46,11 @@ class WebhookHook:
         try:
             now = self._wall()
             secret = await thread.run(read_secret, self._secret_file)
-            with checked_by(guard):
-                async with (
-                    aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
-                    session.post(
-                        self._url,
-                        data=content,
-                        headers=headers(ident, content, secret, now),
-                        allow_redirects=False,
-                    ) as response,
-                ):
-                    said = await response.content.read(_MOST_ANSWER)
+            proof = headers(ident, content, secret, now)
+            async with guarded_post(
+                self._url, check=guard, timeout=timeout, data=content, headers=proof
+            ) as response:
+                said = await response.content.read(_MOST_ANSWER)
             return _judge(response.status, said, response.headers, now)
         except SecretError as error:
             return HookAnswer(HookResult.FAILED, str(error))

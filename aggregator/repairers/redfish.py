@@ -17,7 +17,7 @@ from aggregator.alerts.http_channel import SecretError, read_secret, words_of
 from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.sent_once import SentOnce
-from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
+from aggregator.runtime.guarded_connector import guarded_post
 from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
 
@@ -62,19 +62,16 @@ class RedfishRepairer(SentOnce):
             lasts = min(order.lasts, _ATTEMPT)
             # A time of its own for the connection: a BMC that takes none was certainly not asked.
             timeout = aiohttp.ClientTimeout(total=lasts, connect=lasts / 2)
-            with checked_by(guard):
-                async with (
-                    aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
-                    session.post(
-                        f"{url}/Actions/ComputerSystem.Reset",
-                        json={"ResetType": target.reset_type},
-                        headers={"Authorization": f"Basic {proof}"},
-                        ssl=context or True,
-                        allow_redirects=False,
-                    ) as response,
-                ):
-                    reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
-                    location = response.headers.get("Location", "")
+            async with guarded_post(
+                f"{url}/Actions/ComputerSystem.Reset",
+                check=guard,
+                timeout=timeout,
+                json={"ResetType": target.reset_type},
+                headers={"Authorization": f"Basic {proof}"},
+                ssl=context or True,
+            ) as response:
+                reply = (await response.content.read(_MOST_ANSWER)).decode(errors="replace")
+                location = response.headers.get("Location", "")
         except (SecretError, CaFileError, UnicodeDecodeError, ClusterError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
         except aiohttp.ClientConnectorError as error:

@@ -21,7 +21,7 @@ from aggregator.alerts.webhook import headers
 from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from aggregator.runtime.guarded_connector import GuardedConnector, checked_by
+from aggregator.runtime.guarded_connector import guarded_post
 from aggregator.runtime.text import truncate
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -79,17 +79,11 @@ class WebhookRepairer:
         try:
             secret = await thread.run(read_secret, self._secret_file)
             ident = order.operation if event == "order" else f"{order.operation}-{event}"
-            with checked_by(guard):
-                async with (
-                    aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
-                    session.post(
-                        self._url,
-                        data=content,
-                        headers=headers(ident, content, secret, self._wall()),
-                        allow_redirects=False,
-                    ) as response,
-                ):
-                    reply = await response.content.read(_MOST_ANSWER)
+            proof = headers(ident, content, secret, self._wall())
+            async with guarded_post(
+                self._url, check=guard, timeout=timeout, data=content, headers=proof
+            ) as response:
+                reply = await response.content.read(_MOST_ANSWER)
             text = reply.decode(errors="replace").strip()
             answer = _judge(response.status, text)
             return _verdict(answer, text) if order.repair == TEST else answer

@@ -1,8 +1,9 @@
 """Connections on which a check runs after the last wait of a request and before its first byte."""
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
@@ -45,3 +46,22 @@ class GuardedConnector(aiohttp.TCPConnector):
                 connection.release()
                 raise
         return connection
+
+
+@contextlib.asynccontextmanager
+async def guarded_post(
+    url: str,
+    *,
+    check: Callable[[], Awaitable[None]],
+    timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
+    **request: Any,
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """One POST on a connection of its own, not redirected, after ``check``. ``request`` is
+    aiohttp's; raises as aiohttp and ``check`` do.
+    """
+    with checked_by(check):
+        async with (
+            aiohttp.ClientSession(timeout=timeout, connector=GuardedConnector()) as session,
+            session.post(url, allow_redirects=False, **request) as response,
+        ):
+            yield response
