@@ -136,8 +136,8 @@ class NodeTestChecks:
         """The guard of the write by which a test begins, after its wait in the queue."""
         return self._guard(lambda: self.against_removal(node, self._registry.known(node.name)))
 
-    def order_guard(self, fresh: FreshRead) -> Guard:
-        """The guard of a test's order."""
+    def order_guard(self, fresh: FreshRead | None = None) -> Guard:
+        """The guard of a test's order, and of the permission to begin it."""
         return self._guard(str, fresh)
 
     def _guard(self, against: Callable[[], str], fresh: FreshRead | None = None) -> Guard:

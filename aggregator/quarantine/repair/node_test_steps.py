@@ -268,8 +268,7 @@ class NodeTestSteps:
             if held is not None:
                 watched.held = held.text
                 return
-        await self._record_writer.switch.check()
-        self._checks.require_place()
+        await self._checks.order_guard()()
         watched.look_at = self._clocks.now() + LOOK_BUSY
         refusal = RememberedRefusal(self._order_guard(name, watched.uid, test))
         answer = await entry.repairer.order(self._order(name, watched.uid, test), refusal.guard)

@@ -232,8 +232,7 @@ class NodeTests:
         why = await self._checks.pods_in_the_way(node)
         if why:
             return why
-        await self._record_writer.switch.check()
-        self._checks.require_place()
+        await self._checks.order_guard()()
         if not self._record_writer.has_test(name, request.operation):
             return "the admission record does not have the test any more"
         return ""
