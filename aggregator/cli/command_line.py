@@ -325,7 +325,7 @@ def _add_acting(commands: Subcommands, act: argparse.ArgumentParser) -> None:
         "release",
         "end a node's quarantine",
         parents=[act],
-        more="An open order may still reach the node, so that it asks for confirmation then.",
+        more="An open order may still reach the node, so the release requires confirmation then.",
     )
     _add_node(release)
     release.add_argument(

@@ -68,7 +68,7 @@ def resume(options: argparse.Namespace) -> None:
 
 
 def release(options: argparse.Namespace) -> None:
-    """An order that is open may meet the work that comes back, so that it asks first."""
+    """An order that is open may meet the work that comes back, so this requires confirmation."""
     with open_actions(options) as actions:
         order = actions.open_order(options.name)
         if order and not (options.yes or options.dry_run):

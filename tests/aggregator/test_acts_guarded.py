@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -445,17 +445,13 @@ async def cordon(here: World, program: str, folder: Path) -> object:
 
 
 def drain_pod(here: World) -> Pod:
-    return Pod(
+    return replace(
+        POD,
         namespace="local",
         name="drain-n1",
         uid=here.quarantine.uid,
-        version="1",
-        phase="Running",
-        deleting=False,
-        mirror=False,
         owner_kind="Command",
         owner_name="n1",
-        empty_dirs=(),
     )
 
 

@@ -224,7 +224,7 @@ def test_who_has_ended_or_goes_already_holds_up_no_gang() -> None:
 def test_a_pod_that_has_ended_is_in_no_heap_of_a_plan(
     phase: str, leave: Leave, after: float, owner: str, labels: dict[str, str], *, deleting: bool
 ) -> None:
-    """Whatever finalizers hold it, and whatever rule is about it."""
+    """No finalizer and no rule changes that."""
     rules = replace(rules_of(leave), protected_selector={"tier": "db"})
     done = replace(POD, phase=phase, deleting=deleting, owner_kind=owner, labels=labels)
     found = plan_drain([done], rules, at(after))

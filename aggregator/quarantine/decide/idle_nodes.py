@@ -179,7 +179,7 @@ def in_use(pods: Sequence[Pod], owner_kinds: Collection[str] = ()) -> str:
     """Which pod makes the node one with work: any that a drain would move. Empty: it is idle.
 
     Pods of DaemonSets, of ``owner_kinds`` and mirror pods belong to the node; if one has GPUs, the
-    scheduler finds no room for the test, which asks for all of them.
+    scheduler finds no room for the test, which requests all of them.
     """
     found = [pod.key for pod in work_of(pods, owner_kinds)]
     return f"the node is in use: pod {min(found)}" if found else ""
