@@ -24,13 +24,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"screenshot: there is no {CHROMIUM}: tests/setup-debian.sh installs it")
         return 2
     target = Path(argv[0]) if argv else TARGET
-    local.run(count=_NODES, once=True, at_cause=lambda url: photograph(url, target))
+    local.run(count=_NODES, once=True, at_cause=lambda url: photograph(url, target, "held back"))
     print(f"{target}: {target.stat().st_size / 1024:.0f} KiB")
     return 0
 
 
-def photograph(url: str, target: Path) -> None:
-    """Save what a browser shows of the page at `url`, as a PNG of `SIZE` pixels."""
+def photograph(url: str, target: Path, headline: str) -> None:
+    """Save what a browser shows of the page at `url`, as a PNG of `SIZE` pixels, once the page's
+    headline has this text.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -40,7 +42,7 @@ def photograph(url: str, target: Path) -> None:
             )
             page.goto(url)
             expect(page.locator("#live")).to_have_text("live")
-            expect(page.locator("h1")).to_contain_text("held back")
+            expect(page.locator("h1")).to_contain_text(headline)
             page.screenshot(path=target)
         finally:
             browser.close()

@@ -96,7 +96,8 @@ def test_every_command_on_the_own_control_plane_does_what_the_page_says(
             said.append(terminal.run(with_ports(block, ports)))
             if "=Drained" in block and Path(CHROMIUM).exists():
                 target = Path(os.environ.get(PICTURE) or tmp_path / "tutorial.png")
-                photograph(f"http://127.0.0.1:{ports['18080']}/", target)
+                page = f"http://127.0.0.1:{ports['18080']}/"
+                photograph(page, target, "in quarantine")
                 assert target.stat().st_size > 10_000
     finally:
         terminal.close()
