@@ -418,7 +418,7 @@ async def test_a_gateway_of_another_protocol_is_refused_and_of_another_version_i
             assert "version 9.0, speaks relay protocol 2, and this controller 1" in text
         async with site.all["a"].relay(version="9.0") as relay:
             assert (await relay.begin()).version == "0.1.0"
-            assert site.all["a"].service.gateways == {"g": "9.0"}
+            await until(lambda: site.all["a"].service.gateways == {"g": "9.0"})
 
 
 async def test_a_replica_that_is_not_the_controller_refuses_gateways(tmp_path: Path) -> None:
