@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
-    FLEET,
-    AdmissionBatch,
+    UNREAD_NODE,
     FleetSize,
     Held,
     Limits,
+    NodeRead,
     OpenCause,
     Outcome,
     Proposal,
@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.admission import (
     settling,
 )
 from aggregator.quarantine.decide.admission_record import (
+    FLEET,
     MOST_ADMISSIONS,
     MOST_COOLDOWNS,
     Cooldown,
@@ -137,17 +138,6 @@ def test_no_order_of_proposals_passes_a_limit(
             assert limits.pool_percent > 0
             assert outcome.record.in_pool(pool) <= share
     assert len(outcome.record.admissions) == len(record.admissions) + len(new)
-
-
-@given(records, proposals.filter(bool), limits, sizes, stops)
-def test_a_forecast_of_whoever_comes_last_is_what_is_decided_on_all(
-    record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
-) -> None:
-    outcome = admit(record, asked, limits, size, now=5.0, policy_hash="h", stop=stop)
-    sitting = AdmissionBatch(record, limits, size, now=5.0, stop=stop)
-    for one in asked[:-1]:
-        sitting.decide(one)
-    assert (sitting.hold(asked[-1]) is None) == (asked[-1].node in outcome.admitted)
 
 
 @given(records, proposals, limits, sizes)
@@ -504,6 +494,104 @@ def test_without_a_cooldown_the_rate_alone_holds() -> None:
     assert at(Record(), 1_000, *many(5), limits=short).record.cooldowns.keys() == {FLEET}
     cools = at(Record(), 1_000, place, limits=short, causes={DISK: OPEN_DISK})
     assert cools.record.cooldowns.keys() == {DISK, FLEET}
+
+
+# -- nodes that were not read: another tool may hold them ------------------------------------------
+
+
+def unread(count: int, read: NodeRead = NodeRead.NONE) -> list[Proposal]:
+    return [replace(one, read=read) for one in many(count)]
+
+
+def test_an_unread_node_neither_counts_nor_trips_and_few_are_to_be_read() -> None:
+    first = at(Record(), 1_000, *unread(1_000))
+    assert (first.admitted, first.record) == (frozenset(), Record())
+    to_read = [node for node, held in first.held.items() if held is UNREAD_NODE]
+    assert to_read == ["n0", "n1", "n2", "n3"], "those that may be admitted, and one for the limit"
+    assert first.held["n9"].limit == "limits.new_per_window"
+    assert first.held["n9"].reason.endswith("(those counted whose nodes are read now)")
+    full = at(Record(), 1_000, *many(3)).record
+    listed = at(full, 1_001, *unread(50, NodeRead.LISTED))
+    assert [n for n, held in listed.held.items() if held is UNREAD_NODE] == ["n3"]
+    assert listed.record is full
+    cause = {DISK: OPEN_DISK}
+    held = at(
+        Record(),
+        1_000,
+        *(replace(one, suspects=(frozenset({DISK}),)) for one in unread(50)),
+        causes=cause,
+    )
+    assert sum(one is UNREAD_NODE for one in held.held.values()) == 1
+    assert held.record.cooldowns == {}
+
+
+def test_a_withdrawal_gives_back_the_place_and_the_trip_of_the_rate_alone() -> None:
+    tripped = at(Record(), 1_000, *many(4)).record
+    assert tripped.cooldowns[FLEET].spare == 0
+    kept = parse_record(dump_record(tripped))
+    assert kept.cooldowns == tripped.cooldowns
+    back = kept.withdraw([kept.entries["n1"]])
+    assert (len(back.admissions), back.cooldowns) == (2, {})
+    assert at(back, 1_001, proposal("n9")).admitted == {"n9"}
+    # Two above a limit that was lowered: the third that is withdrawn gives it back.
+    lower = at(at(Record(), 1_000, *many(3)).record, 1_001, *many(5), limits=LOWER).record
+    assert lower.cooldowns[FLEET].spare == 2
+    for node, left in (("n0", 1), ("n1", 0), ("n2", None)):
+        lower = lower.withdraw([lower.entries[node]])
+        found = lower.cooldowns.get(FLEET)
+        assert (found.spare if found is not None else None) == left
+    # What a cause began is the cause's, also where the rate's came first.
+    both = at(tripped, 1_001, suspected("n9", {DISK}), causes={DISK: OPEN_DISK}).record
+    assert both.cooldowns[FLEET].spare is None
+    assert both.withdraw(both.entries.values()).cooldowns == both.cooldowns
+
+
+@given(
+    st.integers(1, 5),
+    st.permutations([f"h{number}" for number in range(9)] + [f"f{number}" for number in range(3)]),
+    st.lists(st.integers(1, 4), min_size=12, max_size=12),
+    st.dictionaries(st.sampled_from([f"h{n}" for n in range(9)]), st.booleans(), max_size=9),
+)
+def test_nodes_that_another_tool_holds_cost_the_others_nothing_in_any_order(
+    rate: int, order: list[str], batches: list[int], known: dict[str, bool]
+) -> None:
+    """``h``: held by another tool; ``known``: whether the list shows that, else the patch does."""
+    limits = replace(RATE, new_per_window=rate, new_per_window_percent=100)
+    record, now, reads = Record(), 1_000.0, 0
+    waiting = [
+        replace(proposal(node), read=NodeRead.NONE if known.get(node) else NodeRead.LISTED)
+        for node in order
+    ]
+    begun: set[str] = set()
+    for _ in range(30):  # rounds of five seconds, all before the cooldown would end
+        still: list[Proposal] = []
+        pending = list(waiting)
+        for size in (*batches, len(order)):
+            some, pending = pending[:size], pending[size:]
+            outcome = at(record, now, *some, limits=limits)
+            assert len(outcome.record.admissions) <= rate
+            record = outcome.record
+            for one in some:
+                is_held = one.node.startswith("h")
+                if one.node in outcome.admitted and is_held:
+                    assert one.read is NodeRead.LISTED, "never after it was read"
+                    record = record.withdraw([record.entries[one.node]])  # the patch fails
+                elif one.node in outcome.admitted:
+                    begun.add(one.node)
+                elif outcome.held[one.node] is UNREAD_NODE:
+                    reads += 1
+                    if not is_held:
+                        still.append(replace(one, read=NodeRead.FULL))
+                else:
+                    still.append(one)
+        waiting, now = still, now + 5
+    free = {node for node in order if node.startswith("f")}
+    assert len(begun) == min(rate, len(free)), "as if no other node had been there"
+    assert len(record.admissions) == len(begun)
+    assert (FLEET in record.cooldowns) == (len(free) > rate)
+
+
+LOWER = replace(RATE, new_per_window=1)
 
 
 # -- common causes ---------------------------------------------------------------------------------

@@ -524,13 +524,10 @@ def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
         )
         record_writer.seen(world.record)
         proposals = [Proposal(f"n{number}", "i", "", "drain") for number in range(30)]
-        assert [record_writer.would_admit(one) for one in proposals] == [True] * 30
         held = await asyncio.gather(*(record_writer.propose(one) for one in proposals))
         assert sum(one is None for one in held) == 1
         assert counted <= 3
         await later(2)
-        assert not record_writer.would_admit(proposals[5])
-        assert counted <= 4
 
     virtual_time.run(main())
 

@@ -27,7 +27,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.quarantine.actions import cordon
 from aggregator.quarantine.actions.cordon import NodeActions, origin_of
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.mark_rules import PLAIN
@@ -74,7 +74,8 @@ class Bench:
         self.entries: dict[str, Entry] = {}
         self.withdrawn: list[Entry | None] = []
         self.entered: list[Entry] = []
-        self.grants = self.may = self.likely = True
+        self.grants = self.may = True
+        self.unread_hold: Held | None = None
         self.held: Held | None = None
         self.escalation_hold: Held | None = None
         self.proposed: list[Any] = []
@@ -89,7 +90,6 @@ class Bench:
             withdraw=self._withdraw,
             enter=self._enter,
             escalation_hold=self._escalation_hold,
-            would_admit=lambda _: self.likely,
             propose=self._propose,
         )
         switch: Any = self.switch
@@ -140,7 +140,8 @@ class Bench:
         self.proposed.append(proposal)
         await asyncio.sleep(0)
         self.meanwhile()
-        return self.held
+        unread = proposal.read is NodeRead.NONE
+        return self.unread_hold if unread and self.unread_hold else self.held
 
     def stands(self, quarantine: Quarantine) -> Quarantine:
         """The cluster has it, and the case knows it."""
@@ -365,33 +366,20 @@ def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
     on_bench(test)
 
 
-def test_a_read_that_is_not_needed_is_given_up() -> None:
+def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_tool_holds_it() -> None:
     async def test(bench: Bench) -> None:
-        readings: list[str] = []
-
-        async def slow(*_: Any, **__: Any) -> None:
-            try:
-                await asyncio.sleep(1000)
-            except asyncio.CancelledError:
-                readings.append("cancelled")
-                raise
-
-        bench.acts._picture = slow
-        bench.held = LIMIT
+        bench.unread_hold = UNREAD_NODE
+        bench.labelled(UPGRADE)
         assert await bench.acts.propose(bench.node_state, wanted()) is False
-        assert readings == ["cancelled"]
-
-        def break_down() -> None:
-            raise Unreachable("no answer")
-
-        bench.meanwhile = break_down
-        with pytest.raises(Unreachable):
-            await bench.acts.propose(bench.node_state, wanted())
-        assert readings == ["cancelled"] * 2
-        bench.likely = False
-        with pytest.raises(Unreachable):
-            await bench.acts.propose(bench.node_state, wanted())
-        assert readings == ["cancelled"] * 2, "thousands that are held read nothing"
+        assert [one.read for one in bench.proposed] == [NodeRead.NONE]
+        assert bench.node_state.decision.hold.limit == "maintenance"
+        assert bench.kinds() == ["quarantine.held"]
+        bench.labelled({})
+        set_fields(bench.node_state, maintained="")
+        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert [one.read for one in bench.proposed[1:]] == [NodeRead.NONE, NodeRead.FULL]
+        assert bench.kinds()[1:] == ["quarantine.admitted", "quarantine.cordoned"]
+        assert bench.withdrawn == []
 
     on_bench(test)
 
@@ -415,7 +403,6 @@ def test_what_a_read_finds_after_the_admission_decides(
     async def test(bench: Bench) -> None:
         entry = bench.entries["n1"] = Entry("n1", "i", "", "drain", 1.0)
         bench.meanwhile = lambda: change(bench)
-        bench.likely = False
         if step == "create":
             change(bench)
         await getattr(bench.acts, step)(bench.node_state, wanted())

@@ -15,10 +15,8 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
     RecordText,
-    StopText,
     Unreachable,
 )
-from aggregator.quarantine.admission import record_writer as module
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission import SETTLES, FleetSize, Limits, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record, parse_record
@@ -133,7 +131,6 @@ def test_a_stop_holds_proposals_and_no_entry_by_hand() -> None:
         held, _ = await asyncio.gather(made.propose(proposal("n1")), made.enter(entry("n2")))
         assert held.limit == "stop"
         assert office.stored().entries.keys() == {"n2"}
-        assert not made.would_admit(proposal("n3"))
 
     in_office(test)
 
@@ -195,7 +192,6 @@ def test_an_unreadable_record_admits_nobody_and_says_where_it_is() -> None:
         assert "can't be read: memory: " in made.problem
         assert made.problem.endswith("empty it")
         assert made.trouble == made.problem
-        assert not made.would_admit(proposal("n1"))
         with pytest.raises(ClusterError, match="can't be read"):
             await made.propose(proposal("n1"))
         made.seen(RecordText(dump_record(Record()), "901"))
@@ -221,7 +217,6 @@ def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_nobody
         office.world.person_deletes_record()
         made.seen(office.world.record)
         assert not made.grants("n1")
-        assert not made.would_admit(proposal("n9"))
         await asyncio.sleep(1)
         assert office.stored().entries.keys().isdisjoint({"n1", "n4"}), "not all is known yet"
         assert "no new quarantine is admitted until it is rebuilt" in made.trouble
@@ -280,47 +275,6 @@ def test_an_event_that_does_not_fit_is_doubted_and_a_read_decides() -> None:
         await asyncio.sleep(1)
         assert made.trouble == ""
         assert office.stored().entries.keys() == {"n1"}
-
-    in_office(test)
-
-
-# -- forecasts ------------------------------------------------------------------------------------
-
-
-def test_a_forecast_counts_those_in_line_and_is_kept_for_a_second() -> None:
-    async def test(office: Office) -> None:
-        made = office.made
-        assert made.would_admit(proposal("n1"))
-        first = made._outlook
-        assert made.would_admit(proposal("n2"))
-        assert made._outlook is first
-        assert office.sizes == 1
-        office.world.person_stops("a drill")
-        made.switch.apply_seen(office.world.stop)
-        assert not made.would_admit(proposal("n1"))
-        assert made._outlook is not first
-        made.switch.apply_seen(StopText("", "99999"))
-        assert made.would_admit(proposal("n1"))
-        await asyncio.sleep(module._OUTLOOK_AGE)
-        known = made._outlook
-        assert made.would_admit(proposal("n1"))
-        assert made._outlook is not known
-        assert office.sizes == 2
-
-    in_office(test)
-
-
-def test_with_a_long_line_or_before_the_first_read_no_forecast_is_made() -> None:
-    async def test(office: Office) -> None:
-        made = office.made
-        line = module._Request(asyncio.get_running_loop().create_future())
-        for length, admits in ((32, True), (33, False)):
-            made._waiting = [line] * length
-            assert made.would_admit(proposal("m")) == admits
-        made._waiting = []
-        assert made.would_admit(proposal("m"))
-        made._stored = None
-        assert not made.would_admit(proposal("m"))
 
     in_office(test)
 

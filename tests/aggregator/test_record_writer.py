@@ -156,43 +156,6 @@ def test_an_entry_that_stands_by_an_old_record_is_not_granted_from_memory() -> N
     play(test)
 
 
-def test_what_is_likely_goes_by_the_record_and_by_those_who_wait() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        office = Office(limits=Limits(concurrent=2, concurrent_percent=100, quorum_percent=0))
-        record_writer = office.record_writer
-        assert record_writer.would_admit(proposal("n1"))
-        waits = [
-            asyncio.ensure_future(record_writer.propose(proposal(name))) for name in ("n1", "n2")
-        ]
-        await asyncio.sleep(0)
-        await asyncio.gather(*waits)
-        assert not record_writer.would_admit(proposal("n3")), "both places are taken"
-        assert record_writer.would_admit(proposal("n1")), "it stands"
-        await record_writer.forget_entry(await record_writer.entry("n1"))
-        assert record_writer.would_admit(proposal("n3"))
-        office.world.person_garbles_the_record()
-        office.record_event()
-        assert "can't be read" in record_writer.problem
-        assert not record_writer.would_admit(proposal("n3"))
-
-    play(test)
-
-
-def test_the_fleets_size_is_counted_anew_after_a_second() -> None:
-    async def test(_: VirtualTimeLoop) -> None:
-        limits = Limits(concurrent=9, concurrent_percent=50, quorum_percent=0)
-        office = Office(limits=limits)
-        office.size = FleetSize(0, 0)
-        assert not office.record_writer.would_admit(proposal("n1"))
-        office.size = FleetSize(100, 100)
-        await asyncio.sleep(0.9)
-        assert not office.record_writer.would_admit(proposal("n1")), "by the size of a moment ago"
-        await asyncio.sleep(0.2)
-        assert office.record_writer.would_admit(proposal("n1"))
-
-    play(test)
-
-
 def test_older_news_change_nothing_until_the_versions_are_forgotten() -> None:
     async def test(_: VirtualTimeLoop) -> None:
         office = Office()

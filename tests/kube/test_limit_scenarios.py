@@ -23,6 +23,7 @@ from aggregator.quarantine.decide.admission_record import Record, parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
+from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ADMIN
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.support.kube_cluster import kube_cluster
@@ -173,6 +174,51 @@ async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
         await until(lambda: first not in bench.sick())
         await until(lambda: len(bench.sick()) == 2)  # the next one takes its place
         assert len((await stored(cluster_space)).entries) == 2
+
+
+UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
+REMOVED = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize("mark", ["label", "taint", "later"])
+@pytest.mark.usefixtures("quarantine_definition")
+async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_once(
+    cluster_space: Space, request: pytest.FixtureRequest, mark: str
+) -> None:
+    """``later``: the marks are newer than the list of nodes, so that the patch alone finds them."""
+    plane = cluster_space.plane
+    request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
+    labels = UPGRADE if mark == "label" else None
+    held = cluster_space.create_nodes(14, labels=labels)
+    [free, *_] = cluster_space.create_nodes(46, start=14)
+
+    def taint() -> None:
+        for node in held:
+            body = {"spec": {"taints": [REMOVED]}}
+            plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+
+    if mark == "taint":
+        taint()
+    settings = replace(
+        SHIPPED,
+        limits=replace(SHIPPED.limits, concurrent_percent=100),
+        common=CommonLimits(common_cause_percent=60),
+    )
+    well = dict.fromkeys([*held, free], snapshot())
+    async with life(cluster_space, settings, Turned(), well) as bench:
+        if mark == "later":
+            taint()
+        bench.break_(held)
+        await until(lambda: set(bench.holds()) == set(held))
+        await until(lambda: set(bench.holds().values()) == {"maintenance"})
+        bench.break_([free])
+        await until(lambda: bench.marked() == {free})
+        assert set(bench.holds().values()) == {"maintenance"}
+        record = await stored(cluster_space)
+        assert (set(record.entries), len(record.admissions), record.cooldowns) == ({free}, 1, {})
+        for node in held:
+            assert EventKind.ADMITTED not in bench.notes.kinds(node)
+        assert bench.notes.kinds(free).count(EventKind.ADMITTED) == 1
 
 
 @pytest.mark.usefixtures("quarantine_definition")

@@ -37,7 +37,13 @@ from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
 from aggregator.quarantine.actions.mark_writer import MarkWriter
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
-from aggregator.quarantine.decide.admission import Held, Proposal, stopped
+from aggregator.quarantine.decide.admission import (
+    UNREAD_NODE,
+    Held,
+    NodeRead,
+    Proposal,
+    stopped,
+)
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import (
     OURS,
@@ -193,11 +199,11 @@ class NodeActions:
         return replace(wanted, spec=replace(wanted.spec, action=quarantine.spec.action))
 
     async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
-        """Ask for admission and, when admitted, make the object and mark the node.
+        """Request admission and, when admitted, make the object and mark the node.
 
-        The patch checks what the list of nodes tells. Else the node is read while the record is
-        written: both come before the object is created, and its creation proves that no other
-        stands. Thousands of held nodes cause no reads.
+        The patch checks what the list of nodes shows. Else the node is read before it counts for a
+        limit, since another tool may hold it: a withdrawal alone would leave less room for others
+        meanwhile. Thousands of held nodes cause no reads.
         """
         unplaced = node_state.cluster.labels is None
         if node_state.cluster.node_gone or unplaced:  # first: a record undone would wake us again
@@ -210,33 +216,44 @@ class NodeActions:
         if wait is not None:
             self._hold(node_state, wait, wanted)
             return False
-        proposal = self._proposal(node_state, wanted)
-        reading = None
-        if self._expected.expect(node_state) is None and self._record_writer.would_admit(proposal):
-            reading = asyncio.create_task(self._picture(node_state))
-        try:
+        words = node_state.cluster.overruled
+        proposal, node = self._proposal(node_state, wanted), self._expected.expect(node_state)
+        listed = NodeRead.NONE if node is None else NodeRead.LISTED
+        held = await self._record_writer.propose(replace(proposal, read=listed))
+        if held is UNREAD_NODE:
+            node = await self._taken(node_state, await self._picture(node_state))
+            if self._is_nowhere(node_state, wanted) or self._leave_alone(node_state, wanted):
+                return False
+            if node is not None and is_marked(node):
+                node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
+                return True
+            if self._is_outdated(node_state, wanted, words, proposal):
+                return True
             held = await self._record_writer.propose(proposal)
-        except BaseException:
-            await _given_up(reading)
-            raise
         if held is not None:
-            await _given_up(reading)
             self._hold(node_state, held, wanted)
             return False
+        return await self._begin(node_state, wanted, words, proposal, node)
+
+    async def _begin(
+        self,
+        node_state: NodeState,
+        wanted: DesiredState,
+        words: frozenset[Override],
+        proposal: Proposal,
+        node: Node | None,
+    ) -> bool:
+        """Begin what was just admitted, unless what it was decided on has changed meanwhile."""
         node_state.set_hold(None)
-        words = node_state.cluster.overruled
         entry = self._record_writer.record.entries.get(node_state.node)
-        node = self._expected.expect(node_state) if reading is None else None
-        if node is None:
-            node = await self._taken(node_state, await (reading or self._picture(node_state)))
+        if node is None or (node.unread is not None and self._expected.expect(node_state) is None):
+            node = await self._taken(node_state, await self._picture(node_state))
         if node is None:
             await self._record_writer.withdraw(entry)
             self._is_nowhere(node_state, wanted)
             return False
-        if (
-            self._has_changed(node_state, wanted, words)
-            or self._pools.name_of(node_state.node) != proposal.policy_pool
-            or self._is_admitted_elsewhere(node_state, entry)
+        if self._is_outdated(node_state, wanted, words, proposal) or self._is_admitted_elsewhere(
+            node_state, entry
         ):
             await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
             return True
@@ -246,11 +263,19 @@ class NodeActions:
         if self._leave_alone(node_state, wanted):
             await self._record_writer.withdraw(entry)  # not ours, and not counted
             return False
-        self.emit_event(
-            node_state, EventKind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}"
-        )
         await self._create_and_mark(node_state, wanted, node)
         return True
+
+    def _is_outdated(
+        self,
+        node_state: NodeState,
+        wanted: DesiredState,
+        words: frozenset[Override],
+        proposal: Proposal,
+    ) -> bool:
+        """Whether the proposal rests on an older state than the last read."""
+        moved = self._pools.name_of(node_state.node) != proposal.policy_pool
+        return moved or self._has_changed(node_state, wanted, words)
 
     async def create(self, node_state: NodeState, wanted: DesiredState) -> None:
         """The record allows it already: finish what was begun."""
@@ -330,13 +355,20 @@ class NodeActions:
         try:
             patched = await self._patch_marks(node_state, quarantine, node)
         except Conflict as error:
-            if node.unread is None:
-                raise
             self._expected.note_difference(node, error)
             await self._begin_again(node_state, wanted, quarantine)
             return
+        except ClusterError:
+            self._report_admission(node_state, quarantine)  # it is marked by a later try
+            raise
+        self._report_admission(node_state, quarantine)
         node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
         self._report_marks(node_state, quarantine, patched)
+
+    def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Not before the node itself was seen: an admission may be withdrawn until then."""
+        spec = quarantine.spec
+        self.emit_event(node_state, EventKind.ADMITTED, f"{spec.action} admitted: {spec.reason}")
 
     async def cordon(self, node_state: NodeState) -> None:
         """Mark the node of a quarantine that stands: node first, then the object again."""
@@ -403,6 +435,7 @@ class NodeActions:
             and not self._is_admitted_elsewhere(node_state, entry)
         )
         if may_begin or quarantine.deleting or quarantine.status.phase is not Phase.ADMITTED:
+            self._report_admission(node_state, quarantine)
             await self._cordon_as_read(node_state, quarantine, node)
             return
         if not self._may_act():
@@ -885,9 +918,3 @@ def origin_of(spec: QuarantineSpec) -> dict[str, str]:
         "reason": spec.reason[:MOST_REASON],
         "kind": spec.kind,
     }
-
-
-async def _given_up(reading: "asyncio.Task[Node | None] | None") -> None:
-    if reading is not None:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)

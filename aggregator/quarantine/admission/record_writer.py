@@ -60,11 +60,6 @@ from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: With more requests than this in line, no forecast is made that one is admitted soon.
-_MOST_LIKELY = 32
-#: A forecast may use a state that is so old (seconds), the fleet's size too.
-_OUTLOOK_AGE = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class _Request:
@@ -82,18 +77,6 @@ class _Request:
     reserve_test: tuple[RunningRepair, NewNodeRules | IdleNodeRules] | None = None
     unreserve_test: tuple[str, str] | None = None
     restore_test: RunningRepair | None = None
-
-
-@dataclass(slots=True)
-class _Outlook:
-    """The forecast for the next proposal: by this record, behind so many of this line."""
-
-    record: Record
-    line: list[_Request]
-    at: float
-    sitting: AdmissionBatch
-    stop: str
-    counted: int = 0
 
 
 class AdmissionRecordWriter:
@@ -143,8 +126,6 @@ class AdmissionRecordWriter:
         self._scribe = RecordSerializer()
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
-        self._outlook: _Outlook | None = None
-        self._counted: tuple[float, FleetSize] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
 
@@ -231,18 +212,6 @@ class AdmissionRecordWriter:
         done.add_done_callback(_logged)
         self._wait(_Request(done))
 
-    def would_admit(self, proposal: Proposal) -> bool:
-        """Whether it would be admitted by the record as last seen, after those that wait."""
-        unsure = self.problem or self._lost or self._doubted
-        if self._stored is None or unsure or len(self._waiting) > _MOST_LIKELY:
-            return False
-        outlook = self._outlook_now(self.switch.reason)
-        for request in self._waiting[outlook.counted :]:
-            if request.propose is not None:
-                outlook.sitting.decide(request.propose)
-        outlook.counted = len(self._waiting)
-        return outlook.sitting.hold(proposal) is None
-
     def preview(self, proposals: Sequence[Proposal]) -> Mapping[str, Held]:
         """The holds that these would get now from a leader that knows of all nodes, decided in this
         order; no node is admitted.
@@ -261,36 +230,6 @@ class AdmissionRecordWriter:
         answers = ((one.node, batch.decide(one)) for one in proposals)
         return {node: held for node, held in answers if held is not None}
 
-    def _outlook_now(self, stop: str) -> _Outlook:
-        """One for all requests that wait together: each is decided once, and not per later one."""
-        now, known = self._wall(), self._outlook
-        if (
-            known is None
-            or known.stop != stop
-            or known.record is not self._record
-            or known.line is not self._waiting
-            or not 0 <= now - known.at < _OUTLOOK_AGE
-        ):
-            unrecorded = self._unrecorded(self._record)
-            sitting = AdmissionBatch(
-                self._record,
-                self._limits,
-                self._lately(now),
-                now=now,
-                stop=stop,
-                causes=self._causes(),
-                unrecorded=unrecorded,
-                pools=self._pools({*self._record.entries, *unrecorded}),
-            )
-            known = self._outlook = _Outlook(self._record, self._waiting, now, sitting, stop)
-        return known
-
-    def _lately(self, now: float) -> FleetSize:
-        """The fleet's size, one for all forecasts of a second."""
-        if self._counted is None or not 0 <= now - self._counted[0] < _OUTLOOK_AGE:
-            self._counted = (now, self._size())
-        return self._counted[1]
-
     def escalation_hold(self, proposal: Proposal) -> Held | None:
         """The hold that keeps a standing cordon from becoming a drain, by the last record."""
         return escalation_hold(
@@ -302,7 +241,9 @@ class AdmissionRecordWriter:
         )
 
     async def propose(self, proposal: Proposal) -> Held | None:
-        """Returns None when the node's entry stands now, else the hold."""
+        """Returns None when the node's entry stands now, else the hold: `UNREAD_NODE` where the
+        node has to be read first.
+        """
         return await self._ask(propose=proposal)
 
     async def enter(self, entry: Entry) -> None:

@@ -4,6 +4,8 @@ Invariants:
 - `admit` never returns a record with more entries than a limit allows, except those that stood
   before (a limit that was lowered releases no node) and those made by hand (entered and counted,
   never refused).
+- No node trips a limit before it was read, and none counts before it was read or listed without a
+  mark: another tool may hold it.
 - It never admits more within a window than the rate allows, and no node that a common cause
   explains. When either of them holds a node back, a cooldown begins: in the record, so that it
   outlives the process that began it.
@@ -12,15 +14,22 @@ Invariants:
   seen.
 """
 
+import copy
+import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import Field
 
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, LabelKey, Percent, Share
-from aggregator.quarantine.decide.admission_record import MOST_ADMISSIONS, Entry, Record
+from aggregator.quarantine.decide.admission_record import (
+    FLEET,
+    MOST_ADMISSIONS,
+    Entry,
+    Record,
+)
 from aggregator.quarantine.decide.pool_budget import (
     NO_POOLS,
     PoolBudget,
@@ -32,8 +41,6 @@ from aggregator.quarantine.decide.shares import allowance
 from aggregator.rfc3339 import span, time_of_day
 from aggregator.runtime.text import truncate
 
-#: The id of the cooldown of the whole fleet.
-FLEET = ""
 #: After the record was rebuilt no node is admitted for so long (seconds): longer than a request
 #: that was under way can take, so that a Quarantine that it created is seen, and counted.
 SETTLES = 15.0
@@ -92,6 +99,15 @@ class FleetSize:
 _NO_SIZE = FleetSize(0, 0)
 
 
+class NodeRead(enum.Enum):
+    """How much of its Node a proposal rests on: the marks of other tools stand there alone."""
+
+    NONE = enum.auto()
+    #: The list of nodes has no mark; the patch checks the rest, and may have it withdrawn.
+    LISTED = enum.auto()
+    FULL = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A node that policy wants in quarantine. Idempotent by incident.
@@ -101,7 +117,7 @@ class Proposal:
     node. ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
     ``pool`` is the value of the label
     `Limits.pool_label`, ``policy_pool`` the pool of the section ``pools``; empty: not known, or
-    there are no pools.
+    there are no pools. ``read``: see `NodeRead`.
     """
 
     node: str
@@ -111,6 +127,7 @@ class Proposal:
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
     policy_pool: str = ""
+    read: NodeRead = NodeRead.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +146,10 @@ class Held:
     def text(self) -> str:
         """All of it, for people."""
         return f"held by {self.limit} = {self.value}: {self.reason}"
+
+
+#: The answer to a proposal that would count, or trip a limit, and whose node was not read for it.
+UNREAD_NODE = Held("read", "needed", "its Node is read before it counts for a limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,29 +235,53 @@ class AdmissionBatch:
         self._waiting = settling(record, now) or quorum(limits, size)
         self._board = _Budget(record, limits, size, now, causes or {}, unrecorded or {}, pools)
         self._admitted: set[str] = set()
-
-    def hold(self, proposal: Proposal) -> Held | None:
-        """The hold that it would get after those decided so far; without one it is admitted."""
-        if self._stop:  # also for nodes admitted before: they would be begun now
-            return stopped(self._stop)
-        if self._stands(proposal.node):
-            return None
-        return self._waiting or self._board.hold(proposal)
+        #: The counts with those whose nodes are to be read; None while there are none.
+        self._with_unread: _Budget | None = None
+        self._read_for: set[str] = set()
 
     def decide(self, proposal: Proposal) -> Held | None:
-        """The same; admitted, it counts for those that come after it."""
-        hold = self.hold(proposal)
-        if hold is None and not self._stands(proposal.node):
+        """Its hold after those decided so far. Without one it is admitted, and counts for those
+        that come after it.
+        """
+        if self._stop:  # also for nodes admitted before: they would be begun now
+            return stopped(self._stop)
+        if proposal.node in self._entries or proposal.node in self._admitted:
+            return None
+        if self._waiting is not None:
+            return self._waiting
+        verdict = self._board.decide(proposal)
+        if verdict.held is None:
+            if proposal.read is NodeRead.NONE:
+                return self._to_read(proposal)
             self._board.take(proposal)
             self._admitted.add(proposal.node)
-        return hold
+            if self._with_unread is not None:
+                self._with_unread.take(proposal)
+        elif verdict.trips:
+            if proposal.read is not NodeRead.FULL:
+                return self._to_read(proposal)
+            self._board.trip(verdict.trips)
+        return verdict.held
+
+    def _to_read(self, proposal: Proposal) -> Held:
+        """The node is to be read. Only as many are as may be admitted, and one for each limit that
+        would trip: thousands of proposals cause no reads.
+        """
+        counts = self._with_unread = self._with_unread or self._board.fork()
+        verdict = counts.decide(proposal)
+        if verdict.held is None:
+            counts.take(proposal)
+            return UNREAD_NODE
+        tripping = {one.ident for one in verdict.trips}
+        if tripping - self._read_for:
+            self._read_for |= tripping
+            return UNREAD_NODE
+        held = verdict.held
+        return replace(held, reason=f"{held.reason} (those counted whose nodes are read now)")
 
     def conclude(self, policy_hash: str) -> Record:
         """The record to write."""
         return self._board.conclude(policy_hash)
-
-    def _stands(self, node: str) -> bool:
-        return node in self._entries or node in self._admitted
 
 
 def escalation_hold(
@@ -252,7 +297,25 @@ def escalation_hold(
     The node is counted already, so no limit applies. A cause that many nodes share evicts no pods.
     ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
     """
-    return _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
+    found = _Budget(record, limits, _NO_SIZE, now, causes, {}).suspicion(proposal)
+    return found.held if found is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Trip:
+    """A cooldown that begins; ``spare`` as in `Cooldown`."""
+
+    ident: str
+    because: str
+    spare: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """The hold of a proposal, or None, and the cooldowns that begin by it."""
+
+    held: Held | None
+    trips: tuple[_Trip, ...] = ()
 
 
 class _Budget:
@@ -290,19 +353,37 @@ class _Budget:
         )
         self._tripped = False
 
-    def hold(self, proposal: Proposal) -> Held | None:
-        """The hold of a proposal, or None if it may be taken."""
+    def fork(self) -> "_Budget":
+        """A copy that counts on by itself."""
+        twin = copy.copy(self)
+        twin._entered, twin._pools = list(self._entered), dict(self._pools)  # noqa: SLF001 - its own class
+        twin._policy_pools = self._policy_pools.fork()  # noqa: SLF001 - its own class
+        return twin
+
+    def decide(self, proposal: Proposal) -> _Verdict:
+        """The hold of a proposal, without one if it may be taken. It changes nothing."""
+        held = self._full(proposal.pool) or _of_pool(self._policy_pools.full(proposal.policy_pool))
         return (
             self.suspicion(proposal)
-            or self._full(proposal.pool)
-            or _of_pool(self._policy_pools.full(proposal.policy_pool))
+            or (_Verdict(held) if held is not None else None)
             or self._pool_too_fast(proposal.policy_pool)  # first: it cools no other pool down
             or self._too_fast()
+            or _Verdict(None)
         )
 
-    def suspicion(self, proposal: Proposal) -> Held | None:
+    def suspicion(self, proposal: Proposal) -> _Verdict | None:
         """The reason to suspect a shared cause and not the node."""
-        return self._explained(proposal) or self._cooling(proposal) or self._unsettled(proposal)
+        explained = self._explained(proposal)
+        if explained is not None:
+            return explained
+        held = self._cooling(proposal) or self._unsettled(proposal)
+        return _Verdict(held) if held is not None else None
+
+    def trip(self, trips: tuple[_Trip, ...]) -> None:
+        """Begin these cooldowns."""
+        for one in trips:
+            self._record = self._record.cool(one.ident, self._now, one.because, one.spare)
+        self._tripped = True
 
     def take(self, proposal: Proposal) -> None:
         self._standing += 1
@@ -335,7 +416,7 @@ class _Budget:
 
     # -- suspecting ourselves --------------------------------------------------------------
 
-    def _explained(self, proposal: Proposal) -> Held | None:
+    def _explained(self, proposal: Proposal) -> _Verdict | None:
         """Held where an open cause explains each piece of evidence; the cause cools down then."""
         found: dict[str, OpenCause] = {}
         for suspects in proposal.suspects:
@@ -347,20 +428,24 @@ class _Budget:
             return None
         ident = min(found)
         cause = found[ident]
-        self._cool(ident, cause.reason, fleetwide=cause.fleetwide)
-        return Held(cause.limit, cause.value, cause.reason, ident)
+        trips = self._trips_of(ident, cause)
+        return _Verdict(Held(cause.limit, cause.value, cause.reason, ident), trips)
 
-    def _cool(self, ident: str, because: str, *, fleetwide: bool) -> None:
-        """Begin a cooldown, or prolong one of a cause that lasts: seldom, for it is written."""
+    def _trips_of(self, ident: str, cause: OpenCause) -> tuple[_Trip, ...]:
+        """A cooldown begins, or that of a cause that lasts is prolonged: seldom, for it is written.
+
+        A rate's cooldown of the fleet may end with a withdrawal; the cause's takes its place.
+        """
         known = self._record.cooldowns.get(ident)
         if known is not None and self._now - known.at < self._limits.cooldown / 2:
-            return
+            return ()
         if self._limits.cooldown <= 0:
-            return
-        self._record = self._record.cool(ident, self._now, because)
-        if known is None and fleetwide and FLEET not in self._record.cooldowns:
-            self._record = self._record.cool(FLEET, self._now, because)
-        self._tripped = True
+            return ()
+        trips = (_Trip(ident, cause.reason),)
+        fleet = self._record.cooldowns.get(FLEET)
+        if known is None and cause.fleetwide and (fleet is None or fleet.spare is not None):
+            trips = (*trips, _Trip(FLEET, cause.reason))
+        return trips
 
     def _cooling(self, proposal: Proposal) -> Held | None:
         """Held while the fleet cools down, or all that may explain this node does."""
@@ -395,13 +480,14 @@ class _Budget:
             return None
         return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
 
-    def _too_fast(self) -> Held | None:
+    def _too_fast(self) -> _Verdict | None:
         """Held by the rate; the fleet cools down then."""
         limits, nodes = self._limits, self._size.nodes
         share = allowance(nodes, limits.new_per_window_percent)
         if limits.new_per_window_percent >= 100:  # a node may be admitted more than once
             share = limits.new_per_window
-        if self._lately < min(limits.new_per_window, share):
+        spare = self._lately - min(limits.new_per_window, share)
+        if spare < 0:
             return None
         if limits.new_per_window <= share:
             name, value = "limits.new_per_window", str(limits.new_per_window)
@@ -411,18 +497,18 @@ class _Budget:
             name = "limits.new_per_window_percent"
             allowed = f"{limits.new_per_window_percent:g} % of {nodes} allow {share}"
         reason = f"{self._lately} nodes were admitted within {span(limits.window)}; {allowed}"
-        if limits.cooldown > 0:
-            self._record = self._record.cool(FLEET, self._now, reason)
-            self._tripped = True
-        return Held(name, value, reason)
+        return _Verdict(Held(name, value, reason), self._trips(_Trip(FLEET, reason, spare)))
 
-    def _pool_too_fast(self, pool: str) -> Held | None:
+    def _pool_too_fast(self, pool: str) -> _Verdict | None:
         """Held by the pool's rate; the pool alone cools down then."""
         found = self._policy_pools.too_fast(pool)
-        if found is not None and self._limits.cooldown > 0:
-            self._record = self._record.cool(cooldown_id(pool), self._now, found.reason)
-            self._tripped = True
-        return _of_pool(found)
+        if found is None:
+            return None
+        trip = _Trip(cooldown_id(pool), found.reason, found.spare)
+        return _Verdict(_of_pool(found), self._trips(trip))
+
+    def _trips(self, trip: _Trip) -> tuple[_Trip, ...]:
+        return (trip,) if self._limits.cooldown > 0 else ()
 
     # -- how many stand ----------------------------------------------------------------------
 

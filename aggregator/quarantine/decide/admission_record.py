@@ -49,6 +49,8 @@ DEFAULT_POOL = "default"
 MOST_ADMISSIONS = 5000
 MOST_POOL_ADMISSIONS = 200
 MOST_COOLDOWNS = 100
+#: The id of the cooldown of the whole fleet.
+FLEET = ""
 #: The id of a pool's cooldown begins with it; no common cause has such an id.
 POOL_COOLDOWN = "pool/"
 _MOST_TEXT = 300
@@ -56,10 +58,15 @@ _MOST_TEXT = 300
 
 @dataclass(frozen=True, slots=True)
 class Cooldown:
-    """A limit tripped ``at`` this time; ``because`` says which, for people."""
+    """A limit tripped ``at`` this time; ``because`` says which, for people.
+
+    ``spare``: where a rate tripped, how many of the admissions that it counted may be withdrawn
+    before it would not have tripped; None for any other limit.
+    """
 
     at: float
     because: str
+    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +176,27 @@ class Record:
     def withdraw(self, entries: Iterable[Entry]) -> "Record":
         """Without these entries, and as if they had never been admitted.
 
-        For nodes that were admitted and not begun: they must not use up the rate of others.
+        For nodes that were admitted and not begun: they must not use up the rate of others. A
+        cooldown of a rate that would not have tripped without them ends.
         """
         gone = [self.entries[entry.node] for entry in entries if self._has(entry)]
         times = list(self.admissions)
         by_pool = dict(self.pool_admissions)
+        cooldowns = dict(self.cooldowns)
         for entry in gone:
             if entry.at in times:
                 times.remove(entry.at)
+                _give_back(cooldowns, FLEET)
             in_pool = list(by_pool.get(entry.policy_pool, ()))
             if entry.at in in_pool:
                 in_pool.remove(entry.at)
                 by_pool[entry.policy_pool] = tuple(in_pool)
+                _give_back(cooldowns, f"{POOL_COOLDOWN}{entry.policy_pool}")
         return replace(
-            self.forget_nodes(gone), admissions=tuple(times), pool_admissions=_non_empty(by_pool)
+            self.forget_nodes(gone),
+            admissions=tuple(times),
+            pool_admissions=_non_empty(by_pool),
+            cooldowns=cooldowns,
         )
 
     def _has(self, entry: Entry) -> bool:
@@ -190,11 +204,11 @@ class Record:
         known = self.entries.get(entry.node)
         return known is not None and known.at == entry.at
 
-    def cool(self, ident: str, at: float, because: str) -> "Record":
+    def cool(self, ident: str, at: float, because: str, spare: int | None = None) -> "Record":
         """With this cooldown, begun now; of too many the oldest cause's is dropped, the fleet's and
-        the pools' never.
+        the pools' never. ``spare`` as in `Cooldown`.
         """
-        cooldowns = {**self.cooldowns, ident: Cooldown(at, because[:_MOST_TEXT])}
+        cooldowns = {**self.cooldowns, ident: Cooldown(at, because[:_MOST_TEXT], spare)}
         causes = sorted(
             (k for k in cooldowns if k and not k.startswith(POOL_COOLDOWN)),
             key=lambda k: cooldowns[k].at,
@@ -277,6 +291,17 @@ class Record:
         return sum(1 for entry in self.entries.values() if entry.pool == pool)
 
 
+def _give_back(cooldowns: dict[str, Cooldown], ident: str) -> None:
+    """One of the admissions that this cooldown's rate may have counted was withdrawn."""
+    found = cooldowns.get(ident)
+    if found is None or found.spare is None:
+        return
+    if found.spare > 0:
+        cooldowns[ident] = replace(found, spare=found.spare - 1)
+    else:
+        del cooldowns[ident]
+
+
 def _non_empty(by_pool: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
     return {pool: times for pool, times in by_pool.items() if times}
 
@@ -303,7 +328,11 @@ def parse_record(text: str) -> Record:
         }
         admissions = tuple(float(at) for at in data["admissions"])
         cooldowns = {
-            str(ident): Cooldown(float(one["at"]), str(one["because"]))
+            str(ident): Cooldown(
+                float(one["at"]),
+                str(one["because"]),
+                int(one["spare"]) if one.get("spare") is not None else None,
+            )
             for ident, one in data.get("cooldowns", {}).items()
         }
         rebuilt = data.get("rebuilt")
@@ -384,7 +413,8 @@ class RecordSerializer:
             known = before.get(name)
             self._lines[name] = known if known and known[0] == entry else (entry, _line(entry))
         cooldowns = {
-            ident: {"at": one.at, "because": one.because} for ident, one in record.cooldowns.items()
+            ident: {name: value for name, value in asdict(one).items() if value is not None}
+            for ident, one in record.cooldowns.items()
         }
         entries = ",".join(line for _, line in self._lines.values())
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""

@@ -5,6 +5,7 @@ that selects it now: a change of labels lifts no limit. A node whose pool is not
 every pool.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,11 +34,15 @@ NO_POOLS = PoolFacts()
 
 @dataclass(frozen=True, slots=True)
 class PoolHold:
-    """A limit of a pool that holds a node: its key, its value and a sentence."""
+    """A limit of a pool that holds a node: its key, its value and a sentence.
+
+    ``spare``: how many admissions the pool's rate counts above those that it allows.
+    """
 
     limit: str
     value: str
     reason: str
+    spare: int = 0
 
 
 def cooldown_id(pool: str) -> str:
@@ -68,6 +73,13 @@ class PoolBudget:
         self._now, self._window = now, window
         self._standing: dict[str, int] = {}
         self._lately: dict[str, int] = {}
+
+    def fork(self) -> "PoolBudget":
+        """A copy that counts on by itself."""
+        twin = copy.copy(self)
+        twin._standing = dict(self._standing)  # noqa: SLF001 - its own class
+        twin._lately = dict(self._lately)  # noqa: SLF001 - its own class
+        return twin
 
     def cooling(self, pool: str, cooldown: float) -> str:
         """Until when the pool cools down, and why; empty: it does not."""
@@ -120,6 +132,7 @@ class PoolBudget:
             str(limits.new_per_window),
             f"{lately} nodes of pool {pool} were admitted within limits.window; "
             f"its limit is {limits.new_per_window}",
+            lately - limits.new_per_window,
         )
 
     def take(self, pool: str) -> None:
