@@ -15,8 +15,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import Commands, LocalCluster
 from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.decide.admission import FLEET
-from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.admission_record import FLEET, parse_record
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.replica import (
     OPEN,

@@ -18,8 +18,8 @@ from aggregator.cluster.port import NodeMeta, Phase
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
 from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.decide.admission import FLEET, Limits
-from aggregator.quarantine.decide.admission_record import Record, parse_record
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.admission_record import FLEET, Record, parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
@@ -180,17 +180,34 @@ UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
 REMOVED = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
 
 
-@pytest.mark.parametrize("mark", ["label", "taint", "later"])
+@pytest.mark.parametrize(
+    ("mark", "code", "common"),
+    [
+        ("label", "xid:79", CommonLimits(common_cause_percent=60)),
+        ("taint", "xid:79", CommonLimits(common_cause_percent=60)),
+        ("later", "xid:79", CommonLimits(common_cause_percent=60)),
+        ("taint", "xid:95", CommonLimits()),
+    ],
+)
 @pytest.mark.usefixtures("quarantine_definition")
 async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_once(
-    cluster_space: Space, request: pytest.FixtureRequest, mark: str
+    cluster_space: Space,
+    request: pytest.FixtureRequest,
+    mark: str,
+    code: str,
+    common: CommonLimits,
 ) -> None:
-    """``later``: the marks are newer than the list of nodes, so that the patch alone finds them."""
+    """``later``: the marks are newer than the list of nodes, so that the patch alone finds them.
+
+    By the shipped limits the same fault on 15 of 60 nodes is a common cause, which another fault is
+    not held by.
+    """
     plane = cluster_space.plane
     request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
     labels = UPGRADE if mark == "label" else None
     held = cluster_space.create_nodes(14, labels=labels)
-    [free, *_] = cluster_space.create_nodes(46, start=14)
+    others = cluster_space.create_nodes(46, start=14)
+    free = others[0]
 
     def taint() -> None:
         for node in held:
@@ -199,20 +216,20 @@ async def test_14_bad_nodes_that_another_tool_holds_leave_the_15th_its_place_at_
 
     if mark == "taint":
         taint()
-    settings = replace(
-        SHIPPED,
-        limits=replace(SHIPPED.limits, concurrent_percent=100),
-        common=CommonLimits(common_cause_percent=60),
-    )
-    well = dict.fromkeys([*held, free], snapshot())
+    limits = replace(SHIPPED.limits, concurrent_percent=100)
+    settings = replace(SHIPPED, limits=limits, common=common)
+    well = dict.fromkeys([*held, *others], snapshot())
     async with life(cluster_space, settings, Turned(), well) as bench:
         if mark == "later":
             taint()
         bench.break_(held)
         await until(lambda: set(bench.holds()) == set(held))
-        await until(lambda: set(bench.holds().values()) == {"maintenance"})
-        bench.break_([free])
-        await until(lambda: bench.marked() == {free})
+        await until(
+            lambda: set(bench.holds().values()) == {"maintenance"}, lambda: f"{bench.holds()}"
+        )
+        own = fault(code, f"GPU-{free}", cleared_by=ClearedBy.GPU_RESET)
+        bench.controller.on_evidence(free, Delta(faults=(own,)), bench.clock())
+        await until(lambda: bench.marked() == {free}, lambda: f"{bench.holds()}", within=20)
         assert set(bench.holds().values()) == {"maintenance"}
         record = await stored(cluster_space)
         assert (set(record.entries), len(record.admissions), record.cooldowns) == ({free}, 1, {})

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from aggregator.quarantine.decide.admission import (
-    FLEET,
     SETTLES,
     FleetSize,
     Held,
@@ -21,7 +20,7 @@ from aggregator.quarantine.decide.admission import (
     settling,
     stopped,
 )
-from aggregator.quarantine.decide.admission_record import Cooldown, Entry, Rebuilt, Record
+from aggregator.quarantine.decide.admission_record import FLEET, Cooldown, Entry, Rebuilt, Record
 
 NOW = 10_000.0
 SIZE = FleetSize(100, 100)

@@ -11,8 +11,8 @@ from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rack_origin import Origin
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.correlation.rack_origin import RackOrigins
-from aggregator.quarantine.decide.admission import FLEET, Held, Limits, OpenCause
-from aggregator.quarantine.decide.admission_record import Record
+from aggregator.quarantine.decide.admission import Held, Limits, OpenCause
+from aggregator.quarantine.decide.admission_record import FLEET, Record
 from aggregator.quarantine.decide.cause_search import (
     VERSIONS,
     CommonCause,

@@ -441,7 +441,7 @@ class _Budget:
             return ()
         if self._limits.cooldown <= 0:
             return ()
-        trips = (_Trip(ident, cause.reason),)
+        trips: tuple[_Trip, ...] = (_Trip(ident, cause.reason),)
         fleet = self._record.cooldowns.get(FLEET)
         if known is None and cause.fleetwide and (fleet is None or fleet.spare is not None):
             trips = (*trips, _Trip(FLEET, cause.reason))
