@@ -514,15 +514,17 @@ def test_an_unread_node_neither_counts_nor_trips_and_few_are_to_be_read() -> Non
     listed = at(full, 1_001, *unread(50, NodeRead.LISTED))
     assert [n for n, held in listed.held.items() if held is UNREAD_NODE] == ["n3"]
     assert listed.record is full
-    cause = {DISK: OPEN_DISK}
-    held = at(
-        Record(),
-        1_000,
-        *(replace(one, suspects=(frozenset({DISK}),)) for one in unread(50)),
-        causes=cause,
-    )
-    assert sum(one is UNREAD_NODE for one in held.held.values()) == 1
-    assert held.record.cooldowns == {}
+
+
+def test_a_cause_of_the_fleet_cools_it_down_at_once_whatever_was_read() -> None:
+    """Else another node of the same moment would be admitted while the first one is read."""
+    for read in NodeRead:
+        first = replace(suspected("n0", {DISK}), read=read)
+        own = replace(proposal("n1"), read=read)
+        found = at(Record(), 1_000, first, own, causes={DISK: OPEN_DISK})
+        assert found.admitted == frozenset()
+        assert found.held["n1"].limit == "limits.cooldown"
+        assert found.record.cooldowns.keys() == {DISK, FLEET}
 
 
 def test_a_withdrawal_gives_back_the_place_and_the_trip_of_the_rate_alone() -> None:

@@ -4,8 +4,8 @@ Invariants:
 - `admit` never returns a record with more entries than a limit allows, except those that stood
   before (a limit that was lowered releases no node) and those made by hand (entered and counted,
   never refused).
-- No node trips a limit before it was read, and none counts before it was read or listed without a
-  mark: another tool may hold it.
+- No node trips a rate before it was read, and none counts before it was read or listed without a
+  mark: another tool may hold it. The rate holds others meanwhile; a cause trips at once.
 - It never admits more within a window than the rate allows, and no node that a common cause
   explains. When either of them holds a node back, a cooldown begins: in the record, so that it
   outlives the process that began it.
@@ -148,8 +148,9 @@ class Held:
         return f"held by {self.limit} = {self.value}: {self.reason}"
 
 
-#: The answer to a proposal that would count, or trip a limit, and whose node was not read for it.
-UNREAD_NODE = Held("read", "needed", "its Node is read before it counts for a limit")
+#: The answer to a proposal that would count, or trip a rate, and whose node was not read for it.
+#: It is no hold that people see: the node is read, and the proposal made again.
+UNREAD_NODE = Held("", "", "its Node is read before it counts for a limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +259,16 @@ class AdmissionBatch:
             if self._with_unread is not None:
                 self._with_unread.take(proposal)
         elif verdict.trips:
-            if proposal.read is not NodeRead.FULL:
+            of_rate = any(one.spare is not None for one in verdict.trips)
+            if of_rate and proposal.read is not NodeRead.FULL:
                 return self._to_read(proposal)
             self._board.trip(verdict.trips)
+            if self._with_unread is not None:
+                self._with_unread.trip(verdict.trips)
         return verdict.held
 
     def _to_read(self, proposal: Proposal) -> Held:
-        """The node is to be read. Only as many are as may be admitted, and one for each limit that
+        """The node is to be read. Only as many are as may be admitted, and one for each rate that
         would trip: thousands of proposals cause no reads.
         """
         counts = self._with_unread = self._with_unread or self._board.fork()
