@@ -175,7 +175,7 @@ boot_grace = "3650d"
         return await asyncio.to_thread(self._ask, path, method, body)
 
     def _ask(self, path: str, method: str, body: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("localhost", timeout=10)
+        connection = http.client.HTTPConnection("localhost", timeout=300)
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
             connection.sock.connect(str(self.socket))

@@ -46,7 +46,6 @@ class RepairNode(AgentProcess):
             # The tests may run in a container whose processes are all that there is.
             f"insecure_own_pid_namespace = true\n{settings}\n"
         )
-        self.proc = folder / "proc"
         super().__init__(
             folder, aggregator=aggregator, more=f"{repair}{QUIET}", top="[expect]\ngpus = 2\n"
         )
@@ -61,6 +60,13 @@ class RepairNode(AgentProcess):
         """
         operation_id = fields.pop("operation_id", None) or f"op-{next(self._ids)}"
         return order_of(verb, stream, operation_id, **fields)
+
+
+def boot(proc: Path, boot_id: str) -> None:
+    """A machine in this boot, without other processes: tests beside this one open GPUs."""
+    path = proc / "sys/kernel/random/boot_id"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{boot_id}\n")
 
 
 def order_of(verb: int, stream: Attended, operation_id: str, **fields: Any) -> pb.RepairOrder:

@@ -245,7 +245,7 @@ async def test_a_port_for_scrapers_gives_metrics_and_takes_no_order(make: Make) 
     agent = await make(top=f'metrics_listen = "127.0.0.1:{port}"').start().up()
 
     def ask(method: str, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         connection.request(method, path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.site_package import install
+from tests.support.waiting import PATIENCE
 
 DOCS = (Path(__file__).parents[2] / "docs/agent.md").read_text()
 
@@ -62,7 +63,7 @@ async def page(node: AgentProcess) -> dict[str, dict[str, float]]:
 async def test_each_check_reports_its_own_duration_and_success(node: AgentProcess) -> None:
     await node.start().up()
     found = await page(node)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (
             found.get("slow", {}).get("runs_total", 0) < 2
             or not found["raising"]["errors_total"]
@@ -96,7 +97,7 @@ async def test_kernel_log_checks_report_what_they_saw_and_the_time_of_all(
     node.xid(79)
     node.xid(43)
     text = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while 'log_check_faults_total{check="xid"} 2' not in text:
             _, text = await node.ask("/metrics")
     assert 'sickbay_agent_log_check_errors_total{check="xid"} 0' in text

@@ -23,7 +23,7 @@ from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome
 from tests.agent import real_disks
 from tests.agent.machines import made_up, observations, sources
 from tests.controlplane.processes import ended
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 BASH = "#!/bin/bash\n"
 
@@ -347,7 +347,7 @@ async def test_one_that_hangs_in_the_kernel_is_said_to_and_not_started_again(
     assert count.read_text() == "x\n", "no second one beside it"
     thaw()
     await until((folder / "new").exists, what="the end of the wait")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while isinstance(again := await program.run(), CommandStuck):  # noqa: ASYNC110  it has no event
             await asyncio.sleep(0.05)
     assert custom_command.judge(NAGIOS, again)[0] is Status.OK

@@ -11,7 +11,7 @@ from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import Config, ConfigError, load
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent, configured
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 ENVIRON = {"NODE_NAME": "n1"}
 
@@ -229,12 +229,12 @@ async def test_it_comes_and_goes_with_the_file_of_a_running_agent(tmp_path: Path
         node.config.write_text(bare + own(tmp_path).removeprefix(QUIET))
         assert node.process is not None
         node.process.send_signal(signal.SIGHUP)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while await found() != {"lights", "gone"}:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
         node.config.write_text(bare)
         node.process.send_signal(signal.SIGHUP)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while await found() != {"lights"}:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
         _, body = await node.ask("/v1/results")

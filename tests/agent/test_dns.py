@@ -19,6 +19,7 @@ from nodeagent.model import Status
 from nodeagent.sources.dns import Reply, ask, nameservers, parse_nameservers, question, read_reply
 from nodeagent.sources.host import HostRoots
 from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
+from tests.support.waiting import PATIENCE
 
 OK = (Status.OK, "")
 NOW = SystemClock().boottime
@@ -192,7 +193,7 @@ async def test_the_usual_port(tmp_path: Path) -> None:
         check = dns.build(sources(machine), options(dns.SPEC))
         checking = asyncio.create_task(check.run_check())
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             asked, sender = await loop.sock_recvfrom(sock, 512)
             await loop.sock_sendto(sock, says(0)(asked), sender)
             assert verdicts(await checking) == {"dns://127.0.0.87": OK}

@@ -12,6 +12,7 @@ from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from tests.agent.http_server import NOT_FOUND, Request, response, serving
 from tests.agent.machines import made_up, observations, options, sources, verdicts
+from tests.support.waiting import PATIENCE
 
 OK = (Status.OK, "")
 
@@ -92,7 +93,7 @@ async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
     tmp_path: Path,
 ) -> None:
     async with serving(lambda _: b"SSH-2.0-OpenSSH\r\n\r\n") as url:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             found = verdicts(await check_of(tmp_path, url, expected=True).run_check())
     assert found == {"": (Status.FAILED, "garbled")}
 

@@ -18,6 +18,7 @@ from nodeagent.sources.kmsg import Record
 from nodeagent.terminal.one_shot import look_once
 from tests.agent.cli import configured
 from tests.agent.kernel_log import GPU, pci_device, raw
+from tests.support.waiting import PATIENCE
 
 
 class Broken:
@@ -61,7 +62,7 @@ async def test_what_hangs_is_told_within_the_time_however_long_its_own_deadline(
 ) -> None:
     hangs = CheckSpec("hangs", "s", "s", "c", "b", 3600.0, 3600.0, Hanging)
     monkeypatch.setattr(registry, "SPECS", (hangs, *registry.SPECS))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         found = await check_once(configured(tmp_path), within=1)
     [late] = [result for result in found.results if result.check == "hangs"]
     assert (late.status, late.reason) == (Status.UNKNOWN, "hung")

@@ -17,6 +17,7 @@ from tests.agent.cli import Done, agent
 from tests.agent.kernel_log import raw
 from tests.nvml import FakeGpus, fake_pci, gpu, pci_of, uuid_of
 from tests.nvml.gpu_bench import Bench, run_check
+from tests.support.waiting import PATIENCE
 
 TWO = [gpu(0), gpu(1)]
 
@@ -116,7 +117,7 @@ class Node(AgentProcess):
 
     async def sees(self, reason: str) -> None:
         """Wait until the whole inventory has this reason."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while {r for _, r in (await self.statuses() or {"": ("", "-")}).values()} != {reason}:
                 await self.ask("/v1/run-checks", "POST", '{"checks": ["gpu-inventory"]}')
 
@@ -193,7 +194,7 @@ async def test_a_gpu_that_a_reset_takes_away_for_a_moment_accuses_nobody(node: N
     await node.sees("quiesced")
     node.gpus.write([gpu(0)])
     await node.order("quiesce", "--end")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (await node.statuses())[uuid_of(1)][1] != "after-quiesce":
             await node.ask("/v1/run-checks", "POST", '{"checks": ["gpu-inventory"]}')
     assert (await node.statuses())[uuid_of(1)] == ("unknown", "after-quiesce")
@@ -204,7 +205,7 @@ async def test_cleared_ends_the_faults_of_one_gpu_and_no_others(node: Node) -> N
     await node.sees("")
     for at, (index, code) in enumerate([(0, 48), (0, 95), (1, 48)], start=1):
         os.write(node._kmsg, raw(at, f"NVRM: Xid (PCI:{pci_of(index)}): {code}, pid=1, name=a, b"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(await node.faults()) < 3:
             pass
     done = await node.order("cleared", "--gpu", uuid_of(0), "--code", "xid:95")
@@ -226,7 +227,7 @@ async def test_a_fault_from_before_nvml_named_the_gpu_is_cleared_by_its_uuid(nod
     node.gpus.fail("nvmlInitWithFlags", code=9)
     await node.start().up()
     os.write(node._kmsg, raw(1, f"NVRM: Xid (PCI:{pci_of(1)}): 79, pid=1, name=a, b"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while await node.faults() != {("xid:79", f"pci:{pci_of(1)}")}:
             pass
     node.gpus.heal()

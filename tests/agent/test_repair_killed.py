@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, use_gpus
+from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, boot, use_gpus
 from tests.nvml import uuid_of
 from tests.support.waiting import until
 
@@ -35,13 +35,6 @@ async def site(
         await up(server, node)
         yield server, node
         node.close()
-
-
-def boot(proc: Path, boot_id: str) -> None:
-    """A machine in this boot, without other processes."""
-    path = proc / "sys/kernel/random/boot_id"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{boot_id}\n")
 
 
 async def up(server: Aggregator, node: RepairNode) -> None:

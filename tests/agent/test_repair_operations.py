@@ -37,7 +37,7 @@ from nodeagent.sources.host import HostRoots
 from sickbay.v1.limits import MAX_EVIDENCE_BYTES
 from tests.agent.fake_tools import FakeTools
 from tests.nvml import gpu, uuid_of
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 STATES = [RepairState.ACCEPTED, RepairState.RUNNING, *sorted(FINAL)]
 
@@ -359,7 +359,7 @@ class Machine:
 async def states_until(executor: RepairExecutor, done: Callable[[str], bool]) -> list[str]:
     """The states that the executor tells, until one satisfies ``done``."""
     seen: list[str] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while not seen or not done(seen[-1]):
             for report in await executor.due():
                 seen.append(report.operation.state)
@@ -500,7 +500,7 @@ async def test_a_disk_that_hangs_holds_no_order_and_comes_back(tmp_path: Path) -
     fifo = (tmp_path / "operations.json").rename(tmp_path / "fifo")
     await journal_file(tmp_path)
     fifo.open("w").close()  # the read that hangs ends
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 found = await journal.load()

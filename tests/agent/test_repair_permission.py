@@ -11,7 +11,7 @@ from nodeagent.clock import Clock
 from nodeagent.repair.operation import Operation, Verb
 from nodeagent.repair.permission import BeginPermission, NotPermitted, PermissionReply
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, use_gpus
+from tests.agent.repair_node import Aggregator, RepairNode, aggregator, attached, boot, use_gpus
 from tests.support.fake_aggregator import Attended
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
@@ -165,6 +165,7 @@ async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
 ) -> None:
     async with aggregator() as server:
         node = RepairNode(tmp_path, server.address, settings='reboot_limit = "1s"')
+        _alone(node)
         use_gpus(node, monkeypatch)
         node.tools.tool("dcgmi")
         try:
@@ -175,6 +176,12 @@ async def test_each_kind_of_order_begins_after_its_permission_and_never_without(
             await _grants(server, node)
         finally:
             node.close()
+
+
+def _alone(node: RepairNode) -> None:
+    proc = node.folder / "proc"
+    boot(proc, "boot-1")
+    node.top = f'proc = "{proc}"\n{node.top}'
 
 
 async def _refuses(server: Aggregator, node: RepairNode) -> None:
@@ -242,6 +249,7 @@ async def test_a_silent_aggregator_begins_nothing_and_its_late_answer_neither(
 ) -> None:
     async with aggregator() as server:
         node = RepairNode(tmp_path, server.address)
+        _alone(node)
         use_gpus(node, monkeypatch)
         asked: list[Attended] = []
         server.on_permission_request = lambda stream, _request: asked.append(stream)

@@ -259,7 +259,7 @@ async def test_it_ends_with_its_standard_input(aggregator: FakeAggregator, start
     await all_here(aggregator, 2)
     assert simulator.process.stdin is not None
     simulator.process.stdin.close()
-    assert simulator.process.wait(10) == 0
+    assert simulator.process.wait(300) == 0
 
 
 def test_every_fault_of_the_driver_that_can_be_written_is_read_back() -> None:

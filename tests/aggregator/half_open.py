@@ -15,7 +15,7 @@ from typing import Any
 from aggregator.ingest.identity import TrustingAuthenticator
 from tests.agent.agent_process import AgentProcess
 from tests.support.in_process_aggregator import InProcessAggregator, running_aggregator
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 SILENT_AFTER = 5.0
@@ -61,7 +61,7 @@ async def play(bench: InProcessAggregator, agent: AgentProcess) -> dict[str, Any
 
     async def seen(what: str, value: Any) -> Any:
         """The API's answer about the node, once this holds."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 node = await bench.node("node-a")
                 if node is not None and node[what] == value:

@@ -39,7 +39,7 @@ from tests.controlplane.pki import Authority
 from tests.support import alertmanager
 from tests.support.alertmanager import Alertmanager
 from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
-from tests.support.waiting import CLOCKS, until
+from tests.support.waiting import CLOCKS, PATIENCE, until
 
 SOON = BatchWait(0.05, 0.05)
 QUICK = Retry(Backoff(0.02, 0.1), give_up=60)
@@ -261,7 +261,7 @@ async def test_a_sender_ends_though_a_library_loses_the_cancellation(
     alerts.start()
     alerts.record_event(happened("n1"))
     await receiver.called.wait()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await alerts.close()
     with closing(AlertOutbox(FileStore(tmp_path / "outbox.db"))) as outbox:
         assert outbox.depths() == ({} if verdict is Delivery.DELIVERED else {"to-mail": 1})

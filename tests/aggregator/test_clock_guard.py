@@ -319,7 +319,7 @@ def test_an_aggregator_whose_clock_jumps_says_so_and_when_it_is_back(tmp_path: P
 
     def doubt() -> str | None:
         try:
-            with urllib.request.urlopen(page, timeout=20) as answer:
+            with urllib.request.urlopen(page, timeout=300) as answer:
                 return str(json.load(answer)["clock_doubt"])
         except OSError:
             return None

@@ -28,7 +28,7 @@ from tests.agent.agent_process import AgentProcess
 from tests.support.in_process_aggregator import InProcessAggregator, running_aggregator
 from tests.support.ingest import Agent, Clock
 from tests.support.pki import TokenIssuer
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400
@@ -76,7 +76,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 async def shown(bench: InProcessAggregator, node: str, is_so: Callable[[Any], object]) -> Any:
     """The API's answer about the node, once this holds."""
     said: Any = None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             said = await bench.node(node)
             if said is not None and is_so(said):
@@ -90,7 +90,7 @@ async def uplink(agent: AgentProcess) -> Any:
 
 async def trouble(agent: AgentProcess, text: str) -> str:
     """The agent's report on its uplink, once that contains ``text``."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             error: str = (await uplink(agent))["error"]
             if text in error:

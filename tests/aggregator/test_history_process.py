@@ -56,7 +56,7 @@ class Aggregator:
         """The answer of /api/v1/``what``, which is None while no server answers."""
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self._web}/api/v1/{what}", timeout=20
+                f"http://127.0.0.1:{self._web}/api/v1/{what}", timeout=300
             ) as answer:
                 return json.load(answer)
         except (urllib.error.URLError, TimeoutError, ConnectionError):
@@ -64,7 +64,7 @@ class Aggregator:
 
     def metric(self, name: str) -> float:
         url = f"http://127.0.0.1:{self._web}/metrics"
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=300) as answer:
             lines = answer.read().decode().splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
 

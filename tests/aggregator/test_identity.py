@@ -26,7 +26,7 @@ from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Agent, Clock, calls_in_memory, site
 from tests.support.pki import Authority, TokenIssuer
-from tests.support.waiting import no_collection, until
+from tests.support.waiting import PATIENCE, no_collection, until
 
 Code = grpc.StatusCode
 ISSUER = TokenIssuer(algorithm="ES256")
@@ -115,7 +115,7 @@ async def test_a_call_without_valid_credentials_ends_before_it_says_anything(
     async with site(make_authenticator=tokens(tmp_path)) as running:
         for token, why in (("", "no_credentials"), ("nonsense", "bad_token")):
             async with running.agent("node-1", token=token) as silent:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     code, _ = await silent.ending()
                 assert code is Code.UNAUTHENTICATED
                 assert running.stats.refused[why] == 1
@@ -136,7 +136,7 @@ async def test_one_connection_carries_a_few_calls_and_the_others_wait(tmp_path: 
         assert not late.done()
         assert running.stats.opened == STREAMS_PER_CONNECTION + 1
         first[0].call.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await late
 
 
@@ -154,7 +154,7 @@ async def test_of_one_nodes_streams_without_a_hello_only_the_newest_few_stay(
             running.agent("node-2", token=ISSUER.token("node-2"))
         )
         newest = await stack.enter_async_context(running.agent("node-1", token=token))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             codes = [await waiting[0].ending()]
         assert codes[0][0] is Code.RESOURCE_EXHAUSTED
         assert running.stats.refused == {"too_many": 1}

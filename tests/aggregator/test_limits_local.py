@@ -28,7 +28,7 @@ from tests.support.replica import (
     hello,
     snapshot,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 NAMES = [f"n{number}" for number in range(6)]
 LIMITS = replace(OPEN, new_per_window=2, window=600.0, cooldown=900.0)
@@ -128,7 +128,7 @@ async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(
         await until(lambda: not controller.record_problem)
         assert "the admission record can be read again" in caplog.messages
         stored = await cluster.read_record()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while set(parse_record(stored.text).entries) != sick(fleet):
                 await asyncio.sleep(0.01)
                 stored = await cluster.read_record()

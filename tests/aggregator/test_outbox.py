@@ -47,7 +47,7 @@ from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from tests.support.receiver import Receiver, hang, status, taken
-from tests.support.waiting import CLOCKS, until
+from tests.support.waiting import CLOCKS, PATIENCE, until
 
 NOW = 1_750_000_000.0
 HOOK = "hook-1"
@@ -431,7 +431,7 @@ async def killed_after(path: Path, url: str, secret_file: Path, receiver: Receiv
         cwd=Path(__file__).parents[2],
     )
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         assert (await process.stdout.readline()).strip() == b"kept"
     if receiver is not None:
         await until(lambda: receiver.requests)

@@ -201,7 +201,7 @@ def _readyz(port: int) -> str:
     unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
     try:
         with urllib.request.urlopen(
-            f"https://127.0.0.1:{port}/readyz", context=unchecked, timeout=30
+            f"https://127.0.0.1:{port}/readyz", context=unchecked, timeout=300
         ) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as refusal:

@@ -110,7 +110,7 @@ def in_history(network: PodNetwork, replica: str, kind: str) -> bool:
     """Whether this replica's history, which must be whole, has a transition of the kind."""
     context = ssl._create_unverified_context()
     url = f"{page(network, replica)}/api/v1/transitions"
-    with urllib.request.urlopen(url, context=context, timeout=10) as answer:
+    with urllib.request.urlopen(url, context=context, timeout=300) as answer:
         text = answer.read().decode()
     assert not json.loads(text)["trouble"]
     return f'"{kind}"' in text

@@ -211,7 +211,7 @@ class Kubelets:
         if not each.container.ended():
             each.container.signal("TERM")
             with contextlib.suppress(Exception):
-                each.container.wait(30)
+                each.container.wait(300)
         each.container.__exit__()
         if self.network is not None:
             self.network.remove(each.place)

@@ -67,5 +67,5 @@ class PodNetwork:
 
 
 def _do(line: str) -> None:
-    done = subprocess.run(line.split(), check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(line.split(), check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{line}: {done.stderr}"

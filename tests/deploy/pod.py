@@ -97,7 +97,7 @@ class Container:
         assert self._process is not None
         if self._process.poll() is None:
             self.signal("KILL")
-            self._process.wait(30)
+            self._process.wait(300)
         self._runc("delete", "--force", self._name, check=False)
         for path in (self._root, self._folder / "memory"):
             _do("umount", "--lazy", str(path))

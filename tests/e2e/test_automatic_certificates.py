@@ -52,7 +52,7 @@ class Site:
         context = ssl.create_default_context(cafile=str(self.ca_file))
         context.set_alpn_protocols(["h2"])
         try:
-            with socket.create_connection(("localhost", port), timeout=10) as plain:
+            with socket.create_connection(("localhost", port), timeout=300) as plain:
                 context.wrap_socket(plain, server_hostname="localhost").close()
         except ConnectionRefusedError:
             return False
@@ -62,7 +62,7 @@ class Site:
         """Asked by a client that trusts the ConfigMap alone."""
         trusts = ssl.create_default_context(cafile=str(self.ca_file))
         url = f"https://localhost:{self.stack.aggregator.web_port}{path}"
-        with urllib.request.urlopen(url, context=trusts, timeout=30) as answer:
+        with urllib.request.urlopen(url, context=trusts, timeout=300) as answer:
             return str(answer.read().decode())
 
     def expires(self) -> dict[str, float]:

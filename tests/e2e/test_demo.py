@@ -159,7 +159,7 @@ def test_however_the_demo_is_ended_it_leaves_nothing_behind(
     demo.until_said("sim-0001: cordoned")
     assert len(demo.alive()) >= 4
     demo.process.send_signal(number)
-    code = demo.process.wait(30)
+    code = demo.process.wait(300)
     assert code == (-number if number is signal.SIGKILL else 130)
     assert "Traceback" not in demo.said()
     demo.leaves_nothing()
@@ -172,7 +172,7 @@ def test_a_child_that_dies_ends_the_demo_with_its_last_words(begin: Begin, name:
     demo = begin()
     demo.until_said("nodes are attached")
     os.kill(demo.pid_of(name), signal.SIGKILL)
-    assert demo.process.wait(60) == 1
+    assert demo.process.wait(300) == 1
     assert "ended with -9. Its last words:" in demo.said()
     assert "Traceback" not in demo.said()
     demo.leaves_nothing()

@@ -42,7 +42,7 @@ def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
 def api(stack: Stack, path: str) -> Any:
     """The answer of the aggregator's own API."""
     url = f"http://127.0.0.1:{stack.aggregator.web_port}/api/v1/{path}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return json.load(answer)
 
 

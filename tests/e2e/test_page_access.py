@@ -47,7 +47,7 @@ class ClosedPages:
         replica = self.replicas.replicas[name]
         trust = ssl.create_default_context(cafile=str(self.replicas.authority.certificate))
         page = http.client.HTTPSConnection(
-            replica.host, replica.web_port, context=trust, timeout=20
+            replica.host, replica.web_port, context=trust, timeout=300
         )
         headers = {"Content-Type": "application/json"}
         if token:

@@ -54,7 +54,7 @@ class Person:
 def metrics(stack: Stack) -> str:
     context = ssl.create_default_context(cafile=str(stack.aggregator.authority.certificate))
     url = f"https://localhost:{stack.aggregator.web_port}/metrics"
-    with urllib.request.urlopen(url, context=context, timeout=30) as answer:
+    with urllib.request.urlopen(url, context=context, timeout=300) as answer:
         text: str = answer.read().decode()
         return text
 

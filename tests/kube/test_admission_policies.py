@@ -31,7 +31,7 @@ from tests.support.admission_policies import (
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import SETTINGS, fault, snapshot
 from tests.support.stack import start_job
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
 
@@ -378,7 +378,7 @@ async def test_without_the_policy_a_kubelets_uncordon_releases_nothing_and_its_e
         await until(lambda: bench.unschedulable(node) and bench.status(node, "uncordoned"))
         exemption = {EXEMPT: "until 2099-01-01T00:00:00Z mine"}
         assert patch(kubelet, path, {"metadata": {"annotations": exemption}})[0] == 200
-        async with asyncio.timeout(60):  # the API server's cache, which the list reads, lags
+        async with asyncio.timeout(PATIENCE):  # the API server's cache, which the list reads, lags
             while "mine" not in str(bench.fleet.node_summaries[node].decision.requests):
                 await bench.list_nodes_anew()
                 await asyncio.sleep(0.1)

@@ -26,7 +26,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.port_forward import PortForwarder, port_forwarder
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 from tests.web.support import Hands, running_clocks, serving, small_fleet
 from tests.web.test_cli import in_process, sickbay, start
 
@@ -71,11 +71,11 @@ async def test_with_a_kubeconfig_alone_the_aggregator_is_asked_through_the_api_s
         ]
         watching = await start("watch", *person)
         assert watching.stdout is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             line = (await watching.stdout.readline()).decode()
         assert line, await watching.communicate()
         watching.send_signal(signal.SIGINT)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             _, err = await watching.communicate()
         assert (watching.returncode, err) == (130, b"")
         wrong = await in_process("node", "node-99", *person)

@@ -34,6 +34,7 @@ from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import SETTINGS as MEMORY_SETTINGS
 from tests.support.replica import FakeLine, Notes, fault, hello, shipped_policy, snapshot
 from tests.support.stack import remove_quarantines
+from tests.support.waiting import PATIENCE
 
 QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
 SETTINGS = replace(
@@ -54,7 +55,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until(ask: Callable[[], Coroutine[Any, Any, T]], holds: Callable[[T], object]) -> T:
     """The answer, once it holds; bounded."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = await ask()
             if holds(found):

@@ -20,7 +20,7 @@ from aggregator.quarantine.drain.drainer import MANY_BEGIN
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_kube_drain import Aggregator, aggregator
 from tests.support.replica import Notes
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 BLOCKED = 200
 FAULTS = 40
@@ -86,7 +86,7 @@ async def block(space: Space, app: str, count: int) -> None:
     }
     base = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets"
     await asyncio.to_thread(space.plane.call, "POST", base, body)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = await asyncio.to_thread(space.plane.call, "GET", f"{base}/{app}")
             if found.get("status", {}).get("currentHealthy") == count:

@@ -12,6 +12,7 @@ from aggregator.cluster.port import Evicted, Pod
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
+from tests.support.waiting import PATIENCE
 
 
 def budget(name: str, app: str) -> str:
@@ -30,7 +31,7 @@ def run_pod(space: Space, node: str, name: str, **arguments: Any) -> None:
 async def pod_of(kube: KubeCluster, node: str, name: str) -> Pod:
     """The pod, once it has come to rest: kwok writes its status once more after Running."""
     before: Pod | None = None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = {pod.name: pod for pod in await kube.pods_on(node)}[name]
             if before == found:

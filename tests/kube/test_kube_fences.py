@@ -29,6 +29,7 @@ from aggregator.cluster.port import (
 )
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
+from tests.support.waiting import PATIENCE
 
 OURS = Taint("sickbay.dev/quarantine", "gpu", "NoSchedule")
 SPEC = QuarantineSpec(
@@ -45,7 +46,7 @@ SPEC = QuarantineSpec(
 
 async def change_node(kube: KubeCluster, name: str, change: Callable[[Node], NodeChange]) -> Node:
     """Read and patch until no other client writes in between: controllers look at new nodes too."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             node = await kube.read_node(name)
             assert node is not None
@@ -117,7 +118,7 @@ async def test_what_a_patch_answers_is_the_node_as_it_is_stored(
         lambda _: NodeChange(annotations={"keep": None, "new": "one"}),
         lambda _: NodeChange(taints=(), unschedulable=False),
     ]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         for change in changes:
             patched, stored = await change_node(kube, name, change), await kube.read_node(name)
             while stored is not None and stored.version != patched.version:
@@ -137,7 +138,7 @@ async def test_a_node_from_the_cache_is_the_node_and_an_older_one_fails_its_patc
     with pytest.raises(Conflict) as raised:
         await kube.patch_node(first, NodeChange(taints=(OURS,)))
     assert raised.value.status == 409
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             cached, stored = await kube.read_node(name, cached=True), await kube.read_node(name)
             if cached == stored:
@@ -191,7 +192,7 @@ async def test_another_node_of_that_name_is_a_conflict_and_stays_untouched(
         await kube.patch_node(node, NodeChange(taints=(OURS,)))
     # With the version right, it is the uid alone that fails it.
     statuses = set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while 422 not in statuses:
             fresh = await kube.read_node(name)
             assert fresh is not None
@@ -218,7 +219,7 @@ async def test_the_list_of_nodes_has_their_metadata(
 ) -> None:
     names = cluster_space.create_nodes(3, labels={"pool": "h100"})
     listed: dict[str, Any] = {}
-    async with asyncio.timeout(30):  # the server's cache may be a little behind
+    async with asyncio.timeout(PATIENCE):  # the server's cache may be a little behind
         while not set(names) <= set(listed):
             listed = {node.name: node for node in await kube.list_nodes()}
     assert {listed[name].labels["pool"] for name in names} == {"h100"}
@@ -238,7 +239,7 @@ async def test_the_list_is_decoded_while_it_arrives(
         return finish(reader)
 
     monkeypatch.setattr(ListReader, "finish", count)
-    async with asyncio.timeout(30):  # the server's cache may be a little behind
+    async with asyncio.timeout(PATIENCE):  # the server's cache may be a little behind
         while len(await kube.list_nodes()) < 3:
             left.clear()
     assert left[-1] < 4_000  # the last object alone

@@ -35,7 +35,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import GOGC, Space
 from tests.support.kube_cluster import DEPLOY, kube_cluster, listening
 from tests.support.stack import remove_quarantines
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 SPEC = QuarantineSpec(
     Action.DRAIN, "gpu", "Xid 79", requester="sickbay", incident="5a52c57cd2da0d26"
@@ -71,7 +71,7 @@ def plane(plane_to_break: ControlPlane) -> Iterator[ControlPlane]:
 
 
 async def cordon(kube: KubeCluster, name: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             node = await kube.read_node(name)
             assert node is not None
@@ -181,7 +181,7 @@ async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
     async with kube_cluster(plane.kubeconfig, **arguments) as kube, listening(kube) as listener:
         await listener.wait(WatchSynced)
         watches = ("WATCH", "configmaps", 200)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while kube.counters.answers[watches] < 3:
                 await kube.read_record()
         record = await kube.write_record("x", (await kube.read_record()).version)
@@ -298,7 +298,7 @@ async def test_a_server_without_its_etcd_fails_every_request_and_then_works_agai
         with pytest.raises(Unreachable):
             await kube.create_quarantine(name, SPEC)
         await asyncio.to_thread(plane.start_etcd)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not await eventually_created(kube, name):
                 pass
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine.node == name)

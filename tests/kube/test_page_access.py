@@ -17,6 +17,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.waiting import PATIENCE
 
 SUBJECT_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -114,7 +115,7 @@ async def test_a_token_ends_with_its_pod_and_its_account(
     plane.call("DELETE", cluster_space.path("serviceaccounts", "former-reader"))
     gate.time += ALLOWED_FOR + 1
     # kube-apiserver itself remembers a valid token for ten seconds.
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while [await gate.status(token) for token in (of_pod, of_account)] != [401, 401]:
             await asyncio.sleep(0.5)
             gate.time += ALLOWED_FOR + 1

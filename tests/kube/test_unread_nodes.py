@@ -18,7 +18,7 @@ from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import DISK, Bench, running_bench
 from tests.support.replica import snapshot
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 OURS = Taint("sickbay.dev/quarantine", "gpu", "NoSchedule")
 THEIRS = Taint("example.com/rack-work", "x", "NoSchedule")
@@ -36,7 +36,7 @@ def merge(space: Space, name: str, body: dict[str, Any]) -> None:
 
 async def settled(kube: KubeCluster, space: Space, name: str) -> None:
     """Controllers taint and annotate a new node; those of these tests have none of their taints."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             merge(space, name, {"spec": {"taints": None}})
             await asyncio.sleep(0)
@@ -55,7 +55,7 @@ async def expected(kube: KubeCluster, name: str, **changes: Any) -> Node:
 
 async def listed(kube: KubeCluster, name: str) -> Node:
     """The same, once the list, which may be a little old, has the node."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             with contextlib.suppress(StopIteration, RuntimeError):
                 return await expected(kube, name)
@@ -67,7 +67,7 @@ async def test_a_node_as_expected_is_marked_and_keeps_all_else(
 ) -> None:
     [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations=annotations)
     await settled(kube, cluster_space, name)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             with contextlib.suppress(Conflict):  # a controller annotates a new node meanwhile
                 node = await listed(kube, name)
@@ -162,7 +162,7 @@ async def test_a_client_that_patches_a_hundred_times_a_second_delays_no_mark(
             await asyncio.sleep(0.005)
 
     writer = asyncio.create_task(patch_often())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await until(lambda: written > 20)
         attempts = 1
         while True:

@@ -71,6 +71,6 @@ class Alertmanager:
 
     def alerts(self) -> list[dict[str, Any]]:
         """The alerts that last, as its API has them."""
-        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=300) as answer:
             found: list[dict[str, Any]] = json.load(answer)
         return found

@@ -18,7 +18,7 @@ import pytest
 
 from aggregator.demo.ports import free_port
 from tests.support.pki import Authority
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 EMULATOR = ROOT / "build" / "bmc-env" / "bin" / "sushy-emulator"
@@ -142,7 +142,7 @@ class RedfishBmc:
 
     async def is_on_again(self, system: str) -> None:
         """Returns once the machine runs, which the emulator lets take 8 s."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while await self.power(system) != "On":  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.2)
 

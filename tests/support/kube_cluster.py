@@ -12,6 +12,7 @@ from aggregator.cluster.agent_pods import PodEvent
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Cluster, ClusterEvent
 from aggregator.ingest.deleted_pods import DeletedPods
+from tests.support.waiting import PATIENCE
 
 N = TypeVar("N")
 
@@ -74,7 +75,7 @@ class Listener:
         self, kind: type[N], which: Callable[[N], bool] = lambda _: True, *, since: int = 0
     ) -> N:
         """The first event of a kind that fits, at or after place `since`; bounded."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 for news in self.heard[since:]:
                     if isinstance(news, kind) and which(news):

@@ -70,7 +70,7 @@ class LocalAggregator:
     def ask(self, what: str) -> Any:
         """The answer of /api/v1/``what``, or None while there is none, or it is unknown."""
         try:
-            with self._open(f"api/v1/{what}", timeout=20) as answer:
+            with self._open(f"api/v1/{what}", timeout=300) as answer:
                 return json.load(answer)
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             return None
@@ -83,7 +83,7 @@ class LocalAggregator:
         return time.monotonic() - began
 
     def metric(self, name: str) -> float:
-        with self._open("metrics", timeout=20) as answer:
+        with self._open("metrics", timeout=300) as answer:
             lines = answer.read().decode().splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
 

@@ -153,7 +153,7 @@ class PostgresServer:
 
         async def work() -> Any:
             connection = await asyncpg.connect(
-                host=str(self.folder), port=self.port, user=USER, database=database, timeout=30
+                host=str(self.folder), port=self.port, user=USER, database=database, timeout=300
             )
             try:
                 return await ask(connection)

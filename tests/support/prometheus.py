@@ -108,14 +108,14 @@ class Prometheus:
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self._log.read_text()
         try:
-            with urllib.request.urlopen(self._url("-/ready"), timeout=10) as answer:
+            with urllib.request.urlopen(self._url("-/ready"), timeout=300) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, ConnectionError):
             return False
 
     def _get(self, what: str, **query: str) -> Any:
         path = f"api/v1/{what}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(self._url(path), timeout=20) as answer:
+        with urllib.request.urlopen(self._url(path), timeout=300) as answer:
             return json.load(answer)["data"]
 
     def _url(self, path: str) -> str:

@@ -78,7 +78,7 @@ class Simulator:
     def stop(self) -> int:
         """End it in order; its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(300)
 
     def close(self) -> None:
         self._pipe.close()

@@ -256,7 +256,7 @@ class AggregatorProcess:
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(300)
 
     def close(self) -> None:
         if self.running:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aggregator.clock import Clocks
+from tests.controlplane import waiting
 from tests.support.virtual_time import VirtualTimeLoop
 
 #: Seconds between two looks, at least.
@@ -14,6 +15,8 @@ _SHORT = 0.005
 #: Seconds between two looks, at most; and a pause is this part of the wait so far. Tests on an API
 #: server take larger ones.
 LONG, PART = 0.1, 0.02
+#: Seconds that a wait in real time lasts at least before it fails.
+PATIENCE = waiting.PATIENCE
 CLOCKS = Clocks(time.monotonic, time.time)
 
 
@@ -25,11 +28,14 @@ async def until(
 ) -> None:
     """Wait for it to happen, looking often; an AssertionError that says ``what`` when it does not.
 
-    ``within`` is in seconds of the loop's own clock, which may be a virtual one.
+    ``within`` is in seconds of the loop's own clock. It is exact in virtual time, and at least
+    `PATIENCE` in real time.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
-    longest = 1.0 if isinstance(loop, VirtualTimeLoop) else LONG  # hours are waited for there
+    virtual = isinstance(loop, VirtualTimeLoop)
+    longest = 1.0 if virtual else LONG  # hours are waited for there
+    within = within if virtual else max(within, PATIENCE)
     while not happened():
         waited = loop.time() - began
         if waited > within:

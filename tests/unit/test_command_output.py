@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 from aggregator.runtime.command_output import last_text, wait_for_end
+from tests.support.waiting import PATIENCE
 
 MOST = 10_000
 
@@ -29,7 +30,7 @@ async def shell(script: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, 
 
 async def test_a_command_is_waited_for_to_its_end() -> None:
     async with shell("echo first; echo second >&2; exit 3") as (process, output):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await wait_for_end(process, output, MOST)
         assert process.returncode == 3
         assert last_text(output) == "first\nsecond"
@@ -38,7 +39,7 @@ async def test_a_command_is_waited_for_to_its_end() -> None:
 async def test_a_command_that_writes_more_than_the_bound_is_waited_for_no_longer() -> None:
     script = f"head -c {MOST + 1} /dev/zero; exec sleep 300"
     async with shell(script) as (process, output):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert not await wait_for_end(process, output, MOST)
         assert process.returncode is None
 
@@ -51,7 +52,7 @@ async def test_a_command_that_has_ended_may_have_written_any_amount() -> None:
 
 async def test_a_process_that_the_command_leaves_running_is_not_waited_for() -> None:
     async with shell("sleep 300 & echo $!") as (process, output):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await wait_for_end(process, output, MOST)
         left = int(last_text(output))
         os.kill(left, signal.SIGKILL)

@@ -43,7 +43,7 @@ def read_line(log: Path) -> dict[str, Any]:
 def test_a_process_has_the_arguments_files_and_environment_of_its_start(
     start: Start, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start().wait(30)  # the server runs now, with another environment
+    start().wait(300)  # the server runs now, with another environment
     monkeypatch.setenv("SICKBAY_TEST", "of this start")
     process = start("7", "SICKBAY_TEST", piped=True)
     assert process.stdin is not None
@@ -58,7 +58,7 @@ def test_a_process_has_the_arguments_files_and_environment_of_its_start(
     }
     assert process.poll() is None
     process.stdin.close()
-    assert process.wait(30) == 7
+    assert process.wait(300) == 7
     assert process.poll() == process.returncode == 7
     assert log.read_text().endswith("the end\n")
 
@@ -79,7 +79,7 @@ def test_a_process_is_forked_by_a_server_and_a_real_start_tells_the_same(
         shown.append({**read_line(log), "pid": 0})
         assert (parent(process) == os.getpid()) is not forking
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     assert shown[0] == shown[1]
 
 
@@ -92,7 +92,7 @@ def test_a_signal_ends_a_process_and_its_code_says_so(
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
     process.send_signal(number)
-    assert process.wait(30) == -number
+    assert process.wait(300) == -number
     process.kill()  # of a process that has ended: no other one is killed
 
 
@@ -103,7 +103,7 @@ def test_a_process_whose_loader_or_python_differs_is_no_fork(
     monkeypatch.setenv(name, "" if name == "LD_PRELOAD" else "1")
     process = start("0", name)
     assert read_line(log)["variable"] == os.environ[name]
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     assert type(process) is subprocess.Popen
 
 
@@ -139,7 +139,7 @@ def process(tmp_path):
         started = start_program(SHOWN, ["0", "HOME"], output=log, piped=True)
     yield started
     started.kill()
-    Path("code").write_text(str(started.wait(30)))
+    Path("code").write_text(str(started.wait(300)))
 
 def test_is_interrupted(process):
     os.kill(os.getpid(), signal.SIGINT)

@@ -38,7 +38,7 @@ class GuardedAggregator(LocalAggregator):
                 "Content-Type": "application/json",
             },
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
 
 
@@ -60,7 +60,7 @@ def test_the_configuration_closes_the_page_and_the_metrics(aggregator: GuardedAg
     aggregator.token = "x" * 24
     for path in ("", "metrics", "api/v1/fleet", "api/v1/stream"):
         with pytest.raises(urllib.error.HTTPError) as raised:
-            aggregator._open(path, timeout=20)
+            aggregator._open(path, timeout=300)
         assert raised.value.code == 401
     assert aggregator.alive() < 60
     assert '"event": "access.refused"' in aggregator.log()

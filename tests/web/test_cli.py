@@ -36,7 +36,7 @@ from aggregator.quarantine.decide.operator_requests import OperatorRequests, rea
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 from tests.support.pki import Authority
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -61,7 +61,7 @@ class Done:
 async def sickbay(*arguments: str, **environ: str) -> Done:
     """Run the command to its end."""
     process = await start(*arguments, **environ)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         out, err = await process.communicate()
     assert process.returncode is not None
     return Done(process.returncode, out.decode(), err.decode())
@@ -76,7 +76,7 @@ async def in_process(*arguments: str) -> Done:
             main(arguments)
         return ended.value.code
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         code = await asyncio.to_thread(run)
     assert isinstance(code, int)
     return Done(code, out.getvalue(), err.getvalue())
@@ -385,7 +385,7 @@ async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
         )
         await until(lambda: any("the second" in line for line in lines))
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 130
         await reading
     assert process.stderr is not None

@@ -15,7 +15,7 @@ import pytest
 
 from aggregator.web.connections import ANSWER_WITHIN, HEADERS_WITHIN, TLS_BUFFER, ConnectionTable
 from tests.support.pki import Authority
-from tests.support.waiting import no_collection, until
+from tests.support.waiting import PATIENCE, no_collection, until
 from tests.web.support import Hands, Served, serving, small_fleet
 
 MOST = 8
@@ -76,7 +76,7 @@ async def test_the_page_answers_beside_more_idle_connections_than_may_be_open() 
     async with crowded(Hands(), connections=MOST) as (served, crowd):
         opened = [await crowd.idle() for _ in range(3 * MOST)]
         assert await served.text("/healthz") == "ok\n"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await opened[0].is_closed()
         assert await metric(served, "sickbay_web_connections") <= MOST
         ended = 'sickbay_web_connections_ended_total{reason="evicted"}'
@@ -94,7 +94,7 @@ async def test_a_connection_that_asks_nothing_is_closed_and_one_that_asks_stays(
         assert await served.text("/healthz") == "ok\n"
         assert silent.is_open
         hands.advance(2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await silent.is_closed()
             assert await slow.is_closed()
         asked.writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -144,11 +144,11 @@ async def test_a_tls_handshake_that_never_comes_takes_no_place_for_long(tmp_path
         url = served.url.replace("http:", "https:") + "/healthz"
         async with served.session.get(url, ssl=trusting) as answer:
             assert answer.status == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await silent[0].is_closed()
         assert silent[-1].is_open
         hands.advance(HEADERS_WITHIN + 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await silent[-1].is_closed()
 
 
@@ -207,7 +207,7 @@ async def test_a_tls_handshake_that_is_overdue_leaves_no_garbage(tmp_path: Path)
             opened = [await crowd.idle(HEADER) for _ in range(10)]
             await until(lambda: handshakes() == len(opened))
             hands.advance(HEADERS_WITHIN + 1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 for one in opened:
                     assert await one.is_closed()
             await until(lambda: handshakes() == 0, within=10)

@@ -26,7 +26,7 @@ from aggregator.web import gateway_page
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.tls import Certificate
 from tests.support.pki import Authority, KeyPair
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 from tests.web.gateways import TOKEN, GatewayOf, gateway_of
 from tests.web.support import (
     NIGHT,
@@ -101,7 +101,7 @@ async def test_events_come_as_they_happen(served: Served, gateway: GatewayOf) ->
 
 
 async def wait_for_line(stream: aiohttp.ClientResponse, wanted: bytes) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         async for line in stream.content:
             if line.startswith(wanted):
                 return
@@ -115,7 +115,7 @@ async def test_a_stream_ends_when_another_replica_is_the_controller(
         await wait_for_line(stream, b"event: hello")
         gateway.name_controller(Candidate("sickbay-aggregator-2", "e2", page="http://127.0.0.1:1"))
         with pytest.raises(aiohttp.ClientError):  # not an end that looks like a whole answer
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await stream.read()
 
 

@@ -18,6 +18,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import WebListenError
 from tests.support.node_states import set_fields
+from tests.support.waiting import PATIENCE
 from tests.unit.test_page_delta import applied
 from tests.web.schema import problems
 from tests.web.support import (
@@ -593,7 +594,7 @@ async def read_node(response: aiohttp.ClientResponse, count: int) -> list[tuple[
     """The next ``count`` events: name, data, id."""
     found: list[tuple[str, Any, str]] = []
     name = data = ident = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(found) < count:
             line = (await response.content.readline()).decode().rstrip("\n")
             key, _, value = line.partition(": ")
@@ -671,7 +672,7 @@ async def test_streams_are_bounded_and_the_next_is_told_why() -> None:
             await read_node(response, 1)
             problem = await served.json("/api/v1/stream", 503)
             assert "1 event streams are open" in problem["error"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while served.feed.streams:
                 served.feed.record_event(Transition(NIGHT, EventKind.HELD, "", "something"))
                 await asyncio.sleep(0.02)
@@ -685,7 +686,7 @@ async def test_the_server_closes_at_once_with_streams_open() -> None:
         served.session.get(served.url + "/api/v1/stream") as response,
     ):
         await read_node(response, 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await served.web.close()
             await response.content.read()  # to its end, which has come
 
