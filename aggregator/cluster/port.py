@@ -519,7 +519,7 @@ class Pod:
 
     ``created_at`` and ``deletion_at`` are the cluster's own wall clock seconds (0: not);
     ``deletion_at`` is when its grace is over. ``grace`` is what it asks for, in seconds. ``group``
-    is the gang that its spec names.
+    is the gang that its spec names. ``gpus``: the accelerators that its containers request.
     """
 
     namespace: str
@@ -540,6 +540,7 @@ class Pod:
     grace: float = 30.0
     group: str = ""
     tolerations: tuple[Toleration, ...] = ()
+    gpus: int = 0
 
     def tolerates(self, taint: Taint) -> bool:
         return any(one.fits(taint) for one in self.tolerations)

@@ -12,9 +12,9 @@ import pytest
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, NodeUncordoned, Phase, QuarantineSpec, Taint
 from aggregator.health.model import Cleared
+from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
-from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.port import Node, Pod, Taint
+from aggregator.jobs.gangs import gang_of
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
     DrainPlan,
@@ -16,7 +17,6 @@ from aggregator.quarantine.decide.drain_plan import (
     NotReady,
     plan_drain,
 )
-from aggregator.quarantine.decide.gangs import gang_of
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.rfc3339 import span
 

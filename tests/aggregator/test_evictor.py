@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     Unreachable,
 )
+from aggregator.jobs.gangs import SHIPPED_KEYS, Gang, Gangs
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
     DrainPlan,
@@ -31,7 +32,6 @@ from aggregator.quarantine.decide.drain_plan import (
     Leave,
     NamespaceRule,
 )
-from aggregator.quarantine.decide.gangs import SHIPPED_KEYS, Gang, Gangs
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.drain import drainer

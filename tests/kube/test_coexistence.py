@@ -11,8 +11,8 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action
+from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.decide.drain_plan import DrainRules
-from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.mark_rules import (
     DO_NOT_DISRUPT,

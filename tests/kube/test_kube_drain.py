@@ -20,9 +20,9 @@ from aggregator.cluster.kubernetes.objects import PodObject, decode, to_pod
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Evicted, Pod
 from aggregator.events import EventKind
+from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
-from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.settings import Settings

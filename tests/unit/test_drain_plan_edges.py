@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.port import Pod
+from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
     DrainPlan,
@@ -17,7 +18,6 @@ from aggregator.quarantine.decide.drain_plan import (
     plan_drain,
     stays_by_nature,
 )
-from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.runtime.interning import EMPTY
 
 POD = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", ())

@@ -17,8 +17,8 @@ from aggregator.cluster.port import (
     Taint,
     Toleration,
 )
+from aggregator.jobs.gangs import SHIPPED_KEYS, Gang, gang_of
 from aggregator.quarantine.decide.drain_plan import NODE_OWNERS, stays_by_nature, work_of
-from aggregator.quarantine.decide.gangs import SHIPPED_KEYS, Gang, gang_of
 from aggregator.quarantine.decide.lost_marks import (
     RestoreRules,
     counted,

@@ -126,6 +126,22 @@ _ACCELERATORS = (
 )
 
 
+#: No node has more: a pod that waits for a node may request any number.
+_MOST_GPUS = 1024
+#: Resources of which one is a whole accelerator.
+_WHOLE_GPUS = frozenset(
+    {
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        "gpu.intel.com/i915",
+        "gpu.intel.com/xe",
+        "habana.ai/gaudi",
+        "google.com/tpu",
+        "aws.amazon.com/neuron",
+    }
+)
+
+
 class NodeObject(msgspec.Struct, frozen=True):
     metadata: Meta
     spec: NodeSpec | None = None
@@ -172,7 +188,23 @@ class TolerationObject(msgspec.Struct, frozen=True):
     effect: str = ""
 
 
+class Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, str | int | float] | None = None
+
+
+class Container(msgspec.Struct, frozen=True):
+    resources: Resources | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Whole accelerators: an extended resource is requested in whole numbers alone."""
+        requests = (self.resources.requests if self.resources else None) or {}
+        asked = (str(text) for name, text in requests.items() if name in _WHOLE_GPUS)
+        return sum(int(text) for text in asked if text.isascii() and text.isdigit())
+
+
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: list[Container] | None = None
     volumes: list[Volume] | None = None
     node_name: str = ""
     termination_grace_period_seconds: float | None = None
@@ -361,6 +393,7 @@ def to_pod(pod: PodObject) -> Pod:
             Toleration(one.key, one.operator, one.value, one.effect)
             for one in spec.tolerations or ()
         ),
+        gpus=min(sum(one.gpus for one in spec.containers or ()), _MOST_GPUS),
     )
 
 

@@ -18,7 +18,7 @@ from aggregator.configfile.values import (
     OwnerKinds,
     Selector,
 )
-from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
+from aggregator.jobs.gangs import Gang, Gangs, gang_of
 from aggregator.rfc3339 import span, write_time
 from aggregator.runtime.interning import EMPTY
 from aggregator.runtime.text import some_of

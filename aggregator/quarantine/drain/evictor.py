@@ -27,6 +27,7 @@ from aggregator.cluster.port import (
     Pod,
 )
 from aggregator.events import EventKind
+from aggregator.jobs.gangs import Gang, Gangs, gang_of
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.drain_plan import (
     DrainPlan,
@@ -34,7 +35,6 @@ from aggregator.quarantine.decide.drain_plan import (
     kept_because,
     work_of,
 )
-from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.returned_pods import slot_of

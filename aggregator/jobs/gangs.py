@@ -1,7 +1,7 @@
 """Which pods belong together: those that a scheduler or controller runs all or none of. Pure.
 
 A gang is named by the pod's spec (KEP-4671), or by a label or an annotation whose equal value makes
-it. The shipped keys are their makers' own; a site adds those of its scheduler.
+it. The shipped keys are those of the families of jobs; a site adds those of its scheduler.
 """
 
 import enum
@@ -9,24 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Pod
+from aggregator.jobs.families import GANG_FAMILIES
 
-#: The narrowest first: a LeaderWorkerSet's pods may carry Kueue's label of the same group too.
-SHIPPED_KEYS = (
-    "scheduling.x-k8s.io/pod-group",  # scheduler-plugins (coscheduling)
-    "pod-group.scheduling.sigs.k8s.io",
-    "pod-group.scheduling.sigs.k8s.io/name",
-    "gang.scheduling.koordinator.sh/name",  # Koordinator
-    "leaderworkerset.sigs.k8s.io/group-key",
-    "grove.io/podgang",
-    "kueue.x-k8s.io/pod-group-name",
-    "jobset.sigs.k8s.io/jobset-name",
-    "training.kubeflow.org/job-name",
-    "scheduling.k8s.io/group-name",  # Volcano
-    "scheduling.volcano.sh/group-name",
-    "volcano.sh/job-name",
-    "pod-group-name",  # KAI
-    "ray.io/cluster",
-)
+SHIPPED_KEYS = tuple(key for family in GANG_FAMILIES for key in family.gang_keys)
 _SPEC = "spec"
 
 

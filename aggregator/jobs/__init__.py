@@ -1,0 +1,1 @@
+"""Jobs: which work a fault hits, and what it costs."""
