@@ -293,19 +293,75 @@ def test_of_a_gang_each_says_why_it_stays() -> None:
     async def test(bench: Bench) -> None:
         group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
         bench.answers["b"] = BLOCKED
-        assert await bench.evictor._may_all_go(group, []) is False
+        assert await bench.evictor._first_of_gang(group, []) is None
         blocked = bench.memory.blocked
         assert {name: one.own for name, one in blocked.items()} == {"a": False, "b": True}
         assert blocked["b"].reason == "a budget"
         assert blocked["a"].reason == "goes together with its gang: jobs/b: a budget"
         assert [one[1] for one in bench.asked] == ["dry", "dry"]
         bench.asked.clear()
-        assert await bench.evictor._may_all_go(group, []) is False
+        assert await bench.evictor._first_of_gang(group, []) is None
         assert bench.asked == [("b", "dry", True)], "the one that was refused decides it"
         bench.answers.clear()
-        assert await bench.evictor._may_all_go(group, []) is True
+        assert await bench.evictor._first_of_gang(group, []) == []
 
     on_bench(test)
+
+
+REJECTED = EvictionResult(Evicted.REJECTED, "a webhook denies")
+
+
+def test_a_gang_whose_dry_runs_admission_refuses_gets_its_real_requests_after_a_while() -> None:
+    """First the refused pods; the others follow once these have gone."""
+
+    async def test(bench: Bench) -> None:
+        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
+        first = bench.evictor._first_of_gang
+        bench.answers["b"] = REJECTED
+        assert await first(group, []) is None
+        assert "the real request follows this dry run after 1m" in bench.memory.blocked["b"].reason
+        assert bench.evictor.memory.due_at(group.pods) <= bench.loop.time() + 60
+        await asyncio.sleep(59)
+        assert await first(group, []) is None
+        await asyncio.sleep(1)
+        bench.answers["a"] = BLOCKED
+        assert await first(group, []) is None, "a budget is in the way as well"
+        assert bench.memory.rejected_since(["a", "b"]) is None, "a budget ends the wait"
+        bench.answers["a"] = GONE
+        assert await first(group, []) is None
+        await asyncio.sleep(60)
+        assert await first(group, []) == [pod("b")]
+
+    on_bench(test, gang_request_after=60.0)
+
+
+def test_a_gang_whose_real_request_is_refused_stays_together() -> None:
+    async def test(bench: Bench) -> None:
+        a, b = (pod(name, labels={"job": "g"}) for name in "ab")
+        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(a, b))
+        bench.answers["b"] = REJECTED
+        assert await bench.evictor._first_of_gang(group, []) is None
+        bench.asked.clear()
+        assert await bench.evictor._all_went(group, [b]) is False
+        assert bench.asked == [("b", "evict", True)]
+        blocked = bench.memory.blocked
+        assert blocked["a"].reason == "goes together with its gang: jobs/b: a webhook denies"
+        assert blocked["b"].reason == "a webhook denies"
+        assert blocked["b"].rejected_since is not None, "its next request is a real one again"
+
+    on_bench(test, gang_request_after=0.0)
+
+
+def test_a_gang_gets_no_real_request_where_the_configuration_forbids_it() -> None:
+    async def test(bench: Bench) -> None:
+        group = SimpleNamespace(gang=Gang("jobs", "job", "g"), pods=(pod("a"), pod("b")))
+        bench.answers["b"] = REJECTED
+        for _ in range(3):
+            assert await bench.evictor._first_of_gang(group, []) is None
+            await asyncio.sleep(86400)
+        assert "no real request follows" in bench.memory.blocked["b"].reason
+
+    on_bench(test, gang_request_after=None)
 
 
 # -- who is in the way ----------------------------------------------------------------------------

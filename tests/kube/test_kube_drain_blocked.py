@@ -183,15 +183,15 @@ def policy_of(space: Space) -> tuple[dict[str, Any], dict[str, Any]]:
     return policy, binding
 
 
-async def until_enforced(space: Space, text: str) -> None:
+async def until_enforced(space: Space, text: str, *, pod: str = "a") -> None:
     """Wait until the API server rejects evictions of the namespace: its admission trails."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
-        "metadata": {"name": "a", "namespace": space.namespace},
+        "metadata": {"name": pod, "namespace": space.namespace},
         "deleteOptions": {"dryRun": ["All"]},
     }
-    path = f"{space.path('pods', 'a')}/eviction"
+    path = f"{space.path('pods', pod)}/eviction?dryRun=All"
     await until(
         lambda: asyncio.to_thread(space.plane.request, "POST", path, body),
         lambda answer: text in str(answer.body),
@@ -230,6 +230,47 @@ async def test_an_eviction_that_admission_rejects_is_a_blocker_and_its_deadline_
             # The transition is noted once the write of the status is answered.
             await until_true(lambda: running.notes.kinds(node).count("quarantine.overdue") == 1)
             assert await pods_left(space) == {"a": False} | ({"b": False} if gang else {})
+            await running.release(node)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_gang_whose_dry_runs_alone_admission_refuses_is_evicted_after_a_bounded_time(
+    kube: KubeCluster, cluster_space: Space, *, follows: bool
+) -> None:
+    """Issue kubevirt#12696: such a webhook starts to move the work by the real request alone."""
+    space, plane, [node] = cluster_space, cluster_space.plane, cluster_space.create_nodes(1)
+    for name in ("a", "b"):
+        await pod(space, node, name, labels={"scheduling.x-k8s.io/pod-group": "train"})
+    policy, binding = policy_of(space)
+    policy["spec"]["validations"] = [
+        {
+            "expression": "!has(request.dryRun) || !request.dryRun || request.name != 'b'",
+            "message": "in earnest alone",
+        }
+    ]
+    rules = DrainRules(evict_unmanaged=True, gang_request_after=3.0 if follows else None)
+    async with AsyncExitStack() as stack:
+        kind = "validatingadmissionpolicies"
+        await stack.enter_async_context(registered(plane, kind, policy))
+        await stack.enter_async_context(
+            registered(plane, "validatingadmissionpolicybindings", binding)
+        )
+        await until_enforced(space, "in earnest alone", pod="b")
+        mark = plane.audit_mark()
+        async with aggregator(kube, space, replace(SETTINGS, drain=rules)) as running:
+            await running.quarantine_by_hand(node)
+            reason = await running.until_blocked(node, f"{space.namespace}/b")
+            assert "in earnest alone" in reason
+            assert "drain.gang_request_after" in reason
+            if follows:
+                await running.until_phase(node, "Drained")
+                sent = await asyncio.to_thread(accepted_evictions, plane, mark, space.namespace)
+                assert sorted(sent) == [f"{space.namespace}/a", f"{space.namespace}/b"]
+                assert sent[0].endswith("/b"), "the refused pod's request is the first"
+            else:
+                waits = "goes together with its gang"
+                assert waits in await running.until_blocked(node, f"{space.namespace}/a")
+                assert await pods_left(space) == {"a": False, "b": False}
             await running.release(node)
 
 

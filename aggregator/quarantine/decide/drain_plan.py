@@ -76,7 +76,8 @@ class DrainRules(SectionDataclass):
     has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating so
     long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
     the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``gang_keys`` and
-    ``node_owner_kinds`` are added to the shipped ones.
+    ``node_owner_kinds`` are added to the shipped ones. ``gang_request_after``: admission may refuse
+    a gang's dry runs so long before its pods get the real request; None: they get none.
     ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a drain that takes
     longer is reported.
     """
@@ -91,6 +92,7 @@ class DrainRules(SectionDataclass):
     gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
     gang_pods: Positive = 256
     gang_keys: LabelKeys = ()
+    gang_request_after: Duration | None = 600.0
     node_owner_kinds: OwnerKinds = ()
     off_load_balancers: bool = True
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0

@@ -2,7 +2,8 @@
 
 A gang is asked as one: first, as a dry run, whether each of its pods may go, then all of them. No
 API evicts several pods at once: where the budget has room for one and not for all, the others
-follow as it opens.
+follow as it opens. Where admission alone refuses dry runs, and that for long, the refused pods get
+their real request, and the others follow once these have gone (`_rejected_for_long`).
 
 A first request goes before all retries. Whether the drain still stands is asked once more when a
 request has its turn; a drain that ends leaves its requests in the queue behind, unsent.
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +41,7 @@ from aggregator.quarantine.decide.operator_requests import read_operator_request
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
 from aggregator.quarantine.state.node import NodeState
+from aggregator.rfc3339 import span
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -47,6 +49,9 @@ log = logging.getLogger("sickbay.quarantine")
 IN_FLIGHT_PER_NODE = 4
 MOST_BLOCKERS = 20
 _WENT = (Evicted.ACCEPTED, Evicted.GONE)
+#: Refusals of admission, by which nobody's budget is spent.
+_BY_ADMISSION = (Evicted.REJECTED, Evicted.FAILING)
+_KEY = "drain.gang_request_after"
 
 
 class _Request(Protocol):
@@ -155,14 +160,20 @@ class Evictor:
         return groups + [_Group(gang, tuple(members)) for gang, members in gangs.items()]
 
     async def _ask_group(self, group: _Group) -> bool:
-        others: list[Pod] = []
+        here, others, first = list(group.pods), list[Pod](), list[Pod]()
         if group.gang is not None:
             others = await self._pods_on_other_nodes(group.gang, group.pods)
-            if len(group.pods) + len(others) > 1 and not await self._may_all_go(group, others):
-                return False
+            if len(group.pods) + len(others) > 1:
+                found = await self._first_of_gang(group, others)
+                if found is None or (found and not await self._all_went(group, found)):
+                    return False
+                first = found
+                here = [pod for pod in here if pod not in first]
+                others = [pod for pod in others if pod not in first]
         # Pods elsewhere first: as long as one is left here, a crash forgets none of them.
         gone = await _any_went([self._request(pod, self._evict) for pod in others])
-        return await _any_went([self._request(pod, self._evict) for pod in group.pods]) or gone
+        went = await _any_went([self._request(pod, self._evict) for pod in here])
+        return went or gone or bool(first)
 
     # -- one request -------------------------------------------------------------------
 
@@ -251,13 +262,16 @@ class Evictor:
 
     # -- gangs -------------------------------------------------------------------------
 
-    async def _may_all_go(self, group: _Group, others: Sequence[Pod]) -> bool:
-        """Ask for each, as a dry run. Where one may not, none does, and each says why."""
+    async def _first_of_gang(self, group: _Group, others: Sequence[Pod]) -> list[Pod] | None:
+        """Send a dry run for each pod. Where one may not go, none does, and each says why: None.
+
+        Returns the pods that go before the others; mostly none, as all go at once.
+        """
         spared = await self._spared(others)
         if spared:
             for pod in group.pods:
                 self._block(pod, f"goes together with its gang: {spared}", ())
-            return False
+            return None
         kept = {pod.uid: kept_because(pod, self.rules) for pod in others}
         pods = (*group.pods, *others)
         blocked = self.memory.blocked
@@ -265,16 +279,79 @@ class Evictor:
         refused = await self._refused(before) if before else {}  # these decide it, mostly
         if not refused:
             refused = await self._refused(pods)
+        rejected = not any(kept.values()) and _by_admission_alone(refused)
+        if rejected and self._rejected_for_long(group):
+            rest = [pod for pod in pods if pod.uid not in refused and pod not in before]
+            refused |= await self._refused(rest)
+            rejected = _by_admission_alone(refused)
+            if rejected:
+                return [pod for pod in pods if pod.uid in refused]
         held = [
-            f"{pod.key}: {kept.get(pod.uid) or _reason(refused[pod.uid])}"
+            f"{pod.key}: {kept.get(pod.uid) or self._reason_of_dry_run(refused[pod.uid])}"
             for pod in pods
             if pod.uid in refused or kept.get(pod.uid)
         ]
         for pod in group.pods if held else ():
             mine = refused.get(pod.uid)
-            text = _reason(mine) if mine else f"goes together with its gang: {held[0]}"
+            text = (
+                self._reason_of_dry_run(mine) if mine else f"goes together with its gang: {held[0]}"
+            )
             self._block(pod, text, (mine,) if mine else tuple(refused.values()), own=bool(mine))
-        return not held
+        if rejected:
+            self.memory.note_rejected(
+                (pod.uid for pod in group.pods), self.clocks.now(), self.rules.gang_request_after
+            )
+        else:
+            self.memory.forget_rejected(pod.uid for pod in group.pods)
+        return None if held else []
+
+    def _rejected_for_long(self, group: _Group) -> bool:
+        """Whether admission has refused the gang's dry runs for ``gang_request_after``.
+
+        A webhook may answer a dry run otherwise than the real request, by which some start to move
+        the work themselves.
+        """
+        after = self.rules.gang_request_after
+        since = self.memory.rejected_since(pod.uid for pod in group.pods)
+        return after is not None and since is not None and self.clocks.now() >= since + after
+
+    async def _all_went(self, group: _Group, first: Sequence[Pod]) -> bool:
+        """Send the real requests for these pods. Where one is refused, the others of the gang wait.
+
+        Raises the first error.
+        """
+        outcomes = await asyncio.gather(
+            *(self._request(pod, self._evict) for pod in first), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        blocked = self.memory.blocked
+        refused = [
+            pod
+            for pod, went in zip(first, outcomes, strict=True)
+            if not went and pod.uid in blocked
+        ]
+        for pod in group.pods if refused else ():
+            if pod not in first:
+                why = f"{refused[0].key}: {blocked[refused[0].uid].reason}"
+                self._block(
+                    pod,
+                    f"goes together with its gang: {why}",
+                    (EvictionResult(Evicted.REJECTED),),
+                    own=False,
+                )
+        return all(outcomes)
+
+    def _reason_of_dry_run(self, refusal: EvictionResult) -> str:
+        """The refusal, and by which setting its real request follows."""
+        if refusal.outcome not in _BY_ADMISSION:
+            return _reason(refusal)
+        after = self.rules.gang_request_after
+        if after is None:
+            return f"{_reason(refusal)}; this was a dry run, and no real request follows ({_KEY})"
+        follows = f"the real request follows this dry run after {span(after)}"
+        return f"{_reason(refusal)}; {follows} ({_KEY})"
 
     async def _refused(self, pods: Sequence[Pod]) -> dict[str, EvictionResult]:
         """By uid, what a dry run of each eviction refused. Raises the first error."""
@@ -417,6 +494,10 @@ class Evictor:
     def _standing(self) -> tuple[Blocker, ...]:
         quarantine = self.node_state.node_summary.quarantine
         return quarantine.status.blockers if quarantine else ()
+
+
+def _by_admission_alone(refused: Mapping[str, EvictionResult]) -> bool:
+    return bool(refused) and all(one.outcome in _BY_ADMISSION for one in refused.values())
 
 
 def _reason(result: EvictionResult) -> str:

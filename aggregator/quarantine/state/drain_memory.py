@@ -40,6 +40,7 @@ class BlockedPod:
     """A pod whose eviction is blocked: since when (wall), and when to ask again (monotonic).
 
     ``named``: it is reported to people. ``own``: its own eviction was refused, not its gang's.
+    ``rejected_since``: admission alone refuses its gang's dry runs since then (monotonic).
     """
 
     reason: str
@@ -49,6 +50,7 @@ class BlockedPod:
     retry_at: float = 0.0
     tries: int = 1
     named: bool = True
+    rejected_since: float | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class DrainMemory:
         known = self.blocked.get(uid)
         if known is not None:
             block.since, block.tries = known.since, known.tries + 1
+            block.rejected_since = known.rejected_since
         backoff = blocked_backoff(drains)
         if hopeless:
             backoff = replace(backoff, first=backoff.most)
@@ -128,6 +131,26 @@ class DrainMemory:
         block.retry_at = now + max(backoff.pause(block.tries, rng), at_least)
         self.blocked[uid] = block
         return block
+
+    def note_rejected(self, uids: Iterable[str], now: float, after: float | None) -> None:
+        """Admission refused a dry run of their gang: the real request is due ``after`` seconds."""
+        for uid in uids:
+            one = self.blocked[uid]
+            if one.rejected_since is None:
+                one.rejected_since = now
+            if after is not None:
+                one.retry_at = min(one.retry_at, max(now, one.rejected_since + after))
+
+    def rejected_since(self, uids: Iterable[str]) -> float | None:
+        """Since when admission has refused the dry runs of this gang; None: it has not."""
+        found = [self.blocked[uid].rejected_since for uid in uids if uid in self.blocked]
+        return min((since for since in found if since is not None), default=None)
+
+    def forget_rejected(self, uids: Iterable[str]) -> None:
+        """The last dry runs of this gang were not refused by admission alone."""
+        for uid in uids:
+            if uid in self.blocked:
+                self.blocked[uid].rejected_since = None
 
     def note_return(self, slot: str, now: float, rng: random.Random) -> None:
         """A pod came back: when its slot is emptied once more is known from now on."""
