@@ -97,7 +97,7 @@ def act_guard(
 ) -> Guard:
     """``against``: why the act is not wanted any more, by what is known; empty: it is wanted.
 
-    What waits comes first, and what is known is checked last, without a wait in between.
+    Checks that wait come first, and the known state is checked last, without a wait in between.
     """
 
     def lost() -> str:

@@ -1,4 +1,4 @@
-"""What admission would answer to the nodes that the mode keeps from being quarantined.
+"""Admission's answers to the nodes that the mode keeps from being quarantined.
 
 It asks the same function as a real proposal, against the present record, and admits no node.
 """

@@ -77,7 +77,7 @@ class DrainRules(SectionDataclass):
     long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
     the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``gang_keys`` and
     ``node_owner_kinds`` are added to the shipped ones. ``gang_request_after``: admission may refuse
-    a gang's dry runs so long before its pods get the real request; None: they get none.
+    a gang's dry runs so long before its pods get the real request (None: never).
     ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a drain that takes
     longer is reported.
     """

@@ -55,7 +55,7 @@ def release_hold(
 
 
 def standing_of_gpus(health: NodeHealth) -> frozenset[tuple[str, str, Status]]:
-    """What the node's checks tell that may hold its release, without texts, which often change."""
+    """The results of checks that may hold its release, without texts, which often change."""
     return frozenset(
         (check, one.component, one.status)
         for check in _UNSETTLED

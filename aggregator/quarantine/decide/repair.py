@@ -132,7 +132,7 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NextRepair:
-    """What to do, with which repair, why, and by which request of a person.
+    """The next step, with which repair, why, and by which request of a person.
 
     ``profile`` is that of a test.
     """

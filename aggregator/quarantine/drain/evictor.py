@@ -263,7 +263,7 @@ class Evictor:
     # -- gangs -------------------------------------------------------------------------
 
     async def _first_of_gang(self, group: _Group, others: Sequence[Pod]) -> list[Pod] | None:
-        """Send a dry run for each pod. Where one may not go, none does, and each says why: None.
+        """Send a dry run for each pod. Where one may not go, none does (None), and each says why.
 
         Returns the pods that go before the others; mostly none, as all go at once.
         """

@@ -41,7 +41,7 @@ class _Key:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What the last list says of a condition, and the UID of the Node that it is of."""
+    """A condition as the last list has it, and the UID of the Node that it is of."""
 
     condition: ReportedCondition | None = None
     uid: str = ""

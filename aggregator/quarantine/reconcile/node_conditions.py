@@ -65,7 +65,7 @@ class NodeConditionPublisher:
         self._now = clocks.now
         self._clocks = clocks
         self._check_stop = check_stop
-        #: What this process wrote, by node: newer than the list. With the Node's uid.
+        #: This process's writes, by node: newer than the list. With the Node's uid.
         self._written: dict[str, tuple[str, Mapping[str, WrittenCondition]]] = {}
         #: Nodes to leave alone, until then.
         self._waits: dict[str, float] = {}

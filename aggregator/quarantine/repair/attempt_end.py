@@ -41,7 +41,7 @@ class AttemptEnds:
         self._leftovers = leftovers
         self._status = status
         self._reservations = reservations
-        #: What the repairer has told beside the text, by operation, for the event of its end.
+        #: The repairer's details in addition to the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
 
     def keep_details(self, attempt: RepairAttempt, answer: RepairAnswer) -> None:

@@ -77,7 +77,7 @@ class NodeTestChecks:
         return held.text if held is not None else ""
 
     def against_state(self, name: str, node_state: NodeState | None) -> str:
-        """What is known of the node against a test, and against the removal of its taint."""
+        """The known reasons of the node against a test, and against the removal of its taint."""
         if node_state is None or not node_state.agent.is_fresh:
             return "its agent has not reported"
         if node_state.node_summary.quarantine is not None or node_state.cluster.marked:

@@ -35,7 +35,7 @@ class NodeTestEvents:
         self._event_sink = event_sink
         self._fleet = fleet
         self._rules = rules
-        #: What the repairer has told beside the text, by operation, for the event of its end.
+        #: The repairer's details in addition to the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
         #: The Nodes whose test mode observe has reported, by uid.
         self._observed: set[str] = set()
