@@ -211,8 +211,8 @@ class _LeaseDirectory:
             return None
         return ControllerAddress(other.name, other.address)
 
-    def renews(self) -> bool:
-        return self._lease.renews()
+    def renewed_within(self, seconds: float) -> bool:
+        return self._lease.renewed_within(seconds)
 
     def on_change(self, call: Callable[[], None]) -> None:
         self._lease.on_change(call)

@@ -111,13 +111,13 @@ class Election:
         """Whether no other replica can have taken the Lease."""
         return self.holds and now - self._renewed < self._times.renew_deadline
 
-    def renewed_by_another(self, now: float) -> bool:
-        """Whether another replica was seen to renew the Lease lately."""
+    def renewed_by_another(self, now: float, *, within: float) -> bool:
+        """Whether another replica was seen to renew the Lease so many seconds ago or later."""
         return (
             self._changed_at is not None
             and self.holder is not None
             and not self._is_ours(self.holder)
-            and now - self._changed_at < self._times.renew_deadline
+            and now - self._changed_at <= within
         )
 
     def renewal_seen_ago(self, now: float) -> float | None:

@@ -75,13 +75,14 @@ class LeaseHolder:
         ours = self._election.holds or (holder is not None and holder.epoch == self.me.epoch)
         return None if ours else holder
 
-    def renews(self) -> bool:
-        """Whether another replica is seen to be the controller; also where the Lease can't be read
-        for so long that this replica must be taken for the one that is cut off.
+    def renewed_within(self, seconds: float) -> bool:
+        """Whether another replica was seen to renew the Lease so many seconds ago or later; also
+        where the Lease can't be read for so long that this replica counts as the one that is cut
+        off.
         """
         now = self._clock()
         unreadable = now - self._reached >= UNREADABLE_FOR
-        return self._election.renewed_by_another(now) or unreadable
+        return self._election.renewed_by_another(now, within=seconds) or unreadable
 
     def renewal_seen_ago(self) -> float | None:
         """Seconds since another replica was seen to renew the Lease; None: it never was."""

@@ -8,9 +8,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aggregator.relay.gateway import UNSERVED_FOR, Gateway
+from aggregator.relay.gateway import Gateway
 from aggregator.relay.protocol import LOOK_EVERY
 from aggregator.relay.server import RelayService
+from aggregator.relay.unserved import UNSERVED_FOR
 
 log = logging.getLogger(__name__)
 

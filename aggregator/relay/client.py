@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.relay.credentials import RelayConfigError, ReplicaCredentials
 from aggregator.relay.directory import ControllerAddress, ControllerDirectory
-from aggregator.relay.gateway import UNSERVED_FOR, Gateway
+from aggregator.relay.gateway import Gateway
 from aggregator.relay.gateway_link import GatewayLink
 from aggregator.relay.protocol import (
     ANSWERED_WITHIN,
@@ -27,6 +27,7 @@ from aggregator.relay.protocol import (
     PROTOCOL,
     Liveness,
 )
+from aggregator.relay.unserved import UNSERVED_FOR, UnservedGateway
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
 from sickbay.v1 import relay_pb2 as pb
@@ -222,12 +223,18 @@ class RelayClient:
 
     async def _watch_unserved(self) -> None:
         """A gateway that can't reach a controller that is at work leaves its agents to others."""
-        since = self._now()
+        unserved = UnservedGateway(self._now())
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if self._gateway.relayed or not self._directory.renews():
-                since, self._gateway.problem = self._now(), ""
-            elif self._now() - since >= UNSERVED_FOR and not self._gateway.problem:
+            leaves = unserved.leaves_agents(
+                self._now(),
+                relayed=self._gateway.relayed,
+                controller=self._directory.controller(),
+                renewed_within=self._directory.renewed_within,
+            )
+            if leaves is False:
+                self._gateway.problem = ""
+            elif leaves and not self._gateway.problem:
                 self._gateway.problem = (
                     f"this gateway has not reached the controller for {UNSERVED_FOR:g} s: "
                     f"{self.trouble or 'no answer yet'}"

@@ -20,10 +20,8 @@ class ControllerDirectory(Protocol):
         """The other replica that the Lease names, or None, also where we are the controller."""
         ...
 
-    def renews(self) -> bool:
-        """Whether we have seen that replica renew the Lease lately: then it is at work, and a
-        gateway that can't reach it must not keep its agents.
-        """
+    def renewed_within(self, seconds: float) -> bool:
+        """Whether that replica was seen to renew the Lease so many seconds ago or later."""
         ...
 
     def on_change(self, call: Callable[[], None]) -> None:

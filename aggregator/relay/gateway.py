@@ -27,10 +27,6 @@ from sickbay.v1 import sickbay_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-#: A gateway without a relay keeps its agents for so long (seconds), while it sees that there is a
-#: controller: another gateway may reach it.
-UNSERVED_FOR = 10.0
-
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from aggregator.leader.election import TIMES, Election, LeaseTiming
 from aggregator.leader.lease import Candidate, Draft, Lease
+from aggregator.relay.directory import ControllerAddress
+from aggregator.relay.unserved import UnservedGateway
 from tests.support.election_world import ElectionWorld
 
 ME, OTHER = Candidate("r0", "e1", "r0:1"), Candidate("r1", "e9", "r1:1")
@@ -60,8 +62,8 @@ def test_a_renewal_begins_the_wait_anew() -> None:
     election.read(Lease(OTHER, "8", "uid"), answered=14.5)
     election.read(Lease(OTHER, "8", "uid"), answered=20.0)
     assert election.next_write(29.4) is None
-    assert election.renewed_by_another(20.0)
-    assert not election.renewed_by_another(24.6)
+    assert election.renewed_by_another(20.0, within=10.0)
+    assert not election.renewed_by_another(24.6, within=10.0)
 
 
 def test_a_lease_that_nobody_could_see_has_not_stood_still() -> None:
@@ -360,7 +362,7 @@ def test_others_learn_who_holds_it_and_whether_it_renews() -> None:
         named = waiting.other()
         assert named is not None
         assert (named.name, named.address) == (first, f"{first}:1")
-        assert waiting.renews()
+        assert waiting.renewed_within(10.0)
         ago = waiting.renewal_seen_ago()
         assert ago is not None
         assert ago < 3.0
@@ -368,3 +370,40 @@ def test_others_learn_who_holds_it_and_whether_it_renews() -> None:
         world.pass_time(20.0)
         assert seen == [None]  # it is its own now
         assert waiting.holds
+
+
+def leaving_moments(world: ElectionWorld, name: str, seconds: float) -> list[float]:
+    """When a gateway whose relay has just ended leaves its agents, in seconds from now."""
+    holder, began, moments = world.contenders[name].holder, world.work.now, []
+    gateway = UnservedGateway(0.0)
+    while world.work.now - began < seconds:
+        other = holder.other()
+        if gateway.leaves_agents(
+            world.work.now - began,
+            relayed=world.work.now == began,
+            controller=None if other is None else ControllerAddress(other.name, other.address),
+            renewed_within=holder.renewed_within,
+        ):
+            moments.append(world.work.now - began)
+        world.pass_time(0.5)
+    return moments
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gateways_keep_their_agents_while_a_dead_controllers_lease_expires(seed: int) -> None:
+    with contending("abc", seed) as world:
+        world.pass_time(10.0 + seed / 4)
+        (first,) = world.acting()
+        world.kill(first)
+        gateway = sorted({"a", "b", "c"} - {first})[seed % 2]
+        assert leaving_moments(world, gateway, 20.0) == [], "another has held it for 3 s at least"
+
+
+def test_a_gateway_that_is_cut_from_a_controller_at_work_leaves_its_agents() -> None:
+    with contending("ab", 1) as world:
+        world.pass_time(10.0)
+        (first,) = world.acting()
+        (other,) = {"a", "b"} - {first}
+        moments = leaving_moments(world, other, 15.0)
+        assert 10.0 <= moments[0] <= 13.0
+        assert world.acting() == [first]

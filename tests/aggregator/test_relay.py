@@ -10,6 +10,7 @@ import pytest
 from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.relay import abandoned as abandoned_module
 from aggregator.relay import client as client_module
+from aggregator.relay import unserved as unserved_module
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
 from sickbay.v1 import relay_pb2 as frames
@@ -301,7 +302,8 @@ async def test_a_gateway_that_sends_nothing_is_left_after_seconds(tmp_path: Path
 async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "UNSERVED_FOR", 1.0)
+    for module in (client_module, unserved_module):
+        monkeypatch.setattr(module, "UNSERVED_FOR", 1.0)
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
         async with b.agent() as agent:

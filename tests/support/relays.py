@@ -56,7 +56,7 @@ class PlayedDirectory:
     def controller(self) -> ControllerAddress | None:
         return self.named
 
-    def renews(self) -> bool:
+    def renewed_within(self, _: float) -> bool:
         return self.renewed and self.named is not None
 
     def on_change(self, call: Callable[[], None]) -> None:

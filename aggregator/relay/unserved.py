@@ -1,0 +1,42 @@
+"""Decides when a gateway without a relay leaves its agents to other replicas. Pure.
+
+A controller that was seen to renew its Lease so long after the relay's end is at work, and another
+gateway may reach it. A dead one is not: its last renewal is read seconds after its death at most.
+Its gateways keep their agents, or 10,000 would connect anew just as the next controller begins.
+"""
+
+from collections.abc import Callable
+
+from aggregator.relay.directory import ControllerAddress
+
+#: Seconds without a relay, after which a renewal of the Lease shows that the controller is at work.
+UNSERVED_FOR = 10.0
+
+
+class UnservedGateway:
+    """The time without a relay to the controller that the Lease names. Times are monotonic."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._controller: ControllerAddress | None = None
+
+    def leaves_agents(
+        self,
+        now: float,
+        *,
+        relayed: bool,
+        controller: ControllerAddress | None,
+        renewed_within: Callable[[float], bool],
+    ) -> bool | None:
+        """Whether the gateway leaves its agents; None: not now, and an earlier answer stays.
+
+        ``renewed_within``: whether that controller was seen to renew the Lease so many seconds ago
+        or later.
+        """
+        if relayed or controller != self._controller or not renewed_within(UNSERVED_FOR):
+            self._since, self._controller = now, controller
+            return False
+        unserved = now - self._since
+        if unserved >= UNSERVED_FOR and renewed_within(unserved - UNSERVED_FOR):
+            return True
+        return None
