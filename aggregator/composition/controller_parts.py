@@ -189,6 +189,7 @@ class ControllerParts:
             controller=self._controller.run(),
             agent_pods=self._follow_agent_pods(),
             namespaces=self._follow_namespaces(),
+            pod_ends=self._follow_pod_ends(),
             repair_rights=self._report_repair_rights(),
         )
 
@@ -202,6 +203,12 @@ class ControllerParts:
         """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
         if self._config.alerts.settings.wants_owners and isinstance(self._cluster, KubeCluster):
             await self._cluster.follow_namespaces(self._owners)
+        await asyncio.Event().wait()
+
+    async def _follow_pod_ends(self) -> None:
+        """For ever: evictions by others, to which NVLink faults of their fabric are attributed."""
+        if isinstance(self._cluster, KubeCluster):
+            await self._cluster.follow_pod_ends(self._controller.evictions)
         await asyncio.Event().wait()
 
     async def _report_repair_rights(self) -> None:

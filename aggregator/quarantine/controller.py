@@ -121,12 +121,12 @@ class Controller:
             enabled=writes_events,
             now=clocks.now,
         )
-        event_sink = evictions = EvictionMemory(
+        event_sink = self.evictions = evictions = EvictionMemory(
             event_sink,
             policy=policy,
             fabrics_of=self._fabrics_of,
             known=node_registry.known,
-            now=clocks.now,
+            clocks=clocks,
         )
         self._cause_tracker = cause_tracker = CommonCauseTracker(
             limits=settings.common,

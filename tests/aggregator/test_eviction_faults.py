@@ -2,6 +2,7 @@
 
 import asyncio
 
+from aggregator.cluster.pod_ends import PodEnd
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Cleared, Delta
 from tests.aggregator.test_rack_events import RACK, Racks, play
@@ -45,6 +46,40 @@ def test_a_peers_fault_within_the_grace_and_a_minute_is_shown_with_the_eviction_
         racks.replica.controller.on_evidence("n5", Delta(cleared=over), racks.loop.time())
         await asyncio.sleep(10)
         assert racks.replica.fleet.node_summaries["n5"].decision.hold is None
+
+    play(test, nodes=2 * RACK)
+
+
+def test_a_peers_fault_after_an_eviction_by_others_is_held_and_an_earlier_one_is_not() -> None:
+    async def test(racks: Racks) -> None:
+        _peer_faults(racks, 7)  # before the preemption
+        await asyncio.sleep(10)
+        preempted = PodEnd("n3", "train/rank-3", racks.loop.time(), GRACE, "preempted on")
+        await asyncio.sleep(GRACE)
+        _peer_faults(racks, 5)  # a moment before its pod is reported as failed
+        await asyncio.sleep(1)
+        racks.replica.controller.evictions.note_pod_end(preempted)
+        await asyncio.sleep(3600)
+        assert racks.quarantined == {"n7"}
+        hold = racks.replica.fleet.node_summaries["n5"].decision.hold
+        assert hold is not None
+        assert hold.limit == "eviction"
+        assert hold.reason.startswith(
+            f"its NVLink evidence began {GRACE:.0f} s after train/rank-3 was preempted on n3"
+        )
+
+    play(test, nodes=2 * RACK)
+
+
+def test_a_pod_that_obeys_its_grace_explains_no_fault_of_a_minute_later() -> None:
+    async def test(racks: Racks) -> None:
+        obeys = PodEnd("n3", "train/rank-3", racks.loop.time(), 3600.0, "evicted from")
+        await asyncio.sleep(2)
+        racks.replica.controller.evictions.note_pod_end(obeys)
+        await asyncio.sleep(61)
+        _peer_faults(racks, 5)
+        await asyncio.sleep(60)
+        assert racks.quarantined == {"n5"}
 
     play(test, nodes=2 * RACK)
 

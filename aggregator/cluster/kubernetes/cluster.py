@@ -49,6 +49,7 @@ from aggregator.cluster.kubernetes.objects import (
     to_pod,
 )
 from aggregator.cluster.kubernetes.oidc import signing_keys
+from aggregator.cluster.kubernetes.pod_end_informer import PodEndInformer
 from aggregator.cluster.kubernetes.quarantine_client import QuarantineStore
 from aggregator.cluster.kubernetes.record_client import RecordStore, record_place
 from aggregator.cluster.kubernetes.reflector import Resource, Watch
@@ -64,6 +65,7 @@ from aggregator.cluster.kubernetes.transport import (
     encode,
 )
 from aggregator.cluster.namespace_owners import NamespaceOwners
+from aggregator.cluster.pod_ends import PodEndSink
 from aggregator.cluster.port import (
     AdmissionRefused,
     ClusterEvent,
@@ -173,7 +175,6 @@ class KubeCluster:
             self._transport,
             self._namespace,
             certificates=self._certificates,
-            agents=self._agents_namespace,
             access=self._access,
             actions=self._actions,
         )
@@ -211,6 +212,13 @@ class KubeCluster:
             self._transport, clock=self._clock, rng=self._rng, silence=self._silence
         )
         await informer.follow(owners)
+
+    async def follow_pod_ends(self, sink: PodEndSink) -> None:
+        """For ever: pods that anyone has stopped. See `PodEndInformer`."""
+        informer = PodEndInformer(
+            self._transport, clock=self._clock, rng=self._rng, silence=self._silence
+        )
+        await informer.follow(sink)
 
     async def carry_out(self, work: Callable[[Transport], Awaitable[T]]) -> T:
         """A write that a person asked for by the page. Raises ClusterError."""

@@ -116,7 +116,7 @@ class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 #: Prefixes of extended resources that are accelerators: a device plugin can keep one of them out.
-_ACCELERATORS = (
+ACCELERATORS = (
     "nvidia.com/",
     "amd.com/",
     "gpu.intel.com/",
@@ -358,7 +358,7 @@ def _devices(status: NodeStatus) -> dict[str, tuple[str, str]]:
     return {
         name: (most, allocatable.get(name, "0"))
         for name, most in (status.capacity or {}).items()
-        if name.startswith(_ACCELERATORS)
+        if name.startswith(ACCELERATORS)
     }
 
 

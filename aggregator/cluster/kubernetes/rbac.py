@@ -59,16 +59,14 @@ def needed(
     namespace: str,
     *,
     certificates: bool,
-    agents: str = "",
     access: bool = False,
     actions: bool = False,
 ) -> list[Permission]:
     """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
 
-    ``certificates``: with those
-    for certificates that the aggregator makes itself. ``agents``: the namespace of the agents' pods
-    where their deletion ends their tokens; empty: it does not. ``access``: with those to know the
-    readers of the page. ``actions``: with those to carry out what people ask for by the page.
+    ``certificates``: with those for certificates that the aggregator makes itself. ``access``: with
+    those to know the readers of the page. ``actions``: with those to carry out what people request
+    by the page.
     """
     authorities = [
         *(Permission(verb, "", "secrets", namespace, CA_KEYS_NAME) for verb in ("get", "update")),
@@ -99,8 +97,7 @@ def needed(
         Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=DEFINITION),
         *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
         Permission("patch", "", "nodes/status"),
-        Permission("list", "", "pods"),
-        *((Permission("watch", "", "pods", agents),) if agents else ()),
+        *(Permission(verb, "", "pods") for verb in ("list", "watch")),
         Permission("create", "", "pods/eviction"),
         *(
             Permission(verb, "", "configmaps", namespace, RECORD_NAME)
@@ -120,7 +117,6 @@ async def check(
     namespace: str,
     *,
     certificates: bool,
-    agents: str,
     access: bool = False,
     actions: bool = False,
 ) -> None:
@@ -128,7 +124,6 @@ async def check(
     rights = needed(
         namespace,
         certificates=certificates,
-        agents=agents,
         access=access,
         actions=actions,
     )

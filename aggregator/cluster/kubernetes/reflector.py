@@ -120,8 +120,12 @@ class Watch:
                 self._version = page.metadata.resource_version
                 yield page.items or []
 
+    async def begin_now(self) -> None:
+        """Let `changes` begin with the present state, of which nothing is read."""
+        self._version = await self._read_version()
+
     async def changes(self) -> AsyncGenerator[list[WatchEvent]]:
-        """Changes after `read_all`, in batches as they arrive; for ever.
+        """Changes after `read_all` or `begin_now`, in batches as they arrive; for ever.
 
         Raises ClusterError when the changes can't be followed without a gap.
         """
@@ -145,6 +149,14 @@ class Watch:
 
         A watch from a version of the future is accepted, and sends no change until that is reached.
         """
+        version = await self._read_version()
+        if is_older(version, self._version):
+            raise Unreachable(
+                f"versions of {self._kind.name} went back from {self._version} to {version}, as "
+                "when etcd is restored: listing anew"
+            )
+
+    async def _read_version(self) -> str:
         body = await self._transport.request(
             "GET",
             self._kind.path,
@@ -153,12 +165,7 @@ class Watch:
             query={**self._kind.selector, "limit": "1"},
             accept=self._kind.list_accept,
         )
-        version = decode(body, RawList).metadata.resource_version
-        if is_older(version, self._version):
-            raise Unreachable(
-                f"versions of {self._kind.name} went back from {self._version} to {version}, as "
-                "when etcd is restored: listing anew"
-            )
+        return decode(body, RawList).metadata.resource_version
 
     async def _follow(self) -> AsyncGenerator[list[WatchEvent]]:
         query = {

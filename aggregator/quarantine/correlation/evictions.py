@@ -1,14 +1,16 @@
 """NVLink faults that follow an eviction from another node of the fabric are attributed to it.
 
 A process that is killed with open NVLink channels leaves errors on its peers (ai2cm/ace#1398,
-#1438). So evidence that begins within the pod's grace and a minute after its eviction is shown with
-the eviction, and quarantines no peer. The node of the eviction is evaluated by its own rules. A
-restart forgets the evictions.
+#1438). So evidence that begins within the pod's grace and a minute after its eviction, by sickbay
+or by others, is shown with the eviction, and quarantines no peer. The node of the eviction is
+evaluated by its own rules. A restart forgets the evictions.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from aggregator.clock import Clocks
+from aggregator.cluster.pod_ends import PodEnd
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import Policy
@@ -28,15 +30,17 @@ _LEFT = frozenset({EventKind.EVICTED, EventKind.FORCED})
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Pods that were evicted from a node, one of them by name, from ``at`` on (monotonic).
+    """Pods that left a node, one of them by name, from ``at`` on (monotonic).
 
-    Faults of the fabric that begin until ``until`` follow them.
+    Faults of the fabric that begin until ``until`` follow them. ``how`` is a phrase that the node's
+    name follows.
     """
 
     node: str
     pod: str
     at: float
     until: float
+    how: str
 
 
 class EvictionMemory:
@@ -52,39 +56,44 @@ class EvictionMemory:
         policy: Policy,
         fabrics_of: Callable[[str], frozenset[str]],
         known: Callable[[str], NodeState | None],
-        now: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._sink = sink
         self._policy = policy
         self._fabrics_of = fabrics_of
         self._known = known
-        self._now = now
+        self._clocks = clocks
         self._evictions: dict[str, list[Eviction]] = {}
 
     def record_event(self, transition: Transition) -> None:
         """Remember evictions, and add the eviction to the incidents that followed one."""
         if transition.kind in _LEFT:
-            self.note(
-                transition.node,
-                transition.details.get("pod", ""),
-                _seconds(transition.details),
-                self._now(),
-            )
+            at = self._clocks.now()
+            until = at + min(_seconds(transition.details), _MOST_GRACE) + AFTER_GRACE
+            pod = transition.details.get("pod", "")
+            self._note(Eviction(transition.node, pod, at, until, "evicted from"))
         elif transition.kind is EventKind.INCIDENT_OPENED:
             transition = self._with_eviction(transition)
         self._sink.record_event(transition)
 
-    def note(self, node: str, pod: str, grace: float, at: float) -> None:
-        """A pod leaves the node, with this grace in seconds, from ``at`` on."""
-        until = at + min(grace, _MOST_GRACE) + AFTER_GRACE
-        for fabric in self._fabrics_of(node):
+    def note_pod_end(self, end: PodEnd) -> None:
+        """A pod that anyone has stopped has ended."""
+        now, grace = self._clocks.now(), min(end.grace, _MOST_GRACE)
+        ago = self._clocks.trusted_wall() - end.began
+        at = now - min(max(ago, 0.0), grace + AFTER_GRACE)
+        self._note(Eviction(end.node, end.pod, at, min(now, at + grace) + AFTER_GRACE, end.how))
+
+    def _note(self, eviction: Eviction) -> None:
+        for fabric in self._fabrics_of(eviction.node):
             evictions = self._evictions.setdefault(fabric, [])
             for number, one in enumerate(evictions):
-                if one.node == node and at <= one.until:  # further pods of one drain
-                    evictions[number] = replace(one, until=max(one.until, until))
+                apart = eviction.at > one.until or eviction.until < one.at
+                if one.node == eviction.node and not apart:  # further pods of one drain
+                    at, until = min(one.at, eviction.at), max(one.until, eviction.until)
+                    evictions[number] = replace(one, at=at, until=until)
                     break
             else:
-                evictions.append(Eviction(node, pod, at, until))
+                evictions.append(eviction)
                 del evictions[:-_MOST]
 
     def explains(self, node_state: NodeState, incident: Incident) -> str:
@@ -129,7 +138,7 @@ class EvictionMemory:
         began, eviction = first
         return (
             f"its NVLink evidence began {began - eviction.at:.0f} s after {eviction.pod} was "
-            f"evicted from {eviction.node} of its fabric"
+            f"{eviction.how} {eviction.node} of its fabric"
         )
 
     def _with_eviction(self, transition: Transition) -> Transition:
