@@ -56,13 +56,14 @@ def gpu_users(
     for entry in os.listdir(machine.proc):  # noqa: PTH208  # a Path for each costs ten times it
         if not entry.isdigit():
             continue
-        file = _device_of(f"{machine.proc}/{entry}/fd")
+        folder = f"{machine.proc}/{entry}"
+        file = _device_of(f"{folder}/fd")
+        stat = read_stat(f"{folder}/stat")
+        if stat is not None and stat.state in "ZX":
+            file = _device_of_threads(f"{folder}/task")
         if file is None:
             unreadable += 1
-        elif file:
-            stat = read_stat(f"{machine.proc}/{entry}/stat")
-            if stat is None or stat.state in "ZX":
-                continue  # it has ended
+        elif file and stat is not None:
             if stat.name in names or (children_of and stat.parent == children_of):
                 continue
             found.append(GpuUser(int(entry), stat.name, file))
@@ -88,6 +89,15 @@ def _check_namespace(machine: HostRoots) -> None:
             "or proc to the host's (or, where this container is the whole machine, "
             "repair.insecure_own_pid_namespace = true)"
         )
+
+
+def _device_of_threads(folder: str) -> str | None:
+    """That of the threads of a process whose first thread has ended, which has no files then."""
+    try:
+        threads = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return ""  # it has ended
+    return next(filter(None, (_device_of(f"{folder}/{one}/fd") for one in threads)), "")
 
 
 def _device_of(folder: str) -> str | None:

@@ -17,11 +17,15 @@ from hypothesis import strategies as st
 from nodeagent.checks import processes
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
+from nodeagent.sources import gpu_users as users_of_gpus
+from nodeagent.sources.gpu_users import gpu_users
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import parse_stat, read_stat
+from nodeagent.sources.process_state import read_state
 from nodeagent.sources.processes import Processes
 from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
+from tests.support.waiting import until
 
 OK = (Status.OK, "")
 
@@ -262,3 +266,36 @@ async def test_a_writer_to_a_frozen_disk_is_stuck_and_shown_with_where(tmp_path:
         finally:
             holder.kill()
             holder.communicate()
+
+
+_LEADER_ENDS = """
+import ctypes, os, sys, threading
+held = open(sys.argv[1])
+def hold():
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_a_thread_that_has_a_gpu_open_is_seen_after_its_processs_first_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "nvidia0"
+    device.touch()
+    monkeypatch.setattr(users_of_gpus, "_DEVICES", (str(device),))
+    pipe = subprocess.PIPE
+    program = (sys.executable, "-c", _LEADER_ENDS, str(device))
+    user = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe)
+    assert user.stdout is not None
+    assert user.stdin is not None
+    assert await user.stdout.readline() == b"ready\n"
+    machine = HostRoots(SystemClock())
+    await until(lambda: read_state(user.pid).state == "Z")
+    [found] = gpu_users(machine, own_namespace=True)
+    assert (found.pid, found.file) == (user.pid, str(device))
+    user.stdin.close()
+    await user.wait()
+    assert gpu_users(machine, own_namespace=True) == []
