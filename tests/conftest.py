@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from aggregator.ingest import grpc_env
 from tests.support.constants import draw_constants_of_the_product
+from tests.support.examples import draw_a_third
 from tests.support.fork_server import end_fork_servers, start_programs_by_fork
 from tests.support.running_loop import look_up_loops_without_system_calls
 
@@ -22,6 +24,10 @@ pytest_plugins = [
     "tests.support.postgres",
     "tests.support.histories",
 ]
+
+
+def _profile() -> str:
+    return os.environ.get("HYPOTHESIS_PROFILE", "same")
 
 
 def _of_this_test(record: logging.LogRecord) -> bool:
@@ -46,7 +52,7 @@ def pytest_configure() -> None:
         "same", deadline=None, suppress_health_check=slow, derandomize=True, database=None
     )
     settings.register_profile("search", deadline=None, suppress_health_check=slow, print_blob=True)
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+    settings.load_profile(_profile())
     draw_constants_of_the_product()
     look_up_loops_without_system_calls()
     start_programs_by_fork()
@@ -63,6 +69,12 @@ def pytest_collectstart() -> None:
     if gc.isenabled():
         gc.collect()
         gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _profile() == "same":
+        for item in items:
+            draw_a_third(item)
 
 
 def pytest_collection_finish() -> None:

@@ -16,8 +16,10 @@ import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import Phase
 
+from tests.support.examples import FEWEST, change_settings
+
 #: Examples of each property, and steps of each example of a state machine.
-EXAMPLES, STEPS = 25, 30
+EXAMPLES, STEPS = FEWEST, 30
 
 
 #: Its plug-ins are imported before it runs, which it warns of.
@@ -64,15 +66,7 @@ class Repeatable:
 
 def make_repeatable(item: pytest.Item) -> None:
     """Few examples, the same each time, none kept, and no search for a smaller one."""
-    test = getattr(item, "obj", None)
-    known = getattr(test, "_hypothesis_internal_use_settings", None)
-    if known is not None:
-        function: Any = getattr(test, "__func__", test)
-        function._hypothesis_internal_use_settings = _repeatable(known)
-    owner = getattr(item, "cls", None)
-    machine = getattr(owner, "settings", None)
-    if isinstance(machine, hypothesis.settings):
-        owner.settings = _repeatable(machine)  # type: ignore[union-attr]
+    change_settings(item, _repeatable)
 
 
 def _repeatable(known: hypothesis.settings) -> hypothesis.settings:
