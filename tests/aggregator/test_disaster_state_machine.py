@@ -18,11 +18,11 @@ from aggregator.cluster.port import Action, Phase, RecordText
 from aggregator.quarantine.decide.admission_record import RecordUnreadable, parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import FORCED
-from tests.aggregator import test_controller_state_machine as machine
+from tests.aggregator.controller_world import FOREIGN, HOW, NODES, nodes
+from tests.aggregator.test_controller_state_machine import ControllerMachine
 
 pytestmark = pytest.mark.timeout(900)
 
-NODES = machine.NODES
 #: A quarantine of ours stands for so long (seconds) after its Node went.
 ABSENT = 600.0
 #: Long enough for the steps decided now to be done, and for a record to be believed again.
@@ -30,7 +30,7 @@ SOON = 40.0
 _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 
 
-class Disasters(machine.ControllerMachine):
+class Disasters(ControllerMachine):
     """Each forbidden state is looked for where each disaster is over."""
 
     more_limits: ClassVar[Mapping[str, Any]] = {"absent_node_after": ABSENT}
@@ -50,7 +50,7 @@ class Disasters(machine.ControllerMachine):
     def check_limits(self, entries: set[str], made: dict[str, str]) -> None:
         """The limits belong to tests that lose no object; these are about the fate of nodes."""
         for name, node in self.world.nodes.items():
-            if name in self.foreign and machine.FOREIGN not in node.taints:
+            if name in self.foreign and FOREIGN not in node.taints:
                 self.wrong.append(f"{name} lost somebody else's taint")
             if name in self.cordoned and not node.unschedulable:
                 self.wrong.append(f"{name} lost somebody else's cordon")
@@ -120,7 +120,7 @@ class Disasters(machine.ControllerMachine):
         self._go(SOON)
         self._kept(before, "a new definition")
 
-    @rule(name=machine.nodes, dies=st.booleans())
+    @rule(name=nodes, dies=st.booleans())
     def a_person_deletes_while_the_record_is_unreadable(self, name: str, *, dies: bool) -> None:
         self._quiet()
         name = self._patient(name)
@@ -140,7 +140,7 @@ class Disasters(machine.ControllerMachine):
         self._go(SOON)
         self._kept(before, "an emptied record")
 
-    @rule(name=machine.nodes, seconds=st.sampled_from((30.0, ABSENT + 60)), dies=st.booleans())
+    @rule(name=nodes, seconds=st.sampled_from((30.0, ABSENT + 60)), dies=st.booleans())
     def a_node_is_away(self, name: str, seconds: float, *, dies: bool) -> None:
         """The Node comes back in the same boot, without our marks."""
         self._quiet()
@@ -181,7 +181,7 @@ class Disasters(machine.ControllerMachine):
         if standing and stays and not held and not is_marked(self.world.nodes[name]):
             self.wrong.append(f"{name} came back to its quarantine and was not marked")
 
-    @rule(name=machine.nodes)
+    @rule(name=nodes)
     def etcd_is_restored(self, name: str) -> None:
         """Every change since the copy is undone; a person's next word is carried out."""
         self._quiet()
@@ -210,7 +210,7 @@ class Disasters(machine.ControllerMachine):
             if again is not None and again.uid == quarantine.uid:
                 self.wrong.append(f"after a restore the deletion of {name} was not carried out")
 
-    @rule(name=machine.nodes)
+    @rule(name=nodes)
     def a_person_removes_by_force(self, name: str) -> None:
         """The finalizer is stripped while it is watched, which counts as a person's release."""
         self._quiet()
@@ -228,5 +228,5 @@ class Disasters(machine.ControllerMachine):
             self.wrong.append(f"{name} was taken away by force and made again")
 
 
-Disasters.TestCase.settings = settings(machine._HOW, max_examples=60, stateful_step_count=30)
+Disasters.TestCase.settings = settings(HOW, max_examples=60, stateful_step_count=30)
 TestDisasters = Disasters.TestCase

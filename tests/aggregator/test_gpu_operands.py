@@ -31,7 +31,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
-from tests.aggregator.test_repair_runner import Site
+from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import ShopRepairer, repair_settings
 from tests.support.replica import shipped_policy

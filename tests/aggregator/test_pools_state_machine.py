@@ -16,13 +16,8 @@ from aggregator.cluster.port import Action, Evicted, EvictionResult, Phase, Pod
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.pools import Pool, PoolLimits
-from tests.aggregator.test_controller_state_machine import (
-    _HOW,
-    NODES,
-    POOL,
-    ControllerMachine,
-    parse_record,
-)
+from tests.aggregator.controller_world import HOW, NODES, POOL, parse_record
+from tests.aggregator.test_controller_state_machine import ControllerMachine
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -143,5 +138,5 @@ class Pooled(ControllerMachine):
         assert all(one.policy_pool or not one.incident for one in record.entries.values())
 
 
-Pooled.TestCase.settings = settings(_HOW, max_examples=120)
+Pooled.TestCase.settings = settings(HOW, max_examples=120)
 TestPooled = Pooled.TestCase

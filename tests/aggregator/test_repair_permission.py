@@ -15,7 +15,7 @@ from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.permission_answers import PermissionAnswers
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.aggregator.test_repair_runner import Site
+from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.new_node_tests import GOING, NewNodes
 from tests.support.relays import replicas

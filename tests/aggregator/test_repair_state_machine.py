@@ -18,7 +18,8 @@ from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.decide.planner import RECOVERED
 from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
-from tests.aggregator.test_controller_state_machine import _HOW, QUIET, ControllerMachine, nodes
+from tests.aggregator.controller_world import HOW, QUIET, nodes
+from tests.aggregator.test_controller_state_machine import ControllerMachine
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 
@@ -291,5 +292,5 @@ class RepairMachine(ControllerMachine):
             assert len(node.annotations.get(FOLLOWED, "")) < 100
 
 
-RepairMachine.TestCase.settings = settings(_HOW, max_examples=60)
+RepairMachine.TestCase.settings = settings(HOW, max_examples=60)
 TestRepairMachine = RepairMachine.TestCase

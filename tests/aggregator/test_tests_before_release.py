@@ -12,7 +12,7 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
-from tests.aggregator.test_repair_runner import Site
+from tests.aggregator.repair_site import Site
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.repair_shop import TIMEOUT
 from tests.support.replica import component, fault, shipped_policy, snapshot

@@ -40,10 +40,10 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.test_docs_agent import AGENT, sections
 from tests.agent.test_docs_agent import rows as table_rows
 from tests.agent.test_store import full_state
+from tests.aggregator.config_files import keys_of
 from tests.aggregator.test_alert_outbox_groups import CHAT, item
 from tests.aggregator.test_alert_outbox_groups import NOW as ALERTED
 from tests.aggregator.test_alert_outbox_groups import happened as alerted
-from tests.aggregator.test_config import keys_of
 from tests.support.histories import happened
 from tests.unit.test_public_names import SECTIONS, names, rows
 

@@ -24,7 +24,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from tests.controlplane.pytest_plugin import Space
-from tests.web.test_cli import Done, in_process, sickbay
+from tests.web.cli import Done, in_process, sickbay
 
 pytestmark = pytest.mark.cluster
 

@@ -27,8 +27,8 @@ from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.port_forward import PortForwarder, port_forwarder
 from tests.support.waiting import PATIENCE, until
+from tests.web.cli import in_process, sickbay, start
 from tests.web.support import Hands, running_clocks, serving, small_fleet
-from tests.web.test_cli import in_process, sickbay, start
 
 pytestmark = pytest.mark.cluster
 

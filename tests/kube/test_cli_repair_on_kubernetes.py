@@ -23,7 +23,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.repair import RepairRequest, read_request
 from tests.controlplane.pytest_plugin import Space
-from tests.web.test_cli import in_process, sickbay
+from tests.web.cli import in_process, sickbay
 
 pytestmark = pytest.mark.cluster
 

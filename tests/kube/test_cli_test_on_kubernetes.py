@@ -30,8 +30,8 @@ from tests.support.active_test_jobs import Jobs, job_section
 from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import POLICY, SETTINGS, FakeLine, snapshot
 from tests.support.waiting import until
+from tests.web.cli import Done, in_process
 from tests.web.support import Served, serving
-from tests.web.test_cli import Done, in_process
 
 pytestmark = pytest.mark.cluster
 

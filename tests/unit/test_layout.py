@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 QUARANTINE = sorted(
     path.parent.name for path in (ROOT / "aggregator" / "quarantine").glob("*/__init__.py")
 )
+#: A longer module of tests has more than one subject.
+MOST_LINES = 850
 #: A model of the page's API has the name of the thing that it shows.
 SHOWN = {ROOT / "aggregator" / "web" / "models.py"}
 #: Nouns and adjectives of their field, and no names of actors.
@@ -39,6 +41,12 @@ def test_no_public_class_name_stands_for_two_things(package: str) -> None:
     twice = {name: paths for name, paths in found.items() if len(paths) > 1}
     assert {name: paths for name, paths in twice.items() if len(paths - SHOWN) > 1} == {}
     assert len(twice) <= 15
+
+
+def test_a_module_of_tests_can_be_read_in_one_sitting() -> None:
+    sizes = {path.relative_to(ROOT): text.count("\n") for path, text in texts("tests")}
+    long = {str(path): lines for path, lines in sizes.items() if lines > MOST_LINES}
+    assert {path: lines for path, lines in long.items() if "/test_" in path} == {}
 
 
 def test_no_module_has_a_gerund_for_an_actor() -> None:

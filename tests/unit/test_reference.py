@@ -16,7 +16,7 @@ from aggregator.events import EventKind
 from nodeagent.config.settings import keys
 from release.reference.__main__ import FOLDER, files
 from release.reference.tables import code, rows
-from tests.aggregator.test_config import keys_of
+from tests.aggregator.config_files import keys_of
 from tests.unit.test_public_names import aggregator_metrics
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import pytest
 from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.web.access_guard import PageAccess
+from tests.web.cli import in_process, sickbay
 from tests.web.support import Hands, Served, running_clocks, serving, small_fleet
-from tests.web.test_cli import in_process, sickbay
 
 TOKEN = "v" * 24
 

@@ -12,8 +12,8 @@ import pytest
 
 from aggregator.cluster.local.store import LocalStore
 from tests.support.waiting import until
+from tests.web.cli import Done, in_process, sickbay, start
 from tests.web.support import NIGHT
-from tests.web.test_cli import Done, in_process, sickbay, start
 
 #: Fails if a bad node is in the group; writes each group that it is asked about.
 PROGRAM = """#!{python}

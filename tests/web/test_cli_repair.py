@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.repair import (
     RepairRules,
     read_request,
 )
+from tests.web.cli import in_process, sickbay, start_on
 from tests.web.support import (
     NIGHT,
     REPAIRS,
@@ -32,7 +33,6 @@ from tests.web.support import (
     serving,
     small_fleet,
 )
-from tests.web.test_cli import in_process, sickbay, start_on
 
 HANDS = Hands()
 ORDERED = reboot_of("node-2", HANDS.wall, RepairState.ORDERED, message="asked the BMC")

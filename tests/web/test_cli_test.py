@@ -30,6 +30,7 @@ from aggregator.quarantine.decide.repair import (
 )
 from aggregator.quarantine.decide.repair_plan import RepairPlan
 from aggregator.quarantine.state.fleet import NodeTestView
+from tests.web.cli import in_process, start_on
 from tests.web.support import (
     NIGHT,
     REPAIRS,
@@ -39,7 +40,6 @@ from tests.web.support import (
     serving,
     small_fleet,
 )
-from tests.web.test_cli import in_process, start_on
 
 HANDS = Hands()
 COMMANDS = active_test._Commands(

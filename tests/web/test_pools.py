@@ -7,8 +7,8 @@ from aggregator.cluster.port import Action
 from aggregator.policy.label_selector import LabelRequirement, LabelSelector
 from aggregator.quarantine.decide.pools import Pool, PoolLimits, Pools
 from aggregator.quarantine.state.fleet import FleetState, PoolUse, QuarantineSummary
+from tests.web.cli import in_process
 from tests.web.support import Hands, serving, small_fleet
-from tests.web.test_cli import in_process
 from tests.web.test_metrics import labels, scrape
 
 #: Longer than a line, and hostile: names of labels are the site's own, values may be anything.

@@ -1,0 +1,254 @@
+"""What `sickbay-aggregator config check` and a start report about a configuration file."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.web.tls import Certificate
+from tests.aggregator.config_files import LOCAL, ROOT, written
+from tests.support.config_check import config_check
+from tests.support.pki import Authority, encrypted
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", "from aggregator.daemon_cli.entry import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=120,
+    )
+
+
+def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:
+    file = written(tmp_path, "mode: obsrve\nlimits: {concurrent: -1}\n" + LOCAL)
+    done = command("config", "check", str(file))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert [line.split(": ")[0] for line in done.stderr.splitlines()] == [f"{file}:1", f"{file}:2"]
+    again = command("run", "--config", str(file))
+    assert (again.returncode, again.stderr) == (2, done.stderr)
+
+
+def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
+    done = config_check(written(tmp_path, LOCAL))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sound (mode observe, kubernetes cluster)" in done.stdout
+
+
+def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("rules: nonsense\n")
+    file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
+    done = config_check(file)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
+
+
+def test_config_check_names_a_condition_whose_rule_does_not_exist(tmp_path: Path) -> None:
+    entry = "conditions: [{type: A, rules: [gpu-fatel, 'disk-*'], unhealthy: 'True'}]\n"
+    done = config_check(written(tmp_path, LOCAL + entry))
+    assert done.returncode == 2
+    text = 'conditions[0].rules: no rule is named "gpu-fatel" (did you mean "gpu-fatal"?)'
+    assert text in done.stderr
+
+
+def test_config_check_refuses_a_rule_about_a_condition_that_sickbay_writes(tmp_path: Path) -> None:
+    rule = "{name: a, kind: node, condition: A, action: cordon}"
+    (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
+    entry = "policy: {file: policy.yaml}\nconditions: [{type: A, rules: [a], unhealthy: 'True'}]\n"
+    done = config_check(written(tmp_path, LOCAL + entry))
+    assert done.returncode == 2
+    assert "policy.file: rule 'a' is about the node condition A, which `conditions`" in done.stderr
+
+
+def test_config_check_reads_certificates_and_says_which_are_none(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "pki")
+    pair, other = (authority.server(name, ["localhost"]) for name in ("one", "other"))
+    text = """
+listen: {tls: {cert_file: %s, key_file: %s}}
+cluster: {kind: local}
+identity: {kind: insecure-trust-hello}
+history:
+  database: postgresql+asyncpg://u@db.test/h
+  ca_file: %s
+"""
+    text = text.replace("listen: {", "listen: {grpc: 'localhost:0', web: 'localhost:0', ")
+    ca = authority.certificate
+    done = command(
+        "config", "check", str(written(tmp_path, text % (pair.certificate, pair.key, ca)))
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+    file = written(tmp_path, text % (pair.certificate, other.key, pair.key))
+    done = config_check(file)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    said = f"{file}:2: listen.tls: {other.key} is not the key of {pair.certificate}; expected a c"
+    assert first.startswith(said)
+    assert second.startswith(
+        f"{file}:7: history.ca_file: {pair.key} holds no certificate; expected PEM"
+    )
+    assert "X509" not in second
+
+
+def test_config_check_reads_the_files_of_receivers(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "pki")
+    pair, other = (authority.server(name, ["localhost"]) for name in ("one", "other"))
+    text = """
+listen: {grpc: "localhost:0", web: "localhost:0"}
+cluster: {kind: local}
+identity: {kind: insecure-trust-hello}
+alerts:
+  receivers:
+    - {name: chat, slack: {url_file: %s}}
+    - name: am
+      alertmanager: {url: "http://am", http: {ca_file: %s, cert_file: %s, key_file: %s}}
+    - {name: mail, email: {smarthost: "m:25", sender: a@b.c, to: [d@e.f], ca_file: %s}}
+"""
+    url = tmp_path / "url"
+    url.write_text("https://hooks.test/s3cr3t\n")
+    ca = authority.certificate
+    sound = written(tmp_path, text % (url, ca, pair.certificate, pair.key, ca))
+    done = config_check(sound)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    url.write_text("s3cr3t")
+    file = written(tmp_path, text % (url, ca, pair.certificate, other.key, pair.key))
+    done = config_check(file)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second, third = done.stderr.splitlines()
+    assert first.startswith(
+        f"{file}:7: alerts.receivers[0].slack.url_file: url_file {url} holds no"
+    )
+    assert f"alerts.receivers[1].alertmanager.http: cert_file {pair.certificate} can't be" in second
+    assert f"alerts.receivers[2].email: ca_file: {pair.key} holds no certificate" in third
+    assert "s3cr3t" not in done.stderr
+    started = command("run", "--config", str(file))
+    assert (started.returncode, started.stderr) == (2, done.stderr)
+
+
+def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(
+    tmp_path: Path,
+) -> None:
+    """A start would end with it; in a domain it depends on the host."""
+    authority = Authority.create(tmp_path / "pki")
+    pair = authority.server("aggregator", ["one.test"])
+    (tmp_path / "token").write_text("x")
+    text = (
+        f"listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}\n"
+        f"replicas: {{address: '%s:1', token_file: token, ca_file: {authority.certificate}}}\n"
+    )
+    sound = config_check(written(tmp_path, text % "one.test"))
+    assert sound.returncode == 0, sound.stderr
+    file = written(tmp_path, text % "two.test")
+    done = config_check(file)
+    assert done.returncode == 2
+    assert f"{file}:2: replicas.address: listen.tls.cert_file {pair.certificate}" in done.stderr
+    assert "is for one.test, and gateways know this replica as two.test" in done.stderr
+
+
+def test_config_check_warns_of_rules_that_can_have_no_effect(tmp_path: Path) -> None:
+    rule = "{name: mine, kind: disk, check: disk-spaze, action: cordon, why: x}"
+    (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
+    done = command(
+        "config", "check", str(written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n"))
+    )
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: warning: rules[0].check: ")
+
+
+def test_config_check_warns_of_programs_that_are_not_here(tmp_path: Path) -> None:
+    text = """
+cluster:
+  kind: local
+  local:
+    commands:
+      cordon: [/no/such/scontrol, "{node}"]
+      release: [sh, -c, "true"]
+identity: {kind: insecure-trust-hello}
+drain:
+  pre_evict:
+    command: [no-such-program-of-slurm, "{node}"]
+"""
+    file = written(tmp_path, LOCAL + text)
+    done = config_check(file)
+    assert done.returncode == 0
+    cordon, hook = done.stderr.splitlines()
+    said = "warning: cluster.local.commands.cordon: no program can be run here as"
+    assert cordon.startswith(f"{file}:7: {said} '/no/such/scontrol'; ")
+    assert hook.startswith(f"{file}:12: warning: drain.pre_evict.command: ")
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [(b"rules: \xe9", "byte 7 is not UTF-8"), (b"a: " + b"[" * 5000, "nested deeper than 20")],
+)
+def test_a_policy_that_is_no_text_or_has_no_end_is_refused(
+    tmp_path: Path, policy: bytes, says: str
+) -> None:
+    (tmp_path / "policy.yaml").write_bytes(policy)
+    file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
+    done = config_check(file)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{tmp_path}/policy.yaml: {says}; expected ")
+
+
+def test_a_port_in_use_is_said_without_a_traceback(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        file = written(
+            tmp_path,
+            f"""listen: {{grpc: '127.0.0.1:{port}', web: 'localhost:0'}}
+cluster: {{kind: local, local: {{database: {tmp_path}/cluster.db}}}}
+identity: {{kind: insecure-trust-hello}}
+history: {{database: 'sqlite:///{tmp_path}/history.db'}}
+""",
+        )
+        done = command("run", "--config", str(file))
+    assert done.returncode == 1
+    [said] = done.stderr.splitlines()  # and no line of gRPC's own
+    assert said.startswith(f'sickbay-aggregator: can\'t listen on "127.0.0.1:{port}"')
+    assert "another process listens there already" in said
+    assert all(line.startswith("{") for line in done.stdout.splitlines()), done.stdout
+
+
+def test_a_start_with_a_certificate_that_cant_be_used_ends_in_words(tmp_path: Path) -> None:
+    """The page reads it first, and OpenSSL would name neither the file nor the fault."""
+    pair = Authority.create(tmp_path / "pki").server("aggregator", ["localhost"])
+    key = tmp_path / "key.pem"
+    key.write_bytes(encrypted(pair.key))
+    text = f"""listen:
+  grpc: '127.0.0.1:0'
+  web: '127.0.0.1:0'
+  tls: {{cert_file: {pair.certificate}, key_file: {key}}}
+cluster: {{kind: local, local: {{database: {tmp_path}/cluster.db}}}}
+identity: {{kind: insecure-trust-hello}}
+history: {{database: 'sqlite:///{tmp_path}/history.db'}}
+alerts: {{outbox: {tmp_path}/outbox.db}}
+"""
+    for _ in range(2):
+        done = command("run", "--config", str(written(tmp_path, text)))
+        assert done.returncode == 1
+        [said] = done.stderr.splitlines()
+        assert said.startswith(f"sickbay-aggregator: {key} is no private key in PEM: ")
+        key.write_text("junk")
+
+
+def test_the_page_asks_nobody_for_the_passphrase_of_a_renewed_key(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """OpenSSL would wait for one at the terminal, and stop all other work meanwhile."""
+    pair = Authority.create(tmp_path / "pki").server("aggregator", ["localhost"])
+    key = tmp_path / "key.pem"
+    key.write_bytes(encrypted(pair.key))
+    with pytest.raises(OSError, match=r"."):
+        Certificate(pair.certificate, key, wall=time.time)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,352 @@
+"""The repair of a node where the process dies, an answer is lost, or the cluster keeps less."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.port import (
+    BUSY,
+    ClusterError,
+    Quarantine,
+    QuarantineStatus,
+    RepairState,
+    Unreachable,
+)
+from aggregator.quarantine.controller import ROUNDS
+from aggregator.quarantine.decide.admission_record import (
+    RunningRepair,
+    dump_record,
+    parse_record,
+)
+from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
+from tests.aggregator.repair_site import Site
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.repair_shop import TIMEOUT, ShopRepairer, repair_settings
+from tests.support.replica import (
+    shipped_policy,
+)
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+
+
+@in_virtual_time
+async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None:
+    """As where a replica of a version without repairs writes the record."""
+    site = Site()
+    site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    record = parse_record(site.world.record.text)
+    known = record.repairs["n1"]
+    assert known.domains == ("rack=7",)
+    older = replace(record, repairs={}, past_repairs={}, generation=record.generation + 1)
+    site.world.person_rolls_back_record(dump_record(older))
+    await later(60)
+    again = parse_record(site.world.record.text).repairs["n1"]
+    assert replace(again, at=known.at, until=known.until) == known
+    assert again.until == pytest.approx(known.until)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_in_a_record_made_anew_a_repair_has_its_failure_domains() -> None:
+    site = Site()
+    site.world.set_node(replace(site.world.nodes["n1"], labels={"rack": "7"}))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    await site.replica.stop()
+    site.world.person_deletes_record()
+    site.start()
+    await site.settles(lambda: parse_record(site.world.record.text).repairs)
+    assert parse_record(site.world.record.text).repairs["n1"].domains == ("rack=7",)
+    await site.replica.stop()
+
+
+class Dropped(MemoryCluster):
+    """Another replica's write takes the reservation out right after the attempt was written."""
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        written = await super().write_quarantine_status(quarantine, status)
+        if status.repair is not None and status.repair.attempts:
+            record = parse_record(self.world.record.text)
+            others = {
+                name: RunningRepair(name, f"{name}-1", "reboot", one.at, one.until)
+                for name in ("n8", "n9")
+                for one in record.repairs.values()
+            }
+            text = dump_record(
+                replace(record, repairs=others, generation=record.generation + len(others))
+            )
+            if others:
+                self.world.person_rolls_back_record(text)
+                await asyncio.sleep(0.1)
+        return written
+
+
+@in_virtual_time
+async def test_no_order_is_sent_whose_reservation_is_gone() -> None:
+    site = Site()
+    site.twice = True
+    site.start(Dropped(site.world))
+    await site.settles(lambda: site.world.quarantines and site.attempts())
+    await later(120)
+    assert site.repaired == []
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    assert "repair.concurrent" in repair.held
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_status_that_sickbay_cannot_have_written_stops_the_repairs() -> None:
+    site = Site()
+    site.kinds = ()
+    site.start()
+    await site.settles(site.is_exhausted)
+    await site.replica.stop()
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    broken = replace(repair, exhausted="", attempts=(replace_attempt(),))
+    site.world.put_quarantine(
+        replace(site.quarantine(), status=replace(site.quarantine().status, repair=broken))
+    )
+    site.kinds = ("reboot",)
+    site.start()
+    await later(3600)
+    assert site.repaired == []
+    assert "is no repair" in site.quarantine().status.repair.held  # type: ignore[union-attr]
+    await site.replica.stop()
+
+
+class OldDefinition(MemoryCluster):
+    """Its API server drops `status.repair`, as a definition of before does."""
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        return await super().write_quarantine_status(quarantine, replace(status, repair=None))
+
+
+@in_virtual_time
+async def test_without_a_place_for_the_attempt_no_repair_is_ordered() -> None:
+    site = Site()
+    site.start(OldDefinition(site.world))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(3600)
+    assert site.repaired == []
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_after_a_start_no_repair_begins_before_the_agent_has_reported() -> None:
+    site = Site()
+    site.mode = RepairMode.OFF
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await site.replica.stop()
+    site.mode = RepairMode.REPAIR
+    known, site.ill = site.ill, {}
+    following = site.start()
+    await later(50)  # within the patience with agents after a start
+    assert site.repaired == []
+    site.ill = known
+    site.report("n1")
+    await site.settles(lambda: site.repaired == ["reboot"])
+    await following.stop()
+
+
+def replace_attempt() -> Any:
+    from aggregator.cluster.port import RepairAttempt
+
+    return RepairAttempt("x", "dance", RepairState.FAILED)
+
+
+def test_a_deployment_without_the_section_repairs_nothing() -> None:
+    assert RepairSettings().off
+    assert ROUNDS < TIMEOUT
+
+
+# -- every interruption ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+@in_virtual_time
+async def test_death_at_any_call_of_a_repair_is_finished_by_the_next_process(
+    *, after: bool, twice: bool
+) -> None:
+    """The process dies before or after each of its calls, the repairer's among them."""
+    ends: set[str] = set()
+    for calls in range(1, 60):
+        site = Site()
+        site.kinds, site.twice = (), twice
+        site.start()
+        await site.settles(lambda s=site: s.world.quarantines and s.quarantine().status.drained_at)
+        await site.replica.stop()
+        site.world.put_quarantine(
+            replace(site.quarantine(), status=replace(site.quarantine().status, repair=None))
+        )
+        site.kinds = ("reboot", "ticket")
+        first = site.start(crash_at=calls, after=after)
+        await site.settles(
+            lambda s=site, f=first: (
+                f.cluster.crashed.is_set() or s.is_released() or s.is_exhausted()
+            )
+        )
+        if not first.cluster.crashed.is_set():
+            await first.stop()
+            break
+        await first.stop()
+        second = site.start()
+        await site.settles(lambda s=site: s.is_released() or s.is_exhausted())
+        assert site.shop.wrong == [], calls
+        assert len(site.shop.done) <= 1, calls
+        if site.is_released():
+            ends.add("released")
+        else:
+            # Whether the order was sent could not be known: a person decides.
+            assert not twice, calls
+            assert site.attempts() == [("reboot", RepairState.UNKNOWN)]
+            assert site.shop.done == []
+            ends.add("unknown")
+        await later(400)
+        assert parse_record(site.world.record.text).repairs == {}, calls
+        await second.stop()
+    else:
+        raise AssertionError("the repair needs more calls than were tried")
+    assert "released" in ends
+    assert ("unknown" in ends) == (not twice)
+
+
+@pytest.mark.parametrize("lost", ["write_quarantine_status", "write_record", "read_node", "repair"])
+@in_virtual_time
+async def test_lost_answers_of_the_cluster_repeat_no_order(lost: str) -> None:
+    site = Site()
+    left = [3]
+
+    def loses(name: str) -> ClusterError | None:
+        if (
+            name == lost
+            and site.world.quarantines
+            and site.quarantine().status.drained_at
+            and left[0]
+        ):
+            left[0] -= 1
+            return Unreachable("the answer was lost")
+        return None
+
+    site.start(MemoryCluster(site.world, loses=loses))
+    await site.settles(lambda: site.is_released() or site.is_exhausted())
+    site.check()
+    assert len(site.shop.done) <= 1
+    await site.replica.stop()
+
+
+# -- cancellations, and ends that are not lost ------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [True, False])
+@in_virtual_time
+async def test_after_a_cancellation_that_came_too_late_no_other_rung_begins(*, sent: bool) -> None:
+    """``sent``: the order was taken; else nobody knows, and it is not sent again."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.twice, site.shop.boots = True, False
+    if not sent:
+        site.shop.answer = RepairAnswer(AnswerState.UNSURE)
+    site.start()
+    state = RepairState.ORDERED if sent else RepairState.ORDERING
+    await site.settles(lambda: site.shop.orders and site.attempts() == [("reboot", state)])
+    site.shop.answer = RepairAnswer(AnswerState.UNSURE)
+    site.world.person_annotates("n1", REQUEST, "cancel a1")
+    await site.settles(site.is_exhausted)
+    orders = len(site.shop.orders)
+    await later(2 * TIMEOUT)
+    ended = RepairState.FAILED if sent else RepairState.UNKNOWN
+    assert site.attempts() == [("reboot", ended)]
+    assert len(site.shop.orders) == orders
+    site.world.person_annotates("n1", REQUEST, "replace a2")  # a person may go on
+    await site.settles(lambda: site.repaired[-1] == "replace")
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_outcome_is_not_lost_while_what_the_order_left_is_being_removed() -> None:
+    """A controller keeps its object for a moment, and then there is none that shows the outcome."""
+    site = Site(kinds=("reboot", "replace", "ticket"))
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "its controller's finalizer is there")
+    site.shop.look = RepairAnswer(AnswerState.FAILED, "the machine has no power")
+    await site.settles(lambda: site.shop.cleaned)
+    site.shop.clean = RepairAnswer(AnswerState.DONE)
+    site.shop.look = RepairAnswer(AnswerState.UNSURE, "the object is gone")
+    await site.settles(lambda: ("reboot", RepairState.FAILED) in site.attempts(), within=60)
+    await site.settles(lambda: "replace" in site.repaired)
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@in_virtual_time
+async def test_death_at_any_call_of_a_removal_keeps_an_outcome_that_no_object_tells_any_more(
+    *, after: bool
+) -> None:
+    class Vanishing(ShopRepairer):
+        async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+            gone = order.operation in self._shop.cleaned
+            return RepairAnswer(AnswerState.UNSURE if gone else AnswerState.DONE, "the object")
+
+    class ObjectSite(Site):
+        def repair(self, cluster: MemoryCluster) -> RepairSettings:
+            return repair_settings(
+                ("gpu-reset", Vanishing(self.shop, cluster)),
+                ("ticket", ShopRepairer(self.shop, cluster)),
+            )
+
+    cleaned = 0
+    for calls in range(1, 80):
+        site = ObjectSite()
+        site.policy = shipped_policy("rules:\n  - {name: gpu-gone, repair: [gpu-reset]}\n")
+        first = site.start(crash_at=calls, after=after)
+        await site.settles(
+            lambda s=site, f=first: (
+                f.cluster.crashed.is_set() or s.attempts() == [("gpu-reset", RepairState.SUCCEEDED)]
+            )
+        )
+        crashed = first.cluster.crashed.is_set()
+        died_after_removal = crashed and bool(site.shop.cleaned)
+        await first.stop()
+        if not crashed:
+            break
+        second = site.start()
+        await site.settles(lambda s=site: s.attempts() and s.attempts()[0][1] not in BUSY)
+        assert site.shop.wrong == [], calls
+        if died_after_removal:
+            cleaned += 1
+            assert site.attempts() == [("gpu-reset", RepairState.SUCCEEDED)], calls
+        await second.stop()
+    else:
+        raise AssertionError("the repair needs more calls than were tried")
+    assert cleaned > 0
+
+
+@in_virtual_time
+async def test_without_a_place_for_it_the_end_of_a_ladder_is_not_told_again_and_again() -> None:
+    site = Site(kinds=("gpu-reset",))  # the ladder has no such rung
+    site.start(OldDefinition(site.world))
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(3600)
+    assert "repair.exhausted" not in site.replica.notes.kinds("n1")
+    await site.replica.stop()

@@ -1,0 +1,250 @@
+"""A person requests a repair, takes it back, or releases the node that is under repair."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import (
+    Phase,
+    RepairState,
+)
+from aggregator.quarantine.decide.repair import REQUEST, read_request
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+)
+from tests.aggregator.repair_site import Site, reported_ends
+from tests.support.repair_shop import TIMEOUT
+from tests.support.virtual_replica import later, soon
+from tests.support.virtual_time import in_virtual_time
+
+
+@pytest.mark.parametrize("trouble", ["", "refused", "down", "hangs"])
+@in_virtual_time
+async def test_a_persons_release_withdraws_what_an_order_left_and_does_not_wait_for_it(
+    trouble: str,
+) -> None:
+    """A Machine that stayed marked would be replaced with new work on its node."""
+    site = Site()
+    site.shop.boots = False
+    site.shop.hangs = trouble == "hangs"
+    refused = {"refused": AnswerState.FAILED, "down": AnswerState.NOT_SENT}
+    site.shop.clean = RepairAnswer(refused.get(trouble, AnswerState.DONE), trouble)
+    site.start()
+    await site.settles(
+        lambda: (
+            bool(site.world.quarantines) and site.attempts() == [("reboot", RepairState.ORDERED)]
+        )
+    )
+    assert site.shop.cleaned == []
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    cleaned = [] if trouble == "hangs" else [one.operation for one in site.shop.orders]
+    assert site.shop.cleaned == cleaned
+    assert reported_ends(site) == ["Unknown" if trouble else "Cancelled"]
+    site.check()
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize(
+    ("cancels", "sent", "outcome"),
+    [(True, True, "Cancelled"), (False, True, "Unknown"), (False, False, "Cancelled")],
+)
+@in_virtual_time
+async def test_a_persons_release_cancels_the_open_order_first_and_reports_how_that_ended(
+    *, cancels: bool, sent: bool, outcome: str
+) -> None:
+    site = Site()
+    site.shop.boots, site.shop.cancels, site.keeps_objects = False, cancels, False
+    site.twice = not sent
+    if not sent:
+        site.shop.answer = RepairAnswer(AnswerState.NOT_SENT)
+    site.start()
+    await site.settles(lambda: len(site.shop.orders) > 0 and bool(site.attempts()))
+    await later(1)
+    marked: list[bool] = []
+    site.shop.on_cancel = lambda: marked.append(is_marked(site.world.nodes["n1"]))
+    site.seen = True
+    site.world.person_deletes("n1")
+    await site.settles(site.is_released, within=30)
+    assert site.shop.cancelled == [site.shop.orders[0].operation]
+    assert marked == [True]
+    assert reported_ends(site) == [outcome]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_the_end_waits_for_the_removal_while_that_can_not_be_done_now() -> None:
+    site = Site()
+    site.shop.clean = RepairAnswer(AnswerState.NOT_SENT, "the API server is down")
+    site.start()
+    await site.settles(lambda: len(site.shop.cleaned) > 2)
+    assert site.attempts() == [("reboot", RepairState.ORDERED)]
+    site.shop.clean = RepairAnswer(AnswerState.DONE)
+    await site.settles(site.is_released)
+    site.check()
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("state", [AnswerState.NOT_SENT, AnswerState.FAILED])
+@in_virtual_time
+async def test_what_can_not_be_removed_is_named_at_the_end(state: AnswerState) -> None:
+    """Without an end of the attempt the node would never be released."""
+    site = Site()
+    site.shop.boots = False
+    site.shop.clean = RepairAnswer(state, "may not delete")
+    site.start()
+    await site.settles(
+        lambda: (
+            bool(site.world.quarantines) and site.attempts()[:1] == [("reboot", RepairState.FAILED)]
+        )
+    )
+    attempt = site.quarantine().status.repair.attempts[0]  # type: ignore[union-attr]
+    assert attempt.message.endswith("what it left in the cluster can't be removed: may not delete")
+    waited = attempt.ended_at - attempt.deadline_at
+    assert 0 <= waited < (400 if state is AnswerState.NOT_SENT else 30)
+    assert (waited >= 300) is (state is AnswerState.NOT_SENT)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_person_starts_a_repair_and_takes_it_back() -> None:
+    site = Site()
+    site.ill = {}
+    site.shop.boots, site.shop.cancels = False, True
+    site.start()
+    await site.drained_by_hand()
+    await later(600)
+    assert site.repaired == []  # a person's quarantine has no ladder
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    await site.settles(lambda: site.repaired == ["reboot"])
+    site.world.person_annotates("n1", REQUEST, "cancel a2")
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.CANCELLED)])
+    await later(600)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("request_text", ["reboot a1", "cancel a2"])
+async def test_a_request_that_no_watch_has_shown_is_followed_after_the_next_list(
+    request_text: str,
+) -> None:
+    """The local cluster has no watch of nodes, and a watch's event may be lost."""
+    site = Site()
+    site.ill = {}
+    site.shop.boots, site.shop.cancels = False, True
+    site.start()
+    await site.drained_by_hand()
+    if request_text.startswith("cancel"):
+        site.world.person_annotates("n1", REQUEST, "reboot a1")
+        await site.settles(lambda: site.repaired == ["reboot"])
+    node = site.world.nodes["n1"]
+    asked = {**node.annotations, REQUEST: request_text}
+    site.world.nodes["n1"] = replace(node, annotations=asked, version=node.version + "1")
+    ended = RepairState.CANCELLED if request_text.startswith("cancel") else RepairState.ORDERED
+    await site.settles(lambda: site.attempts() == [("reboot", ended)], within=400)
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quarantine() -> None:
+    site = Site()
+    site.ill = {}
+    site.start()
+
+    async def forced() -> None:
+        site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+
+    async def released() -> None:
+        site.world.person_annotates("n1", "sickbay.dev/force", None)
+        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.settles(lambda: not site.world.quarantines)
+
+    await forced()
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.SUCCEEDED)])
+    await released()
+    await forced()
+    await later(600)
+    assert site.repaired == ["reboot"]
+    site.world.person_annotates("n1", REQUEST, "reboot a2")
+    await site.settles(lambda: len(site.repaired) == 2)
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo() -> None:
+    """As with its definition: the Node alone remembers it then."""
+    site = Site()
+    site.ill, site.shop.boots = {}, False
+    site.start()
+    await site.drained_by_hand()
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    await site.settles(lambda: site.repaired)
+    site.world.person_removes_by_force("n1")
+    await site.settles(lambda: not site.world.nodes["n1"].unschedulable)
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 4")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
+    await later(TIMEOUT + 600)  # the reservation of the first one is over
+    assert site.repaired == ["reboot"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> None:
+    site = Site()
+    site.ill = {}
+    site.start()
+    await site.drained_by_hand()
+    site.world.person_annotates("n1", REQUEST, "replace a1")  # nobody carries that out
+    await site.settles(lambda: site.quarantine().status.repair)
+    site.world.person_annotates("n1", "sickbay.dev/force", None)
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: not site.world.quarantines)
+    assert read_request(site.world.nodes["n1"].annotations) is None
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize("there", [True, False])
+@in_virtual_time
+async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool) -> None:
+    """``there``: the Node. Where it is gone, nobody has taken anything back."""
+    site = Site(kinds=("replace",))
+    site.ill, site.shop.boots = {}, False
+    site.start()
+    await site.drained_by_hand()
+    site.world.person_annotates("n1", REQUEST, "replace a1")
+    await site.settles(lambda: site.repaired)
+    if there:
+        site.world.person_annotates("n1", "sickbay.dev/force", None)
+    else:
+        site.world.delete_node("n1")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.settles(lambda: not site.world.quarantines, within=TIMEOUT / 2)
+    # The Node that is gone is the proof of its replacement.
+    assert reported_ends(site) == ["Cancelled" if there else "Succeeded"]
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> None:
+    site = Site()
+    site.ill = {}
+    site.start()
+    site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
+    await site.replica.controller._cluster_events.refresh_nodes()
+    await soon(lambda: site.world.quarantines and site.quarantine().status.phase is Phase.DRAINING)
+    site.world.person_annotates("n1", REQUEST, "reboot a1")
+    site.world.person_deletes("n1")
+    await site.settles(lambda: not site.world.quarantines)
+    assert read_request(site.world.nodes["n1"].annotations) is None
+    await site.replica.stop()
