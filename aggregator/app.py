@@ -18,6 +18,8 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.port import ClusterError, ClusterTooOld
+from aggregator.cluster.slurm.client import SlurmPrograms
+from aggregator.cluster.slurm.cluster import SlurmCluster
 from aggregator.composition.access import build_access
 from aggregator.composition.certificates import prepare_certificates
 from aggregator.composition.controller_parts import ControllerParts
@@ -48,6 +50,12 @@ _UNUSABLE = "the cluster can't be used"
 
 def _cluster(config: Config) -> KubeCluster | LocalCluster:
     where = config.cluster
+    if where.kind == "slurm":
+        slurm = where.slurm
+        client = SlurmPrograms(
+            str(slurm.programs or ""), str(slurm.conf or ""), slurm.command_timeout
+        )
+        return SlurmCluster(slurm.database, client=client, poll=slurm.poll, wall=time.time)
     if where.kind == "kubernetes":
         return KubeCluster(
             kubeconfig=str(where.kubeconfig or ""),

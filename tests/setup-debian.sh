@@ -19,7 +19,11 @@ PACKAGES=(
   prometheus  # scrapes an aggregator, evaluates the shipped rules; promtool checks them (tests/deploy)
   prometheus-alertmanager  # a receiver of alerts (tests/aggregator)
   postgresql  # initdb, postgres: a server of the tests' own, and none of the machine's
+  munge       # the identity of Slurm's users (tests/support/slurm.py)
   runc        # the agent in the container that its DaemonSet asks for (tests/deploy)
+  slurm-client # scontrol, sinfo, squeue, sbatch (the same)
+  slurmctld   # a real Slurm of the tests' own (the same)
+  slurmd      # its nodes (the same)
   util-linux  # fsfreeze: a probe that hangs
   zsh         # completion of commands (tests/unit)
 )

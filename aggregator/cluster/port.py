@@ -697,7 +697,7 @@ class Cluster(Protocol):
     changes since; see `Guard`. Methods that undo, report or read take none.
     """
 
-    #: "kubernetes" or "local", for people.
+    #: "kubernetes", "local" or "slurm", for people.
     kind: str
     #: The installation's name: the namespace of its record. Empty: there is only one.
     installation: str

@@ -69,7 +69,7 @@ def cross_field_errors(
     for name, value in kube_only.items():
         if value and not kubernetes:
             text = (
-                'the rights of users are a Kubernetes API server\'s, and cluster.kind is "local"; '
+                'users have rights of an API server, and cluster.kind is not "kubernetes"; '
                 "expected access.tokens_file"
             )
             yield (section, name), text

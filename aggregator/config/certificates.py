@@ -47,9 +47,7 @@ def cross_field_errors(
     """
     automatic = ("certificates", "automatic")
     if certificates.automatic and not kubernetes:
-        text = (
-            'replicas and agents share the authority in Kubernetes, and cluster.kind is "local"; '
-        )
+        text = 'the authority is kept in Kubernetes, and cluster.kind is not "kubernetes"; '
         yield automatic, text + "expected listen.tls with certificates of your own"
     if certificates.automatic and tls:
         yield automatic, "given beside listen.tls; expected one of them"

@@ -41,17 +41,17 @@ def exclusive_lock(config: Config) -> Iterator[None]:
     Two aggregators would each run the site's commands. The kernel drops the lock when the process
     ends, however it ends; people's `sickbay --local` takes no lock.
     """
-    if config.cluster.kind != "local":
+    if config.cluster.file is None:
         yield
         return
     create_data_dirs(config)
-    database = config.cluster.local.database
+    key, database = config.cluster.file
     file = database.with_name(database.name + ".lock")
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise DataDirError(
-            f"cluster.local.database: {file} can't be opened: {error.strerror}; let this user "
+            f"{'.'.join(key)}: {file} can't be opened: {error.strerror}; let this user "
             "write there, or name another file"
         ) from error
     try:
@@ -59,7 +59,7 @@ def exclusive_lock(config: Config) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataDirError(
-                f"cluster.local.database: another aggregator runs on {database}: it holds {file}; "
+                f"{'.'.join(key)}: another aggregator runs on {database}: it holds {file}; "
                 "stop it first, or name another file"
             ) from None
         yield
@@ -68,8 +68,9 @@ def exclusive_lock(config: Config) -> Iterator[None]:
 
 
 def _folders(config: Config) -> Iterator[tuple[str, Path]]:
-    if config.cluster.kind == "local":
-        yield "cluster.local.database", config.cluster.local.database.parent
+    if config.cluster.file is not None:
+        key, database = config.cluster.file
+        yield ".".join(key), database.parent
     if config.identity.kind == "token" or config.replicas.on:
         yield "identity.keys_cache", config.identity.keys_cache.parent
     if config.history.is_file:

@@ -324,7 +324,9 @@ def _new_node_errors(
 ) -> Iterator[tuple[Key, str]]:
     key: Key = ("repair", "new_nodes")
     if not kubernetes:
-        text = 'is about taints of Kubernetes, and cluster.kind is "local"; expected no taint'
+        text = (
+            'is about taints of Kubernetes, and cluster.kind is not "kubernetes"; expected no taint'
+        )
         yield key, text
         return
     if repair.mode is RepairMode.OFF:
@@ -380,7 +382,7 @@ def _object_errors(
     """The same for the repairers that act by objects of the cluster's API."""
     for name in one.providers:
         if name in _BY_OBJECTS and not kubernetes:
-            text = 'acts by objects of Kubernetes, and cluster.kind is "local"; expected command'
+            text = 'needs an API server, and cluster.kind is not "kubernetes"; expected command'
             yield (*key, name), text
         if name in _REPLACES and one.kind not in (REPLACE, TEST):
             yield (*key, name), f"replaces the machine; expected it under {REPLACE}"

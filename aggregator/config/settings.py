@@ -79,22 +79,49 @@ class LocalConfig(Section):
     command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
 
 
+class SlurmConfig(Section):
+    """A Slurm cluster, through its own programs; the rest is in a file, as without one."""
+
+    database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
+    programs: MaybePath = None
+    """The folder of scontrol, sinfo and squeue. None: they are on the path."""
+    conf: MaybePath = None
+    """SLURM_CONF for them. None: Slurm's own default."""
+    command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
+    poll: Annotated[Duration, Field(ge=1)] = 5.0
+    """How often the nodes with a drain of ours are read, for what people did with them."""
+
+
 class ClusterConfig(Section):
     """Where nodes are quarantined."""
 
-    kind: Literal["kubernetes", "local"] = "kubernetes"
+    kind: Literal["kubernetes", "local", "slurm"] = "kubernetes"
     kubeconfig: MaybePath = None
     """None: in-cluster, else the usual places."""
     namespace: Namespace = NAMESPACE
     requests_per_second: Positive = 100
     burst: Positive = 200
     local: LocalConfig = LocalConfig()
+    slurm: SlurmConfig = SlurmConfig()
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether an API server has the nodes and the quarantines."""
+        return self.kind == "kubernetes"
+
+    @property
+    def file(self) -> tuple[tuple[str, str, str], Path] | None:
+        """The file with the quarantines and its key; None where the API server has them."""
+        if self.on_kubernetes:
+            return None
+        database = self.slurm.database if self.kind == "slurm" else self.local.database
+        return ("cluster", self.kind, "database"), database
 
     @property
     def how(self) -> str:
         """The further options of a person's command to act on this cluster; begins with a space."""
-        if self.kind == "local":
-            return target_flags(local=self.local.database.absolute())
+        if self.file is not None:
+            return target_flags(local=self.file[1].absolute())
         return target_flags(namespace=self.namespace)
 
 
@@ -306,7 +333,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         yield _finding(key, text)
     for key, text in repair_contradictions(
         config.repair,
-        kubernetes=config.cluster.kind == "kubernetes",
+        kubernetes=config.cluster.on_kubernetes,
         namespace=config.cluster.namespace,
         taint=config.marks.taint.key,
     ):
@@ -314,34 +341,34 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     for key, text in certificates_contradictions(
         config.certificates,
         makes=makes_certificates,
-        kubernetes=config.cluster.kind == "kubernetes",
+        kubernetes=config.cluster.on_kubernetes,
         tls=config.listen.tls is not None,
         ca_file=config.replicas.ca_file is not None,
     ):
         yield _finding(key, text, "cluster", "listen", "replicas", "certificates")
     for key, text in access_contradictions(
         config.access,
-        kubernetes=config.cluster.kind == "kubernetes",
+        kubernetes=config.cluster.on_kubernetes,
         tls=config.listen.tls is not None or makes_certificates,
         node_ca=config.listen.tls.client_ca_file if config.listen.tls is not None else None,
     ):
         yield _finding(key, text, "cluster", "listen", "certificates")
     for key, text in alerts_contradictions(
-        config.alerts.settings, kubernetes=config.cluster.kind == "kubernetes"
+        config.alerts.settings, kubernetes=config.cluster.on_kubernetes
     ):
         yield _finding(("alerts", *key), text)
     for key, text in replicas_contradictions(
         config.replicas,
-        kubernetes=config.cluster.kind == "kubernetes",
+        kubernetes=config.cluster.on_kubernetes,
         tls=config.listen.tls is not None or makes_certificates,
         makes_certificates=makes_certificates,
         grpc=config.listen.grpc,
         web=config.listen.web,
     ):
         yield _finding(key, text, "cluster", "listen")
-    if config.drain.namespaces and config.cluster.kind == "local":
+    if config.drain.namespaces and not config.cluster.on_kubernetes:
         # "*" would match the namespace that stands for the command `drain`, which then never ran.
-        text = 'namespaces have pods, and cluster.kind is "local"; expected none'
+        text = f'namespaces have pods, and cluster.kind is "{config.cluster.kind}"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
     yield from _unwritable(config)
     yield from _unselectable(config)
@@ -361,8 +388,9 @@ def _unwritable(config: Config) -> Iterator[_Finding]:
     """Conditions that could not be written, or that two entries would write."""
     seen: set[str] = set()
     for number, one in enumerate(config.conditions):
-        if config.cluster.kind == "local":
-            text = 'only Kubernetes has conditions, and cluster.kind is "local"; expected none'
+        if not config.cluster.on_kubernetes:
+            kind = config.cluster.kind
+            text = f'only Kubernetes has conditions, and cluster.kind is "{kind}"; expected none'
             yield _finding(("conditions", number), text, "cluster")
         if one.type in seen:
             text = f'"{one.type}" has an entry already; expected one entry with all of its rules'
@@ -375,7 +403,7 @@ def _unselectable(config: Config) -> Iterator[_Finding]:
     seen: set[str] = set()
     for number, one in enumerate(config.pools):
         if config.cluster.kind == "local":
-            text = 'only Kubernetes has labels of nodes, and cluster.kind is "local"; expected none'
+            text = 'no node of it has labels, and cluster.kind is "local"; expected none'
             yield _finding(("pools", number), text, "cluster")
         if one.name in seen:
             text = f'"{one.name}" is the name of an earlier pool; expected each name once'
@@ -403,8 +431,9 @@ def _shared(config: Config) -> Iterator[_Finding]:
     """Databases that would be one file: each is written as if it had the file to itself."""
     history = _history_file(config)
     files: dict[str, str] = {}
-    if config.cluster.kind == "local":
-        files[str(config.cluster.local.database)] = "cluster.local.database"
+    if config.cluster.file is not None:
+        own, database = config.cluster.file
+        files[str(database)] = ".".join(own)
     for key, path in (
         (("history", "database"), history),
         (("alerts", "outbox"), str(config.alerts.outbox)),
@@ -422,9 +451,10 @@ def _history_file(config: Config) -> str:
 def _unprovable(config: Config) -> Iterator[_Finding]:
     """Identities that could not be proven, or that any client could claim."""
     kind, listen, key = config.identity.kind, config.listen, ("identity", "kind")
-    if kind == "token" and config.cluster.kind != "kubernetes":
+    if kind == "token" and not config.cluster.on_kubernetes:
         text = (
-            '"token" needs the keys of a Kubernetes API server, and cluster.kind is "local"; '
+            '"token" needs the keys of a Kubernetes API server, and cluster.kind is '
+            f'"{config.cluster.kind}"; '
             'expected "certificate" (or "insecure-trust-hello" for a trial on loopback)'
         )
         yield _finding(key, text, "cluster")
@@ -479,8 +509,8 @@ def _no_databases(config: Config, root: Path) -> Iterator[_Finding]:
 
 
 def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
-    if config.cluster.kind == "local":
-        yield ("cluster", "local", "database"), config.cluster.local.database
+    if config.cluster.file is not None:
+        yield config.cluster.file
     yield ("identity", "keys_cache"), config.identity.keys_cache
     yield ("alerts", "outbox"), config.alerts.outbox
     history = _history_file(config)

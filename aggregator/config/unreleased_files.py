@@ -24,11 +24,10 @@ def unreleased_files(config: Config) -> Iterator[tuple[Key, str]]:
 
     A PostgreSQL is not opened here: the history and the outbox report its tables.
     """
-    if config.cluster.kind == "local":
-        file = config.cluster.local.database
+    if config.cluster.file is not None:
+        key, file = config.cluster.file
         if _found(file, lambda db: is_of_no_release(db, LOCAL_CLUSTER)):
-            text = of_no_release(file, "a local cluster's database", "cluster.local.database")
-            yield ("cluster", "local", "database"), text
+            yield key, of_no_release(file, "a local cluster's database", ".".join(key))
     if config.history.is_file:
         file = Path(config.history.database.partition("///")[2])
         if _found(file, _is_unreleased_history):

@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         from aggregator.tls.client_context import CaFileError
         from aggregator.web.server import WebListenError
 
-    if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is None:
+    if config.cluster.on_kubernetes and config.cluster.kubeconfig is None:
         try:
             CredentialSources("", "", os.environ).check()
         except Refused as error:
@@ -161,7 +161,7 @@ def _refuse(file: Path, unusable: Iterable[tuple[Key, str]]) -> None:
 
 def _wrong_kubeconfig(config: Config) -> Iterator[tuple[Key, str]]:
     """Only a kubeconfig that the configuration names: the machine's own is not part of the file."""
-    if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is not None:
+    if config.cluster.on_kubernetes and config.cluster.kubeconfig is not None:
         from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
 
         try:
@@ -193,8 +193,9 @@ def _unusable_rules(config: Config) -> Iterator[tuple[Key, str]]:
     written = {one.type for one in config.conditions}
     for rule in read_policy(config.policy.file).rules:
         what = f"rule {rule.name!r} is about the node condition {rule.condition}"
-        if rule.condition and config.cluster.kind == "local":
-            text = f'{what}, and cluster.kind is "local"; expected no such rule without Kubernetes'
+        if rule.condition and not config.cluster.on_kubernetes:
+            kind = config.cluster.kind
+            text = f'{what}, and cluster.kind is "{kind}"; expected no such rule without Kubernetes'
             yield ("policy", "file"), text
         if rule.condition in written:
             text = f"{what}, which `conditions` writes: its own evidence; expected another type"

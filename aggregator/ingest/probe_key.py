@@ -22,8 +22,8 @@ def probe_key_file(config: Config) -> Path | None:
     """The file of the secret, in a folder that the aggregator has anyway, or None if it has no
     folder.
     """
-    if config.cluster.kind == "local":
-        return config.cluster.local.database.with_name("probe-key")
+    if config.cluster.file is not None:
+        return config.cluster.file[1].with_name("probe-key")
     if config.identity.kind == "token" or config.replicas.on:
         return config.identity.keys_cache.with_name("probe-key")
     return None

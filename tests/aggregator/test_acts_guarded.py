@@ -179,7 +179,7 @@ def test_every_act_has_a_case() -> None:
 
 
 def test_nothing_sends_a_request_or_runs_a_program_next_to_the_guards() -> None:
-    """Sessions without `GuardedConnector`, and programs that `finish_command` does not begin."""
+    """Sessions without `GuardedConnector`, and programs that `run_guarded` does not begin."""
     folder = Path(aggregator.__path__[0])
     #: Alerts, the keys of tokens, what people run on their own machine, and the demo.
     allowed = re.compile(r"(alerts|cli|demo|ingest|access|web|relay|runtime|tls)/")
@@ -193,7 +193,7 @@ def test_nothing_sends_a_request_or_runs_a_program_next_to_the_guards() -> None:
         if re.search(r"create_subprocess|subprocess\.(run|Popen)|os\.(exec|posix_spawn)", text):
             run.add(name)
     assert sent == set()
-    assert run == {"cluster/local/commands.py"} | READERS
+    assert run == {"cluster/guarded_program.py"} | READERS
 
 
 #: Programs that give credentials or read something.

@@ -447,7 +447,7 @@ def test_certificates_are_made_where_a_listener_is_reachable_and_none_is_given(
         ),
         (
             f"{LOCAL}certificates: {{automatic: true}}\n",
-            "certificates.automatic: replicas and agents share the authority in Kubernetes, and ",
+            "certificates.automatic: the authority is kept in Kubernetes, and ",
         ),
         (
             "replicas: {domain: a.test, token_file: token, ca_file: ca}",

@@ -252,7 +252,7 @@ BAD: list[tuple[str, str]] = [
     ),
     ("drain: {evict_unmanaged: maybe}", 'drain.evict_unmanaged: "maybe"; expected true or false'),
     ("drain: {protected_selector: a in (b)}", "drain.protected_selector: "),
-    ("cluster: {kind: slurm}", 'cluster.kind: "slurm"; expected kubernetes or local'),
+    ("cluster: {kind: nomad}", 'cluster.kind: "nomad"; expected kubernetes, local or slurm'),
     (
         "cluster: {kind: local}",
         'identity.kind: "token" needs the keys of a Kubernetes API server, and cluster.kind is ',
@@ -697,7 +697,7 @@ PROXY = "front_proxy: {ca_file: proxy.crt, names: [login]}"
     [
         (ON_FILE, "anonymous: false", "access.tokens_file: not given, so that no request could"),
         (ON_FILE, "actions: true", "access.tokens_file: not given, so that no request could"),
-        (ON_FILE, "audiences: [a], tokens_file: tokens", "access.audiences: the rights of users"),
+        (ON_FILE, "audiences: [a], tokens_file: tokens", "access.audiences: users have rights of an API server"),
         (KUBE, "tokens_file: tokens", "access.tokens_file: static tokens are for a local cluster"),
         (KUBE, "tokens_file: none", "access.tokens_file: "),
         (KUBE, "client_ca_file: nodes.crt", "access.client_ca_file: the CA of the nodes'"),

@@ -220,4 +220,4 @@ def test_a_cluster_without_labels_has_no_pools(
     config.write_text(config.read_text() + "cluster: {kind: local}\n")
     code, _, err = command(capsys, "config", "check", str(config))
     assert code == 2
-    assert 'only Kubernetes has labels of nodes, and cluster.kind is "local"' in err
+    assert 'no node of it has labels, and cluster.kind is "local"' in err

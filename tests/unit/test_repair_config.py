@@ -515,7 +515,7 @@ def test_a_mistake_about_objects_is_named_with_its_key(
 )
 def test_a_cluster_without_objects_has_no_such_repairers(tmp_path: Path, text: str) -> None:
     (found,) = problems(tmp_path, text)
-    assert 'acts by objects of Kubernetes, and cluster.kind is "local"; expected command' in found
+    assert 'needs an API server, and cluster.kind is not "kubernetes"; expected command' in found
 
 
 def test_a_status_without_quotes_is_read_as_it_is_meant(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_mistake_about_a_tests_job_is_named_with_its_key(
 
 def test_a_tests_job_needs_kubernetes(tmp_path: Path) -> None:
     found = problems(tmp_path, job())
-    assert any("job: acts by objects of Kubernetes" in one for one in found), found
+    assert any("job: needs an API server" in one for one in found), found
 
 
 NEW_NODES = "  new_nodes: {taint: sickbay.dev/untested, profile: quick}\n"
@@ -262,7 +262,7 @@ def test_without_a_taint_no_node_is_tested_as_a_new_one(tmp_path: Path) -> None:
 def test_without_kubernetes_there_are_no_startup_taints(tmp_path: Path) -> None:
     text = f"repair:\n  mode: repair\n{NEW_NODES}  repairers:\n{TESTS}"
     (told,) = problems(tmp_path, text)
-    assert 'cluster.kind is "local"' in told
+    assert 'cluster.kind is not "kubernetes"' in told
 
 
 KEEP = 'no test runs, and new nodes keep their taint "sickbay.dev/untested"; expected'

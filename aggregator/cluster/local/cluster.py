@@ -163,12 +163,18 @@ class LocalCluster:
                 self._changed.clear()
                 for item in await self._in_thread(self._differences, told):
                     yield item
+            for item in await self.look():
+                yield item
             if not whole:
                 whole = True
                 yield WatchSynced(told.unschedulable)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL):
                     await self._changed.wait()
+
+    async def look(self) -> Sequence[ClusterEvent]:
+        """News of the nodes beside the file's; none here."""
+        return ()
 
     def _differences(self, told: _Told) -> list[ClusterEvent]:
         news: list[ClusterEvent] = []
@@ -197,7 +203,7 @@ class LocalCluster:
     async def write_record(
         self, text: str, version: str, *, guard: Guard | None = None
     ) -> RecordText:
-        await _pass(guard)
+        await pass_guard(guard)
         return await self._write(self._open.write_record, text, version)
 
     async def read_stop(self) -> StopText:
@@ -206,7 +212,7 @@ class LocalCluster:
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
     ) -> Quarantine:
-        await _pass(guard)
+        await pass_guard(guard)
         return await self._write(self._open.create_quarantine, node, spec, finalizer=True)
 
     async def read_quarantine(self, node: str) -> Quarantine | None:
@@ -272,15 +278,15 @@ class LocalCluster:
             unschedulable=(
                 node.unschedulable if change.unschedulable is None else change.unschedulable
             ),
-            labels=_merged(node.labels, change.labels),
-            annotations=_merged(node.annotations, change.annotations),
+            labels=merged(node.labels, change.labels),
+            annotations=merged(node.annotations, change.annotations),
         )
         if len(after.taints) > len(node.taints):
             await self._run(self._commands.cordon, node.name, "cordon", guard)
         elif len(after.taints) < len(node.taints):
             await self._run(self._commands.release, node.name, "release", guard)
         else:
-            await _pass(guard)
+            await pass_guard(guard)
         return await self._write(self._open.write_node, after)
 
     async def pods_on(
@@ -380,7 +386,7 @@ class LocalCluster:
 
     async def _run(self, argv: Sequence[str], node: str, action: str, guard: Guard | None) -> None:
         if not argv:
-            await _pass(guard)
+            await pass_guard(guard)
             return
         quarantine = await self.read_quarantine(node)
         reason = quarantine.spec.reason if quarantine is not None else ""
@@ -389,12 +395,13 @@ class LocalCluster:
         await run_command(argv, key=key, values=values, limit=limit, guard=guard or UNGUARDED)
 
 
-async def _pass(guard: Guard | None) -> None:
+async def pass_guard(guard: Guard | None) -> None:
     """There is no queue here: the guard is awaited at once."""
     if guard is not None:
         await guard()
 
 
-def _merged(before: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:
+def merged(before: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:
+    """The labels or annotations after a change; None removes a key."""
     merged = {**before, **change}
     return {key: value for key, value in merged.items() if value is not None}

@@ -5,16 +5,14 @@ may have put a password there. Commands run again after a crash or a failure, so
 idempotent; docs/local.md says so.
 """
 
-import asyncio
-import contextlib
 import logging
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aggregator.cluster.guarded_program import ProgramStopped, run_guarded
 from aggregator.cluster.port import Guard, Unreachable
-from aggregator.runtime.command_output import last_text, wait_for_end
+from aggregator.runtime.command_output import last_text
 from aggregator.runtime.node_name import expect_one_node
 from aggregator.runtime.text import truncate
 
@@ -73,16 +71,16 @@ async def finish_command(
     # A file and not a pipe: a process that the command leaves running must not keep us waiting. In
     # memory: a full disk must keep no node from being cordoned or released.
     with os.fdopen(os.memfd_create("command"), "w+b") as output:
-        await guard()
         try:
             expect_one_node(node)
-            process = await asyncio.create_subprocess_exec(
-                *filled,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
+            code = await run_guarded(
+                filled,
+                environ=environment,
+                limit=limit,
+                guard=guard,
+                output=output,
+                errors=output,
+                most=_TOO_MUCH,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument, or the name
             log.warning(
@@ -90,31 +88,16 @@ async def finish_command(
                 extra={"event": "command.not_started", **(told | {"error": str(error)})},
             )
             raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
-        try:
-            async with asyncio.timeout(limit):
-                ended = await wait_for_end(process, output, _TOO_MUCH, refused=guard.lost)
-        except TimeoutError:
-            extra = {"error": "out of time", "output": last_text(output)}
+        except ProgramStopped as stopped:
+            extra = {"error": str(stopped), "output": last_text(output)}
             log.warning("site command stopped", extra=told | extra)
-            raise SiteCommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
-        else:
-            if not ended:
-                excess = f"it wrote more than {_TOO_MUCH // 2**20} MiB"
-                text = f"{argv[0]} was ended: {guard.lost() or excess}"
-                log.warning("site command stopped", extra=told | {"error": text})
-                raise SiteCommandFailed(text)
-        finally:
-            # Its time is over, or we stop: the command runs again, and must not run twice at once.
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            raise SiteCommandFailed(f"{argv[0]} {stopped}") from None
         text = last_text(output)
     log.info(
         "site command ended",
-        extra={"event": "command.ended", **(told | {"rc": process.returncode, "output": text})},
+        extra={"event": "command.ended", **(told | {"rc": code, "output": text})},
     )
-    return Finished(process.returncode or 0, text)
+    return Finished(code, text)
 
 
 def _fill(word: str, values: Mapping[str, str]) -> str:

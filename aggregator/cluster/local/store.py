@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS nodes (
   unschedulable INTEGER NOT NULL, taints TEXT NOT NULL, labels TEXT NOT NULL,
   annotations TEXT NOT NULL, drained_for TEXT NOT NULL DEFAULT ''
 ) STRICT;
+CREATE TABLE IF NOT EXISTS drains (node TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS quarantines (
   node TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL,
   status TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL,
@@ -337,6 +338,27 @@ class LocalStore:
         self.node(name)  # a row to write to
         with self._change() as db:
             db.execute("UPDATE nodes SET drained_for = ? WHERE name = ?", (uid, name))
+
+    def drain_of(self, name: str) -> str:
+        """What was recorded about the drain in the workload manager; empty: none is ours."""
+        rows = self._read("SELECT text FROM drains WHERE node = ?", name)
+        return str(rows[0][0]) if rows else ""
+
+    def drains(self) -> dict[str, str]:
+        """All that were recorded, by node."""
+        return dict(self._read("SELECT node, text FROM drains"))
+
+    def set_drain_of(self, name: str, text: str) -> None:
+        """Durable before the drain is written; an empty text removes it."""
+        with self._change() as db:
+            if text:
+                db.execute(
+                    "INSERT INTO drains VALUES (?, ?) ON CONFLICT (node) DO UPDATE"
+                    " SET text = excluded.text",
+                    (name, text),
+                )
+            else:
+                db.execute("DELETE FROM drains WHERE node = ?", (name,))
 
 
 def _make_private(path: Path) -> None:

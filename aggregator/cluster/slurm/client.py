@@ -1,0 +1,213 @@
+"""Slurm through its own programs: `scontrol`, `sinfo` and `squeue`, each bounded in time.
+
+They prove who we are by munge or a token, as every user's do. None runs through a shell.
+"""
+
+import json
+import logging
+import os
+import pwd
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aggregator.cluster.guarded_program import ProgramStopped, run_guarded
+from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused, Unreachable
+from aggregator.cluster.slurm.state import (
+    SlurmJob,
+    SlurmNode,
+    UnreadableOutput,
+    first_error,
+    read_jobs,
+    read_nodes,
+)
+from aggregator.runtime.command_output import last_text
+from aggregator.runtime.node_name import expect_one_node
+
+log = logging.getLogger("sickbay.slurm")
+
+#: Parts of slurm's own messages (src/common/slurm_errno.c).
+_NO_NODE = "Invalid node name specified"
+_NO_RIGHT = ("Access/permission denied", "Invalid user id", "Protocol authentication error")
+_START = re.compile(r"^BOOT_TIME *= *(\S+)", re.MULTILINE)
+_NO_OPTION = ("unrecognized option", "invalid option")
+
+
+class SlurmClient(Protocol):
+    """What sickbay needs of Slurm. Raises `Unreachable`, `Refused` and `NotFound`."""
+
+    @property
+    def user(self) -> str:
+        """The user whom Slurm records as the author of our drains."""
+        ...
+
+    async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
+        """These nodes, or all of them. A name that Slurm does not know has no entry."""
+        ...
+
+    async def read_jobs(self, node: str) -> list[SlurmJob]:
+        """The jobs that run or end on a node."""
+        ...
+
+    async def read_start(self) -> str:
+        """When slurmctld was started, in its own words."""
+        ...
+
+    async def drain(self, node: str, reason: str, *, guard: Guard) -> None: ...
+
+    async def undrain(self, node: str) -> None:
+        """Take the drain back, and nothing else: a node that is DOWN stays so."""
+        ...
+
+    async def write_reason(self, node: str, words: str) -> None: ...
+
+
+@dataclass(slots=True)
+class SlurmPrograms:
+    """`SlurmClient` by programs that are found in ``folder``, or on the path where it is empty.
+
+    ``limit``: seconds of each. ``conf``: SLURM_CONF, empty for Slurm's default.
+    """
+
+    folder: str = ""
+    conf: str = ""
+    limit: float = 30.0
+    #: munge proves the user of this process.
+    user: str = field(default_factory=lambda: pwd.getpwuid(os.geteuid()).pw_name)
+    #: Whether `scontrol` knows --json, as from Slurm 23.02 on; None until it was tried.
+    _scontrol_has_json: bool | None = None
+
+    async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
+        if names is not None and not names:
+            return []
+        chosen = ",".join(sorted(_checked(names))) if names is not None else ""
+        if self._scontrol_has_json is not False:
+            command = ["scontrol", "--json", "show", "nodes", *([chosen] if chosen else [])]
+            code, output = await self._run(command)
+            self._scontrol_has_json = not any(text in output for text in _NO_OPTION)
+            if self._scontrol_has_json:
+                if code != 0 and _NO_NODE in output and names is not None and len(names) > 1:
+                    return await self._chosen_of_all(names)
+                return [] if _NO_NODE in output else _nodes(_answer(command, code, output))
+        command = ["sinfo", "--json", *(["--nodes", chosen] if chosen else [])]
+        code, output = await self._run(command)
+        if code != 0 and _NO_NODE in output and names is not None:
+            return await self._chosen_of_all(names)
+        found = _nodes(_answer(command, code, output))
+        # sinfo of 22.05 prints all nodes, whatever it was told.
+        return found if names is None else [one for one in found if one.name in names]
+
+    async def _chosen_of_all(self, names: Collection[str]) -> list[SlurmNode]:
+        """Slurm refuses the whole list because of one name that it does not know."""
+        return [one for one in await self.read_nodes() if one.name in names]
+
+    async def read_jobs(self, node: str) -> list[SlurmJob]:
+        [name] = _checked([node])
+        command = ["squeue", "--json", "--nodelist", name]
+        code, output = await self._run(command)
+        if code != 0 and _NO_NODE in output:
+            return []
+        try:
+            return read_jobs(_answer(command, code, output))
+        except UnreadableOutput as error:
+            raise Unreachable(str(error)) from error
+
+    async def read_start(self) -> str:
+        command = ["scontrol", "show", "config"]
+        code, output = await self._run(command)
+        if code != 0:
+            raise _error_of(command, code, output)
+        found = _START.search(output)
+        return found[1] if found else ""
+
+    async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
+        await self._update(node, "state=drain", f"reason={reason}", guard=guard)
+
+    async def undrain(self, node: str) -> None:
+        await self._update(node, "state=undrain")
+
+    async def write_reason(self, node: str, words: str) -> None:
+        await self._update(node, f"reason={words}")
+
+    async def _update(self, node: str, *words: str, guard: Guard = UNGUARDED) -> None:
+        [name] = _checked([node])
+        command = ["scontrol", "update", f"nodename={name}", *words]
+        code, output = await self._run(command, guard=guard)
+        log.info(
+            "slurm node updated" if code == 0 else "slurm node not updated",
+            extra={"event": "slurm.update", "node": name, "change": words[0], "rc": code}
+            | ({"error": output[-500:]} if code else {}),
+        )
+        if code != 0:
+            raise _error_of(command, code, output)
+
+    async def _run(self, command: Sequence[str], *, guard: Guard = UNGUARDED) -> tuple[int, str]:
+        """Its exit code, and what it printed: all where it ended with 0, else its end."""
+        program = os.path.join(self.folder, command[0])  # noqa: PTH118 - "" leaves it to the path
+        environ = os.environ | {"LC_ALL": "C"} | ({"SLURM_CONF": self.conf} if self.conf else {})
+        with (
+            os.fdopen(os.memfd_create("slurm"), "w+b") as output,
+            os.fdopen(os.memfd_create("slurm-error"), "w+b") as errors,
+        ):
+            try:
+                code = await run_guarded(
+                    [program, *command[1:]],
+                    environ=environ,
+                    limit=self.limit,
+                    guard=guard,
+                    output=output,
+                    errors=errors,
+                )
+            except OSError as error:
+                text = f"{program} can't be run: {error.strerror}; set cluster.slurm.programs"
+                raise Refused(text) from error
+            except ProgramStopped as stopped:
+                raise Unreachable(f"{command[0]} {stopped}") from None
+            if code != 0:
+                return code, last_text(errors) or last_text(output)
+            output.seek(0)
+            return 0, output.read().decode(errors="replace")
+
+
+def _checked(names: Collection[str]) -> list[str]:
+    """Names that mean one node each. Raises `Refused`: another text may mean every node."""
+    for name in names:
+        try:
+            expect_one_node(name)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+    return list(names)
+
+
+def _nodes(answer: dict[str, Any]) -> list[SlurmNode]:
+    try:
+        return read_nodes(answer)
+    except UnreadableOutput as error:
+        raise Unreachable(str(error)) from error
+
+
+def _answer(command: Sequence[str], code: int, output: str) -> dict[str, Any]:
+    if code != 0:
+        raise _error_of(command, code, output)
+    try:
+        answer = json.loads(output)
+    except ValueError as error:
+        raise Unreachable(f"{' '.join(command[:2])} printed no JSON: {error}") from error
+    if not isinstance(answer, dict):
+        raise Unreachable(f"{' '.join(command[:2])} printed JSON without the field 'meta'")
+    if said := first_error(answer):
+        raise Unreachable(f"{' '.join(command[:2])}: {said}")
+    return answer
+
+
+def _error_of(command: Sequence[str], code: int, output: str) -> Exception:
+    last = output.splitlines()[-1] if output else "no output"
+    text = f"{' '.join(command[:2])} exited with {code}: {last}"
+    if _NO_NODE in output:
+        return NotFound(text)
+    if any(part in output for part in _NO_RIGHT):
+        return Refused(
+            f"{text}; the aggregator's user needs AdminLevel Operator, or to be SlurmUser"
+        )
+    return Unreachable(text)

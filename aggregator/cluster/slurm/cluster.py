@@ -1,0 +1,328 @@
+"""A Slurm cluster: quarantines and the record in SQLite, the nodes and their jobs in Slurm.
+
+A quarantine's mark is a DRAIN with our reason, which lets jobs end; the node is drained when Slurm
+says that no job runs or ends there. What Slurm knows decides: the row of a node keeps what Slurm
+has no place for.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+
+from aggregator.cluster.local.cluster import Commands, LocalCluster, merged, pass_guard
+from aggregator.cluster.port import (
+    UNGUARDED,
+    ClusterEvent,
+    Conflict,
+    Evicted,
+    EvictionResult,
+    Guard,
+    Node,
+    NodeChange,
+    NodeMeta,
+    NodeUncordoned,
+    NotFound,
+    Phase,
+    Pod,
+    Unreachable,
+)
+from aggregator.cluster.slurm.client import SlurmClient
+from aggregator.cluster.slurm.drain import OurDrain, Whose, has_our_words, reason_of, whose
+from aggregator.cluster.slurm.shared_read import SharedRead
+from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
+from aggregator.runtime.text import truncate
+
+log = logging.getLogger("sickbay.slurm")
+
+#: The label with a node's first partition, by which pools and rules choose nodes.
+PARTITION = "slurm.schedmd.com/partition"
+#: The kind of the owner of a pod that is a job.
+JOB = "SlurmJob"
+_RECORD = msgspec.json.Decoder(OurDrain)
+
+
+class SlurmCluster(LocalCluster):
+    """The `Cluster` protocol on Slurm. ``poll``: seconds between two reads of the drained nodes."""
+
+    kind = "slurm"
+    lists_all = True
+
+    def __init__(
+        self, path: Path, *, client: SlurmClient, poll: float = 5.0, wall: Callable[[], float]
+    ) -> None:
+        super().__init__(path, commands=Commands(), wall=wall)
+        self._client = client
+        self._reads: SharedRead[SlurmNode] = SharedRead(client.read_nodes)
+        self._poll = poll
+        self._next_look = 0.0
+        self._controller_start = ""
+        #: Nodes of which a drain is being written: their state is between two.
+        self._changing: set[str] = set()
+
+    # -- reads ---------------------------------------------------------------------------
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        rows = {row.name: row for row in await self._in_thread(self._open.nodes)}
+        found = []
+        for one in await self._client.read_nodes():
+            row = rows.get(one.name)
+            found.append(
+                NodeMeta(
+                    one.name,
+                    _uid(row.uid, one) if row is not None else "",
+                    _labels(one, row.labels if row is not None else {}),
+                    row.annotations if row is not None else {},
+                )
+            )
+        return found
+
+    async def read_node(
+        self, name: str, *, cached: bool = False, background: bool = False
+    ) -> Node | None:
+        del cached, background
+        one = await self._reads.get(name)
+        if one is None:
+            return None
+        row = await self._in_thread(self._open.node, name)
+        return replace(
+            row,
+            uid=_uid(row.uid, one),
+            unschedulable=one.has_drain,
+            labels=_labels(one, row.labels),
+        )
+
+    async def wait_for_node(self, name: str) -> None:
+        while await self._reads.get(name) is None:  # noqa: ASYNC110 - Slurm has no watch
+            await asyncio.sleep(self._poll)
+
+    # -- the drain -----------------------------------------------------------------------
+
+    async def patch_node(
+        self, node: Node, change: NodeChange, *, guard: Guard | None = None
+    ) -> Node:
+        """Slurm first, then the row: a crash between them writes the same drain once more."""
+        row = replace(node, uid=node.uid.partition("+")[0])
+        await self._in_thread(self._open.expect_node, row)
+        taints = row.taints if change.taints is None else change.taints
+        more, fewer = len(taints) > len(row.taints), len(taints) < len(row.taints)
+        self._changing.add(node.name)
+        try:
+            if more or change.unschedulable:
+                await self._drain(node, guard or UNGUARDED)
+            elif fewer or change.unschedulable is False:
+                await self._undrain(node.name)
+            else:
+                await pass_guard(guard)
+            labels = {key: text for key, text in row.labels.items() if key != PARTITION}
+            unschedulable = node.unschedulable or more or bool(change.unschedulable)
+            after = replace(
+                row,
+                taints=taints,
+                unschedulable=unschedulable and not fewer and change.unschedulable is not False,
+                labels=merged(labels, change.labels),
+                annotations=merged(row.annotations, change.annotations),
+            )
+            await self._write(self._open.write_node, after)
+        finally:
+            self._changing.discard(node.name)
+        found = await self.read_node(node.name)
+        if found is None:
+            raise NotFound(f"Slurm has no node {node.name}")
+        return found
+
+    async def _drain(self, node: Node, guard: Guard) -> None:
+        """Raises `Conflict` where the machine is another one than ``node``."""
+        found = await self._now(node.name)
+        if _uid(node.uid.partition("+")[0], found) != node.uid:
+            raise Conflict(f"{node.name} is another machine now")
+        quarantine = await self.read_quarantine(node.name)
+        reason = reason_of(quarantine.spec.reason if quarantine is not None else "quarantine")
+        ours = await self._recorded(node.name)
+        author = whose(found, ours)
+        if author is Whose.ANOTHER:
+            # No new work starts there already; the words of the other stay.
+            await pass_guard(guard)
+            await self._record(node.name, None)
+            return
+        if author is Whose.NOBODY:
+            ours = OurDrain(
+                reason,
+                self._client.user,
+                before=found.reason,
+                instance_id=found.instance_id,
+            )
+            await self._record(node.name, ours)
+            await self._client.drain(node.name, reason, guard=guard)
+            found = await self._now(node.name)
+        if not found.has_drain:
+            raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
+        if ours is None or whose(found, ours) is not Whose.OURS:
+            await self._record(node.name, None)  # somebody else wrote in the same moment
+            return
+        seen = replace(ours, at=found.reason_at)
+        await self._record(node.name, seen)
+
+    async def _undrain(self, name: str) -> None:
+        """Only a drain with the words, the user and the time that we recorded; the rest stays."""
+        ours = await self._recorded(name)
+        if ours is None:
+            return
+        found = await self._reads.get(name)
+        if found is not None and _same_machine(found, ours):
+            if whose(found, ours) is Whose.OURS:
+                await self._client.undrain(name)
+                found = await self._now(name)
+            if not found.has_drain and has_our_words(found, ours) and ours.before:
+                # DOWN stays, and with it the words of whoever set it.
+                await self._client.write_reason(name, ours.before)
+        await self._record(name, None)
+
+    async def _now(self, name: str) -> SlurmNode:
+        found = await self._reads.get(name)
+        if found is None:
+            raise NotFound(f"Slurm has no node {name}")
+        return found
+
+    async def _recorded(self, name: str) -> OurDrain | None:
+        text = await self._in_thread(self._open.drain_of, name)
+        return _RECORD.decode(text) if text else None
+
+    async def _record(self, name: str, ours: OurDrain | None) -> None:
+        text = msgspec.json.encode(asdict(ours)).decode() if ours is not None else ""
+        await self._write(self._open.set_drain_of, name, text)
+
+    # -- jobs ----------------------------------------------------------------------------
+
+    async def pods_on(
+        self, node: str, *, background: bool = False, guard: Guard | None = None
+    ) -> list[Pod]:
+        """The jobs of a node as pods. None: Slurm's state, too, says that nothing runs or ends."""
+        del background
+        if guard is not None:
+            await guard()
+        quarantine = await self.read_quarantine(node)
+        if quarantine is None:
+            return []
+        found = await self._reads.get(node)
+        if found is None:
+            return []
+        jobs = await self._client.read_jobs(node)
+        if not jobs and found.is_at_work:
+            jobs = [SlurmJob(f"unknown-on-{node}", "", "", "", "", found.shown)]
+        return [_pod(job, node) for job in jobs]
+
+    async def evict(
+        self,
+        pod: Pod,
+        *,
+        dry_run: bool = False,
+        background: bool = False,
+        guard: Guard | None = None,
+    ) -> EvictionResult:
+        """A job is never ended: DRAIN lets it run to its end."""
+        del dry_run, background
+        if guard is not None:
+            await guard()
+        return EvictionResult(Evicted.BLOCKED, _why_it_stays(pod))
+
+    async def delete_pod(
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+    ) -> EvictionResult:
+        del grace
+        return await self.evict(pod, background=background, guard=guard)
+
+    # -- changes by people ------------------------------------------------------------------
+
+    async def look(self) -> Sequence[ClusterEvent]:
+        """What people and Slurm did with our drains since the last look."""
+        if time.monotonic() < self._next_look:
+            return ()
+        drains = await self._in_thread(self._open.drains)
+        started = await self._client.read_start() if drains else self._controller_start
+        restarted = self._controller_start not in ("", started)
+        self._controller_start = started
+        found = {one.name: one for one in await self._client.read_nodes(drains)}
+        self._next_look = time.monotonic() + self._poll
+        events: list[ClusterEvent] = []
+        for name, text in drains.items():
+            one, ours = found.get(name), _RECORD.decode(text)
+            if one is None or name in self._changing or not ours.at:
+                continue
+            if await self._in_thread(self._open.drain_of, name) != text:
+                continue
+            author = whose(one, ours)
+            if author is Whose.NOBODY and restarted:
+                # Without its saved state slurmctld forgets each drain: that is no person's word.
+                log.warning(
+                    "drain lost by slurmctld", extra={"event": "slurm.drain_lost", "node": name}
+                )
+                events.append(NodeUncordoned(name))
+            elif author is not Whose.OURS:
+                await self._give_up(name, one, author)
+        return events
+
+    async def _give_up(self, name: str, one: SlurmNode, author: Whose) -> None:
+        """A person's RESUME, or a person's words on our drain: the node is theirs, as if the
+        quarantine had been deleted by hand.
+        """
+        resumed = author is Whose.NOBODY
+        log.warning(
+            "drain taken back" if resumed else "drain taken over",
+            extra={
+                "event": "slurm.resumed" if resumed else "slurm.taken_over",
+                "node": name,
+                "state": one.shown,
+                "reason": truncate(one.reason, 500),
+                "user": one.reason_user,
+            },
+        )
+        await self._record(name, None)
+        quarantine = await self.read_quarantine(name)
+        if quarantine is not None and quarantine.status.phase is not Phase.RELEASING:
+            await self._write(self._open.delete_quarantine, name)
+
+
+def _uid(row: str, one: SlurmNode) -> str:
+    """The identity of the machine: another instance of a cloud under an old name is another one."""
+    return f"{row}+{one.instance_id}" if one.instance_id else row
+
+
+def _same_machine(one: SlurmNode, ours: OurDrain) -> bool:
+    return one.instance_id == ours.instance_id
+
+
+def _labels(one: SlurmNode, labels: object) -> dict[str, str]:
+    kept = dict(labels) if isinstance(labels, dict) else {}
+    return kept | ({PARTITION: one.partitions[0]} if one.partitions else {})
+
+
+def _pod(job: SlurmJob, node: str) -> Pod:
+    words = {"name": job.name, "user": job.user, "account": job.account, "state": job.state}
+    return Pod(
+        namespace="slurm",
+        name=f"job-{job.job_id}",
+        uid=job.job_id,
+        version="",
+        phase="Running",
+        deleting=job.state == "COMPLETING",
+        mirror=False,
+        owner_kind=JOB,
+        owner_name=job.name,
+        empty_dirs=(),
+        annotations=words | {"ends-at": str(job.ends_at)},
+        node=node,
+    )
+
+
+def _why_it_stays(pod: Pod) -> str:
+    words = pod.annotations
+    who = f" ({words['name']} of {words['user']})" if words.get("user") else ""
+    ends = int(words.get("ends-at") or 0)
+    until = time.strftime(", at most until %Y-%m-%d %H:%M UTC", time.gmtime(ends)) if ends else ""
+    state = words.get("state", "").lower()
+    return truncate(f"job {pod.uid}{who} is {state}, and DRAIN lets it end{until}", 300)

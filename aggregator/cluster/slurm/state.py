@@ -1,0 +1,148 @@
+"""Nodes and jobs as Slurm's programs print them in JSON. Pure.
+
+Two forms are read: openapi/v0.0.38 and earlier (Slurm 22.05: ``state`` is a text next to
+``state_flags``), and the data parsers from v0.0.39 on (``state`` is a list, a number may be
+``{"set": ..., "infinite": ..., "number": ...}``): https://slurm.schedmd.com/rest_api.html.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Base states: https://slurm.schedmd.com/sinfo.html#lbAG. Every other word is a flag.
+_BASES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE"})
+_AT_WORK = frozenset({"ALLOCATED", "MIXED"})
+#: States of a job that has a node: https://slurm.schedmd.com/squeue.html#lbAG.
+_ON_A_NODE = frozenset(
+    {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING"}
+)
+
+
+class UnreadableOutput(ValueError):
+    """The output is not of a form that is known here; the message names what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """One node. Times are wall clock seconds of slurmctld (0: none).
+
+    ``reason``, ``reason_user`` and ``reason_at``: words, author and time of the last drain.
+    ``instance_id`` is that of the cloud's machine, empty where Slurm does not know it.
+    """
+
+    name: str
+    hostname: str
+    base: str
+    flags: frozenset[str]
+    reason: str = ""
+    reason_user: str = ""
+    reason_at: int = 0
+    boot_time: int = 0
+    instance_id: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def has_drain(self) -> bool:
+        """Whether no new work starts there, since somebody has drained it."""
+        return "DRAIN" in self.flags
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a job runs there or ends there."""
+        return self.base in _AT_WORK or "COMPLETING" in self.flags
+
+    @property
+    def shown(self) -> str:
+        """Its state in Slurm's words, such as IDLE+DRAIN."""
+        return "+".join((self.base, *sorted(self.flags)))
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job with nodes. ``ends_at``: when its time limit is over, in wall clock seconds."""
+
+    job_id: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    state: str
+    ends_at: int = 0
+
+
+def read_nodes(answer: Mapping[str, Any]) -> list[SlurmNode]:
+    """The nodes of ``scontrol show nodes --json`` or ``sinfo --json``."""
+    return [_node(one) for one in _list_of(answer, "nodes")]
+
+
+def read_jobs(answer: Mapping[str, Any]) -> list[SlurmJob]:
+    """The jobs of ``squeue --json`` that have a node now."""
+    return [job for one in _list_of(answer, "jobs") if (job := _job(one)).state in _ON_A_NODE]
+
+
+def first_error(answer: Mapping[str, Any]) -> str:
+    """The first error that Slurm put into an answer with exit code 0; empty: none."""
+    for one in answer.get("errors") or ():
+        if isinstance(one, Mapping):
+            words = [one.get("error"), one.get("description"), one.get("source")]
+            return ": ".join(str(word) for word in words if word) or "an error without a text"
+        return str(one)
+    return ""
+
+
+def _list_of(answer: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = answer.get(key)
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        raise UnreadableOutput(f"Slurm's answer has no list {key!r}")
+    return found
+
+
+def _node(one: Mapping[str, Any]) -> SlurmNode:
+    name = one.get("name")
+    if not isinstance(name, str) or not name:
+        raise UnreadableOutput("a node of Slurm's answer has no name")
+    words = {word.upper() for key in ("state", "state_flags") for word in _words(one.get(key))}
+    bases = words & _BASES
+    if len(bases) > 1 or not words:
+        raise UnreadableOutput(f"the state of node {name} is {sorted(words)}; expected one state")
+    return SlurmNode(
+        name=name,
+        hostname=str(one.get("hostname") or ""),
+        base=next(iter(bases), "UNKNOWN"),
+        flags=frozenset(words - _BASES),
+        reason=str(one.get("reason") or ""),
+        reason_user=str(one.get("reason_set_by_user") or ""),
+        reason_at=_number(one.get("reason_changed_at")),
+        boot_time=_number(one.get("boot_time")),
+        instance_id=str(one.get("instance_id") or ""),
+        partitions=tuple(_words(one.get("partitions"))),
+    )
+
+
+def _job(one: Mapping[str, Any]) -> SlurmJob:
+    states = [word.upper() for word in _words(one.get("job_state"))]
+    return SlurmJob(
+        job_id=str(_number(one.get("job_id"))),
+        name=str(one.get("name") or ""),
+        user=str(one.get("user_name") or ""),
+        account=str(one.get("account") or ""),
+        partition=str(one.get("partition") or ""),
+        # COMPLETING comes next to a state that is over.
+        state=next((state for state in states if state in _ON_A_NODE), states[0] if states else ""),
+        ends_at=_number(one.get("end_time")),
+    )
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value] if value else []
+    if isinstance(value, list):
+        return [word for word in value if isinstance(word, str)]
+    return []
+
+
+def _number(value: object) -> int:
+    """A number in either form; 0 where it is not set or infinite."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else 0
+    return int(value) if isinstance(value, int | float) else 0

@@ -1,0 +1,287 @@
+"""Quarantines on a real slurmctld: our drain, and nobody else's."""
+
+import asyncio
+import os
+import re
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.cluster.node_names import TAINT
+from aggregator.cluster.port import (
+    Action,
+    Conflict,
+    Evicted,
+    Guard,
+    GuardRefused,
+    NodeChange,
+    NotFound,
+    QuarantineSeen,
+    QuarantineSpec,
+    Refused,
+    Taint,
+    Unreachable,
+    WatchLost,
+    WatchSynced,
+)
+from aggregator.cluster.slurm.client import SlurmPrograms
+from aggregator.cluster.slurm.cluster import SlurmCluster
+from tests.controlplane.waiting import wait_until
+from tests.support.slurm import Slurm, needs_slurm
+from tests.support.waiting import until
+
+pytestmark = [needs_slurm, pytest.mark.root]
+
+XID = QuarantineSpec(Action.DRAIN, "gpu", "xid:79 on GPU 3 (0000:ab:00.0)\nfell off the bus")
+OURS = "sickbay: xid:79 on GPU 3 (0000:ab:00.0) fell off the bus"
+MARK = NodeChange(taints=(Taint(TAINT, "gpu", "NoSchedule"),), unschedulable=True)
+UNMARK = NodeChange(taints=(), unschedulable=False)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with Slurm(tmp_path_factory.mktemp("slurm")) as found:
+        yield found
+
+
+@pytest.fixture
+async def cluster(slurm: Slurm, tmp_path: Path) -> AsyncIterator[SlurmCluster]:
+    made = cluster_of(slurm, tmp_path / "cluster.db")
+    await made.start()
+    yield made
+    await made.close()
+    for name in slurm.nodes:
+        if "DRAIN" in slurm.state(name):
+            slurm.update(name, "state=undrain")
+
+
+def cluster_of(slurm: Slurm, path: Path) -> SlurmCluster:
+    client = SlurmPrograms(conf=str(slurm.conf))
+    return SlurmCluster(path, client=client, poll=0.1, wall=time.time)
+
+
+async def quarantined(cluster: SlurmCluster, name: str) -> None:
+    await cluster.create_quarantine(name, XID)
+    node = await cluster.read_node(name)
+    assert node is not None
+    assert (await cluster.patch_node(node, MARK)).unschedulable
+
+
+async def released(cluster: SlurmCluster, name: str) -> None:
+    node = await cluster.read_node(name)
+    assert node is not None
+    await cluster.patch_node(node, UNMARK)
+
+
+async def followed(cluster: SlurmCluster, seen: list[object]) -> None:
+    async for event in cluster.events():
+        seen.append(event)  # noqa: PERF401 - it does not end
+
+
+async def test_a_quarantine_is_a_drain_with_our_reason_and_its_release_an_undrain(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    await quarantined(cluster, "w1")
+    assert slurm.state("w1") == "IDLE+DRAIN"
+    assert slurm.shown("w1")["Reason"] == OURS
+    await released(cluster, "w1")
+    assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == ("IDLE", "")
+
+
+async def test_a_job_runs_to_its_end_and_the_node_is_drained_when_it_has_ended(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    job = slurm.submit("w1")
+    await quarantined(cluster, "w1")
+    [pod] = await cluster.pods_on("w1")
+    assert (pod.key, pod.owner_name) == (f"slurm/job-{job}", "llama")
+    result = await cluster.evict(pod)
+    assert result.outcome is Evicted.BLOCKED
+    assert f"job {job} (llama of root) is running, and DRAIN lets it end, at most until" in (
+        result.message
+    )
+    assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"]
+    slurm.run("scancel", job)
+    async with asyncio.timeout(300):
+        while await cluster.pods_on("w1"):  # noqa: ASYNC110 - Slurm has no watch
+            await asyncio.sleep(0.1)
+    assert slurm.state("w1") == "IDLE+DRAIN"
+
+
+async def test_a_node_that_a_person_has_drained_keeps_its_words_and_stays_drained(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    slurm.update("w1", "state=drain", "reason=fan 3 dead RMA 123")
+    await quarantined(cluster, "w1")
+    assert slurm.shown("w1")["Reason"] == "fan 3 dead RMA 123"
+    await released(cluster, "w1")
+    assert slurm.state("w1") == "IDLE+DRAIN"
+    assert slurm.shown("w1")["Reason"] == "fan 3 dead RMA 123"
+
+
+async def test_a_resume_and_new_words_by_a_person_end_the_quarantine_and_are_left_as_they_are(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    seen: list[object] = []
+    following = asyncio.create_task(followed(cluster, seen))
+    for words, state, reason in (
+        (("state=resume",), "IDLE", ""),
+        (("reason=under repair by ann",), "IDLE+DRAIN", "under repair by ann"),
+    ):
+        await quarantined(cluster, "w1")
+        slurm.update("w1", *words)
+        await until(
+            lambda: any(isinstance(one, QuarantineSeen) and one.quarantine.deleting for one in seen)
+        )
+        await released(cluster, "w1")
+        assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == (state, reason)
+        gone = await cluster.read_quarantine("w1")
+        assert gone is not None
+        await cluster.drop_quarantine(gone)
+        seen.clear()
+    following.cancel()
+
+
+async def test_a_node_that_is_down_stays_down_with_the_words_it_had(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    slurm.update("s1", "state=down", "reason=no power in rack 7")
+    await quarantined(cluster, "s1")
+    assert "DOWN+DRAIN" in slurm.state("s1")
+    assert slurm.shown("s1")["Reason"] == OURS
+    await released(cluster, "s1")
+    assert slurm.state("s1").startswith("DOWN")
+    assert "DRAIN" not in slurm.state("s1")
+    assert slurm.shown("s1")["Reason"] == "no power in rack 7"
+
+
+async def test_a_drain_whose_end_was_not_seen_is_ours_after_a_restart(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.update("s2", "state=down", "reason=never there")  # no undrain in the state UNKNOWN
+    first = cluster_of(slurm, tmp_path / "cluster.db")
+    await first.start()
+    await first.create_quarantine("s2", XID)
+    node = await first.read_node("s2")
+    assert node is not None
+    reads = 0
+
+    async def read_nodes(names: object = None) -> object:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            raise Unreachable("the process ends here")
+        return await SlurmPrograms(conf=str(slurm.conf)).read_nodes(["s2"])
+
+    first._reads._read = read_nodes  # type: ignore[assignment]
+    with pytest.raises(Unreachable):
+        await first.patch_node(node, MARK)
+    await first.close()
+    again = cluster_of(slurm, tmp_path / "cluster.db")
+    await again.start()
+    node = await again.read_node("s2")
+    assert node is not None
+    assert not node.taints
+    await again.patch_node(node, MARK)
+    await released(again, "s2")
+    await again.close()
+    assert "DRAIN" not in slurm.state("s2")
+
+
+async def test_a_lost_place_after_the_last_wait_drains_nothing(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    async def refuse() -> None:
+        raise GuardRefused("another controller acts")
+
+    await cluster.create_quarantine("w1", XID)
+    node = await cluster.read_node("w1")
+    assert node is not None
+    with pytest.raises(GuardRefused):
+        await cluster.patch_node(node, MARK, guard=Guard(refuse))
+    assert slurm.state("w1") == "IDLE"
+
+
+async def test_a_stopped_slurmctld_is_reported_and_a_drain_that_it_forgot_is_no_persons_word(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    seen: list[object] = []
+    await quarantined(cluster, "w1")
+    following = asyncio.create_task(followed(cluster, seen))
+    await until(lambda: any(isinstance(one, WatchSynced) for one in seen))
+    slurm.stop_controller()
+    client = SlurmPrograms(conf=str(slurm.conf), limit=1.0)
+    with pytest.raises(Unreachable, match="did not end within 1 s"):
+        await client.read_nodes(["w1"])
+    seen.clear()
+    cluster._client.limit = 1.0  # type: ignore[attr-defined]
+    await until(lambda: any(isinstance(one, WatchLost) for one in seen))
+    slurm.start_controller(clean=True)
+    await until(lambda: any(type(one).__name__ == "NodeUncordoned" for one in seen))
+    quarantine = await cluster.read_quarantine("w1")
+    assert quarantine is not None
+    assert not quarantine.deleting
+    node = await cluster.read_node("w1")
+    assert node is not None
+    assert not node.unschedulable
+    await cluster.patch_node(node, NodeChange(unschedulable=True))
+    assert slurm.shown("w1")["Reason"] == OURS
+    following.cancel()
+    # slurmctld refuses an undrain until the node has registered.
+    await until(lambda: slurm.state("w1") == "IDLE+DRAIN", what=slurm.log)
+
+
+async def test_names_that_slurm_does_not_know_or_reads_as_all_nodes_are_refused(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    assert await cluster.read_node("stranger") is None
+    assert {node.name for node in await cluster.list_nodes()} == set(slurm.nodes)
+    for name in ("ALL", "w[1-2]", "w1,s1", "-f"):
+        with pytest.raises(Refused):
+            await cluster.create_quarantine(name, XID)
+        with pytest.raises(Refused):
+            await SlurmPrograms(conf=str(slurm.conf)).undrain(name)
+    with pytest.raises(NotFound):
+        await SlurmPrograms(conf=str(slurm.conf)).undrain("stranger")
+    assert slurm.state("w1") == "IDLE"
+
+
+def test_the_hooks_of_the_docs_keep_anothers_drain_and_wait_for_jobs(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    text = (Path(__file__).parents[2] / "docs/drain.md").read_text()
+    scripts = {}
+    for block in re.findall(r"```sh\n(#!/bin/sh\n# (slurm-[a-z]+) .*?)```", text, re.DOTALL):
+        scripts[block[1]] = tmp_path / block[1]
+        scripts[block[1]].write_text(block[0])
+        scripts[block[1]].chmod(0o755)
+
+    def run(name: str, *words: str) -> int:
+        environ = os.environ | {"SLURM_CONF": str(slurm.conf)}
+        return subprocess.run([scripts[name], "w1", *words], check=False, env=environ).returncode
+
+    job = slurm.submit("w1")
+    assert run("slurm-drain", "sickbay: xid:79") == 75
+    slurm.run("scancel", job)
+    wait_until(lambda: run("slurm-drain", "sickbay: xid:79") == 0, what=slurm.log)
+    assert slurm.shown("w1")["Reason"] == "sickbay: xid:79"
+    assert (run("slurm-undrain"), slurm.state("w1")) == (0, "IDLE")
+    slurm.update("w1", "state=drain", "reason=fan 3 dead RMA 123")
+    assert run("slurm-drain", "sickbay: xid:79") == 0
+    assert run("slurm-undrain") == 0
+    assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == ("IDLE+DRAIN", "fan 3 dead RMA 123")
+    slurm.update("w1", "state=undrain")
+
+
+async def test_a_late_writer_of_an_older_read_changes_nothing(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    old = await cluster.read_node("w1")
+    assert old is not None
+    await quarantined(cluster, "w1")
+    with pytest.raises(Conflict):
+        await cluster.patch_node(old, UNMARK)
+    assert slurm.state("w1") == "IDLE+DRAIN"

@@ -1,0 +1,202 @@
+"""Random interleavings with administrators: nothing of theirs is undone, nothing of ours stays.
+
+Administrators act before each of our reads. Between a read and the write that follows it Slurm lets
+nobody lock a node; docs/slurm.md states what that leaves.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from aggregator.cluster.node_names import TAINT
+from aggregator.cluster.port import (
+    Action,
+    Conflict,
+    Guard,
+    NodeChange,
+    NotFound,
+    Quarantine,
+    QuarantineSpec,
+    Taint,
+    Unreachable,
+)
+from aggregator.cluster.slurm.cluster import SlurmCluster
+from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
+
+NODES = ("n1", "n2", "n3")
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79 on GPU 3")
+MARK = NodeChange(taints=(Taint(TAINT, "gpu", "NoSchedule"),), unschedulable=True)
+UNMARK = NodeChange(taints=(), unschedulable=False)
+
+
+@dataclass
+class FakeSlurm:
+    """Slurm's rules: the last writer's words, user and time replace those of the one before."""
+
+    rng: random.Random
+    nodes: dict[str, SlurmNode] = field(
+        default_factory=lambda: {name: SlurmNode(name, name, "IDLE", frozenset()) for name in NODES}
+    )
+    #: The user who wrote the present drain.
+    author: dict[str, str] = field(default_factory=dict)
+    user: str = "sickbay"
+    now: int = 1
+    start: int = 1
+    quiet: bool = False
+    foreign_undone: list[str] = field(default_factory=list)
+    overwritten: list[str] = field(default_factory=list)
+
+    async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
+        await asyncio.sleep(0)
+        self._administer()
+        return [one for name, one in self.nodes.items() if names is None or name in names]
+
+    async def read_jobs(self, node: str) -> list[SlurmJob]:
+        del node
+        return []
+
+    async def read_start(self) -> str:
+        return str(self.start)
+
+    async def drain(self, node: str, reason: str, *, guard: Guard) -> None:
+        await guard()
+        self._fail_sometimes()
+        if self.author.get(node) == "admin":
+            self.overwritten.append(node)
+        self._write(node, reason, "sickbay", drain=True)
+        self._fail_sometimes()
+
+    async def undrain(self, node: str) -> None:
+        self._fail_sometimes()
+        if self.author.get(node) != "sickbay":
+            self.foreign_undone.append(node)
+        self._clear(node)
+        self._fail_sometimes()
+
+    async def write_reason(self, node: str, words: str) -> None:
+        if not self.nodes[node].has_drain:
+            self._write(node, words, "sickbay", drain=False)
+
+    def _fail_sometimes(self) -> None:
+        if not self.quiet and self.rng.random() < 0.1:
+            raise Unreachable("slurmctld did not answer")
+
+    def _administer(self) -> None:
+        self.now += self.rng.randrange(3)
+        if self.quiet or self.rng.random() < 0.6:
+            return
+        node = self.rng.choice(NODES)
+        act = self.rng.choice(
+            ["drain", "same words", "reason", "resume", "undrain", "down", "lost"]
+        )
+        words = self.nodes[node].reason
+        if act in ("drain", "same words"):
+            self._write(
+                node, words if act == "same words" and words else "fan", "admin", drain=True
+            )
+        elif act == "reason" and self.nodes[node].has_drain:
+            self._write(node, "mine now", "admin", drain=True)
+        elif act in ("resume", "undrain"):
+            self._clear(node)
+        elif act == "down":
+            self.nodes[node] = replace(self.nodes[node], base="DOWN")
+        elif act == "lost" and self.rng.random() < 0.1:
+            self.start = self.now
+            for each in NODES:
+                self._clear(each)
+
+    def _write(self, node: str, reason: str, user: str, *, drain: bool) -> None:
+        # An administrator's write in the same second, with the same words, by the same user, is
+        # not told apart; here the users differ.
+        flags = frozenset({"DRAIN"}) if drain else frozenset()
+        self.nodes[node] = replace(
+            self.nodes[node], flags=flags, reason=reason, reason_user=user, reason_at=self.now
+        )
+        if drain:
+            self.author[node] = user
+
+    def _clear(self, node: str) -> None:
+        self.author.pop(node, None)
+        down = self.nodes[node].base == "DOWN"
+        self.nodes[node] = replace(self.nodes[node], flags=frozenset())
+        if not down:
+            self.nodes[node] = replace(self.nodes[node], reason="", reason_user="", reason_at=0)
+
+
+class Controller:
+    """A controller's writes in their order, and its crashes."""
+
+    def __init__(self, file: Path, slurm: FakeSlurm) -> None:
+        self.file, self.slurm = file, slurm
+
+    async def start(self) -> None:
+        self.cluster = SlurmCluster(self.file, client=self.slurm, poll=0.0, wall=lambda: 1.0)
+        await self.cluster.start()
+
+    async def crash(self) -> None:
+        await self.cluster.close()
+        await self.start()
+
+    async def quarantine(self, name: str) -> None:
+        if await self.cluster.read_quarantine(name) is None:
+            await self.cluster.create_quarantine(name, SPEC)
+        await self.patch(name, MARK)
+
+    async def release(self, name: str) -> None:
+        found = await self.cluster.read_quarantine(name)
+        if found is not None:
+            await self.undo(found)
+
+    async def undo(self, quarantine: Quarantine) -> None:
+        await self.patch(quarantine.node, UNMARK)
+        await self.cluster.drop_quarantine(quarantine)
+
+    async def patch(self, name: str, change: NodeChange) -> None:
+        node = await self.cluster.read_node(name)
+        assert node is not None
+        await self.cluster.patch_node(node, change)
+
+    async def observe(self) -> None:
+        await self.cluster.look()
+        for name in NODES:
+            found = await self.cluster.read_quarantine(name)
+            if found is not None and found.deleting:
+                await self.undo(found)
+
+
+async def play(seed: int, folder: Path) -> FakeSlurm:
+    rng = random.Random(seed)
+    slurm = FakeSlurm(rng)
+    controller = Controller(folder / "cluster.db", slurm)
+    await controller.start()
+    for _ in range(12):
+        name = rng.choice(NODES)
+        act = rng.choice(["quarantine", "quarantine", "release", "observe", "crash"])
+        try:
+            if act in ("quarantine", "release"):
+                await getattr(controller, act)(name)
+            else:
+                await getattr(controller, act)()
+        except (Conflict, NotFound, Unreachable):
+            continue
+    slurm.quiet = True
+    await controller.observe()
+    for name in NODES:
+        await controller.release(name)
+        await controller.release(name)
+    assert controller.cluster._open.drains() == {}, seed
+    await controller.cluster.close()
+    return slurm
+
+
+async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left(
+    tmp_path: Path,
+) -> None:
+    for seed in range(250):
+        slurm = await play(seed, tmp_path)
+        assert slurm.foreign_undone == [], seed
+        assert slurm.overwritten == [], seed
+        left = [name for name, author in slurm.author.items() if author == "sickbay"]
+        assert left == [], (seed, left, slurm.nodes)

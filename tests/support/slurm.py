@@ -1,0 +1,175 @@
+"""A real Slurm on this machine: munged, slurmctld and a slurmd for each node, on loopback."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.controlplane.waiting import wait_until
+
+NEEDED = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch")
+LACKING = [
+    name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
+]
+needs_slurm = pytest.mark.skipif(
+    bool(LACKING), reason=f"{', '.join(LACKING)} not installed (tests/setup-debian.sh)"
+)
+
+CONF = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=1
+JobAcctGatherType=jobacct_gather/none
+KillWait=1
+CommunicationParameters=NoInAddrAny
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """``working``: nodes with a slurmd of their own; ``silent``: nodes that never answer."""
+
+    def __init__(self, folder: Path, *, working: int = 1, silent: int = 2) -> None:
+        self.folder = folder
+        self.conf = folder / "slurm.conf"
+        self.working = [f"w{number}" for number in range(1, working + 1)]
+        self.nodes = [*self.working, *(f"s{number}" for number in range(1, silent + 1))]
+        self._stack = ExitStack()
+        self._controller: subprocess.Popen[bytes] | None = None
+        ports = _free_ports(1 + len(self.nodes))
+        lines = [
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=1"
+            for name, port in zip(self.nodes, ports[1:], strict=True)
+        ]
+        self.conf.write_text(
+            CONF.format(folder=folder, controller=ports[0], nodes="\n".join(lines))
+        )
+
+    def __enter__(self) -> Self:
+        (self.folder / "state").mkdir()
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        munge = self.folder / "munge"
+        files = {"key-file": key, "socket": self.folder / "munge.socket"}
+        files |= {f"{kind}-file": Path(f"{munge}.{kind}") for kind in ("pid", "log", "seed")}
+        self._start(
+            [
+                "munged",
+                "--foreground",
+                "--force",
+                *(f"--{key}={path}" for key, path in files.items()),
+            ]
+        )
+        wait_until(files["socket"].exists, what=self.log)
+        self.start_controller(clean=True)
+        for name in self.working:
+            self._start(["slurmd", "-D", "-N", name])
+        wait_until(lambda: all(self.state(name) == "IDLE" for name in self.working), what=self.log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self.run("squeue", "--noheader", "--format=%i", check=False).split():
+            self.run("scancel", "--signal=KILL", "--full", job, check=False)
+        self._stack.close()
+
+    def start_controller(self, *, clean: bool = False) -> None:
+        """Start slurmctld; ``clean``: without its saved state."""
+        self._controller = self._start(["slurmctld", "-D", *(["-c"] if clean else [])])
+        wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), what=self.log)
+
+    def stop_controller(self) -> None:
+        assert self._controller is not None
+        self._controller.terminate()
+        self._controller.wait(300)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """The output of one of Slurm's programs."""
+        done = subprocess.run(
+            command, env=self._environ, check=False, capture_output=True, text=True, timeout=300
+        )
+        assert not check or done.returncode == 0, (command, done.stderr)
+        return done.stdout
+
+    def update(self, node: str, *words: str) -> None:
+        """As an administrator does it."""
+        self.run("scontrol", "update", f"nodename={node}", *words)
+
+    def shown(self, node: str) -> dict[str, str]:
+        """The fields of `scontrol show node`."""
+        text = self.run("scontrol", "show", "node", node)
+        words = (word.partition("=") for word in text.split("Reason=")[0].split())
+        found = {key: value for key, _, value in words}
+        return found | {"Reason": text.partition("Reason=")[2].split("\n")[0].rpartition(" [")[0]}
+
+    def state(self, node: str) -> str:
+        """Its state; slurmctld has not heard of a node for a moment after each change."""
+        return self.shown(node)["State"].replace("+NOT_RESPONDING", "").replace("*", "")
+
+    def submit(self, node: str, seconds: float = 3600) -> str:
+        """A job that really runs; its id."""
+        told = self.run(
+            "sbatch", "--parsable", "--nodelist", node, "--job-name=llama", "--time=60",
+            "--output=/dev/null", f"--chdir={self.folder}", f"--wrap=sleep {seconds}",
+        )  # fmt: skip
+        job = told.strip()
+        wait_until(
+            lambda: (
+                self.run("squeue", "--noheader", "--format=%T", "--jobs", job).strip() == "RUNNING"
+            ),
+            what=lambda: self.run("squeue") + self.log(),
+        )
+        return job
+
+    def log(self) -> str:
+        return "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.out")))
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        return os.environ | {"SLURM_CONF": str(self.conf), "PATH": path}
+
+    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+        out = (self.folder / f"{command[0]}-{time.monotonic_ns()}.out").open("wb")
+        process = subprocess.Popen(command, env=self._environ, stdout=out, stderr=out)
+        out.close()
+
+        def end() -> None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+        self._stack.callback(end)
+        return process
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
