@@ -1,4 +1,4 @@
-"""A program that acts: begun after its guard's last check, bounded in time, ended with its place."""
+"""A program that acts: begun after its guard's last check, bounded in time, ended with it."""
 
 import asyncio
 import contextlib

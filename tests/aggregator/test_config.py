@@ -697,7 +697,11 @@ PROXY = "front_proxy: {ca_file: proxy.crt, names: [login]}"
     [
         (ON_FILE, "anonymous: false", "access.tokens_file: not given, so that no request could"),
         (ON_FILE, "actions: true", "access.tokens_file: not given, so that no request could"),
-        (ON_FILE, "audiences: [a], tokens_file: tokens", "access.audiences: users have rights of an API server"),
+        (
+            ON_FILE,
+            "audiences: [a], tokens_file: tokens",
+            "access.audiences: users have rights of an API server",
+        ),
         (KUBE, "tokens_file: tokens", "access.tokens_file: static tokens are for a local cluster"),
         (KUBE, "tokens_file: none", "access.tokens_file: "),
         (KUBE, "client_ca_file: nodes.crt", "access.client_ca_file: the CA of the nodes'"),

@@ -1,4 +1,4 @@
-"""Random interleavings with administrators: nothing of theirs is undone, nothing of ours stays.
+"""Random interleavings with administrators: their drains are never undone, and ours never stay.
 
 Administrators act before each of our reads. Between a read and the write that follows it Slurm lets
 nobody lock a node; docs/slurm.md states what that leaves.

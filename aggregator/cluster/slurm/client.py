@@ -1,6 +1,6 @@
 """Slurm through its own programs: `scontrol`, `sinfo` and `squeue`, each bounded in time.
 
-They prove who we are by munge or a token, as every user's do. None runs through a shell.
+They prove the user by munge or a token, as every user's do. No shell runs them.
 """
 
 import json
@@ -35,7 +35,7 @@ _NO_OPTION = ("unrecognized option", "invalid option")
 
 
 class SlurmClient(Protocol):
-    """What sickbay needs of Slurm. Raises `Unreachable`, `Refused` and `NotFound`."""
+    """Slurm, as sickbay uses it. Raises `Unreachable`, `Refused` and `NotFound`."""
 
     @property
     def user(self) -> str:
@@ -75,7 +75,7 @@ class SlurmPrograms:
     limit: float = 30.0
     #: munge proves the user of this process.
     user: str = field(default_factory=lambda: pwd.getpwuid(os.geteuid()).pw_name)
-    #: Whether `scontrol` knows --json, as from Slurm 23.02 on; None until it was tried.
+    #: Whether `scontrol` knows --json, as from Slurm 23.02 on; unset until it was tried.
     _scontrol_has_json: bool | None = None
 
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:

@@ -1,8 +1,7 @@
 """A Slurm cluster: quarantines and the record in SQLite, the nodes and their jobs in Slurm.
 
 A quarantine's mark is a DRAIN with our reason, which lets jobs end; the node is drained when Slurm
-says that no job runs or ends there. What Slurm knows decides: the row of a node keeps what Slurm
-has no place for.
+says that no job runs or ends there. Slurm's own state decides: the row of a node keeps the rest.
 """
 
 import asyncio
@@ -162,7 +161,7 @@ class SlurmCluster(LocalCluster):
         if not found.has_drain:
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
         if ours is None or whose(found, ours) is not Whose.OURS:
-            await self._record(node.name, None)  # somebody else wrote in the same moment
+            await self._record(node.name, None)  # another wrote in the same moment
             return
         seen = replace(ours, at=found.reason_at)
         await self._record(node.name, seen)
@@ -201,7 +200,7 @@ class SlurmCluster(LocalCluster):
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None
     ) -> list[Pod]:
-        """The jobs of a node as pods. None: Slurm's state, too, says that nothing runs or ends."""
+        """The jobs of a node as pods: an empty list where its state, too, shows no work."""
         del background
         if guard is not None:
             await guard()
@@ -239,7 +238,7 @@ class SlurmCluster(LocalCluster):
     # -- changes by people ------------------------------------------------------------------
 
     async def look(self) -> Sequence[ClusterEvent]:
-        """What people and Slurm did with our drains since the last look."""
+        """Changes of our drains, by people or by slurmctld, since the last look."""
         if time.monotonic() < self._next_look:
             return ()
         drains = await self._in_thread(self._open.drains)

@@ -45,7 +45,7 @@ def reason_of(text: str) -> str:
 
 
 def whose(node: SlurmNode, ours: OurDrain | None) -> Whose:
-    """Whose drain it is. One that was not yet seen in force is ours by words and user alone."""
+    """The author of its drain. One that was not yet seen is ours by words and user alone."""
     if not node.has_drain:
         return Whose.NOBODY
     return Whose.OURS if ours is not None and has_our_words(node, ours) else Whose.ANOTHER

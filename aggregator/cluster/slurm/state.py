@@ -24,7 +24,7 @@ class UnreadableOutput(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """One node. Times are wall clock seconds of slurmctld (0: none).
+    """One node. Times are wall clock seconds of slurmctld (0: unknown).
 
     ``reason``, ``reason_user`` and ``reason_at``: words, author and time of the last drain.
     ``instance_id`` is that of the cloud's machine, empty where Slurm does not know it.
