@@ -9,6 +9,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deploy.manifests import DEPLOY
+
+PROGRAMS = ("agent", "aggregator")
+
+
+def dockerfile_of(program: str) -> Path:
+    return DEPLOY / f"Dockerfile.{program}"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

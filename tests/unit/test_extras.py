@@ -100,6 +100,19 @@ def test_the_wheel_has_three_packages_and_the_scripts_of_three_programs(wheel: P
     )
 
 
+def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "aggregator", "nodeagent"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    tracked = listed.stdout.splitlines()
+    assert {"aggregator/policy/rules.yaml", "aggregator/policy/catalogue.yaml"} <= set(tracked)
+    assert [name for name in tracked if not (wheel / name).is_file()] == []
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "extra"),
     [

@@ -1,4 +1,7 @@
-"""`make demo` and `make test` on a Debian with python3 and make alone: they set themselves up."""
+"""`make demo` and `make test` on a Debian with python3 and make alone: they set themselves up.
+
+`make test-packages` runs this file, and `make test` does not: it takes minutes.
+"""
 
 import re
 import shutil
@@ -8,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import binaries
-from tests.deploy import minimal_debian
 from tests.deploy.manifests import ROOT
-from tests.deploy.minimal_debian import MinimalDebian
+from tests.packages import minimal_debian
+from tests.packages.minimal_debian import MinimalDebian
 
 pytestmark = [
     pytest.mark.root,
