@@ -34,8 +34,10 @@ from aggregator.ingest.send_queue import SendQueue
 from aggregator.ingest.stats import IngestStats, RateLimitedLog
 from aggregator.ingest.stream import ANSWER_WITHIN, HELLO_WITHIN, REFUSED_WITHIN, Context, Stream
 from aggregator.relay.gateway_link import GatewayLink
+from aggregator.runtime.text import truncate
 from sickbay.v1 import relay_pb2
 from sickbay.v1 import sickbay_pb2 as pb
+from sickbay.v1.limits import MAX_NAME
 
 log = logging.getLogger(__name__)
 Code = grpc.StatusCode
@@ -106,6 +108,7 @@ class AgentCall:
         "_moves_to",
         "_outbox",
         "_passes",
+        "_requested",
         "_rules",
         "_stats",
         "_stopping",
@@ -155,6 +158,7 @@ class AgentCall:
         self._passes = False  # a snapshot has gone by this relay, and all that came after it
         self._agreed: int | None = None
         self._forward_by = _LONG_AGO
+        self._requested = ""  # the operation whose permission was requested from the controller
         self._moves_to: AgentStreams | None = None
         #: Evidence was not forwarded, and no snapshot has been since.
         self.dropped = False
@@ -319,6 +323,8 @@ class AgentCall:
     def _forward(self, kind: str, message: pb.AgentMessage) -> None:
         if self._passes and self.relay is not None:
             if self.relay.forward(self, message.SerializeToString()):
+                if kind == "permission_request":
+                    self._requested = message.permission_request.operation_id
                 return
             self._passes = False
             fields = self._log_fields("full")
@@ -332,6 +338,16 @@ class AgentCall:
         if kind in ("snapshot", "delta"):
             self.dropped = True
             self._gateway.dropped += 1
+        elif kind == "permission_request":
+            self._refuse_permission(message.permission_request.operation_id)
+
+    def _refuse_permission(self, operation: str) -> None:
+        """No controller answers the agent's request to begin, so the agent need not wait for it."""
+        if self.relay is None and self._moves_to is None:
+            why = "there is no controller now"
+        else:
+            why = "the controller has no snapshot of this agent yet"
+        self._outbox.put(codec.permission(truncate(operation, MAX_NAME), why))
 
     async def _renew(self, token: str) -> None:
         try:
@@ -366,6 +382,8 @@ class AgentCall:
                 self._outbox.defer_ack(message.ack.seq)
                 self._outbox.flush_ack()
                 return
+            case "permission":
+                self._requested = ""
             case "welcome":
                 self._welcomed = True
                 address = self._rules.address()
@@ -385,6 +403,9 @@ class AgentCall:
 
     def on_relay_lost(self) -> None:
         self.relay, self._passes, self._agreed = None, False, None
+        if self._requested:
+            self._refuse_permission(self._requested)
+            self._requested = ""
 
     def move_to(self, streams: AgentStreams) -> None:
         """Go on as a stream of this process, which is the controller now, with a snapshot."""

@@ -255,6 +255,40 @@ async def test_an_agent_that_came_without_a_controller_is_welcomed_by_the_first(
                 assert (await agent.expect("ack")).seq == 1
 
 
+async def test_without_a_controller_a_gateway_refuses_an_agents_request_to_begin_at_once(
+    tmp_path: Path,
+) -> None:
+    def request(operation: str) -> pb.AgentMessage:
+        told = pb.PermissionRequest(operation_id=operation, quarantine_uid="uid")
+        return pb.AgentMessage(permission_request=told)
+
+    async with replicas(tmp_path, "a", "b") as site:
+        b = site.all["b"]
+        async with b.agent() as agent:
+            await agent.attend()
+            await agent.send(request("op-1"))
+            assert (await agent.expect("permission")).operation_id == "op-1"
+            assert b.gateway._calls[1]._requested == "", "the controller has answered it"
+            b.gateway._calls[1]._requested = "op-2"  # forwarded, and the controller dies
+            for one in site.all.values():
+                one.directory.name(None)
+            answer = await agent.expect("permission")
+            assert (answer.operation_id, answer.granted) == ("op-2", False)
+            await agent.send(request("op-3"))
+            answer = await agent.expect("permission")
+            assert (answer.operation_id, answer.granted) == ("op-3", False)
+            assert answer.reason == "there is no controller now"
+            site.elect("a")
+            await agent.expect("resync")
+            await agent.expect("welcome")
+            await agent.send(request("op-4"))  # before its snapshot: not forwarded
+            answer = await agent.expect("permission")
+            assert (answer.operation_id, answer.granted) == ("op-4", False)
+            assert answer.reason == "the controller has no snapshot of this agent yet"
+            await agent.snapshot(seq=2)
+            await agent.expect("ack")
+
+
 async def test_agents_whose_evidence_was_dropped_come_first(tmp_path: Path) -> None:
     async with replicas(tmp_path, "a", "b") as site:
         b = site.all["b"]
