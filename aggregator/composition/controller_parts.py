@@ -112,7 +112,7 @@ class ControllerParts:
             now=clocks.now,
             wall=clocks.wall,
         )
-        self._pacer = ResyncPacer()
+        self._pacer = ResyncPacer(listed=lambda: not fleet.view_lost)
         self._role = ControllerRole(self.streams, self._pacer, replica.holds, probe_key)
         self.web = Web(
             fleet=fleet,

@@ -13,9 +13,11 @@ from aggregator.relay import client as client_module
 from aggregator.relay import unserved as unserved_module
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
+from aggregator.relay.resync_pacer import LISTS_WITHIN, ResyncPacer
 from sickbay.v1 import relay_pb2 as frames
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
+from tests.support import virtual_time
 from tests.support.pki import TokenIssuer
 from tests.support.relays import ISSUER, PROBE_KEY, PlayedReplica, replica_token, replicas
 from tests.support.waiting import until
@@ -590,3 +592,35 @@ def test_a_queue_is_bounded_in_all_and_for_each_stream() -> None:
     assert queue.has_room(4, 200)
     assert [frame.stream for frame in queue.take(1)] == [3]
     assert (queue.take(1), queue.bytes) == ([], 0)
+
+
+# -- the pace of a new controller ------------------------------------------------------------------
+
+
+class Waiting:
+    """The agents of one gateway that wait."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+
+    def permit(self, count: int) -> None:
+        self.waiting -= count
+
+
+@pytest.mark.parametrize(("listed_after", "expected"), [(2.0, 2.0), (60.0, LISTS_WITHIN)])
+def test_snapshots_wait_for_the_clusters_lists_but_not_for_ever(
+    listed_after: float, expected: float
+) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
+        began, gateway = loop.time(), Waiting(1_000)
+        pacer = ResyncPacer(listed=lambda: loop.time() - began >= listed_after)
+        pacer.join(gateway)
+        running = asyncio.create_task(pacer.run())
+        await until(lambda: gateway.waiting < 1_000)
+        # A look in virtual time may be a second late.
+        assert expected - 0.1 <= loop.time() - began <= expected + 1.5
+        await until(lambda: gateway.waiting == 0)
+        assert loop.time() - began <= expected + 2.5
+        running.cancel()
+
+    virtual_time.play(test)
