@@ -431,16 +431,16 @@ class Controller:
                     node_state.decision.timer.cancel()
 
     async def _go_round(self) -> None:
-        refreshed = unseen = float("-inf")
+        # At the start the first view lists the nodes.
+        unseen = self._clocks.now() + ROUNDS - REFRESH_AGAIN
         while True:
             now, view = self._clocks.now(), self._queue.view
-            # Listed even while the view is lost, so that nodes with our marks are shown. They are
-            # listed again when the view is back.
-            due = now - refreshed >= REFRESH if view else now - unseen >= REFRESH_AGAIN
-            if due and await self._cluster_events.refresh_nodes() and view:
-                refreshed = now
-            if due and not view:
+            if not view and now - unseen >= REFRESH_AGAIN:
+                # So that nodes with our marks are shown. They are listed again with the view.
+                await self._cluster_events.refresh_nodes()
                 unseen = now
+            elif view and now - self._cluster_events.listed_at >= REFRESH:
+                await self._cluster_events.refresh_nodes()
             self._out_of_service.go_round(now)
             wall = self._clocks.earliest()
             async for some in self._registry.slices():

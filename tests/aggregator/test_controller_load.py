@@ -86,7 +86,9 @@ def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_ar
             well = snapshot(component("disk-space", "/", Status.OK))
             for number in range(nodes):
                 replica.agent(f"n{number}", well)
-            await asyncio.sleep(200)
+            await asyncio.sleep(100)
+            assert calls["list_nodes"] == 1, "a start lists the nodes once"
+            await asyncio.sleep(100)
             calls.clear()
             await asyncio.sleep(3600)
             asked[nodes] = calls

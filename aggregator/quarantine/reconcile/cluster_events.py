@@ -145,6 +145,8 @@ class ClusterEventHandler:
         self._record_told = ChangeNotice()
         #: Whether events come from a fresh list, and so count whatever their version is.
         self._listing = True
+        #: When the list of nodes that was applied last was requested (monotonic seconds).
+        self.listed_at = -math.inf
 
     def close(self) -> None:
         """Stop reading."""
@@ -390,6 +392,7 @@ class ClusterEventHandler:
                 self._forget(node_state)
             elif self._is_unlisted(node_state):
                 self._queue.add_for_read(node_state)
+        self.listed_at = asked_at
         return True
 
     def _is_unlisted(self, node_state: NodeState) -> bool:
