@@ -7,7 +7,7 @@ There is a controller again (``reowned_s``) when another replica may act. Eviden
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from tests.bench.small import small_or
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
-from tests.support.replica_processes import TRUSTING_TLS, Replicas
+from tests.support.replica_processes import SNAPSHOTS, TRUSTING_TLS, Replicas
 
 #: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
 BEFORE, AFTER, PATIENCE = (*small_or((0.5, 0.5), (10.0, 10.0)), 240.0)
@@ -67,9 +67,17 @@ class Diary:
         while not self._over.wait(EVERY):
             told = self._replicas.standings(self.names)
             controllers = sum(one.get("controller", 0.0) for one in told.values())
-            heard = sum(one.get("agents_attached", 0.0) for one in told.values())
+            heard = sum(_complete(one) for one in told.values())
             at = time.monotonic()  # when they had answered, not when they were asked
             self.rows.append((at, self._crowd.streaming, int(controllers), int(heard)))
+
+
+def _complete(standing: Mapping[str, float]) -> float:
+    """The agents whose snapshot this replica has as the controller. Exact at any moment, while the
+    fleet's own count is as old as the page's last view of all nodes.
+    """
+    snapshots = standing.get(SNAPSHOTS.removeprefix("sickbay_"), 0.0)
+    return min(standing.get("ingest_streams", 0.0), snapshots) if standing.get("controller") else 0
 
 
 class _Fleet:

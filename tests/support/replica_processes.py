@@ -38,10 +38,13 @@ from tests.support.stack import (
 #: The name under which all replicas have their addresses, as with a headless Service.
 SERVICE = "sickbay.test"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sickbay-controller"
+#: The snapshots that the controller has received from agents.
+SNAPSHOTS = 'sickbay_ingest_messages_total{kind="snapshot"}'
 _STANDING = {
     "sickbay_controller",
     "sickbay_relay_up",
     "sickbay_ingest_streams",
+    SNAPSHOTS,
     "sickbay_replica_agents",
     "sickbay_agents_attached",
     "sickbay_ready",
