@@ -142,9 +142,11 @@ test-versions: env ## Tests of the Kubernetes client on the oldest Kubernetes th
 test-changed: env ## Tests of files changed since main (CHANGED_SINCE=REV), found by their imports
 	@$(BIN)/python -m tests.changed
 
-# Compiled bytecode is kept: without it, each start of a program compiles each module again.
-test-fast test-changed: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/pycache
-test-fast test-changed: export PYTHONDONTWRITEBYTECODE =
+# Compiled bytecode is kept, as the images have it: without it, each start of a program compiles each
+# module again, for 2 s of a core.
+KEPT := test-fast test-changed $(BENCHES:%=bench-%)
+$(KEPT): export PYTHONPYCACHEPREFIX = $(CURDIR)/build/pycache
+$(KEPT): export PYTHONDONTWRITEBYTECODE =
 
 # The same failure again: `make fuzz FUZZ_SEED=...`, with the seed that the run has printed.
 FUZZ_SEED ?= $(shell date +%s)
