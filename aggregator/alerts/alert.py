@@ -125,7 +125,7 @@ class Alert:
     nodes that it is about.
 
     ``key`` is the same for an alert and its end. ``labels`` are its pool, rack, rules and the node
-    labels that the configuration names.
+    labels that the configuration names. ``advice`` is the next step of a person, in sentences.
     """
 
     id: str
@@ -141,6 +141,7 @@ class Alert:
     state: AlertState = AlertState.NOTICE
     labels: Mapping[str, str] = field(default_factory=dict)
     ending: Ending | None = None
+    advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The alert in the format of docs/alerts.md."""
@@ -154,6 +155,7 @@ class Alert:
             "node": self.node,
             "nodes": list(self.nodes),
             "summary": self.summary,
+            "advice": self.advice,
             "incident": self.incident,
             "labels": dict(self.labels),
             "details": dict(self.details),
@@ -395,6 +397,7 @@ def _as_one(members: Sequence[Alert]) -> Alert:
         summary=f"{len(nodes)} agents are {what}: {named(nodes)}",
         incident="",
         details={},
+        advice="",
         key=_digest(*(member.key for member in members)),
         labels=common(member.labels for member in members),
     )

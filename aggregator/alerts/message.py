@@ -1,7 +1,6 @@
 """One delivery as a receiver renders it, and its content in words. Pure."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +10,7 @@ from urllib.parse import quote
 from aggregator.alerts.alert import Alert, AlertState, Ending, common, group, named
 from aggregator.alerts.composition import PendingDelivery
 from aggregator.documentation import address, of_alert
+from aggregator.health.gpu_names import hide_gpus
 from aggregator.runtime.text import visible
 
 SEVERITIES = ("critical", "warning", "info")
@@ -20,7 +20,8 @@ _WRITTEN_OUT = 3
 _CAUSES = 3
 #: So that the nodes have room beside it.
 _LONGEST_CAUSE = 120
-_GPU = re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+#: Characters of the advice of one alert.
+_LONGEST_ADVICE = 1_000
 #: Kubernetes' own bound of a node's name.
 _LONGEST_NAME = 253
 
@@ -140,11 +141,11 @@ def _by_cause(kind: str, alerts: Sequence[Alert]) -> list[str]:
 
 
 def _cause(alert: Alert) -> str:
-    """The sentence without what differs from node to node: the node's name and a GPU's UUID."""
+    """The sentence without what differs from node to node: the node's name and a GPU's."""
     text = summary_of(alert)
     if alert.node:
         text = text.replace(f"{alert.node}: ", "")
-    return visible(_GPU.sub("a GPU", text), _LONGEST_CAUSE)
+    return visible(hide_gpus(text), _LONGEST_CAUSE)
 
 
 def _names(alerts: Sequence[Alert]) -> str:
@@ -164,6 +165,21 @@ def summaries_of(alerts: str, most: int) -> tuple[str, ...]:
         return tuple(visible(str(one["summary"]), 200) for one in json.loads(alerts)[:most])
     except (ValueError, KeyError, TypeError):
         return ()
+
+
+def next_steps(message: Message, most: int = 3) -> Sequence[str]:
+    """The advice of the alerts that have not ended, the worst first, as lines. Advice that differs
+    by the node's name alone comes once, with NODE for the names.
+    """
+    shared: dict[str, list[Alert]] = {}
+    for alert in sorted(message.alerts, key=lambda one: _rank(one.severity)):
+        if alert.advice and alert.ending is None:
+            text = alert.advice.replace(alert.node, "NODE") if alert.node else alert.advice
+            shared.setdefault(text, []).append(alert)
+    return [
+        visible(text if len({one.node for one in same}) > 1 else same[0].advice, _LONGEST_ADVICE)
+        for text, same in list(shared.items())[:most]
+    ]
 
 
 def link(message: Message) -> str:
@@ -214,6 +230,7 @@ def _alert(data: Mapping[str, Any]) -> Alert:
         ending=None
         if over is None
         else Ending(_seconds(over["at"]), over["summary"], over["delivery"], over["open"]),
+        advice=data["advice"],
     )
 
 

@@ -23,6 +23,7 @@ from aggregator.alerts.alert import (
     resolves,
 )
 from aggregator.alerts.message import summaries_of
+from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.outbox import AlertHold, AlertOutbox, Item, OutboxError
 from aggregator.alerts.overview import AlertOverview, DeadDelivery, RouteState
 from aggregator.alerts.routes import (
@@ -77,8 +78,8 @@ class AlertCounters:
 class Notifier:
     """An `EventSink` that sends alerts as ``settings`` say, from the outbox in ``store``.
 
-    Without routes the store is never opened. ``context`` knows the nodes; ``replica`` is our own
-    name, where several share the outbox.
+    Without routes the store is never opened. ``context`` and ``advise`` know the nodes;
+    ``replica`` is our own name, where several share the outbox.
     """
 
     def __init__(
@@ -90,13 +91,14 @@ class Notifier:
         rng: random.Random,
         context: Contexts = lambda _node: NO_CONTEXT,
         owners: Owners = no_owner,
+        advise: Advisor = no_advice,
         replica: str = "",
         retry: Retry = DEFAULT_RETRY,
         targets: Sequence[RouteTarget] | None = None,
     ) -> None:
         self.targets = list(targets_of(settings) if targets is None else targets)
         self.counters = AlertCounters()
-        self._router = Router(self.targets, settings, context, owners)
+        self._router = Router(self.targets, settings, context, owners, advise)
         self._page = settings.page
         self._documentation_url = settings.documentation_url
         self._outbox = AlertOutbox(store, replica)

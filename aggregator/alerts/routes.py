@@ -8,6 +8,7 @@ from hashlib import blake2b
 from aggregator.alerts.alert import DEFAULT_KINDS, POD_KINDS, Alert, common
 from aggregator.alerts.composition import BatchWait
 from aggregator.alerts.http_channel import name_of
+from aggregator.alerts.next_step import Advisor, no_advice
 from aggregator.alerts.receivers.alertmanager import LASTS, AlertmanagerReceiver
 from aggregator.alerts.receivers.base import Receiver
 from aggregator.alerts.receivers.email import EmailReceiver
@@ -198,7 +199,9 @@ class Router:
         settings: AlertSettings,
         context: Contexts,
         owners: Owners = no_owner,
+        advise: Advisor = no_advice,
     ) -> None:
+        self._advise = advise
         self._targets = list(targets)
         self._silences = settings.silences
         self._context = context
@@ -214,8 +217,8 @@ class Router:
         return kind in self._kinds
 
     def labelled(self, alert: Alert) -> Alert:
-        """The alert with the labels that routes, groups and messages use, and in mode observe with
-        the sentence that nothing was done.
+        """The alert with the labels that routes, groups and messages use, the next step, and in
+        mode observe the sentence that nothing was done.
         """
         nodes = alert.nodes or _names(alert.details.get("nodes", ""))
         contexts = [self._context(node) for node in nodes]
@@ -227,7 +230,9 @@ class Router:
             context.mode == "observe" for context in contexts
         )
         summary = f"{alert.summary}{_OBSERVED}" if observed and contexts else alert.summary
-        return replace(alert, labels=labels or alert.labels, summary=summary)
+        return replace(
+            alert, labels=labels or alert.labels, summary=summary, advice=self._advise(alert)
+        )
 
     def targets(self, alert: Alert) -> list[RouteTarget]:
         """The routes that send it: of several to one receiver, the first."""

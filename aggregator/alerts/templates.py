@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, rfc3339
-from aggregator.alerts.message import Message, digest, headline, link, section, sections, summary_of
+from aggregator.alerts.message import (
+    Message,
+    digest,
+    headline,
+    link,
+    next_steps,
+    section,
+    sections,
+    summary_of,
+)
 from aggregator.configfile.section import SectionDataclass
 from aggregator.runtime.text import visible, visible_lines
 
@@ -117,6 +126,7 @@ def _variables(message: Message) -> Mapping[str, Any]:
         "headline": headline(message, _MOST_TITLE),
         "lines": [line.text for line in digest(message, most=_MOST_VALUE)],
         "link": link(message),
+        "to_do": next_steps(message),
         "documentation": sections(message, 1)[0],
         "alerts": [_alert(message, alert) for alert in message.alerts],
     }
@@ -131,6 +141,7 @@ def _alert(message: Message, alert: Alert) -> Mapping[str, Any]:
         "node": alert.node,
         "nodes": alert.nodes,
         "summary": summary_of(alert),
+        "advice": alert.advice,
         "incident": alert.incident,
         "labels": dict(alert.labels),
         "details": dict(alert.details),

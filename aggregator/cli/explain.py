@@ -10,7 +10,7 @@ from typing import Any
 
 from aggregator.cli.render_nodes import startup_taint
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, with_devices
+from aggregator.cli.text_table import ago, clean, clock
 
 Answer = dict[str, Any]
 
@@ -83,11 +83,11 @@ def _why(answer: Answer, now: dt.datetime) -> Iterator[str]:
     if quarantine is not None:
         who = quarantine["requester"] or "a person, by hand"
         since = ago(quarantine["created_at"], now)
-        reason = with_devices(quarantine["reason"], quarantine["evidence"])
+        reason = quarantine["reason"]
         yield f"Quarantine ({quarantine['action']}) of {who}, {since} ago: {reason}"
     for incident in answer["incidents"]:
         since = ago(incident["since"], now)
-        summary = with_devices(incident["summary"], incident["evidence"])
+        summary = incident["summary"]
         yield f"Incident, {since} old, calls for {incident['action']}: {summary}"
         yield from map(_evidence, incident["evidence"])
     if quarantine is not None and not answer["incidents"]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, clock, evidence, table, with_devices
+from aggregator.cli.text_table import ago, clean, clock, evidence, table
 
 Answer = dict[str, Any]
 
@@ -207,7 +207,7 @@ def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
                 ago(one["since"], screen.now),
                 one["doing"],
                 *([one["id"], evidence(one["evidence"])] if more else []),
-                with_devices(one["summary"], one["evidence"]),
+                one["summary"],
             )
             for one in answer["items"]
         ],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from aggregator.cli import render
 from aggregator.cli.render import UNSEEN, Answer
 from aggregator.cli.screen import Screen
-from aggregator.cli.text_table import ago, clean, evidence, pairs, table, with_devices
+from aggregator.cli.text_table import ago, clean, evidence, pairs, table
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
@@ -80,7 +80,7 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
                 pods,
                 one["requester"],
                 *(_wide(one) if more else []),
-                f"{with_devices(one['reason'], one['evidence'])}{blocked}{failing}",
+                f"{one['reason']}{blocked}{failing}",
             )
         )
     head = ["NODE", "ACTION", "PHASE", "SINCE", "PODS", "BY", *more, "REASON"]
@@ -134,7 +134,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
     for incident in one["incidents"]:
         yield (
             f"\nINCIDENT ({incident['action']}, {ago(incident['since'], screen.now)} old): "
-            + clean(with_devices(incident["summary"], incident["evidence"]))
+            + clean(incident["summary"])
         )
         yield f"  evidence: {clean(evidence(incident['evidence']))}"
         yield f"  to do: {clean(incident['advice'])}"
@@ -240,7 +240,7 @@ def _marks(fault: Answer) -> str:
 def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     if one is None:
         return
-    reason = with_devices(one["reason"], one["evidence"])
+    reason = one["reason"]
     yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(reason)}"
     yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
         "pods not counted"

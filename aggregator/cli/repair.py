@@ -15,7 +15,7 @@ from aggregator.cli.read_commands import node_answer
 from aggregator.cli.render_nodes import repairs
 from aggregator.cli.screen import Screen
 from aggregator.cli.source import open_source
-from aggregator.cli.text_table import clean, printable, with_devices
+from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, report
 from aggregator.quarantine.decide.operator_requests import CANCEL_REPAIR
 
@@ -46,7 +46,7 @@ def _show(options: argparse.Namespace) -> None:
     told = {
         "node": answer["node"],
         "phase": quarantine["phase"] if quarantine is not None else None,
-        "reason": with_devices(quarantine["reason"], quarantine["evidence"]) if quarantine else "",
+        "reason": quarantine["reason"] if quarantine else "",
         "repair": repair_of(quarantine),
     }
     print_answer(options, told, lines, kind=_KIND)

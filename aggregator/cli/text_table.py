@@ -143,14 +143,6 @@ def pairs(items: Iterable[tuple[str, object]]) -> str:
     return "\n".join(f"{label + ':':<{size + 1}} {value}" for label, value in shown)
 
 
-def with_devices(text: str, evidence: Iterable[Mapping[str, Any]]) -> str:
-    """The text with GPUs by index and PCI address, where the evidence has them, and not by UUID."""
-    for one in evidence:
-        if one["device"]:
-            text = text.replace(one["component"], one["device"])
-    return text
-
-
 def evidence(items: Iterable[dict[str, Any]]) -> str:
     """The evidence in one cell."""
     parts = []

@@ -15,6 +15,7 @@ from dataclasses import replace
 from sqlalchemy.engine import make_url
 
 from aggregator.alerts.fleet_context import FleetContext
+from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
 from aggregator.clock import Clocks, watch
@@ -83,7 +84,7 @@ class ControllerParts:
         self._history = _history(config, clocks, rng, name)
         self._owners = NamespaceOwners(config.alerts.owner_label)
         self._alerts = _alerts(config, fleet, self._owners, clocks, rng, name)
-        self._event_sink = EventBus([feed, self._history, self._alerts])
+        self._event_sink = EventBus([feed, self._history, self._alerts], for_people=fleet.name_gpus)
         self._controller = controller = Controller(
             cluster=cluster,
             policy=policy,
@@ -264,6 +265,7 @@ def _alerts(
         rng=rng,
         context=FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels),
         owners=owners.owner_of,
+        advise=FleetAdvice(fleet),
         # A process that has restarted does not go on with the claims of the one before.
         replica=f"{replica} {rng.getrandbits(32):08x}",
     )

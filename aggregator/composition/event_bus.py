@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
 from aggregator.events import EventSink, Transition
@@ -29,8 +30,16 @@ class EventBus:
     delivers the rest.
     """
 
-    def __init__(self, ledgers: Sequence[EventSink], *, most_bytes: int = _MOST_UNTOLD) -> None:
+    def __init__(
+        self,
+        ledgers: Sequence[EventSink],
+        *,
+        for_people: Callable[[str, str], str] = lambda _node, text: text,
+        most_bytes: int = _MOST_UNTOLD,
+    ) -> None:
+        """``for_people``: the text about a node as people read it, with GPUs by their slots."""
         self._ledgers = ledgers
+        self._for_people = for_people
         self._limit = EventLimit()
         self._most_bytes = most_bytes
         #: Each with the moment at which it came, by the loop's clock.
@@ -85,6 +94,9 @@ class EventBus:
                 loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._tell_some)
 
     def notify_sinks(self, transition: Transition) -> None:
+        summary = self._for_people(transition.node, transition.summary)
+        if summary != transition.summary:
+            transition = replace(transition, summary=summary)
         log.info(
             transition.summary,
             extra={

@@ -15,6 +15,7 @@ Invariants:
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from aggregator.health.gpu_names import gpu_name, name_gpus
 from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth, boot_ends
 from aggregator.policy.incident import Evidence, Incident, incident_id
@@ -396,7 +397,7 @@ def _incident(
         boot_id=earlier.boot_id if earlier is not None else health.boot_id,
         kind=kind,
         action=action,
-        summary=_summary(lead, evidence, policy),
+        summary=_summary(lead, evidence, policy, health),
         since=since,
         evidence=evidence,
         healthy_for=max(
@@ -407,11 +408,15 @@ def _incident(
     )
 
 
-def _summary(lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy) -> str:
-    where = f" on {lead.component}" if lead.component else ""
+def _summary(
+    lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy, health: NodeHealth
+) -> str:
+    fault = health.faults.get(lead.key)
+    device = gpu_name(health, lead.component, fault.details if fault is not None else None)
+    where = f" on {device or lead.component}" if lead.component else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
     if lead.code in (SILENT_FAILING, f"{LEMON}:{REASON}") or lead.code.startswith(
         (f"{OUTLIER}:", f"{PRECURSOR}:")
     ):
-        return f"{lead.message}{more}"
+        return f"{name_gpus(lead.message, health)}{more}"
     return f"{policy.catalogue.describe(lead.code)}{where}{more}"

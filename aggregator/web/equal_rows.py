@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from aggregator.health.gpu_names import hide_gpus
 from aggregator.web import models
-from aggregator.web.gpu_names import hide_devices, name_devices
 from aggregator.web.page_delta import tag_of
 
 Row = TypeVar("Row", models.Incident, models.Quarantine, models.Hold)
@@ -60,7 +60,7 @@ def equal_quarantines(found: Iterable[models.Quarantine]) -> list[EqualRows[mode
             one.phase,
             one.action,
             one.kind,
-            hide_devices(one.reason, one.evidence),
+            hide_gpus(one.reason),
             one.requester,
             one.message,
             one.override,
@@ -75,17 +75,18 @@ def equal_holds(found: Iterable[models.Hold]) -> list[EqualRows[models.Hold]]:
 
 
 def titles(group: EqualRows[models.Incident]) -> list[str]:
-    """The different summaries of a group, in the order of its rows: GPUs by index and address where
-    it is one incident, and as "a GPU" where they are several.
+    """The different summaries of a group, in the order of its rows: with "a GPU" for each GPU where
+    they are several incidents.
     """
-    change = name_devices if len(group.rows) == 1 else hide_devices
-    return list(dict.fromkeys(change(row.summary, row.evidence) for row in group.rows))
+    if len(group.rows) == 1:
+        return [group.first.summary]
+    return list(dict.fromkeys(hide_gpus(row.summary) for row in group.rows))
 
 
 def reason_of(group: EqualRows[models.Quarantine]) -> str:
     """The reason of a group, with GPUs as in `titles`."""
-    change = name_devices if len(group.rows) == 1 else hide_devices
-    return change(group.first.reason, group.first.evidence)
+    reason = group.first.reason
+    return reason if len(group.rows) == 1 else hide_gpus(reason)
 
 
 def rows_in(groups: Iterable[EqualRows[Row]]) -> int:

@@ -2,9 +2,9 @@
 
 import msgspec
 
+from aggregator.health.gpu_names import gpu_name
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web import models, node_view, outlier_view
-from aggregator.web.gpu_names import gpu_name
 from aggregator.web.snapshot_cache import SnapshotCache
 
 

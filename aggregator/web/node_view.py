@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aggregator import documentation
+from aggregator import advice, documentation
 from aggregator.cluster import port
 from aggregator.cluster.port import Phase
 from aggregator.events import Transition
+from aggregator.health.gpu_names import gpu_name, name_gpus
 from aggregator.health.model import Component, Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy import incident as policy
@@ -28,8 +29,7 @@ from aggregator.quarantine.state import fleet
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, NodeTestView, QuarantineSummary
 from aggregator.runtime.text import truncate
-from aggregator.web import advice, models, repair_view
-from aggregator.web.gpu_names import gpu_name
+from aggregator.web import models, repair_view
 from aggregator.web.timefmt import bounded_time, wall_time
 
 _STRENGTH = {"drain": 0, "cordon": 1, "observe": 2}
@@ -135,20 +135,21 @@ def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> 
     wrong = "; ".join(one for one in (loose, unmarked(node_summary, quarantine)) if one)
     lost = f" ({wrong})" if wrong else ""
     spec = quarantine.spec
-    reason = _with_devices(node_summary, brief(spec.reason), spec.evidence)
+    reason = name_gpus(brief(spec.reason), node_summary.agent.health)
     return f"{quarantine.status.phase}{by}{lost}: {reason}"
 
 
 def _worst(node_summary: NodeSummary) -> str:
     incidents = sorted(node_summary.decision.incidents.values(), key=_by_strength)
     if incidents:
-        return _with_devices(node_summary, incidents[0].summary, incidents[0].evidence)
+        return name_gpus(incidents[0].summary, node_summary.agent.health)
     if node_summary.agent.health is None:
         return ""
     bad = node_summary.agent.health.components.that_are(Status.DEGRADED, Status.FAILED)
     if bad:
         worst = min(bad, key=lambda component: _WORST[component.status])
-        name = f"{worst.check} {worst.component}".rstrip()
+        named = gpu_name(node_summary.agent.health, worst.component) or worst.component
+        name = f"{worst.check} {named}".rstrip()
         return f"{name} {worst.status.name.lower()}: {worst.message or worst.reason}"
     latched = [fault for fault in node_summary.agent.health.faults.values() if not fault.historical]
     return f"{latched[0].code}: {latched[0].message}" if latched else ""
@@ -205,7 +206,7 @@ def _incident(
         node=incident.node,
         kind=incident.kind,
         action=incident.action,
-        summary=incident.summary,
+        summary=name_gpus(incident.summary, node_summary.agent.health),
         since=moment.when(incident.since),
         recovering_since=moment.when_or_never(recovering),
         closes_at=None if recovering is None else moment.when(recovering + incident.healthy_for),
@@ -281,7 +282,7 @@ def quarantine(
         kind=spec.kind,
         phase=status.phase.value,
         phase_since=wall_time(reached.get(status.phase, 0.0)),
-        reason=brief(spec.reason),
+        reason=name_gpus(brief(spec.reason), node_summary.agent.health),
         requester=truncate(spec.requester, _LONGEST_NAME),
         incident=spec.incident,
         message=found.problem or found.unread or status.message,
@@ -346,19 +347,6 @@ def _device(node_summary: NodeSummary, code: str, component: str) -> str:
     health = node_summary.agent.health
     fault = health.faults.get((code, component)) if health is not None else None
     return gpu_name(health, component, fault.details if fault is not None else None)
-
-
-def _with_devices(
-    node_summary: NodeSummary,
-    text: str,
-    evidence: Iterable[policy.Evidence | port.EvidenceItem],
-) -> str:
-    """The text with GPUs by index and address: a line for people has no room for UUIDs."""
-    for item in evidence:
-        device = _device(node_summary, item.code, item.component) if item.component else ""
-        if device:
-            text = text.replace(item.component, device)
-    return text
 
 
 def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> models.Evidence:

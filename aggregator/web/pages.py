@@ -24,7 +24,6 @@ from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import (
     doc_links,
     equal_rows,
-    gpu_names,
     models,
     node_table,
     node_view,
@@ -138,7 +137,6 @@ class Pages:
             pieces=doc_links.pieces,
             titles=equal_rows.titles,
             reason_of=equal_rows.reason_of,
-            name_devices=gpu_names.name_devices,
         )
         return environment
 

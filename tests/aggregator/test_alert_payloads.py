@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from aggregator.alerts.alert import Alert, AlertState, Ending, alert_of
 from aggregator.alerts.composition import PendingDelivery
-from aggregator.alerts.message import Message, digest, headline, message_of, sections
+from aggregator.alerts.message import Message, digest, headline, message_of, next_steps, sections
 from aggregator.alerts.receivers import alertmanager, email, pagerduty, slack, teams, webhook
 from aggregator.alerts.receivers.email import EmailOptions
 from aggregator.alerts.templates import MessageTemplate, TemplateError, TemplateOptions
@@ -103,6 +103,21 @@ def test_every_kind_of_alert_and_its_end_fit_the_schemas(kind: EventKind) -> Non
             check(name, document)
 
 
+def test_advice_of_equal_alerts_comes_once_and_none_of_alerts_that_ended() -> None:
+    step = "Reboot the node. Causes and next steps: sickbay explain {}"
+    made = [replace(alert(node), advice=step.format(node)) for node in ("n1", "n2", "n3")]
+    assert next_steps(message(made[0])) == [step.format("n1")]
+    assert next_steps(message(*made)) == [step.format("NODE")]
+    assert next_steps(message(over(made[0]))) == []
+    several = [replace(one, advice=f"{n} {one.advice}") for n, one in enumerate(made)]
+    assert len(next_steps(message(*several, *made))) == 3
+    for name, document in payloads(message(made[0])):
+        assert any(step.format("n1") in shown for shown in texts(document)), name
+    assert step.format("n1") in email.render(message(made[0]), MAIL, PLAIN, NOW).get_content()
+    [sent] = webhook.render(message(made[0]))
+    assert sent["advice"] == step.format("n1")
+
+
 def test_the_schemas_refuse_what_the_receivers_refuse() -> None:
     good = dict(slack.render(message(alert()), PLAIN))
     with pytest.raises(jsonschema.ValidationError):
@@ -121,7 +136,8 @@ def test_the_schemas_refuse_what_the_receivers_refuse() -> None:
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_bounded_and_shown_as_they_stand(text: str) -> None:
     """No control character, direction mark or half character gets out, and no megabyte."""
-    one = message(replace(alert(rack=text, pool=text), node=text, nodes=(text,), summary=text))
+    named = alert(rack=text, pool=text)
+    one = message(replace(named, node=text, nodes=(text,), summary=text, advice=text))
     for name, document in payloads(one):
         check(name, document)
         body = json.dumps(document).encode()

@@ -10,6 +10,7 @@ import pytest
 
 from aggregator.alerts.alert import Alert, alert_of
 from aggregator.alerts.fleet_context import FleetContext
+from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.outbox import AlertOutbox, PendingDelivery
 from aggregator.alerts.receivers.alertmanager import AlertmanagerOptions
@@ -29,6 +30,7 @@ from aggregator.events import EventKind, Transition
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.operator_requests import OperatorRequests
 from aggregator.quarantine.decide.pools import Pool, Pools
+from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 
 NOW = 1_750_000_000.0
@@ -201,6 +203,23 @@ def test_an_incident_in_mode_observe_says_that_nothing_was_done() -> None:
         assert said.endswith("; mode observe: nothing was done") == ends
     fleet.mode = "observe"
     assert "nothing was done" not in alert(happened("n1", K.STOPPED), by).summary
+
+
+def test_an_alert_carries_the_advice_of_the_page_and_the_command_that_explains_it() -> None:
+    fleet = FleetState(mode="drain", how=" --url http://sickbay.test")
+    settings = AlertSettings()
+    contexts = FleetContext(fleet, "", ())
+    by = Router(targets_of(settings), settings, contexts, advise=FleetAdvice(fleet))
+    held = fleet.node_summary("n1")
+    held.decision.hold = NodeHold("limits.concurrent", "13", "13 nodes", NOW)
+    command = "Causes and next steps: sickbay explain n1 --url http://sickbay.test"
+    told = alert(happened("n1", K.HELD, limit="limits.concurrent"), by).advice
+    assert told.startswith("Repair or release nodes in quarantine")
+    assert told.endswith(command)
+    assert alert(happened("n1", K.RELEASED), by).advice == command
+    assert alert(happened("", K.COMMON_CAUSE, scope="place"), by).advice.startswith("Mend what")
+    assert "sickbay resume --url" in alert(happened("", K.STOPPED), by).advice
+    assert "explain 'n1; rm'" in alert(happened("n1; rm", K.AGENT_SILENT), by).advice
 
 
 def test_without_a_label_of_pools_an_alert_has_the_pool_of_the_configuration() -> None:

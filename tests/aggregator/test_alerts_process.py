@@ -1,6 +1,7 @@
 """The real aggregator and a receiver of its alerts that is away, and comes back."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -13,12 +14,15 @@ from aggregator.demo.ports import free_port
 from tests.controlplane.waiting import wait_until
 from tests.support.simulator import Simulator
 
+GPU = re.compile(r"on GPU \d at [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}")
+TAKEN: list[dict[str, Any]] = []
+
 
 class Taker(BaseHTTPRequestHandler):
-    """Accepts every request."""
+    """Accepts every request, and keeps its alerts."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        TAKEN.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"])
         self.send_response(204)
         self.end_headers()
 
@@ -26,7 +30,7 @@ class Taker(BaseHTTPRequestHandler):
         """Writes no line to stderr."""
 
 
-def test_a_receiver_that_is_away_is_told_of_until_it_takes_alerts_again(tmp_path: Path) -> None:
+def test_a_receiver_that_was_away_gets_the_alert_with_its_gpu_and_advice(tmp_path: Path) -> None:
     grpc, web, receiver = free_port(), free_port(), free_port()
     (tmp_path / "secret").write_text("s")
     file = tmp_path / "aggregator.yaml"
@@ -44,10 +48,13 @@ alerts:
     def trouble() -> Any:
         """The trouble that the API reports, or None while no server answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{web}/api/v1/fleet") as answer:
-                return json.load(answer)["alert_trouble"]
+            return of_api("fleet")["alert_trouble"]
         except OSError:
             return None
+
+    def of_api(path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{web}/api/v1/{path}") as answer:
+            return json.load(answer)
 
     program = Path(sys.executable).parent / "sickbay-aggregator"
     log = tmp_path / "aggregator.log"
@@ -65,11 +72,22 @@ alerts:
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
             try:
-                wait_until(lambda: trouble() == "", what=log.read_text, timeout_s=120)
+                wait_until(lambda: trouble() == "" and TAKEN, what=log.read_text, timeout_s=120)
             finally:
                 server.shutdown()
                 thread.join()
                 server.server_close()
+            told = TAKEN[0]
+            assert GPU.search(told["summary"])
+            assert "Reboot the node" in told["advice"]
+            assert "sickbay explain sim-0001" in told["advice"]
+            [incident] = of_api("nodes/sim-0001")["incidents"]
+            found = of_api("transitions")["items"]
+            [event] = [one for one in found if one["kind"] == "incident.opened"]
+            for text in (told["summary"], incident["summary"], event["summary"]):
+                assert GPU.search(text)
+                assert "GPU-" not in text
+            assert event["details"]["evidence"].startswith("xid:79 GPU-")
     finally:
         process.terminate()
         process.wait(timeout=60)

@@ -82,6 +82,7 @@ def test_an_alert_says_what_its_transition_did() -> None:
         "node": "n1",
         "nodes": ["n1"],
         "summary": alert.summary,
+        "advice": "",
         "incident": "i1",
         "details": alert.details,
     }

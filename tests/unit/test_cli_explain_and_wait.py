@@ -50,7 +50,7 @@ def test_a_node_whose_drain_is_blocked_is_explained_with_the_way_out() -> None:
 def test_a_gpu_is_named_by_index_and_address_beside_its_uuid_and_a_command_comes_once() -> None:
     one = answer("node-2")
     uuid = one["quarantine"]["evidence"][0]["component"]
-    one["quarantine"]["reason"] = one["incidents"][0]["summary"] = f"xid:79 on {uuid}"
+    one["quarantine"]["reason"] = one["incidents"][0]["summary"] = "xid:79 on GPU 3 at 0000:1b:00"
     for found in (one["quarantine"], one["incidents"][0]):
         found["evidence"][0] |= {"device": "GPU 3 at 0000:1b:00", "component": uuid}
     text = rendered(one)

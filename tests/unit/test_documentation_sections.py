@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator import documentation
+from aggregator import advice, documentation
 from aggregator.events import EventKind
-from aggregator.web import advice
 from tests.unit.test_documentation import anchors
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator import advice
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web import advice
 from aggregator.web.doc_links import pieces
 from tests.unit.test_documentation import anchors
 from tests.web.support import Hands, incident_of, record_common_cause, serving, small_fleet

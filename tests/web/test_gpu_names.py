@@ -2,10 +2,10 @@
 
 import pytest
 
+from aggregator.health.gpu_names import gpu_name, hide_gpus, name_gpus
 from aggregator.health.model import Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web.gpu_names import gpu_name
 from aggregator.web.node_view import ViewMoment
 from nodeagent.checks.gpu_inventory import judge
 from nodeagent.sources.gpu_sample import Gpu
@@ -65,6 +65,21 @@ def test_without_an_inventory_the_drivers_line_has_the_address() -> None:
     assert gpu_name(health, "/var", {"pci": "0000:3b:00"}) == ""
     assert gpu_name(health, "", {"pci": "0000:3b:00"}) == ""
     assert gpu_name(None, GPU) == ""
+
+
+def test_texts_for_people_name_gpus_by_slot_and_hidden_ones_are_equal() -> None:
+    health = health_of("GPU 3 at 0000:1b:00: NVIDIA H100")
+    other = GPU.replace("GPU-5", "GPU-6")
+    assert name_gpus(f"xid:79 on {GPU}, and 1 more", health) == (
+        "xid:79 on GPU 3 at 0000:1b:00, and 1 more"
+    )
+    assert name_gpus(f"xid:79 on {other}", health) == f"xid:79 on {other}"
+    latched = fault(HANDS.now, component=other, details={"pci": "0000:3b:00"})
+    health.snapshot(Snapshot((), (latched,)))
+    assert name_gpus(f"{other} and {GPU}", health) == f"GPU at 0000:3b:00 and {GPU}"
+    assert name_gpus(GPU, None) == GPU
+    for name in (GPU, "GPU 3 at 0000:1b:00", "GPU at 0000:1b:00"):
+        assert hide_gpus(f"xid:79 on {name}: lost") == "xid:79 on a GPU: lost"
 
 
 def test_evidence_of_incident_and_fault_has_the_device() -> None:

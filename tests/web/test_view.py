@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator import advice
 from aggregator.cluster.port import NAMESPACE_DELETED, Blocker, HookState, HookStatus, Phase
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
-from aggregator.web import advice, node_view, timefmt
+from aggregator.web import node_view, timefmt
 from aggregator.web.fleet_view import FleetViewFindings, natural
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.summary import headline, summarize

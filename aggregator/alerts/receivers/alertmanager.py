@@ -76,6 +76,7 @@ def _postable(message: Message, alert: Alert, now: float) -> dict[str, Any]:
         "runbook_url": section(message, alert),
         "resolved": visible(alert.ending.summary, _MOST_TEXT) if alert.ending else "",
         **{_name(key): visible(value, _MOST_TEXT) for key, value in alert.details.items()},
+        "description": visible(alert.advice, _MOST_TEXT) if alert.ending is None else "",
     }
     found = {
         "labels": _labels(alert),

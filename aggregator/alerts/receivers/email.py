@@ -15,7 +15,7 @@ from pydantic import Field
 
 from aggregator.alerts.alert import AlertState, rfc3339
 from aggregator.alerts.http_channel import Exchange, HttpOptions, read_secret, tls_context
-from aggregator.alerts.message import Message, digest, headline, link, sections
+from aggregator.alerts.message import Message, digest, headline, link, next_steps, sections
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -138,6 +138,7 @@ def _text(message: Message) -> str:
         parts.append(f"{state}: {line.text}")
     if len(lines) > _MOST_LINES:
         parts.append(f"and {len(lines) - _MOST_LINES} more")
+    parts += [f"\nTo do: {one}" for one in next_steps(message)]
     place = _shown(message.labels)
     parts += ["", *place] if place else []
     first = min(alert.at for alert in message.alerts)

@@ -12,7 +12,7 @@ from typing import Any
 
 from aggregator.alerts.alert import Alert, AlertState, rfc3339
 from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_secret
-from aggregator.alerts.message import Message, digest, headline, link, sections
+from aggregator.alerts.message import Message, digest, headline, link, next_steps, sections
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -90,6 +90,7 @@ def _trigger(message: Message, routing_key: str, template: MessageTemplate) -> M
         "left_out": max(0, len(lines) - _MOST_LINES),
         "nodes": [visible(node, _MOST_SOURCE) for node in message.nodes[:_MOST_NODES]],
         "node_count": len(message.nodes),
+        "to_do": list(next_steps(message)),
         "documentation": list(sections(message)),
     }
     if written := template.text(message)[:_MOST_TEMPLATE]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aggregator.alerts.alert import AlertState
 from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
-from aggregator.alerts.message import Line, Message, digest, headline, link, sections
+from aggregator.alerts.message import Line, Message, digest, headline, link, next_steps, sections
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -65,6 +65,7 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
         blocks += [_section("plain_text", _written(line)) for line in lines[:_MOST_LINES]]
         if len(lines) > _MOST_LINES:
             blocks.append(_section("plain_text", f"and {len(lines) - _MOST_LINES} more"))
+        blocks += [_section("plain_text", f"To do: {one}") for one in next_steps(message)]
     url = link(message)
     if url:
         blocks.append(_section("mrkdwn", f"<{url}|status page>"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from aggregator.alerts.alert import AlertState
 from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
-from aggregator.alerts.message import Message, digest, headline, link, sections
+from aggregator.alerts.message import Message, digest, headline, link, next_steps, sections
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -67,6 +67,7 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
             shown = lines[:most]
             if len(lines) > most:
                 shown.append(f"and {len(lines) - most} more")
+            shown += [f"To do: {one}" for one in next_steps(message)]
         if not (message.documentation_url or written):
             shown = [*shown, f"What to do: {', '.join(sections(message))}"]
         items = [_text(title[:_MOST_TITLE], colour, bold=True)]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from aggregator.cluster.port import EvidenceItem, Node, Quarantine
+from aggregator.health.gpu_names import name_gpus
 from aggregator.health.model import ClearedBy, Component, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import LONGEST_REPEAT, Policy, Rule
@@ -47,11 +48,12 @@ def release_hold(
     hold = _by_request(requests) or _by_rule(quarantine, rules) or _unknown(quarantine, node)
     if hold or health is None:
         return hold
-    return (
+    found = (
         _repeated(quarantine, node, rules)
         or _same_boot(quarantine, node, health)
         or (_gpus(node, health) if _is_about_gpus(quarantine, rules) else "")
     )
+    return name_gpus(found, health)
 
 
 def standing_of_gpus(health: NodeHealth) -> frozenset[tuple[str, str, Status]]:

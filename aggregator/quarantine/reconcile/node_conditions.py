@@ -8,6 +8,7 @@ know of the conditions that another has written.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.condition_record import CONDITIONS, WrittenCondition, read_written
@@ -19,6 +20,7 @@ from aggregator.cluster.port import (
     NodeMeta,
     WrittenConditions,
 )
+from aggregator.health.gpu_names import name_gpus
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule, condition_of
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.state.fleet import FleetState
@@ -188,10 +190,13 @@ def _condition(rule: NodeConditionRule, node_state: NodeState) -> NodeCondition 
         or view.definition_going
         or view.vanished
     )
-    return condition_of(
+    found = condition_of(
         rule,
         quarantine=summary.quarantine,
         incidents=node_state.decision.incidents,
         settled=not unsettled,
         reported=node_state.agent.is_fresh,
     )
+    if found is None:
+        return None
+    return replace(found, message=name_gpus(found.message, summary.agent.health))

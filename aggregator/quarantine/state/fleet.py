@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
+from aggregator.health.gpu_names import name_gpus
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
@@ -156,6 +157,11 @@ class FleetState:
     def mode_of(self, summary: NodeSummary) -> str:
         """The mode that caps what is done to the node."""
         return self.pools.mode_of(self.pool_of(summary)).value if self.pools else self.mode
+
+    def name_gpus(self, node: str, text: str) -> str:
+        """The text about the node, with its GPUs by index and PCI address, as far as known."""
+        found = self.node_summaries.get(node)
+        return name_gpus(text, found.agent.health) if found is not None else text
 
     def doubt_clock(self, why: str) -> None:
         self.clock_doubt = why

@@ -5,17 +5,18 @@ the agent's last reading; it changes when a GPU is gone, so an absent GPU has it
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from aggregator.health.node import NodeHealth
-from aggregator.web import models
 
 _INVENTORY = "gpu-inventory"
 _UUID = "GPU-"
 _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
-#: "GPU 3 at 0000:1b:00" of this version's agents; "NVIDIA H100 at 0000:1b:00" of the one before.
+#: "GPU 3 at 0000:1b:00" where the agent knows the index, else "NVIDIA H100 at 0000:1b:00".
 _PLACE = re.compile(rf"(?:\bGPU (\d{{1,4}}) )?at ({_ADDRESS})(?![0-9a-fA-F])")
 _SLOT = re.compile(rf"(?:pci:)?({_ADDRESS})")
+_COMPONENT = re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_NAME = re.compile(rf"\bGPU (?:\d{{1,4}} )?at {_ADDRESS}(?![0-9a-fA-F])")
 
 
 def gpu_name(
@@ -45,17 +46,22 @@ def _slot(component: str, details: Mapping[str, str]) -> str:
     return match[1] if match is not None else ""
 
 
-def name_devices(text: str, evidence: Iterable[models.Evidence]) -> str:
-    """The text with each GPU of the evidence by index and address, where it has the UUID."""
-    for item in evidence:
-        if item.device:
-            text = text.replace(item.component, item.device)
-    return text
+def name_gpus(text: str, health: NodeHealth | None) -> str:
+    """The text with each GPU by index and address where it has the UUID, as far as they are known.
+
+    This is for people: what programs compare keeps the UUID.
+    """
+    if _UUID not in text or health is None:
+        return text
+    return _COMPONENT.sub(lambda found: _known_name(health, found[0]) or found[0], text)
 
 
-def hide_devices(text: str, evidence: Iterable[models.Evidence]) -> str:
-    """The text with "a GPU" for each GPU of the evidence, so that those of many nodes are equal."""
-    for item in evidence:
-        if item.device or item.component.startswith(_UUID):
-            text = text.replace(item.component, "a GPU")
-    return text
+def _known_name(health: NodeHealth, uuid: str) -> str:
+    faults = (one.details for one in health.faults.values() if one.component == uuid)
+    details = next((one for one in faults if "pci" in one), None)
+    return gpu_name(health, uuid, details)
+
+
+def hide_gpus(text: str) -> str:
+    """The text with "a GPU" for each GPU, so that the texts of several nodes are equal."""
+    return _NAME.sub("a GPU", _COMPONENT.sub("a GPU", text)) if "GPU" in text else text
