@@ -53,6 +53,8 @@ HOLDS = frozenset(
         "unread-status",
     }
 )
+#: Those of them that hold a node. The others hold a repair.
+NODE_HOLDS = frozenset(one for one in HOLDS if one.partition(".")[0] != "repair")
 _CAUSES = {
     "agents": "docs/alert-kinds.md#agentsilent",
     "network": "docs/network.md",

@@ -13,7 +13,10 @@ from prometheus_client.registry import Collector
 
 from aggregator.alerts.overview import RouteState
 from aggregator.cluster.port import Action, Phase
+from aggregator.documentation import NODE_HOLDS
 from aggregator.events import EventKind
+from aggregator.ingest.close_reason import CloseReason
+from aggregator.ingest.identity import Refusal
 from aggregator.policy import drift
 from aggregator.quarantine.decide.cause_search import SCOPES
 from aggregator.quarantine.state.fleet import QuarantineSummary
@@ -27,8 +30,12 @@ from aggregator.web.pool_metrics import pool_metrics
 from aggregator.web.repair_metrics import repair_metrics
 from aggregator.web.stage_metrics import gpu_metrics, stage_metrics
 from aggregator.web.stats_interface import ApiStats, HistoryStats, IngestStatsReader, Stats
+from aggregator.web.zero_first import ZeroFirst
 
 _KINDS = ("gpu", "disk", "network", "node")
+
+#: Counters whose labels have values that are not known before they occur.
+_OPEN_LABELS = frozenset({"sickbay_quarantine_causes", "sickbay_api_requests"})
 
 CONNECTED = "Agents that are connected to this replica."
 IS_CONTROLLER = "1 where this replica is the controller."
@@ -48,6 +55,7 @@ class ScrapeContent:
     connections_ended: Mapping[str, int]
     version: str
     ready: bool
+    zero_first: ZeroFirst
 
 
 def registry_of(scrape: ScrapeContent) -> CollectorRegistry:
@@ -64,7 +72,9 @@ class _ScrapeCollector(Collector):
         self._scrape = scrape
 
     def collect(self) -> Iterable[Metric]:
-        return families(self._scrape)
+        begin = self._scrape.zero_first.begin
+        for family in families(self._scrape):
+            yield begin(family) if family.name in _OPEN_LABELS else family
 
 
 def families(scrape: ScrapeContent) -> Iterator[Metric]:
@@ -87,10 +97,10 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
                 "Alerts that wait to be sent, by route. Replicas that share the outbox each "
                 "have the same number."
             ),
-            ["webhook"],
+            ["route"],
         )
-        for webhook, depth in scrape.stats.outbox().items():
-            outbox.add_metric([webhook], depth)
+        for route, depth in scrape.stats.outbox().items():
+            outbox.add_metric([route], depth)
         yield outbox
         out = not scrape.stats.alert_trouble()
         yield from _routes(scrape.stats.alerts().routes)
@@ -247,8 +257,9 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
         ),
         ["limit"],
     )
-    for limit, nodes in sorted(Counter(one.limit for one in found.holds).items()):
-        holds.add_metric([limit], nodes)
+    held = Counter(one.limit for one in found.holds)
+    for limit in sorted(NODE_HOLDS | held.keys()):
+        holds.add_metric([limit], held[limit])
     yield holds
     yield from _quarantines(found.quarantines)
 
@@ -458,8 +469,8 @@ def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
         ("ended", "Attached streams that ended.", "reason", stats.ended),
     ):
         family = counter(f"sickbay_ingest_streams_{name}", text, [label])
-        for value, count in sorted(counts.items()):
-            family.add_metric([value], count)
+        for value in sorted({*Refusal, *CloseReason} | counts.keys()):
+            family.add_metric([value], counts[value])
         yield family
     messages = counter("sickbay_ingest_messages", "Messages that were received.", ["kind"])
     for kind, count in sorted(stats.messages.items()):

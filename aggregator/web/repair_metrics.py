@@ -2,13 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from prometheus_client.metrics_core import Metric
 
+from aggregator.cluster.port import BUSY, RepairState
 from aggregator.policy.repairs import ATTEMPTS
+from aggregator.quarantine.decide.node_tests import BY_HAND, IDLE, NEW_NODE
 from aggregator.quarantine.state.stage_times import StageTimes
 from aggregator.web import models, repair_view
 from aggregator.web.metric_families import counter, gauge, histogram, single_gauge
+
+#: How an attempt ends, and why a test was begun: each series begins at 0.
+_OUTCOMES = tuple(state.value for state in RepairState if state not in BUSY)
+_REASONS = (NEW_NODE, IDLE, "before-release", BY_HAND)
 
 
 def repair_metrics(
@@ -37,8 +44,8 @@ def repair_metrics(
         ),
         ["repair", "outcome"],
     )
-    for (repair, outcome), number in sorted(stages.repair_attempts.items()):
-        attempts.add_metric([repair, outcome], number)
+    for repair, outcome in product(ATTEMPTS, _OUTCOMES):
+        attempts.add_metric([repair, outcome], stages.repair_attempts[repair, outcome])
     yield attempts
     tests = counter(
         "sickbay_tests",
@@ -48,8 +55,8 @@ def repair_metrics(
         ),
         ["reason", "outcome"],
     )
-    for (reason, outcome), number in sorted(stages.tests.items()):
-        tests.add_metric([reason, outcome], number)
+    for reason, outcome in product(_REASONS, _OUTCOMES):
+        tests.add_metric([reason, outcome], stages.tests[reason, outcome])
     yield tests
     fresh = gauge(
         "sickbay_new_nodes",

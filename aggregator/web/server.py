@@ -44,6 +44,7 @@ from aggregator.web.response_headers import dress
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
 from aggregator.web.trend_recorder import TrendRecorder
+from aggregator.web.zero_first import ZeroFirst
 
 log = logging.getLogger("sickbay.web")
 
@@ -135,6 +136,7 @@ class Web:
         self._requests: Counter[tuple[str, int]] = Counter()
         #: Seconds for an answer, by route; event streams last as long as their page is open.
         self._durations: dict[str, Histogram] = {}
+        self._zero_first = ZeroFirst()
         self._now = clocks.now
         self._version = version
         self._connections = ConnectionTable(clocks.now, most=connections)
@@ -255,6 +257,7 @@ class Web:
             connections_ended=self._connections.ended,
             version=self._queries.version,
             ready=not self._queries.ready(),
+            zero_first=self._zero_first,
         )
         encode, kind = choose_encoder(request.headers.get("Accept", ""))
         response = web.Response(body=encode(registry_of(scrape)), headers={"Content-Type": kind})

@@ -18,6 +18,7 @@ from aggregator.web.models import Pool
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.pool_metrics import pool_metrics
 from aggregator.web.stats_interface import Stats
+from aggregator.web.zero_first import ZeroFirst
 from release.reference.tables import table
 
 _HEAD = """# Metrics of the aggregator
@@ -54,6 +55,7 @@ def all_families() -> Iterator[Metric]:
         history=_NoHistory(),
     )
     scrape = ScrapeContent(
+        zero_first=ZeroFirst(),
         found=FleetViewBuilder(FleetState(), ViewMoment(0.0, 0.0)).conclude([]),
         feed=EventBroker(epoch=1),
         requests=Counter(),

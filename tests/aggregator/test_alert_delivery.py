@@ -2,9 +2,10 @@
 
 import asyncio
 import random
+import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from email import message_from_bytes
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
@@ -113,7 +115,7 @@ async def test_alertmanager_has_an_alert_until_its_end_and_again_after_a_restart
             alerts.record_event(happened(f"n{number}"))
         await until(lambda: delivered(alerts) == 3, lambda: alerts.problem)
         [first, *_] = sorted(manager.alerts(), key=lambda one: str(one["labels"]["node"]))
-        assert first["labels"]["alertname"] == "sickbay.quarantine.cordoned"
+        assert first["labels"]["alertname"] == "SickbayQuarantineCordoned"
         assert first["labels"]["severity"] == "warning"
         assert first["generatorURL"] == "https://sickbay.test/nodes/n0"
         assert nodes() == ["n0", "n1", "n2"]
@@ -122,6 +124,44 @@ async def test_alertmanager_has_an_alert_until_its_end_and_again_after_a_restart
         manager.kill()
         manager.start()
         await until(lambda: nodes() == ["n0", "n2"], lambda: (nodes(), alerts.problem))
+
+
+def quiet_hours(*, all_day: bool, rooms: Mapping[str, str]) -> str:
+    """The documented configuration, with its hours all day or never, and receivers by URL."""
+    text = Path("docs/alerts.md").read_text("utf-8").partition("## Quiet hours")[2]
+    config = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    if all_day:
+        whole = {"times": [{"start_time": "00:00", "end_time": "24:00"}]}
+        config["time_intervals"][0]["time_intervals"] = [whole]
+    else:
+        never = {"years": ["1999"]}
+        config["time_intervals"][0]["time_intervals"] = [never]
+    config["route"] |= {"group_wait": "0s", "group_interval": "1s"}
+    config["receivers"] = [
+        {"name": name, "webhook_configs": [{"url": url}]} for name, url in rooms.items()
+    ]
+    return yaml.safe_dump(config)
+
+
+@needs_alertmanager
+@pytest.mark.parametrize("all_day", [True, False])
+async def test_in_the_documented_quiet_hours_critical_alerts_alone_get_out(
+    tmp_path: Path, *, all_day: bool
+) -> None:
+    async with Receiver() as oncall, Receiver() as room:
+        rooms = {"oncall": oncall.url(), "gpu-room": room.url()}
+        config = quiet_hours(all_day=all_day, rooms=rooms)
+        with closing(Alertmanager(tmp_path, config=config)) as manager:
+            manager.start()
+            receiver = ReceiverConfig("am", alertmanager=AlertmanagerOptions(manager.url))
+            async with telling(tmp_path, receiver) as alerts:
+                alerts.record_event(happened("n1", K.CORDONED))
+                await until(lambda: delivered(alerts) == 1, lambda: alerts.problem)
+                if not all_day:
+                    await until(lambda: room.requests)
+                alerts.record_event(happened("n1", K.OVERDUE))
+                await until(lambda: oncall.requests)
+                assert bool(room.requests) != all_day
 
 
 @needs_alertmanager

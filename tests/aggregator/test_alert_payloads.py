@@ -279,7 +279,7 @@ def test_alertmanager_identifies_an_alert_and_its_end_by_the_same_labels() -> No
     [begun] = alertmanager.render(message(alert(pool="a")), NOW)
     [ended] = alertmanager.render(message(over(alert(pool="a"))), NOW + 5)
     assert begun["labels"] == ended["labels"]
-    assert begun["labels"]["alertname"] == "sickbay.quarantine.cordoned"
+    assert begun["labels"]["alertname"] == "SickbayQuarantineCordoned"
     assert begun["startsAt"] == ended["startsAt"]
     assert begun["endsAt"] > ended["endsAt"]
     assert begun["generatorURL"] == f"{PAGE}/nodes/gpu-0117"

@@ -142,6 +142,7 @@ async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_
         "node": "n1",
         "nodes": ["n1"],
         "summary": "n1: xid:79 on GPU-1",
+        "advice": "",
         "incident": "0011",
         "details": {"action": "drain", "kind": "gpu"},
         "documentation": "docs/alert-kinds.md#incidentopened",

@@ -4,6 +4,7 @@ Of that model (https://grafana.com/docs/grafana/latest/dashboards/build-dashboar
 this is the part that one dashboard needs; docs/decisions has the reason against a library.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 #: Schema of Grafana 11; later versions migrate it as they load it.
 SCHEMA = 39
+#: The address of the status page by kubectl port-forward. The chart has `alerts.page` instead.
+PAGE = "https://localhost:8080"
+_CHOSEN = 'cluster=~"$cluster",job=~"$job"'
+_SERIES = re.compile(r"\b(sickbay[_:][a-z_:0-9]+|process_[a-z_]+)(\{|)(\}|)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,23 @@ def dashboard(uid: str, title: str, text: str, rows: Sequence[Row]) -> dict[str,
         "time": {"from": "now-24h", "to": "now"},
         "timezone": "",
         "annotations": {"list": []},
-        "links": [],
-        "templating": {"list": [_source_variable()]},
+        "links": [
+            {
+                "title": "Status page",
+                "type": "link",
+                "icon": "external link",
+                "url": "${page}",
+                "targetBlank": True,
+            }
+        ],
+        "templating": {
+            "list": [
+                _source_variable(),
+                _label_variable("cluster", "sickbay_build_info"),
+                _label_variable("job", 'sickbay_build_info{cluster=~"$cluster"}'),
+                _page_variable(),
+            ]
+        },
         "panels": panels,
     }
 
@@ -103,6 +123,54 @@ def _source_variable() -> dict[str, Any]:
         "options": [],
         "current": {},
     }
+
+
+def _label_variable(label: str, series: str) -> dict[str, Any]:
+    """The values of a label of which a person chooses some; at first all, also where it is absent.
+
+    Of two installations or clusters in one Prometheus each sum is so the chosen one's.
+    """
+    return {
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
+        "datasource": SOURCE,
+        "definition": f"label_values({series}, {label})",
+        "query": {"query": f"label_values({series}, {label})", "refId": f"{label}-values"},
+        "hide": 0,
+        "refresh": 2,
+        "regex": "",
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "options": [],
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _page_variable() -> dict[str, Any]:
+    value = {"selected": True, "text": PAGE, "value": PAGE}
+    return {
+        "name": "page",
+        "label": "Address of the page",
+        "type": "textbox",
+        "query": PAGE,
+        "hide": 0,
+        "options": [value],
+        "current": value,
+    }
+
+
+def scoped(expression: str) -> str:
+    """The expression for the chosen clusters and jobs: every selector names both."""
+
+    def selector(found: re.Match[str]) -> str:
+        more = "," if found[2] == "{" and found[3] != "}" else ""
+        end = found[3] if found[2] == "{" else "}" + found[2]
+        return f"{found[1]}{{{_CHOSEN}{more}{end}"
+
+    return _SERIES.sub(selector, expression)
 
 
 def _row(title: str, number: int, top: int) -> dict[str, Any]:
@@ -135,7 +203,7 @@ def _target(query: Query, index: int, panel: Panel) -> dict[str, Any]:
     return {
         "refId": chr(ord("A") + index),
         "datasource": SOURCE,
-        "expr": query.expression,
+        "expr": scoped(query.expression),
         "legendFormat": query.legend or "__auto",
         "instant": panel.kind != "timeseries",
         "range": panel.kind == "timeseries",

@@ -194,6 +194,43 @@ STAGES = Row(
     ],
 )
 
+POOLS = Row(
+    "Pools",
+    [
+        Panel(
+            "Nodes out of service by pool",
+            "timeseries",
+            [
+                Query(
+                    'sum by (pool) (sickbay_pool_nodes{standing="quarantined"})',
+                    "{{pool}}: in quarantine",
+                ),
+                Query('sum by (pool) (sickbay_pool_nodes{standing="held"})', "{{pool}}: held back"),
+            ],
+            "Empty without pools in the configuration.",
+        ),
+        Panel(
+            "Use of the pools' limits",
+            "timeseries",
+            [
+                Query(
+                    "max by (pool, limit) (sickbay_pool_limit_used_nodes) "
+                    "/ (max by (pool, limit) (sickbay_pool_limit_max_nodes) > 0)",
+                    "{{pool}}: {{limit}}",
+                )
+            ],
+            "At 100 % further bad nodes of the pool stay in service.",
+            unit="percentunit",
+        ),
+        Panel(
+            "Pools that cool down",
+            "timeseries",
+            [Query("max by (pool) (sickbay_pool_cooling_down)", "{{pool}}")],
+            "1 while no node of the pool is admitted, after its own rate has tripped.",
+        ),
+    ],
+)
+
 REPAIRS = Row(
     "Repairs",
     [
@@ -265,7 +302,8 @@ ITSELF = Row(
             "timeseries",
             [
                 Query(
-                    "sum by (reason) (rate(sickbay_ingest_streams_refused_total[5m])) > 0",
+                    "sum by (reason) "
+                    "(rate(sickbay_ingest_streams_refused_total[$__rate_interval])) > 0",
                     "{{reason}}",
                 )
             ],
@@ -277,7 +315,8 @@ ITSELF = Row(
             "timeseries",
             [
                 Query(
-                    "sum by (method, kind) (rate(sickbay_api_requests_total[5m])) > 0",
+                    "sum by (method, kind) "
+                    "(rate(sickbay_api_requests_total[$__rate_interval])) > 0",
                     "{{method}} {{kind}}",
                 )
             ],
@@ -289,7 +328,8 @@ ITSELF = Row(
             "timeseries",
             [
                 Query(
-                    'sum by (code) (rate(sickbay_api_requests_total{code=~"0|429|5.."}[5m])) > 0',
+                    "sum by (code) (rate(sickbay_api_requests_total"
+                    '{code=~"0|429|5.."}[$__rate_interval])) > 0',
                     "{{code}}",
                 )
             ],
@@ -314,7 +354,7 @@ ITSELF = Row(
             "Alerts that wait, and dead letters",
             "timeseries",
             [
-                Query("max by (webhook) (sickbay_alerts_waiting)", "{{webhook}} waits"),
+                Query("max by (route) (sickbay_alerts_waiting)", "{{route}} waits"),
                 Query("max by (route) (sickbay_alerts_dead_letters)", "{{route}} given up"),
             ],
             "Of sickbay's own alerts, by route.",
@@ -331,7 +371,8 @@ ITSELF = Row(
             "timeseries",
             [
                 Query(
-                    "process_resident_memory_bytes and on (instance, job) sickbay_build_info",
+                    "process_resident_memory_bytes "
+                    "and on (cluster, instance, job) sickbay_build_info",
                     "{{instance}}",
                 )
             ],
@@ -341,7 +382,7 @@ ITSELF = Row(
     ],
 )
 
-ROWS = (NOW, GPUS, STAGES, REPAIRS, ITSELF)
+ROWS = (NOW, GPUS, POOLS, STAGES, REPAIRS, ITSELF)
 
 
 def made() -> dict[str, Any]:

@@ -16,8 +16,10 @@ from tests.deploy.test_alert_rules import documented, metrics_in, rules
 MADE = json.loads(sickbay.FILE.read_text("utf-8"))
 PANELS = [panel for panel in MADE["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+#: The values that Grafana sets where a person chooses none.
+CHOSEN = {"$cluster": ".*", "$job": ".*", "$__rate_interval": "1m"}
 #: Labels that Prometheus itself sets, and those of histograms.
-_OTHERS = {"instance", "job", "le"}
+_OTHERS = {"cluster", "instance", "job", "le"}
 
 
 def test_the_file_is_what_the_generator_makes() -> None:
@@ -36,6 +38,23 @@ def test_a_query_asks_for_metrics_that_exist(query: str) -> None:
     named = re.findall(r"(?:by|on) \(([^)]*)\)", query)
     assert {label.strip() for group in named for label in group.split(",")} <= labels
     assert set(re.findall(r"[{,](\w+)(?:=|!)", query)) <= labels
+
+
+def chosen(query: str) -> str:
+    """The query as Grafana sends it."""
+    for name, value in CHOSEN.items():
+        query = query.replace(name, value)
+    return query
+
+
+def test_a_person_chooses_cluster_and_job_of_each_series_and_gets_to_the_page() -> None:
+    variables = {one["name"]: one for one in MADE["templating"]["list"]}
+    assert variables.keys() == {"datasource", "cluster", "job", "page"}
+    for query in QUERIES:
+        series = re.findall(r"\b(?:sickbay[_:]|process_)[a-z_:0-9]+", query)
+        assert query.count('{cluster=~"$cluster",job=~"$job"') == len(series), query
+        assert not re.search(r"rate\([^)]*\[[1-5]m\]", query), query
+    assert [link["url"] for link in MADE["links"]] == ["${page}"]
 
 
 def test_a_legend_names_labels_that_its_query_keeps() -> None:

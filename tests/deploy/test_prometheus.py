@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.dashboard.panels import scoped
 from tests.deploy.test_alert_rules import FILES
-from tests.deploy.test_dashboard import QUERIES
+from tests.deploy.test_dashboard import QUERIES, chosen
 from tests.support import prometheus
 from tests.support.local_aggregator import LIMITS, LocalAggregator
 from tests.support.pki import Authority
@@ -91,7 +92,11 @@ def test_the_shipped_alerts_fire_when_faults_are_injected(
         for series, number in COUNTED.items():
             watcher.until_value(series, number)
         for query in QUERIES:  # an expression that is none is refused
-            watcher.query(query)
+            watcher.query(chosen(query))
+        [quarantines] = watcher.query(chosen(scoped("sum(sickbay_quarantines)")))
+        assert quarantines["value"][1] == "1"
+        # The first of the day: its series began at 0.
+        watcher.until_value("sum(sickbay:quarantine_causes:increase_1d) > bool 0", 1)
         sickbay("stop", "--local", str(aggregator.database), "--reason", "a drill")
         watcher.until_firing("SickbayStopped")
     aggregator.close()

@@ -22,12 +22,14 @@ def is_installed() -> bool:
 class Alertmanager:
     """``tls``: files of its certificate and key, and of the CA of clients' certificates."""
 
-    def __init__(self, folder: Path, tls: tuple[Path, Path, Path] | None = None) -> None:
+    def __init__(
+        self, folder: Path, tls: tuple[Path, Path, Path] | None = None, config: str = _CONFIG
+    ) -> None:
         self._folder = folder
         self._port = ReservedPort()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._port.number}"
-        (folder / "alertmanager.yml").write_text(_CONFIG)
+        (folder / "alertmanager.yml").write_text(config)
         self._web = folder / "web.yml"
         if tls is not None:
             certificate, key, clients = tls

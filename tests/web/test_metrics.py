@@ -21,6 +21,7 @@ from aggregator.runtime.histogram import REQUEST, Histogram
 from aggregator.web.gateway_metrics import GatewayScrape, gateway_registry
 from aggregator.web.stats_interface import ApiStats
 from aggregator.web.stats_interface import IngestStatsReader as WhatWeAskOfIngest
+from aggregator.web.zero_first import SCRAPES
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -66,6 +67,9 @@ def route(name: str) -> RouteState:
 
 
 async def scrape(served: Served) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """The fourth scrape: new series of open labels begin at 0."""
+    for _ in range(SCRAPES):
+        await served.text("/metrics")
     text = await served.text("/metrics")
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -137,10 +141,29 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_api_requests_total", eviction] == 5
     assert found["sickbay_api_throttles_total", labels()] == 3
     assert found["sickbay_transitions_total", labels(kind="pod.evicted")] == 1
-    assert found["sickbay_alerts_waiting", labels(webhook="0")] == 3
+    assert found["sickbay_alerts_waiting", labels(route="0")] == 3
     assert found["sickbay_build_info", labels(version="0.1.0")] == 1
     missing = labels(route="/nodes/{name}", code="404")
     assert found["sickbay_web_requests_total", missing] == 1
+
+
+async def test_a_series_begins_at_0_so_that_the_first_cause_of_the_day_is_an_increase() -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    cause = 'sickbay_quarantine_causes_total{code="xid:79",rule="gpu-gone"}'
+    async with serving(fleet, hands.clocks()) as served:
+        text = await served.text("/metrics")
+        assert 'sickbay_repair_attempts_total{outcome="Failed",repair="reboot"} 0.0' in text
+        assert 'sickbay_tests_total{outcome="Failed",reason="idle"} 0.0' in text
+        assert 'sickbay_ingest_streams_refused_total{reason="expired"} 0.0' in text
+        assert 'sickbay_holds{limit="limits.common_cause_nodes"} 0.0' in text
+        assert 'sickbay_holds{limit="repair.' not in text
+        fleet.stages.note_causes(
+            QuarantineSpec(Action.DRAIN, "gpu", "x", evidence=(item("xid:79", "gpu-gone"),))
+        )
+        for _ in range(SCRAPES):
+            assert f"{cause} 0.0" in await served.text("/metrics")
+        assert f"{cause} 1.0" in await served.text("/metrics")
 
 
 async def test_10_000_nodes_make_at_most_2_000_series_and_no_label_has_a_nodes_name() -> None:

@@ -26,6 +26,7 @@ _MOST_TEXT = 1_000
 #: Seconds after which Alertmanager itself ends an alert that is not sent again, and a notice.
 LASTS = 86400.0
 _NOTICE_LASTS = 900.0
+_NOT_IN_WORD = re.compile(r"[^A-Za-z0-9]+")
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -92,7 +93,7 @@ def _labels(alert: Alert) -> dict[str, str]:
     """The labels that identify the alert: those that do not change until its end."""
     found = {_name(key): visible(value, _MOST_LABEL) for key, value in alert.labels.items()}
     found |= {
-        "alertname": f"sickbay.{alert.kind}",
+        "alertname": _alert_name(alert.kind),
         "severity": alert.severity,
         "node": visible(alert.node, _MOST_LABEL),
         "incident": visible(alert.incident, _MOST_LABEL),
@@ -100,6 +101,12 @@ def _labels(alert: Alert) -> dict[str, str]:
         "source": "sickbay",
     }
     return {key: value for key, value in found.items() if value}
+
+
+def _alert_name(kind: str) -> str:
+    """SickbayQuarantineCordoned of quarantine.cordoned, as alerts of rules are named."""
+    words = _NOT_IN_WORD.split(f"sickbay.{kind}")
+    return "".join(word[:1].upper() + word[1:] for word in words)
 
 
 def _name(key: str) -> str:

@@ -10,7 +10,7 @@ CREATE TABLE alert_dead (
 	because TEXT NOT NULL, 
 	at DOUBLE NOT NULL
 );
-INSERT INTO "alert_dead" VALUES(1,'chat','chat-1-595ca8adf5aa','[{"id":"595ca8adf5aaa08fd508824cf823e6d2","key":"e7aae05c81447fe91de1e4f16faa4f0b","kind":"quarantine.cordoned","severity":"warning","state":"firing","at":"2025-06-15T15:06:40.000Z","node":"n1","nodes":["n1"],"summary":"n1: quarantine.cordoned","incident":"inc-n1","labels":{},"details":{}}]',1,'HTTP 400',1750000021.0);
+INSERT INTO "alert_dead" VALUES(1,'chat','chat-1-595ca8adf5aa','[{"id":"595ca8adf5aaa08fd508824cf823e6d2","key":"e7aae05c81447fe91de1e4f16faa4f0b","kind":"quarantine.cordoned","severity":"warning","state":"firing","at":"2025-06-15T15:06:40.000Z","node":"n1","nodes":["n1"],"summary":"n1: quarantine.cordoned","advice":"","incident":"inc-n1","labels":{},"details":{}}]',1,'HTTP 400',1750000021.0);
 CREATE TABLE alert_deliveries (
 	route TEXT NOT NULL, 
 	id TEXT NOT NULL, 
@@ -24,7 +24,7 @@ CREATE TABLE alert_deliveries (
 	claimed_until DOUBLE NOT NULL, 
 	PRIMARY KEY (route)
 );
-INSERT INTO "alert_deliveries" VALUES('chat','chat-3-3fae8ab2ea73','','[{"id":"3fae8ab2ea73f5fdcb4aa7d7e31bc2f6","key":"064791ecee38d024a0f5442a91927ab1","kind":"quarantine.cordoned","severity":"warning","state":"firing","at":"2025-06-15T15:06:40.000Z","node":"n2","nodes":["n2"],"summary":"n2: quarantine.cordoned","incident":"inc-n2","labels":{},"details":{}}]',1,0,1750000200.0,1750000200.0,'',0.0);
+INSERT INTO "alert_deliveries" VALUES('chat','chat-3-3fae8ab2ea73','','[{"id":"3fae8ab2ea73f5fdcb4aa7d7e31bc2f6","key":"064791ecee38d024a0f5442a91927ab1","kind":"quarantine.cordoned","severity":"warning","state":"firing","at":"2025-06-15T15:06:40.000Z","node":"n2","nodes":["n2"],"summary":"n2: quarantine.cordoned","advice":"","incident":"inc-n2","labels":{},"details":{}}]',1,0,1750000200.0,1750000200.0,'',0.0);
 CREATE TABLE alert_groups (
 	route TEXT NOT NULL, 
 	grp TEXT NOT NULL, 
@@ -43,9 +43,9 @@ CREATE TABLE alert_lasting (
 	alert TEXT NOT NULL, 
 	PRIMARY KEY (route, firing)
 );
-INSERT INTO "alert_lasting" VALUES('chat','595ca8adf5aaa08fd508824cf823e6d2','','n1','chat-1-595ca8adf5aa',0,1750000000.0,'{"id": "595ca8adf5aaa08fd508824cf823e6d2", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n1", "nodes": ["n1"], "summary": "n1: quarantine.cordoned", "incident": "inc-n1", "details": {}, "key": "e7aae05c81447fe91de1e4f16faa4f0b", "state": "firing", "labels": {}, "ending": null}');
-INSERT INTO "alert_lasting" VALUES('chat','3fae8ab2ea73f5fdcb4aa7d7e31bc2f6','','n2','chat-3-3fae8ab2ea73',0,1750000100.0,'{"id": "3fae8ab2ea73f5fdcb4aa7d7e31bc2f6", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n2", "nodes": ["n2"], "summary": "n2: quarantine.cordoned", "incident": "inc-n2", "details": {}, "key": "064791ecee38d024a0f5442a91927ab1", "state": "firing", "labels": {}, "ending": null}');
-INSERT INTO "alert_lasting" VALUES('chat','b1ce0f96c2db9f8be26f5432bd1c3ebe','','n3','',0,1750000201.0,'{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null}');
+INSERT INTO "alert_lasting" VALUES('chat','595ca8adf5aaa08fd508824cf823e6d2','','n1','chat-1-595ca8adf5aa',0,1750000000.0,'{"id": "595ca8adf5aaa08fd508824cf823e6d2", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n1", "nodes": ["n1"], "summary": "n1: quarantine.cordoned", "incident": "inc-n1", "details": {}, "key": "e7aae05c81447fe91de1e4f16faa4f0b", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
+INSERT INTO "alert_lasting" VALUES('chat','3fae8ab2ea73f5fdcb4aa7d7e31bc2f6','','n2','chat-3-3fae8ab2ea73',0,1750000100.0,'{"id": "3fae8ab2ea73f5fdcb4aa7d7e31bc2f6", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n2", "nodes": ["n2"], "summary": "n2: quarantine.cordoned", "incident": "inc-n2", "details": {}, "key": "064791ecee38d024a0f5442a91927ab1", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
+INSERT INTO "alert_lasting" VALUES('chat','b1ce0f96c2db9f8be26f5432bd1c3ebe','','n3','',0,1750000201.0,'{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
 CREATE TABLE alert_pending (
 	seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	route TEXT NOT NULL, 
@@ -58,10 +58,10 @@ CREATE TABLE alert_pending (
 	firing TEXT NOT NULL, 
 	alert TEXT NOT NULL
 );
-INSERT INTO "alert_pending" VALUES(2,'machine','',0,1750000000.0,0.0,'','n1','595ca8adf5aaa08fd508824cf823e6d2','{"id": "595ca8adf5aaa08fd508824cf823e6d2", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n1", "nodes": ["n1"], "summary": "n1: quarantine.cordoned", "incident": "inc-n1", "details": {}, "key": "e7aae05c81447fe91de1e4f16faa4f0b", "state": "firing", "labels": {}, "ending": null}');
-INSERT INTO "alert_pending" VALUES(4,'machine','',0,1750000100.0,0.0,'','n2','3fae8ab2ea73f5fdcb4aa7d7e31bc2f6','{"id": "3fae8ab2ea73f5fdcb4aa7d7e31bc2f6", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n2", "nodes": ["n2"], "summary": "n2: quarantine.cordoned", "incident": "inc-n2", "details": {}, "key": "064791ecee38d024a0f5442a91927ab1", "state": "firing", "labels": {}, "ending": null}');
-INSERT INTO "alert_pending" VALUES(5,'chat','',0,1750000201.0,0.0,'','n3','b1ce0f96c2db9f8be26f5432bd1c3ebe','{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null}');
-INSERT INTO "alert_pending" VALUES(6,'machine','',0,1750000201.0,0.0,'','n3','b1ce0f96c2db9f8be26f5432bd1c3ebe','{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null}');
+INSERT INTO "alert_pending" VALUES(2,'machine','',0,1750000000.0,0.0,'','n1','595ca8adf5aaa08fd508824cf823e6d2','{"id": "595ca8adf5aaa08fd508824cf823e6d2", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n1", "nodes": ["n1"], "summary": "n1: quarantine.cordoned", "incident": "inc-n1", "details": {}, "key": "e7aae05c81447fe91de1e4f16faa4f0b", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
+INSERT INTO "alert_pending" VALUES(4,'machine','',0,1750000100.0,0.0,'','n2','3fae8ab2ea73f5fdcb4aa7d7e31bc2f6','{"id": "3fae8ab2ea73f5fdcb4aa7d7e31bc2f6", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n2", "nodes": ["n2"], "summary": "n2: quarantine.cordoned", "incident": "inc-n2", "details": {}, "key": "064791ecee38d024a0f5442a91927ab1", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
+INSERT INTO "alert_pending" VALUES(5,'chat','',0,1750000201.0,0.0,'','n3','b1ce0f96c2db9f8be26f5432bd1c3ebe','{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
+INSERT INTO "alert_pending" VALUES(6,'machine','',0,1750000201.0,0.0,'','n3','b1ce0f96c2db9f8be26f5432bd1c3ebe','{"id": "b1ce0f96c2db9f8be26f5432bd1c3ebe", "kind": "quarantine.cordoned", "severity": "warning", "at": 1750000000.0, "node": "n3", "nodes": ["n3"], "summary": "n3: quarantine.cordoned", "incident": "inc-n3", "details": {}, "key": "d0888d3dddd2076dd97c56d082396eed", "state": "firing", "labels": {}, "ending": null, "advice": ""}');
 CREATE TABLE alert_schema (
 	version INTEGER NOT NULL, 
 	PRIMARY KEY (version)
@@ -79,8 +79,8 @@ INSERT INTO "alert_told" VALUES('064791ecee38d024a0f5442a91927ab1','quarantine.c
 INSERT INTO "alert_told" VALUES('d0888d3dddd2076dd97c56d082396eed','quarantine.cordoned','n3','inc-n3',1750000201.0);
 CREATE INDEX alert_pending_route ON alert_pending (route, grp, seq);
 CREATE INDEX alert_pending_node ON alert_pending (route, node, seq);
-CREATE INDEX alert_told_at ON alert_told (at);
 CREATE INDEX alert_told_node ON alert_told (node);
+CREATE INDEX alert_told_at ON alert_told (at);
 CREATE INDEX alert_lasting_node ON alert_lasting (node);
 CREATE INDEX alert_lasting_delivery ON alert_lasting (route, delivery);
 DELETE FROM "sqlite_sequence";
