@@ -23,11 +23,16 @@ from aggregator.policy.repairs import TEST
 TAINTED, DRAINED, BLOCKED = "Tainted", "Drained", "Blocked"
 RELEASE_HELD, RELEASING = "ReleaseHeld", "Releasing"
 REPAIRED = "Repaired"
-TYPES = (TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING, REPAIRED)
+#: By these kstatus, and so Argo CD and Flux, read how far the object is.
+READY, RECONCILING, STALLED = "Ready", "Reconciling", "Stalled"
+TYPES = (
+    *(TAINTED, DRAINED, BLOCKED, RELEASE_HELD, RELEASING, REPAIRED),
+    *(READY, RECONCILING, STALLED),
+)
 #: These are always there; `REPAIRED` from the first attempt or hold of a repair, and each other one
 #: from the first time that it is true.
-ALWAYS = frozenset({TAINTED, DRAINED})
-_FROM_FIRST_TRUE = frozenset({BLOCKED, RELEASE_HELD, RELEASING})
+ALWAYS = frozenset({READY, TAINTED, DRAINED})
+_FROM_FIRST_TRUE = frozenset({RECONCILING, STALLED, BLOCKED, RELEASE_HELD, RELEASING})
 
 _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 #: Characters. The API's convention allows 32,768.
@@ -83,6 +88,23 @@ def _conditions(
     repair = status.repair
     if repair is not None and (repair.attempts or repair.held or repair.exhausted):
         yield _condition(REPAIRED, _repaired(spec, repair))
+    yield from _progress(node, spec, status)
+
+
+def _progress(
+    node: str, spec: QuarantineSpec, status: QuarantineStatus
+) -> Iterator[QuarantineCondition]:
+    """Ready: the node is as the spec says. Stalled: a person has to act. Else it is on its way."""
+    tainted, drained = _tainted(node, spec, status), _drained(spec, status)
+    last = tainted if spec.action is not Action.DRAIN or not tainted[0] else drained
+    overdue = status.phase is Phase.DRAINING and bool(status.overdue_at)
+    stalled = status.phase is Phase.INVALID or overdue
+    ready = last[0] and not stalled
+    _, reason, message = last
+    yield _condition(READY, (ready, reason, message))
+    under_way = not (ready or stalled)
+    yield _condition(RECONCILING, (under_way, reason if under_way else "NotReconciling", message))
+    yield _condition(STALLED, (stalled, reason if stalled else "NotStalled", message))
 
 
 def _tainted(node: str, spec: QuarantineSpec, status: QuarantineStatus) -> tuple[bool, str, str]:

@@ -20,6 +20,7 @@ from tests.controlplane import binaries
 
 SMALL = RENDERINGS[0]
 PROGRAMS = ("aggregator", "agent")
+_ACCOUNT = "ServiceAccount"
 
 
 @pytest.fixture(scope="session")
@@ -219,8 +220,90 @@ def test_the_notes_name_the_mode_that_is_in_force_and_three_commands(helm: Path)
     assert "writes to no node" not in by_config
     pool = {"name": "canary", "selector": {"matchLabels": {"a": "b"}}, "mode": "cordon"}
     assert "writes to no node" not in notes(helm, {"aggregator": {"config": {"pools": [pool]}}})
-    asks = notes(helm, {"aggregator": {"config": {"access": {"anonymous": False}}}})
-    assert "create token sickbay-viewer" in asks
+    assert "create token sickbay-viewer" in shipped
+    opened = notes(helm, {"aggregator": {"config": {"access": {"anonymous": True}}}})
+    assert "Every client that reaches it may read it" in opened
+
+
+def test_what_a_site_adds_to_pods_and_objects_reaches_them(helm: Path) -> None:
+    env = [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]
+    pods = {
+        "podLabels": {"team": "gpu"},
+        "podAnnotations": {"example.test/scan": "no"},
+        "extraEnv": env,
+        "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/x"}},
+        "priorityClassName": "",
+    }
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
+    values = {
+        "commonLabels": {"cost-centre": "42"},
+        "agent": pods | {"affinity": affinity},
+        "aggregator": pods | {"topologySpreadConstraints": spread},
+    }
+    objects = render(helm, with_values(values))
+    labelled = [each for each in objects if "labels" in each["metadata"]]
+    hooks = "helm.sh/hook"
+    assert all(
+        each["metadata"]["labels"].get("cost-centre") == "42"
+        for each in labelled
+        if hooks not in each["metadata"].get("annotations", {}) and each["kind"] != "PrometheusRule"
+    )
+    for kind, name in (("DaemonSet", "sickbay-agent"), ("StatefulSet", "sickbay-aggregator")):
+        [found] = [e for e in objects if (e["kind"], e["metadata"]["name"]) == (kind, name)]
+        template = found["spec"]["template"]
+        assert template["metadata"]["labels"]["team"] == "gpu"
+        assert template["metadata"]["annotations"]["example.test/scan"] == "no"
+        assert env[0] in template["spec"]["containers"][0]["env"]
+        assert "priorityClassName" not in template["spec"]
+        if name == "sickbay-agent":
+            assert template["spec"]["affinity"] == affinity
+        else:
+            assert template["spec"]["topologySpreadConstraints"] == spread
+        [account] = [e for e in objects if (e["kind"], e["metadata"]["name"]) == (_ACCOUNT, name)]
+        assert account["metadata"]["annotations"] == pods["serviceAccount"]["annotations"]
+    with pytest.raises(HelmError, match="invalid propertyName"):
+        render(helm, with_values({"agent": {"podLabels": {"app.kubernetes.io/name": "x"}}}))
+
+
+def test_agents_have_no_pod_on_nodes_without_a_kubelet_of_their_own(helm: Path) -> None:
+    for each in render(helm, with_values({"podNetworkProber": {"enabled": True}})):
+        if each["kind"] == "DaemonSet":
+            node = each["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+            [term] = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+            assert [(one["operator"], one["values"]) for one in term["matchExpressions"]] == [
+                ("NotIn", ["fargate"]),
+                ("NotIn", ["virtual-kubelet"]),
+            ]
+
+
+def test_a_monitor_sends_a_token_and_links_follow_the_sites_addresses(helm: Path) -> None:
+    config = {
+        "alerts": {"page": "https://sickbay.example.test/"},
+        "documentation_url": "https://docs.example.test",
+    }
+    monitoring = {"rules": {"enabled": True}, "dashboard": {"enabled": True}}
+    for scrape in ("PodMonitor", "ServiceMonitor"):
+        values = {"monitoring": monitoring | {"scrape": scrape}, "aggregator": {"config": config}}
+        objects = {(e["kind"], e["metadata"]["name"]): e for e in render(helm, with_values(values))}
+        spec = objects[scrape, "sickbay-aggregator"]["spec"]
+        [endpoint] = spec.get("podMetricsEndpoints") or spec["endpoints"]
+        named = endpoint["authorization"]["credentials"]
+        secret = objects["Secret", named["name"]]
+        assert secret["type"] == "kubernetes.io/service-account-token"
+        [account] = secret["metadata"]["annotations"].values()
+        assert objects["ClusterRoleBinding", account]["roleRef"]["name"] == "sickbay-metrics-reader"
+        groups = objects["PrometheusRule", "sickbay"]["spec"]["groups"]
+        links = [
+            rule["annotations"]["runbook_url"]
+            for group in groups
+            for rule in group["rules"]
+            if "alert" in rule
+        ]
+        assert all(link.startswith("https://docs.example.test/docs/") for link in links)
+        dashboard = objects["ConfigMap", "sickbay-dashboard"]["data"]["sickbay.json"]
+        assert '"https://sickbay.example.test"' in dashboard
+        assert "localhost" not in dashboard
 
 
 def test_a_cluster_that_is_too_old_is_refused(helm: Path) -> None:

@@ -87,9 +87,10 @@ class Installation:
         """The page's summary; None while it does not answer."""
         context = ssl._create_unverified_context()
         try:
-            with urllib.request.urlopen(
-                f"{page}/api/v1/fleet", timeout=5, context=context
-            ) as answer:
+            token = self.plane.token_for(self.namespace, "sickbay-viewer", None)
+            request = urllib.request.Request(f"{page}/api/v1/fleet")
+            request.add_header("Authorization", f"Bearer {token}")
+            with urllib.request.urlopen(request, timeout=5, context=context) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except (OSError, ValueError):

@@ -34,7 +34,10 @@ def _pod(text: ManifestText, container: Path, program: str, values: str) -> None
     """Edits that the pods of a StatefulSet and of a DaemonSet share."""
     text.set_value((*container, "image"), _image(program))
     text.set_value((*container, "imagePullPolicy"), "{{ .Values.image.pullPolicy }}")
+    text.guard((*POD, "priorityClassName"), f"{values}.priorityClassName")
     text.set_value((*POD, "priorityClassName"), f"{{{{ {values}.priorityClassName | quote }}}}")
+    _more(text, ("spec", "template", "metadata", "labels", _COMPONENT), f"{values}.podLabels", 8)
+    _more(text, (*container, "env", ("name", "POD_NAMESPACE")), f"{values}.extraEnv", 12)
     text.set_items((*POD, "nodeSelector"), _to_yaml(f"{values}.nodeSelector", 8))
     pull = [
         "{{- with .Values.image.pullSecrets }}",
@@ -54,6 +57,33 @@ def _pod(text: ManifestText, container: Path, program: str, values: str) -> None
         ((*POD, "volumes"), "extraVolumes", 8),
     ):
         text.insert_after(path, ["  " + line.format(values, key, column) for line in more])
+
+
+def _more(text: ManifestText, path: Path, value: str, column: int) -> None:
+    """The items of a value follow the entry at ``path``."""
+    lines = [f"{{{{- with {value} }}}}", f"{{{{- toYaml . | nindent {column} }}}}", "{{- end }}"]
+    text.insert_after(path, lines)
+
+
+def _affinity(text: ManifestText, values: str) -> None:
+    text.guard(
+        (*POD, "affinity"),
+        f'kindIs "invalid" {values}.affinity',
+        ["      affinity:", f"        {{{{- toYaml {values}.affinity | nindent 8 }}}}"],
+    )
+
+
+def _account(values: str) -> Callable[[ManifestText], None]:
+    def edit(text: ManifestText) -> None:
+        lines = [
+            f"{{{{- with {values}.serviceAccount.annotations }}}}",
+            "annotations:",
+            "  {{- toYaml . | nindent 4 }}",
+            "{{- end }}",
+        ]
+        text.insert_after(("metadata", "labels"), lines)
+
+    return edit
 
 
 def _stop(text: ManifestText) -> None:
@@ -80,15 +110,15 @@ def _aggregator(text: ManifestText) -> None:
         ],
     )
     _pod(text, container, "sickbay-aggregator", values)
-    text.guard(
-        (*POD, "affinity"),
-        f'kindIs "invalid" {values}.affinity',
-        [
-            "      affinity:",
-            f"        {{{{- toYaml {values}.affinity | nindent 8 }}}}",
-        ],
-    )
+    _affinity(text, values)
     text.set_value((*POD, "tolerations"), f"{{{{ toJson {values}.tolerations }}}}")
+    spread = [
+        f"{{{{- with {values}.topologySpreadConstraints }}}}",
+        "topologySpreadConstraints:",
+        "  {{- toYaml . | nindent 8 }}",
+        "{{- end }}",
+    ]
+    text.insert_after((*POD, "tolerations"), spread)
     memory = '(ternary "1280Mi" "512Mi" (eq .Values.profile "large"))'
     shipped = (
         f'dict "requests" (dict "cpu" "500m" "memory" {memory}) "limits" (dict "memory" "2Gi")'
@@ -150,6 +180,7 @@ def _aggregator(text: ManifestText) -> None:
     )
 
 
+_COMPONENT = "app.kubernetes.io/component"
 _SAFE = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
@@ -171,10 +202,14 @@ def _agent(text: ManifestText) -> None:
         [
             "annotations:",
             '  checksum/config: {{ include "sickbay.agentConfigAtStart" . | sha256sum }}',
+            f"  {{{{- with {values}.podAnnotations }}}}",
+            "  {{- toYaml . | nindent 8 }}",
+            "  {{- end }}",
         ],
     )
     _pod(text, container, "sickbay-agent", values)
     text.set_items((*POD, "tolerations"), _to_yaml(f"{values}.tolerations", 8))
+    _affinity(text, values)
     text.set_value((*POD, "hostPID"), f"{{{{ not {values}.restricted }}}}")
     text.insert_after(
         (*POD, "hostPID"),
@@ -207,6 +242,7 @@ def _prober(text: ManifestText) -> None:
     container: Path = (*POD, "containers", ("name", "prober"))
     text.set_value((*container, "image"), _image("sickbay-agent"))
     text.set_value((*container, "imagePullPolicy"), "{{ .Values.image.pullPolicy }}")
+    _affinity(text, ".Values.agent")
     text.guard((), ".Values.podNetworkProber.enabled")
 
 
@@ -254,6 +290,8 @@ OBJECTS: dict[Key, Callable[[ManifestText], None]] = {
     ("ConfigMap", "sickbay-aggregator"): _aggregator_config,
     ("StatefulSet", "sickbay-aggregator"): _aggregator,
     ("ConfigMap", "sickbay-agent"): _agent_config,
+    ("ServiceAccount", "sickbay-agent"): _account(".Values.agent"),
+    ("ServiceAccount", "sickbay-aggregator"): _account(".Values.aggregator"),
     ("DaemonSet", "sickbay-agent"): _agent,
     ("DaemonSet", "sickbay-pod-prober"): _prober,
     ("NetworkPolicy", "sickbay-aggregator"): _network_policy,

@@ -16,6 +16,8 @@ MONITORING = [
     ("ConfigMap", "sickbay-dashboard"),
     ("PodMonitor", "sickbay-aggregator"),
     ("PrometheusRule", "sickbay"),
+    ("Secret", "sickbay-pod-monitor"),
+    ("Secret", "sickbay-service-monitor"),
     ("ServiceMonitor", "sickbay-aggregator"),
 ]
 REPAIR = [

@@ -314,7 +314,7 @@ def test_the_agent_holds_no_cluster_credentials() -> None:
         if document["kind"].endswith("RoleBinding")
         for subject in document["subjects"]
     ]
-    assert set(bound) == {"sickbay-aggregator", "sickbay-viewer"}
+    assert set(bound) == {"sickbay-aggregator", "sickbay-metrics", "sickbay-viewer"}
     for volume in spec["volumes"]:
         assert "secret" not in volume
 

@@ -98,14 +98,14 @@ def test_a_condition_keeps_the_time_of_its_last_change_and_tells_the_spec_it_is_
     draining = replace(draining, status=replace(draining.status, pods_remaining=3))
     drained = written(draining, status(Phase.DRAINED), 9.0)
     times = {one.type: one.last_transition_time for one in drained.status.conditions}
-    assert times == {"Tainted": 7.0, "Drained": 9.0}
+    assert times == {"Tainted": 7.0, "Drained": 9.0, "Ready": 9.0, "Reconciling": 9.0}
     assert {one.observed_generation for one in drained.status.conditions} == {2}
     assert drained.status.observed_generation == 2
 
 
 def test_blocked_held_and_releasing_are_shown_from_their_first_time_on() -> None:
     marked = written(NEW, status(Phase.CORDONED), 7.0)
-    assert shown(marked).keys() == ALWAYS
+    assert shown(marked).keys() == ALWAYS | {"Reconciling"}
     blocked = written(marked, status(Phase.DRAINING, blockers=(BLOCKER,)), 8.0)
     assert shown(blocked)["Blocked"] == ("True", "PodsBlocked")
     assert shown(blocked)["Drained"] == ("False", "Blocked")
@@ -118,6 +118,48 @@ def test_blocked_held_and_releasing_are_shown_from_their_first_time_on() -> None
     assert shown(going)["ReleaseHeld"] == ("False", "NotHeld")
     overruled = written(drained, status(Phase.RELEASING, overruled=True), 10.0)
     assert shown(overruled)["Releasing"] == ("True", "Overruled")
+
+
+@pytest.mark.parametrize(
+    ("action", "now", "ready", "kstatus"),
+    [
+        (Action.DRAIN, status(Phase.ADMITTED), "Pending", "InProgress"),
+        (Action.DRAIN, status(Phase.CORDONED), "Pending", "InProgress"),
+        (Action.DRAIN, status(Phase.DRAINING), "Draining", "InProgress"),
+        (Action.DRAIN, status(Phase.DRAINING, blockers=(BLOCKER,)), "Blocked", "InProgress"),
+        (Action.DRAIN, status(Phase.DRAINING, overdue_at=9.0), "Overdue", "Failed"),
+        (Action.DRAIN, status(Phase.DRAINED), "NoPodsLeft", "Current"),
+        (Action.CORDON, status(Phase.CORDONED), "Marked", "Current"),
+        (Action.CORDON, status(Phase.CORDONED, node_absent_since=5.0), "NodeAbsent", "InProgress"),
+        (Action.CORDON, status(Phase.RELEASING), "Releasing", "InProgress"),
+        (Action.CORDON, status(Phase.INVALID), "Invalid", "Failed"),
+    ],
+)
+def test_gitops_tools_read_how_far_it_is(
+    action: Action, now: QuarantineStatus, ready: str, kstatus: str
+) -> None:
+    before = replace(NEW, spec=replace(SPEC, action=action))
+    assert status_by_kstatus(before) == "Current", "without a status kstatus has nothing to read"
+    found = written(before, now, 7.0)
+    assert shown(found)["Ready"][1] == ready
+    assert status_by_kstatus(found) == kstatus
+    edited = replace(found, generation=2)
+    assert status_by_kstatus(edited) == "InProgress"
+
+
+def status_by_kstatus(quarantine: Quarantine) -> str:
+    """The rules of kstatus for kinds that it does not know, which Flux and Helm use.
+
+    https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md
+    """
+    if quarantine.status.observed_generation not in (0, quarantine.generation):
+        return "InProgress"
+    stands = {one.type: one.status for one in quarantine.status.conditions}
+    if stands.get("Reconciling") == "True":
+        return "InProgress"
+    if stands.get("Stalled") == "True":
+        return "Failed"
+    return {"True": "Current", "False": "InProgress"}.get(stands.get("Ready", ""), "Current")
 
 
 def test_conditions_are_old_after_an_edit_of_the_spec_or_a_write_of_an_older_version() -> None:

@@ -5,6 +5,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: sickbay
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The image of a program: "sickbay.image" (list $ "sickbay-agent" DIGEST) */}}
@@ -13,6 +16,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- with $root.Values.image.repository }}{{ trimSuffix "/" . }}/{{ end -}}
 {{- index . 1 -}}
 {{- with index . 2 }}@{{ . }}{{ else }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}{{ end -}}
+{{- end }}
+
+{{/* The address of the page: that of the alerts, or that of kubectl port-forward. */}}
+{{- define "sickbay.page" -}}
+{{- $page := dig "alerts" "page" "" (include "sickbay.aggregatorConfig" . | fromYaml) -}}
+{{- default "https://localhost:8080" $page | trimSuffix "/" -}}
+{{- end }}
+
+{{/* The address before docs/ in the links of alerts: a value, or documentation_url. */}}
+{{- define "sickbay.runbookPrefix" -}}
+{{- $url := dig "documentation_url" "" (include "sickbay.aggregatorConfig" . | fromYaml) -}}
+{{- default (and $url (printf "%s/" (trimSuffix "/" $url))) .Values.monitoring.rules.runbookPrefix -}}
 {{- end }}
 
 {{/* Replicas of the aggregator. */}}
