@@ -24,6 +24,22 @@ _BEFORE = frozenset(
 )
 
 
+def completed(before: Sequence[str]) -> list[str]:
+    """The words that a shell may offer beside the parser's own, after the words before it."""
+    match _split(before)[1]:
+        case []:
+            return ["get", "help", "version"]
+        case ["get"]:
+            return sorted({kind for kind in _LISTS if kind == _LISTS[kind]})
+    return []
+
+
+def without_shorthands(before: Sequence[str]) -> list[str]:
+    """The words before the one to complete, with `get KIND` and `help` as the parser has them."""
+    leading, rest = _split(before)
+    return [*leading, *_without_get(rest[1:] if rest[:1] == ["help"] else rest)]
+
+
 def own_words(words: Sequence[str]) -> list[str]:
     """The words as the parser knows them: without any word help, `help` and `version` as options,
     `get KIND` as the list's command, and leading options behind the command.

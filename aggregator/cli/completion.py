@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from aggregator.cli.arguments import Parser, node_name
+from aggregator.cli.command_words import completed, without_shorthands
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.options import source_options
 from aggregator.cli.source import open_source
@@ -74,13 +75,14 @@ def complete(
     of nodes, for the words before it.
     """
     *before, part = words or [""]
-    here, waiting, placed = _walk(parser, before)
+    here, waiting, placed = _walk(parser, without_shorthands(before))
     if waiting is not None:
         found, files = _values(waiting)
     elif part.startswith("-"):
         found, files = sorted(_options(here)), False
     elif here.commands:
-        found, files = list(here.commands), False
+        more = completed(before)
+        found, files = more if before[-1:] == ["get"] else [*here.commands, *more], False
     else:
         found, files = _positional(here, placed, lambda: names(words))
     return [*(one for one in found if one.startswith(part)), _FILES if files else _NO_FILES]

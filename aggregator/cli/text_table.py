@@ -3,6 +3,7 @@ cursor: `clean` is the one function for text from outside.
 """
 
 import datetime as dt
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from aggregator.runtime.text import truncate
 
 #: Characters of one text, and of a reason.
 LONGEST, _LONGEST_REASON = 4_096, 1_000
+#: Columns with which the last cell of a row stays in its line; else it has so many lines at most.
+_ROOM, _LINES, _INDENT = 40, 3, 4
 #: Marks above and below one letter: with more, they reach into other lines.
 _MARKS = 3
 _COMBINING = {"Mn", "Me"}
@@ -72,7 +75,9 @@ def table(
     *,
     colour: bool = False,
 ) -> str:
-    """Columns side by side. The last one is cut to ``width`` characters; 0: to none."""
+    """Columns side by side. The last one is cut to ``width`` characters; 0: to none. Where it
+    has little room, a cell that is longer has lines of its own.
+    """
     lines = [["-" if cell is None else clean(cell) or "-" for cell in row] for row in rows]
     sizes = [max(map(columns, (name, *cells))) for name, *cells in zip(head, *lines, strict=True)]
     colours = [_COLOURS.get(name, {}) if colour else {} for name in head]
@@ -84,6 +89,11 @@ def table(
             for cell, size, shades in zip(before, sizes, colours, strict=False)
         )
         room = max(1, width - sum(sizes[:-1]) - 2 * len(before)) if width else 0
+        if 0 < room < _ROOM and columns(last) > room:
+            indent = " " * min(_INDENT, width // 4)
+            wrapped = textwrap.wrap(last, max(1, width - len(indent)), break_on_hyphens=False)
+            cut = [*wrapped[: _LINES - 1], _cut(" ".join(wrapped[_LINES - 1 :]), width - _INDENT)]
+            return "\n".join([line.rstrip(), *(f"{indent}{one}" for one in cut if one)])
         return (line + _painted(_cut(last, room), colours[-1])).rstrip()
 
     return "\n".join([line_of(head), *map(line_of, lines)])

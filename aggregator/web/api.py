@@ -1,8 +1,9 @@
 """The JSON API: each endpoint declared once, for its route and for the OpenAPI document alike."""
 
 import datetime as dt
+import difflib
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from aggregator.web.timefmt import wall_time
 PAGE, MOST = 100, 1000
 #: From this size on (bytes) an answer is compressed for clients that accept it.
 _WORTH_COMPRESSING = 2048
+#: Letters by which a misspelt name is longer or shorter, and names that it is compared with.
+_MOST_WRONG, _MOST_COMPARED = 2, 500
 
 
 class NotThere(Exception):
@@ -64,14 +67,33 @@ def respond(
     return response
 
 
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The known name that the misspelt one is nearest to, or empty text.
+
+    Only names of its beginning or its end, and of about its length, are compared: of 10,000 names
+    that takes milliseconds.
+    """
+    part = max(1, len(name) // 2)
+    near = [
+        one
+        for one in names
+        if abs(len(one) - len(name)) <= _MOST_WRONG
+        and (one.startswith(name[:part]) or one.endswith(name[-part:]))
+    ]
+    found = difflib.get_close_matches(name[:253], near[:_MOST_COMPARED], 1, 0.8)
+    return found[0] if found else ""
+
+
 async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
     """The node's details, or NotThere."""
     found = await queries.story(name)
     if found is None:
+        near = nearest(name, (await queries.snapshots.current_snapshot()).found.names)
+        did_you_mean = f"Did you mean {near}? " if near else ""
         raise NotThere(
             f'there is no node "{name[:253]}"',
-            "Neither the cluster nor an agent has told of it. Names are those of "
-            "`kubectl get nodes`; see /nodes for all that are known.",
+            f"{did_you_mean}Names are those of the cluster's nodes, and "
+            "of agents that have reported; the command sickbay nodes lists them.",
         )
     return found
 

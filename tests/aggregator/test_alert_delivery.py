@@ -129,7 +129,7 @@ async def test_alertmanager_has_an_alert_until_its_end_and_again_after_a_restart
 def quiet_hours(*, all_day: bool, rooms: Mapping[str, str]) -> str:
     """The documented configuration, with its hours all day or never, and receivers by URL."""
     text = Path("docs/alerts.md").read_text("utf-8").partition("## Quiet hours")[2]
-    config = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    config = yaml.safe_load(re.findall(r"```yml\n(.*?)```", text, re.DOTALL)[0])
     if all_day:
         whole = {"times": [{"start_time": "00:00", "end_time": "24:00"}]}
         config["time_intervals"][0]["time_intervals"] = [whole]

@@ -226,15 +226,15 @@ def test_the_notes_name_the_mode_that_is_in_force_and_three_commands(helm: Path)
 
 
 def test_what_a_site_adds_to_pods_and_objects_reaches_them(helm: Path) -> None:
-    env = [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]
-    pods = {
+    env: list[Any] = [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]
+    pods: dict[str, Any] = {
         "podLabels": {"team": "gpu"},
         "podAnnotations": {"example.test/scan": "no"},
         "extraEnv": env,
         "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/x"}},
         "priorityClassName": "",
     }
-    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    affinity: dict[str, Any] = {"podAffinity": {}}
     spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
     values = {
         "commonLabels": {"cost-centre": "42"},

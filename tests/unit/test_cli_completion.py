@@ -42,6 +42,11 @@ def lines(*words: str) -> list[str]:
         (["status", "--context", ""], [":4"]),
         (["completion", ""], ["bash", "zsh", "fish", ":4"]),
         (["status", "--zzz", ""], [":4"]),
+        (["he"], ["help", ":4"]),
+        (["ver"], ["version", ":4"]),
+        (["get", "n"], ["nodes", ":4"]),
+        (["get", "nodes", "--sor"], ["--sort-by", ":4"]),
+        (["help", "quarantines", ""], [":4"]),
         (["nosuch", "x", "--"], ["--help", "--version", ":4"]),
     ],
 )
@@ -50,7 +55,7 @@ def test_words_are_completed(words: list[str], found: list[str]) -> None:
 
 
 def test_every_command_and_each_of_its_options_is_offered() -> None:
-    assert set(lines("")) - {":4"} == set(PARSER.commands)
+    assert set(lines("")) - {":4"} == {*PARSER.commands, "get", "help", "version"}
     for name, parser in PARSER.commands.items():
         offered = set(lines(name, "--"))
         wanted = {

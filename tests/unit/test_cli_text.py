@@ -96,6 +96,19 @@ def test_a_table_of_any_text_has_a_line_for_each_row_and_columns_that_line_up(
     assert all(line.isprintable() for line in lines)
 
 
+def test_in_a_narrow_terminal_a_long_reason_has_lines_of_its_own() -> None:
+    node, reason = (
+        "gpu-0117." + "x" * 50,
+        "xid:79 (GPU has fallen off the bus) on GPU 3 at 0000:13:00",
+    )
+    text = table(["NODE", "REASON"], [(node, f"{reason}; blocked by a/b"), ("n", "ok")], 80)
+    assert f"\n    {reason}; blocked by a/b\n" in text
+    assert all(len(line) <= 80 for line in text.split("\n"))
+    assert text.endswith("ok")
+    assert len(table(["NODE", "REASON"], [(node, "word " * 500)], 80).split("\n")) == 5
+    assert table(["NODE", "REASON"], [(node, reason)]).count("\n") == 1
+
+
 def test_wide_letters_take_two_columns() -> None:
     assert table(["A", "B"], [("節点", "x"), ("n", "y")]).split("\n")[1:] == ["節点  x", "n     y"]
     assert columns(table(["A"], [("節点" * 20,)], 20).split("\n")[1]) <= 20
