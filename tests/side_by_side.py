@@ -10,7 +10,8 @@ cluster  tests of a control plane; each run has a plane of its own, and waits fo
          they are built
 rest     all other tests; a new folder of tests is in this group unless it is listed elsewhere
 
-When a run of another group has ended, one more run of `rest` takes its place.
+When a run of another group has ended, one more run of `rest` takes its place, unless the processors
+have enough to do.
 
 One run is shown as it goes, and the others after it. At the end stands a line for each
 test that failed in any, and one for each of the slowest files. The exit code is 0 if none failed,
@@ -74,6 +75,9 @@ GROUPS: Mapping[str, Group] = {
 #: A further run begins only where more files are left than this: its start takes a second of CPU,
 #: and what its files import some more.
 FEW_LEFT = 20
+#: A further run begins only where fewer runs are at work than this for each processor: more of them
+#: are no sooner done, and each imports the product and starts its fork servers, 10 s of CPU.
+PER_PROCESSOR = 2
 #: Commands beside the tests. The control plane is built while tests without one run, with a higher
 #: priority where the user is root, because the tests of the cluster wait for it. A build that fails
 #: is a failure, though the tests that need it skip.
@@ -137,6 +141,10 @@ class Run:
             if self._shown:
                 _write(piece)
         self.code = await self._process.wait()
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._process is not None and self.code is None
 
     def show(self) -> None:
         """Show the output until now, and from now on each piece as it comes."""
@@ -216,7 +224,9 @@ async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> 
 
     async def follow(before: asyncio.Task[None], run: Run) -> None:
         await before
-        if not interrupted.is_set() and run.left is not None and run.left() > FEW_LEFT:
+        at_work = sum(one.is_at_work for one in (*tests, *later.values()))
+        busy = at_work >= PER_PROCESSOR * len(os.sched_getaffinity(0))
+        if not (interrupted.is_set() or busy) and run.left is not None and run.left() > FEW_LEFT:
             await run.start()
             await run.finish()
 

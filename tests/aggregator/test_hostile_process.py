@@ -149,7 +149,7 @@ def test_the_aggregator_answers_while_one_agent_does_its_worst(
     process = subprocess.Popen([*line, *kinds], cwd=ROOT)
     try:
         wait_until(lambda: aggregator.metric("sickbay_ingest_throttles_total") > 2, what="a flood")
-        flooded = sorted(_polled(aggregator, 15.0))
+        flooded = sorted(_polled(aggregator, 5.0))
         honest.xid(79)
         began = time.monotonic()
         wait_until(lambda: _is_drained(aggregator), what="the honest node's drain", timeout_s=60)

@@ -113,9 +113,11 @@ async def test_a_run_whose_group_has_ended_helps_with_another_groups_files(
     assert await side_by_side.main(OPTIONS, groups) == 0
     [_, a, b, more] = capfd.readouterr().out.partition("===== all =====\n")[2].strip().splitlines()
     assert (a[:12], b[:12], more[:14]) == ("a: 2 passed ", "b: 1 passed ", "a-2: 1 passed ")
-    monkeypatch.setattr(side_by_side, "FEW_LEFT", 3)
-    assert await side_by_side.main(OPTIONS, groups) == 0
-    assert "a-2" not in capfd.readouterr().out.partition("===== all =====\n")[2]
+    for name, value in (("FEW_LEFT", 3), ("PER_PROCESSOR", 0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(side_by_side, name, value)
+            assert await side_by_side.main(OPTIONS, groups) == 0
+        assert "a-2" not in capfd.readouterr().out.partition("===== all =====\n")[2], name
 
 
 @pytest.mark.slow
