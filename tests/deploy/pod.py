@@ -7,6 +7,7 @@ kubelet and containerd set them for a privileged container, and for one that is 
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -27,6 +28,9 @@ _DEFAULT_DEVICES = [
         for major, minor in ((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2), (136, None))
     ),
 ]
+#: The bytecode of this tree and its libraries, which an image has: without it, each start of a
+#: program compiles each module.
+_BYTECODE = ROOT / "build" / "pycache"
 _PROPAGATION = {"HostToContainer": "rslave", "Bidirectional": "rshared"}
 
 
@@ -35,6 +39,15 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "only root can start a container"
     return "" if shutil.which("runc") else "runc is not installed (tests/setup-debian.sh)"
+
+
+@functools.cache
+def _compile_agent(optimize: str) -> None:
+    """Write the bytecode of the modules that a start of the agent imports."""
+    load = "from tests.support.agent_programs import load_agent_with_uplink as load; load()"
+    own = {"PYTHONPYCACHEPREFIX": str(_BYTECODE), "PYTHONOPTIMIZE": optimize}
+    kept = {key: text for key, text in os.environ.items() if not key.startswith("PYTHON")}
+    subprocess.run([sys.executable, "-c", load], cwd=ROOT, env=kept | own, check=True)
 
 
 class Container:
@@ -67,7 +80,9 @@ class Container:
         self._process: subprocess.Popen[bytes] | None = None
         self._made: list[Path] = []
         self.log = folder / "container.log"
-        self._config = self._config_of(command, dict(environ))
+        if "PYTHONOPTIMIZE" in environ:
+            _compile_agent(environ["PYTHONOPTIMIZE"])
+        self._config = self._config_of(command, {**environ, "PYTHONPYCACHEPREFIX": str(_BYTECODE)})
 
     def __enter__(self) -> Self:
         memory = self._folder / "memory"
