@@ -349,7 +349,7 @@ def test_a_gang_whose_real_request_is_refused_stays_together() -> None:
         assert blocked["b"].reason == "a webhook denies"
         assert blocked["b"].rejected_since is not None, "its next request is a real one again"
 
-    on_bench(test, gang_request_after=0.0)
+    on_bench(test)
 
 
 def test_a_gang_gets_no_real_request_where_the_configuration_forbids_it() -> None:
@@ -361,7 +361,7 @@ def test_a_gang_gets_no_real_request_where_the_configuration_forbids_it() -> Non
             await asyncio.sleep(86400)
         assert "no real request follows" in bench.memory.blocked["b"].reason
 
-    on_bench(test, gang_request_after=None)
+    on_bench(test, gang_request_after=0.0)
 
 
 # -- who is in the way ----------------------------------------------------------------------------

@@ -248,7 +248,7 @@ async def test_a_gang_whose_dry_runs_alone_admission_refuses_is_evicted_after_a_
             "message": "in earnest alone",
         }
     ]
-    rules = DrainRules(evict_unmanaged=True, gang_request_after=3.0 if follows else None)
+    rules = DrainRules(evict_unmanaged=True, gang_request_after=3.0 if follows else 0.0)
     async with AsyncExitStack() as stack:
         kind = "validatingadmissionpolicies"
         await stack.enter_async_context(registered(plane, kind, policy))

@@ -77,7 +77,7 @@ class DrainRules(SectionDataclass):
     long past its grace before the drain no longer waits for it; ``unreachable_wait``: so long since
     the kubelet does not answer. ``gang_pods``: a gang of more is not taken whole. ``gang_keys`` and
     ``node_owner_kinds`` are added to the shipped ones. ``gang_request_after``: admission may refuse
-    a gang's dry runs so long before its pods get the real request (None: never).
+    a gang's dry runs so long before its pods get the real request (0: never).
     ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a drain that takes
     longer is reported.
     """
@@ -92,7 +92,7 @@ class DrainRules(SectionDataclass):
     gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
     gang_pods: Positive = 256
     gang_keys: LabelKeys = ()
-    gang_request_after: Duration | None = 600.0
+    gang_request_after: Duration = 600.0
     node_owner_kinds: OwnerKinds = ()
     off_load_balancers: bool = True
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0

@@ -313,7 +313,7 @@ class Evictor:
         """
         after = self.rules.gang_request_after
         since = self.memory.rejected_since(pod.uid for pod in group.pods)
-        return after is not None and since is not None and self.clocks.now() >= since + after
+        return after > 0 and since is not None and self.clocks.now() >= since + after
 
     async def _all_went(self, group: _Group, first: Sequence[Pod]) -> bool:
         """Send the real requests for these pods. Where one is refused, the others of the gang wait.
@@ -348,7 +348,7 @@ class Evictor:
         if refusal.outcome not in _BY_ADMISSION:
             return _reason(refusal)
         after = self.rules.gang_request_after
-        if after is None:
+        if not after:
             return f"{_reason(refusal)}; this was a dry run, and no real request follows ({_KEY})"
         follows = f"the real request follows this dry run after {span(after)}"
         return f"{_reason(refusal)}; {follows} ({_KEY})"

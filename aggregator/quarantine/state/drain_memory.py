@@ -132,13 +132,15 @@ class DrainMemory:
         self.blocked[uid] = block
         return block
 
-    def note_rejected(self, uids: Iterable[str], now: float, after: float | None) -> None:
-        """Admission refused a dry run of their gang: the real request is due ``after`` seconds."""
+    def note_rejected(self, uids: Iterable[str], now: float, after: float) -> None:
+        """Admission refused a dry run of their gang: the real request is due ``after`` seconds; 0:
+        never.
+        """
         for uid in uids:
             one = self.blocked[uid]
             if one.rejected_since is None:
                 one.rejected_since = now
-            if after is not None:
+            if after:
                 one.retry_at = min(one.retry_at, max(now, one.rejected_since + after))
 
     def rejected_since(self, uids: Iterable[str]) -> float | None:
