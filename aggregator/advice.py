@@ -81,6 +81,8 @@ HOLDS = {
     "node was taken away; else see that both go by one name.",
     "maintenance": "No step is needed while another tool or person is at work on the node: it is "
     "looked at again. To act on it all the same: {by_hand}",
+    "stale-mark": "Find out whether that tool is still at work on the node, and remove its mark if "
+    "not. maintenance.on_stale: act ignores stale marks. To act on the node now: {by_hand}",
     "pools": "The node's labels are read again soon. If this stays, compare the replicas' "
     "configurations.",
     "pools.limits.concurrent": _POOL_FULL,

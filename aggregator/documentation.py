@@ -49,6 +49,7 @@ HOLDS = frozenset(
         "repair.new_nodes.concurrent",
         "repair.pool_concurrent",
         "repair.window",
+        "stale-mark",
         "stop",
         "unread-status",
     }

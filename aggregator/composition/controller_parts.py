@@ -231,6 +231,7 @@ def _settings(config: Config, repair: RepairSettings) -> Settings:
         hooks=hook_rules(config.drain, wall=time.time),
         uncordon=config.release,
         marks=config.marks,
+        maintenance=config.maintenance,
         conditions=config.conditions,
         events=config.events,
         repair=replace(repair, node_owner_kinds=config.drain.node_owner_kinds),

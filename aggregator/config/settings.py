@@ -61,6 +61,7 @@ from aggregator.policy.lemons import LemonThresholds
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.maintenance import MaintenanceRules
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import MOST_POOLS, Pool
@@ -244,6 +245,7 @@ class Config(Section):
     release: UncordonRules = UncordonRules()
     repair: RepairConfig = RepairConfig()
     marks: RestoreRules = RestoreRules()
+    maintenance: MaintenanceRules = MaintenanceRules()
     conditions: Annotated[tuple[NodeConditionRule, ...], Field(strict=False)] = ()
     events: EventRules = EventRules()
     policy: PolicyConfig = PolicyConfig()

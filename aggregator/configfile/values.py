@@ -390,6 +390,19 @@ NamespacePattern = Annotated[
 ]
 LabelKey = Annotated[str, AfterValidator(label_key)]
 LabelKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
+NodeLabels = Annotated[
+    tuple[
+        Annotated[
+            str,
+            shaped(
+                r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}(=[A-Za-z0-9._-]{0,63})?",
+                'a label of nodes, such as "type=virtual-kubelet" or "example.test/agentless"',
+            ),
+        ],
+        ...,
+    ],
+    Field(strict=False),
+]
 OwnerKinds = Annotated[
     tuple[
         Annotated[

@@ -29,6 +29,7 @@ from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.correlation.precursors import PrecursorTracker
 from aggregator.quarantine.decide.admission import quorum
+from aggregator.quarantine.decide.agentless import AgentlessNodes
 from aggregator.quarantine.decide.operator_requests import NONE, describe
 from aggregator.quarantine.decide.pools import Pools
 from aggregator.quarantine.decide.repair_plan import RepairPlan
@@ -56,6 +57,7 @@ from aggregator.quarantine.state.fleet import FleetState, PoolUse
 from aggregator.quarantine.state.gpus import OutOfService
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.others_marks import OthersMarks
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -107,6 +109,8 @@ class Controller:
             settings.limits.pool_label,
             lists_all=cluster.lists_all,
             now=clocks.now,
+            agentless=AgentlessNodes(settings.silence.none_on),
+            others=OthersMarks(settings.maintenance, now=clocks.now, earliest=clocks.earliest),
         )
         self._pools = pools = NodePools(Pools(settings.pools, settings.mode), node_registry, policy)
 

@@ -7,11 +7,12 @@ from pydantic import Field
 
 from aggregator.cluster.port import Action
 from aggregator.configfile.section import SectionDataclass
-from aggregator.configfile.values import Duration
+from aggregator.configfile.values import Duration, NodeLabels
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.maintenance import MaintenanceRules
 from aggregator.quarantine.decide.node_conditions import NodeConditionRule
 from aggregator.quarantine.decide.node_events import EventRules
 from aggregator.quarantine.decide.pools import Pool
@@ -24,11 +25,13 @@ from aggregator.rfc3339 import span
 @dataclass(frozen=True, slots=True)
 class SilenceRules(SectionDataclass):
     """When an agent is silent (seconds), and the action where its kubelet is ready and its last
-    evidence was failing: a part of the section ``agents``.
+    evidence was failing: a part of the section ``agents``. ``none_on``: labels of further nodes on
+    which no agent runs.
     """
 
     silent_after: Annotated[Duration, Field(ge=1)] = 60.0
     silent_failing: Literal["alert", "cordon"] = "alert"
+    none_on: NodeLabels = ()
 
     @property
     def silent_action(self) -> str:
@@ -52,6 +55,7 @@ class Settings:
     hooks: HookRules = field(default_factory=HookRules)
     uncordon: UncordonRules = field(default_factory=UncordonRules)
     marks: RestoreRules = field(default_factory=RestoreRules)
+    maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)
     conditions: tuple[NodeConditionRule, ...] = ()
     events: EventRules = field(default_factory=EventRules)
     repair: RepairSettings = field(default_factory=RepairSettings)

@@ -90,6 +90,8 @@ def test_the_example_loads(tmp_path: Path) -> None:
 #: Keys whose default is not worth a line, and that are shown as a site would write them.
 EXAMPLES = {
     "access.client_ca_file",
+    "agents.none_on",
+    "maintenance.marks",
     "access.front_proxy.ca_file",
     "access.front_proxy.groups_header",
     "access.front_proxy.names",

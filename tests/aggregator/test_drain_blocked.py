@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from aggregator.cluster.node_names import TAINT
-from aggregator.cluster.port import Evicted, EvictionResult, Phase, Toleration, Unreachable
+from aggregator.cluster.port import Evicted, EvictionResult, Phase, Taint, Toleration, Unreachable
+from aggregator.events import EventKind
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer as drain_module
@@ -340,6 +341,29 @@ def test_a_node_that_was_exempted_in_its_drain_says_so_and_why() -> None:
         world.person_annotates("n1", EXEMPT, None)
         await until(lambda: status(world).message == "evicting pods", within=400)
         await other.stop()
+
+    virtual_time.run(scenario())
+
+
+def test_a_drain_that_a_stale_mark_keeps_is_reported_again_and_goes_on_once_it_is_gone() -> None:
+    async def scenario() -> None:
+        world = world_with("a")
+        world.budget_blocks.add("uid-a")
+        replica = await begun(world, SETTINGS)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        mark = Taint("ToBeDeletedByClusterAutoscaler", "", "NoSchedule")
+        before = world.nodes["n1"].taints
+        world.set_node(replace(world.nodes["n1"], taints=(*before, mark)))
+        await until(lambda: "the autoscaler is removing it" in status(world).message, within=90)
+        assert "quarantine.held" not in replica.notes.kinds("n1")
+        await until(lambda: "older than 1h" in status(world).message, within=HOUR + 120)
+        await asyncio.sleep(HOUR)
+        told = [one for one in replica.notes.transitions if one.kind is EventKind.HELD]
+        assert [one.details["limit"] for one in told] == ["stale-mark"]
+        world.budget_blocks.clear()
+        world.set_node(replace(world.nodes["n1"], taints=before))
+        await drained(world, within=300)
+        await replica.stop()
 
     virtual_time.run(scenario())
 

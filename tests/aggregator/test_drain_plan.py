@@ -17,7 +17,7 @@ from aggregator.quarantine.decide.drain_plan import (
     NotReady,
     plan_drain,
 )
-from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.state.others_marks import OthersMarks
 from aggregator.rfc3339 import span
 
 HOUR = 3600.0
@@ -348,7 +348,7 @@ UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
         ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ""),
         ({"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}}, "excluded"),
         ({"labels": {UPGRADE: "pod-restart-required"}}, "driver is being upgraded"),
-        ({"labels": {UPGRADE: "upgrade-failed"}}, "driver is being upgraded"),
+        ({"labels": {UPGRADE: "upgrade-failed"}}, ""),
         ({"labels": {UPGRADE: "upgrade-done"}}, ""),
         ({"labels": {UPGRADE: "upgrade-required"}}, ""),
         ({"annotations": {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}}, ""),
@@ -357,7 +357,7 @@ UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 def test_who_else_is_at_work_on_a_node_is_told_by_their_own_marks(
     changes: dict[str, object], says: str
 ) -> None:
-    told = maintained_by(replace(NODE, **changes))  # type: ignore[arg-type]  # a test's words
+    told = OthersMarks().forbids_all(replace(NODE, **changes))  # type: ignore[arg-type]  # a test's words
     assert says in told
     assert bool(told) == bool(says)
 

@@ -180,7 +180,7 @@ def test_the_author_is_named_where_the_admission_policy_vouches_for_it(
             uncordoned_node(labels={"nvidia.com/gpu-driver-upgrade-state": "drain-required"}),
             (
                 "(the cluster does not tell by whom; its GPU driver is being upgraded "
-                "(nvidia.com/gpu-driver-upgrade-state=drain-required))"
+                "(label nvidia.com/gpu-driver-upgrade-state=drain-required))"
             ),
         ),
     ],

@@ -11,9 +11,11 @@ import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action
+from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gangs
 from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.maintenance import MaintenanceRules, MarkKind, OthersMark
 from aggregator.quarantine.decide.mark_rules import (
     DO_NOT_DISRUPT,
     KEEPING,
@@ -117,6 +119,47 @@ async def test_a_node_on_which_another_tool_is_at_work_is_left_to_it_until_it_is
         bench.says(node)
         await bench.list_nodes_anew()
         await bench.phase(node, "Cordoned")
+
+
+STALE = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1700000000", "effect": "NoSchedule"}
+
+
+async def test_a_mark_left_behind_is_reported_again_and_a_setting_acts_in_spite_of_it(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """Issues autoscaler#5657 and gpu-operator#2549; the site's own mark counts as the shipped."""
+    left, failed, site = nodes = cluster_space.create_nodes(3)
+    marks = (
+        (left, {"spec": {"taints": [STALE]}}),
+        (failed, {"metadata": {"labels": {UPGRADE: "upgrade-failed"}}}),
+        (site, {"metadata": {"labels": {"example.test/rack-move": "yes"}}}),
+    )
+    for node, mark in marks:
+        cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", mark, MERGE_PATCH)
+    mine = OthersMark(MarkKind.LABEL, "example.test/rack-move", reason="the rack is being moved")
+    holds = replace(CORDONS, maintenance=MaintenanceRules((mine,)))
+    async with running_bench(kube, cluster_space, settings=holds, keep=True) as bench:
+        break_gpu(bench, *nodes)
+        await bench.phase(failed, "Cordoned")
+
+        def limit(node: str) -> str:
+            found = bench.fleet.node_summaries[node].decision.hold
+            return found.limit if found is not None else ""
+
+        await until(lambda: (limit(left), limit(site)) == ("stale-mark", "maintenance"))
+        [told] = [
+            one
+            for one in bench.notes.transitions
+            if one.node == left and one.kind is EventKind.HELD
+        ]
+        assert told.details["limit"] == "stale-mark"
+        assert "older than 1h: the autoscaler is removing it" in told.summary
+        assert not bench.unschedulable(left)
+    acts = replace(CORDONS, maintenance=MaintenanceRules((mine,), on_stale="act"))
+    async with running_bench(kube, cluster_space, settings=acts) as bench:
+        break_gpu(bench, left)
+        await bench.phase(left, "Cordoned")
+        assert STALE in [dict(one) for one in taints(cluster_space, left)]
 
 
 async def test_a_node_that_is_not_to_be_disrupted_is_cordoned_and_drained_once_it_may_be(

@@ -16,7 +16,6 @@ from aggregator.cluster.node_names import (
 )
 from aggregator.cluster.port import AppliedChanges, Node, Taint
 from aggregator.quarantine.decide.lost_marks import missing_marks
-from aggregator.quarantine.decide.maintenance import forbids_evictions
 from aggregator.quarantine.decide.mark_rules import (
     DO_NOT_DISRUPT,
     KEEPING,
@@ -33,6 +32,7 @@ from aggregator.quarantine.decide.node_marks import (
     read_applied,
     undo_change,
 )
+from aggregator.quarantine.state.others_marks import OthersMarks
 from tests.unit.test_node_marks import FREE, QUARANTINE, STATUS, after, annotation_of, node
 
 CHOSEN = TaintRule("example.com/broken", "yes", "PreferNoSchedule")
@@ -138,13 +138,15 @@ def test_an_annotation_that_another_has_changed_since_is_theirs() -> None:
 
 
 def test_our_own_annotation_is_no_mark_of_another_party() -> None:
-    assert forbids_evictions(node(annotations={DO_NOT_DISRUPT: "true"}))
-    assert forbids_evictions(marked()) == ""
+    assert OthersMarks().forbids_evictions(node(annotations={DO_NOT_DISRUPT: "true"}))
+    assert OthersMarks().forbids_evictions(marked()) == ""
     theirs = marked(node(annotations={DO_NOT_DISRUPT: "true"}))
-    assert "not to be disrupted" in forbids_evictions(theirs)
+    assert "not to be disrupted" in OthersMarks().forbids_evictions(theirs)
     record = {APPLIED: None}
     bare = {key: text for key, text in marked().annotations.items() if key not in record}
-    assert forbids_evictions(node(annotations=bare)) == "", "our other annotation may be removed"
+    assert OthersMarks().forbids_evictions(node(annotations=bare)) == "", (
+        "our other annotation may be removed"
+    )
     assert not {*KEEPING, KEPT} & undone(node(annotations=bare)).annotations.keys()
 
 

@@ -26,7 +26,6 @@ from aggregator.quarantine.decide.lost_marks import (
     describe_missing,
     restore_at,
 )
-from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.operator_requests import (
     EXEMPT,
     FORCE,
@@ -36,6 +35,7 @@ from aggregator.quarantine.decide.operator_requests import (
     read_operator_requests,
 )
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return, slot_of
+from aggregator.quarantine.state.others_marks import OthersMarks
 
 
 def pod(name: str = "p", **changes: Any) -> Pod:
@@ -140,32 +140,32 @@ def test_which_pods_belong_to_their_node(
             {"labels": {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}},
             (
                 "its GPU driver is being upgraded "
-                "(nvidia.com/gpu-driver-upgrade-state=drain-required)"
+                "(label nvidia.com/gpu-driver-upgrade-state=drain-required)"
             ),
         ),
         ({"labels": {"nvidia.com/mig.config.state": "success"}}, ""),
         ({"labels": {"nvidia.com/mig.config.state": "failed"}}, ""),
         (
             {"labels": {"nvidia.com/mig.config.state": "pending"}},
-            "its MIG configuration is being changed (nvidia.com/mig.config.state=pending)",
+            "its MIG configuration is being changed (label nvidia.com/mig.config.state=pending)",
         ),
         (
             {"labels": {"nvidia.com/mig.config.state": "rebooting"}},
-            "its MIG configuration is being changed (nvidia.com/mig.config.state=rebooting)",
+            "its MIG configuration is being changed (label nvidia.com/mig.config.state=rebooting)",
         ),
         ({"labels": {"remediation.medik8s.io/exclude-from-remediation": "false"}}, ""),
         (
             {"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}},
             (
                 "it is excluded from remediation "
-                "(label remediation.medik8s.io/exclude-from-remediation)"
+                "(label remediation.medik8s.io/exclude-from-remediation=true)"
             ),
         ),
         ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ""),
     ],
 )
 def test_who_is_at_work_on_a_node_is_told_by_its_mark(changes: dict[str, Any], said: str) -> None:
-    assert maintained_by(node(**changes)) == said
+    assert OthersMarks().forbids_all(node(**changes)) == said
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,10 @@ def test_who_is_at_work_on_a_node_is_told_by_its_mark(changes: dict[str, Any], s
     ],
 )
 def test_karpenters_mark_forbids_evictions_alone(value: str, says: str) -> None:
-    assert forbids_evictions(node(annotations={"karpenter.sh/do-not-disrupt": value})) == says
+    assert (
+        OthersMarks().forbids_evictions(node(annotations={"karpenter.sh/do-not-disrupt": value}))
+        == says
+    )
 
 
 # -- what people ask -------------------------------------------------------------------------------

@@ -234,7 +234,12 @@ def test_a_nodes_state_has_no_field_outside_its_parts() -> None:
     summary = get_type_hints(NodeSummary)
     assert {name for name, hint in summary.items() if hint not in parts} == {"node"}
     fields = dataclasses.fields(NodeState)
-    assert {field.name for field in fields if field.init} == {"node_summary", "now", "held"}
+    assert {field.name for field in fields if field.init} == {
+        "node_summary",
+        "now",
+        "held",
+        "others",
+    }
     node_state = NodeState(NodeSummary("n1"), lambda: 1.0)
     for field in fields:
         if not field.init:  # the summary's part itself, at hand

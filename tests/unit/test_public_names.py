@@ -138,10 +138,10 @@ def keys() -> Iterator[str]:
 
 
 def foreign() -> Iterator[str]:
-    yield from (*maintenance._TAINTS, *drain_plan._UNWILLING, objects._MIRROR)
+    yield from (one.key for one in maintenance.MaintenanceRules().all_marks())
+    yield from (*drain_plan._UNWILLING, objects._MIRROR)
     yield from (drain_plan._DAEMON, drain_plan._SAFE_VOLUMES)
-    yield from (maintenance._EXCLUDED, maintenance._UPGRADE, mark_rules.DO_NOT_DISRUPT)
-    yield from (maintenance._MIG, gpus.GPU_COUNT_LABEL)
+    yield gpus.GPU_COUNT_LABEL
     yield from (repair._KURED, repair._KARPENTER, repair._MEDIK8S, f"{gpu_operands.DEPLOY}*")
 
 

@@ -234,7 +234,7 @@ def test_no_command_passes_a_limit_or_a_common_cause() -> None:
     fleet = FleetState(mode="drain")
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
-    for limit in advice.HOLDS.keys() - {"maintenance"}:
+    for limit in advice.HOLDS.keys() - {"maintenance", "stale-mark"}:
         node_summary.decision.hold = NodeHold(limit, "3", "for a reason", HANDS.wall)
         shown = view_of(fleet)
         assert "sickbay quarantine " not in shown.incidents[0].advice + shown.holds[0].advice

@@ -53,6 +53,7 @@ from aggregator.quarantine.decide.intent import (
     is_overridden,
 )
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS
+from aggregator.quarantine.decide.maintenance import is_stale
 from aggregator.quarantine.decide.mark_rules import MarkRules
 from aggregator.quarantine.decide.node_marks import (
     MOST_REASON,
@@ -332,7 +333,7 @@ class NodeActions:
         if moved or not node_state.bears_out(node):
             node = await self._cluster.read_node(node_state.node)
         node_state.take_node(node)
-        self._expected.learn(node)
+        self._expected.learn(node, node_state)
         return node
 
     async def _create_and_mark(
@@ -375,7 +376,7 @@ class NodeActions:
         node = await self._cluster.read_node(node_state.node)
         quarantine = await self.reread(node_state)
         node_state.take_node(node)
-        self._expected.learn(node)
+        self._expected.learn(node, node_state)
         await self._cordon_as_read(node_state, quarantine, node)
 
     async def _cordon_as_read(
@@ -425,7 +426,7 @@ class NodeActions:
         node = await self._cluster.read_node(node_state.node)
         quarantine = await self.reread(node_state)
         node_state.take_node(node)
-        self._expected.learn(node)
+        self._expected.learn(node, node_state)
         if quarantine is None or quarantine.uid != begun.uid:
             return  # the next step sees it
         may_begin = (
@@ -772,7 +773,9 @@ class NodeActions:
         """Whether another party is at work on the node: it is held then, and checked again."""
         if not node_state.cluster.maintained:
             return False
-        self._hold(node_state, Held("maintenance", "others", node_state.cluster.maintained), wanted)
+        reason = node_state.cluster.maintained
+        limit = "stale-mark" if is_stale(reason) else "maintenance"
+        self._hold(node_state, Held(limit, "others", reason), wanted)
         return True
 
     def _hold(self, node_state: NodeState, held: Held, wanted: DesiredState) -> None:

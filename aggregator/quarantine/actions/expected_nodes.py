@@ -17,7 +17,6 @@ from aggregator.cluster.node_names import (
     is_marked,
 )
 from aggregator.cluster.port import Cluster, Conflict, Node, Taint, Unread
-from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.mark_rules import DO_NOT_DISRUPT
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.state.node import NodeState
@@ -73,13 +72,15 @@ class ExpectedNodes:
             taints=self._taints.get(self._pool_of(meta.name), ()),
             labels=meta.labels,
             annotations=meta.annotations,
-            unread=Unread(DECIDING, annotated=meta.annotated),
+            unread=Unread(DECIDING | node_state.others.annotations, annotated=meta.annotated),
         )
         return expected if node_state.bears_out(expected) else None
 
-    def learn(self, node: Node | None) -> None:
+    def learn(self, node: Node | None, node_state: NodeState) -> None:
         """Take the taints of a node that was read before its quarantine."""
-        if node is None or node.unschedulable or is_marked(node) or maintained_by(node):
+        if node is None or node.unschedulable or is_marked(node):
+            return
+        if node_state.others.forbids_all(node):
             return
         if not any(taint.key.startswith(_PASSING) for taint in node.taints):
             self._taints[self._pool_of(node.name)] = node.taints

@@ -1,52 +1,169 @@
-"""Detects other parties at work on a node, by the marks that they set themselves. Pure.
+"""Detects other tools at work on a node, by the marks that they set themselves. Pure.
 
-Such a node is theirs until the mark is gone: we begin no action and evict no pod meanwhile. One
-mark forbids evictions alone. Their marks are never touched. An annotation that we have set
-ourselves is no mark of another party.
+Such a node is left to them: we begin no action and evict no pod meanwhile. Some marks forbid
+evictions alone. Their marks are never changed. An annotation that we have set ourselves is no mark
+of another tool. Each mark is a promise of its tool, so most are doubted after a time: a tool that
+was removed, or that has failed, leaves its marks behind.
 """
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from aggregator.cluster.node_names import own_annotations
 from aggregator.cluster.port import Node
+from aggregator.configfile.section import SectionDataclass, Strings
+from aggregator.configfile.values import Duration, LabelKey
 from aggregator.quarantine.decide.mark_rules import DO_NOT_DISRUPT
+from aggregator.rfc3339 import span
 
-_TAINTS = {
-    "ToBeDeletedByClusterAutoscaler": "the autoscaler is removing it",
-    "karpenter.sh/disrupted": "Karpenter is removing it",
-    "karpenter.sh/disruption": "Karpenter is removing it",
-    "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut it down",
-    "node.kubernetes.io/out-of-service": "it was declared out of service",
-}
-_EXCLUDED = "remediation.medik8s.io/exclude-from-remediation"
-_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
-#: States of that upgrade in which it does not work on the node (yet, or any more).
-_NO_UPGRADE = ("", "unknown", "upgrade-required", "upgrade-done")
-_MIG = "nvidia.com/mig.config.state"
-#: States of NVIDIA's mig-manager in which it works on the node; the others are success and failed.
-_MIG_CHANGES = ("pending", "rebooting")
+_HOUR, _DAY = 3600.0, 86400.0
+#: How the reason begins where a mark is older than it is believed.
+STALE = "a mark of another tool is stale"
 
 
-def forbids_evictions(node: Node) -> str:
-    """Why no pod of the node is to be evicted, although it may be cordoned; empty: pods may be.
+class MarkKind(enum.StrEnum):
+    """The part of a Node that has the mark."""
 
-    Karpenter's mark forbids voluntary disruption, and a NodePool's template gives it to all nodes.
+    TAINT = "taint"
+    LABEL = "label"
+    ANNOTATION = "annotation"
+
+
+class Forbids(enum.StrEnum):
+    """The acts that a mark forbids."""
+
+    ALL = "all"
+    EVICTION = "eviction"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class OthersMark(SectionDataclass):
+    """A mark by which another tool, or a person, claims a node.
+
+    It counts with one of ``values`` (empty: with any), except ``idle_values``. ``believed_for``:
+    seconds until it is stale, since this process first saw it, or since the Unix time that is its
+    value (``timed``); 0: it is believed without end. ``reason`` is for people.
     """
-    theirs = node.annotations.get(DO_NOT_DISRUPT) == "true"
-    if theirs and DO_NOT_DISRUPT not in own_annotations(node.annotations):
-        return f"it is not to be disrupted (annotation {DO_NOT_DISRUPT})"
-    return ""
+
+    kind: Annotated[MarkKind, Field(strict=False)]
+    key: Annotated[LabelKey, Field(min_length=1)]
+    values: Strings = ()
+    idle_values: Strings = ()
+    forbids: Annotated[Forbids, Field(strict=False)] = Forbids.ALL
+    believed_for: Duration = _DAY
+    timed: bool = False
+    reason: Annotated[str, Field(max_length=200)] = ""
+
+    def value_on(self, node: Node) -> str | None:
+        """The mark's value on this node; None where it does not count."""
+        value = self._raw(node)
+        if value is None or value in self.idle_values:
+            return None
+        return value if not self.values or value in self.values else None
+
+    def _raw(self, node: Node) -> str | None:
+        if self.kind is MarkKind.TAINT:
+            return next((one.value for one in node.taints if one.key == self.key), None)
+        if self.kind is MarkKind.LABEL:
+            return node.labels.get(self.key)
+        ours = self.key in own_annotations(node.annotations)
+        return None if ours else node.annotations.get(self.key)
+
+    def describe(self, value: str) -> str:
+        """For people: the claim, and the mark."""
+        shown = f"={value}" if value and self.kind is MarkKind.LABEL else ""
+        reason = self.reason or "another tool is at work on it"
+        return f"{reason} ({self.kind} {self.key}{shown})"
+
+    def describe_stale(self, value: str) -> str:
+        """The same where it is no longer believed."""
+        return f"{STALE}, older than {span(self.believed_for)}: {self.describe(value)}"
 
 
-def maintained_by(node: Node) -> str:
-    """The party at work on the node, or that wants its work left there; empty without one."""
-    for taint in node.taints:
-        if taint.key in _TAINTS:
-            return f"{_TAINTS[taint.key]} (taint {taint.key})"
-    state = node.labels.get(_UPGRADE, "")
-    if state not in _NO_UPGRADE:
-        return f"its GPU driver is being upgraded ({_UPGRADE}={state})"
-    state = node.labels.get(_MIG, "")
-    if state in _MIG_CHANGES:
-        return f"its MIG configuration is being changed ({_MIG}={state})"
-    if node.labels.get(_EXCLUDED) == "true":
-        return f"it is excluded from remediation (label {_EXCLUDED})"
-    return ""
+_UPGRADE_IDLE = ("", "unknown", "upgrade-required", "upgrade-done", "upgrade-failed")
+#: Karpenter's taints may stay as long as pods that it drains have grace: days.
+_SHIPPED = (
+    OthersMark(
+        MarkKind.TAINT,
+        "ToBeDeletedByClusterAutoscaler",
+        believed_for=_HOUR,
+        timed=True,
+        reason="the autoscaler is removing it",
+    ),
+    OthersMark(MarkKind.TAINT, "karpenter.sh/disrupted", reason="Karpenter is removing it"),
+    OthersMark(MarkKind.TAINT, "karpenter.sh/disruption", reason="Karpenter is removing it"),
+    OthersMark(
+        MarkKind.TAINT,
+        "node.cloudprovider.kubernetes.io/shutdown",
+        believed_for=0.0,
+        reason="the cloud has shut it down",
+    ),
+    OthersMark(
+        MarkKind.TAINT,
+        "node.kubernetes.io/out-of-service",
+        believed_for=0.0,
+        reason="it was declared out of service",
+    ),
+    OthersMark(
+        MarkKind.LABEL,
+        "nvidia.com/gpu-driver-upgrade-state",
+        idle_values=_UPGRADE_IDLE,
+        reason="its GPU driver is being upgraded",
+    ),
+    OthersMark(
+        MarkKind.LABEL,
+        "nvidia.com/mig.config.state",
+        values=("pending", "rebooting"),
+        reason="its MIG configuration is being changed",
+    ),
+    OthersMark(
+        MarkKind.LABEL,
+        "remediation.medik8s.io/exclude-from-remediation",
+        values=("true",),
+        believed_for=0.0,
+        reason="it is excluded from remediation",
+    ),
+    # It forbids voluntary disruption, and a NodePool's template gives it to all of its nodes.
+    OthersMark(
+        MarkKind.ANNOTATION,
+        DO_NOT_DISRUPT,
+        values=("true",),
+        forbids=Forbids.EVICTION,
+        believed_for=0.0,
+        reason="it is not to be disrupted",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceRules(SectionDataclass):
+    """The section ``maintenance``: ``marks`` are added to the shipped ones, and replace those of
+    the same kind and key. ``on_stale``: a node whose mark is stale is held on, and reported
+    again, or acted on.
+    """
+
+    marks: Annotated[tuple[OthersMark, ...], Field(strict=False, max_length=100)] = ()
+    on_stale: Literal["hold", "act"] = "hold"
+
+    def all_marks(self) -> tuple[OthersMark, ...]:
+        """A site's marks, then the shipped ones that it does not replace."""
+        own = {(one.kind, one.key) for one in self.marks}
+        return (*self.marks, *(one for one in _SHIPPED if (one.kind, one.key) not in own))
+
+
+def claims_on(node: Node, marks: tuple[OthersMark, ...]) -> Iterator[tuple[OthersMark, str]]:
+    """The marks that count on this node, each with its value."""
+    for mark in marks:
+        value = mark.value_on(node)
+        if value is not None and mark.forbids is not Forbids.NOTHING:
+            yield mark, value
+
+
+def is_stale(reason: str) -> bool:
+    """Whether this reason is that of a mark which is no longer believed."""
+    return reason.startswith(STALE)

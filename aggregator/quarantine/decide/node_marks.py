@@ -32,7 +32,6 @@ from aggregator.cluster.port import (
 from aggregator.policy.incident import incident_id
 from aggregator.quarantine.decide.gpu_operands import resume_change
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.mark_rules import (
     PLAIN,
     MarkRules,
@@ -301,10 +300,7 @@ def _pair(found: Any, incident: str) -> tuple[str, str]:
 
 
 def foreign_hands(node: Node, quarantine: Quarantine | None = None) -> str:
-    """The other party that keeps work off the node, for people; empty without one."""
-    maintained = maintained_by(node)
-    if maintained:
-        return maintained
+    """The other party whose cordon keeps work off the node, for people; empty without one."""
     applied = known_applied(node, quarantine)
     if node.unschedulable and (applied is None or not applied.cordoned):
         if applied is None and quarantine is not None and _stands_on(node, quarantine):

@@ -17,7 +17,7 @@ from aggregator.cluster.port import STILL_SCHEDULABLE, Node, Quarantine, Quarant
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.maintenance import Forbids, MaintenanceRules, claims_on
 from aggregator.quarantine.decide.node_marks import known_applied
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.rfc3339 import write_time
@@ -204,7 +204,7 @@ def _author(node: Node, whose: Uncordoned, rules: UncordonRules) -> str:
     tool = next((name for key, name in _TOOLS.items() if key in node.annotations), "")
     if tool:
         return f"(the cluster does not tell by whom; {tool} has left its marks on the node)"
-    maintained = maintained_by(node)
-    if maintained:
-        return f"(the cluster does not tell by whom; {maintained})"
+    for mark, value in claims_on(node, MaintenanceRules().all_marks()):
+        if mark.forbids is Forbids.ALL:
+            return f"(the cluster does not tell by whom; {mark.describe(value)})"
     return "(the cluster does not tell by whom)"

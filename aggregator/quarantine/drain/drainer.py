@@ -45,6 +45,7 @@ from aggregator.quarantine.decide.drain_plan import (
     plan_drain,
 )
 from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.maintenance import STALE
 from aggregator.quarantine.decide.mark_rules import PLAIN, applied_taint
 from aggregator.quarantine.decide.node_marks import exclude_change, read_applied
 from aggregator.quarantine.decide.own_pods import without_own
@@ -576,6 +577,13 @@ class Drainer:
             status = replace(status, message=f"left alone, no pod is evicted: {why}"[:1000])
         if status != quarantine.status:
             await self._acts.write_status(node_state, quarantine, status)
+            self._report_stale(node_state, quarantine.status.message, status.message)
+
+    def _report_stale(self, node_state: NodeState, before: str, after: str) -> None:
+        """Report once that a mark of another tool, which is no longer believed, keeps the pods."""
+        if STALE in after and STALE not in before:
+            details = {"limit": "stale-mark", "value": "others"}
+            self._acts.emit_event(node_state, EventKind.HELD, after, details)
 
     def _left_alone(self, node_state: NodeState) -> str:
         if node_state.cluster.maintained:

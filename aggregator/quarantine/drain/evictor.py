@@ -36,7 +36,6 @@ from aggregator.quarantine.decide.drain_plan import (
     kept_because,
     work_of,
 )
-from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.returned_pods import slot_of
 from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
@@ -390,7 +389,8 @@ class Evictor:
             if node is None:
                 return ""
             capped = read_operator_requests(node.annotations).why_capped(self.clocks.earliest())
-            return capped or maintained_by(node) or forbids_evictions(node)
+            others = self.node_state.others
+            return capped or others.forbids_all(node) or others.forbids_evictions(node)
 
         reasons = await asyncio.gather(*map(why, standing))
         for pod, reason in zip(standing.values(), reasons, strict=True):

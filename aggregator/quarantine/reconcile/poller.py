@@ -183,7 +183,9 @@ class NodePoller:
 
     def _look_at_others(self, node_state: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
-        if node_state.cluster.node_gone or not node_state.cluster.has_others_marks_of(node):
+        if node_state.cluster.node_gone or not node_state.cluster.has_others_marks_of(
+            node, node_state.others
+        ):
             node_state.work.request_read()
             self._queue.add(node_state)
 
@@ -200,7 +202,7 @@ class NodePoller:
             self._queue.add(node_state)
 
     def _check_requests(self, node_state: NodeState, node: Node) -> None:
-        if not node_state.cluster.has_others_marks_of(node) or _is_uncordoned(node_state, node):
+        if not node_state.has_others_marks_of(node) or _is_uncordoned(node_state, node):
             node_state.work.request_read()
             self._queue.add(node_state)
         requests = read_operator_requests(node.annotations)

@@ -8,7 +8,6 @@ from aggregator.cluster.port import Action, Cluster, Guard, GuardRefused, Node
 from aggregator.quarantine.actions.act_guard import NOT_CONTROLLER, FreshRead, act_guard
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.drain_plan import work_of
-from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, is_tainted, no_room
 from aggregator.quarantine.decide.node_test_limits import other_tests
 from aggregator.quarantine.decide.node_tests import (
@@ -102,7 +101,7 @@ class NodeTestChecks:
         why = self.against_removal(node, node_state) or not_ready(node)
         if why:
             return why
-        party = other_party(node) or maintained_by(node)
+        party = other_party(node) or self._registry.others.forbids_all(node)
         if party:
             return f"another party is at work on the node: {party}"
         told = boot_of(node_state) if node_state is not None else ""

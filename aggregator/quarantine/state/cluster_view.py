@@ -7,7 +7,6 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Node, NodeMeta, Quarantine
 from aggregator.health.model import Cleared
 from aggregator.health.node import REMEMBERED
-from aggregator.quarantine.decide.maintenance import forbids_evictions, maintained_by
 from aggregator.quarantine.decide.node_marks import foreign_hands, read_overruled
 from aggregator.quarantine.decide.operator_requests import (
     NONE,
@@ -16,6 +15,7 @@ from aggregator.quarantine.decide.operator_requests import (
 )
 from aggregator.quarantine.decide.overrides import Override, ended_by
 from aggregator.quarantine.decide.repair import RepairRequest, read_request
+from aggregator.quarantine.state.others_marks import OthersMarks
 
 
 @dataclass(slots=True)
@@ -70,8 +70,10 @@ class ClusterView:
         """The list has the same requests as are known."""
         self.operator_requests_known = True
 
-    def take_node(self, node: Node | None, quarantine: Quarantine | None, now: float) -> None:
-        """The Node as just read, None for no Node. ``quarantine``: the one that stands."""
+    def take_node(
+        self, node: Node | None, quarantine: Quarantine | None, now: float, others: OthersMarks
+    ) -> None:
+        """The Node as just read, None for no Node. ``quarantine``: the one that is in force."""
         self.marked, self.read_at = node is not None and is_marked(node), now
         self.node_gone, self.node_found = node is None, node is not None
         self.unread = False
@@ -80,9 +82,9 @@ class ClusterView:
             self.operator_requests, self.operator_requests_known = NONE, False  # they stood on it
             return
         self.labels = node.labels
-        self.foreign = foreign_hands(node, quarantine)
-        self.maintained = maintained_by(node)
-        self.evictions_forbidden = forbids_evictions(node)
+        self.maintained = others.forbids_all(node)
+        self.evictions_forbidden = others.forbids_evictions(node)
+        self.foreign = self.maintained or foreign_hands(node, quarantine)
         self.operator_requests, self.operator_requests_known = (
             read_operator_requests(node.annotations),
             True,
@@ -90,9 +92,9 @@ class ClusterView:
         self.repair_request = read_request(node.annotations)
         self.take_overruled(read_overruled(node.annotations))
 
-    def has_others_marks_of(self, node: Node) -> bool:
+    def has_others_marks_of(self, node: Node, others: OthersMarks) -> bool:
         """Whether the marks of other tools are as on this read."""
-        return (maintained_by(node), forbids_evictions(node)) == (
+        return (others.forbids_all(node), others.forbids_evictions(node)) == (
             self.maintained,
             self.evictions_forbidden,
         )

@@ -39,6 +39,7 @@ from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.others_marks import OthersMarks
 from aggregator.quarantine.state.quarantine_view import (
     MARKED,
     NO_QUARANTINE,
@@ -53,11 +54,13 @@ class NodeState:
     """The controller's side of a node.
 
     ``now``: monotonic seconds, for ages that are shown. ``held``: all held nodes of the registry.
+    ``others`` reads the marks of other tools.
     """
 
     node_summary: NodeSummary
     now: Callable[[], float]
     held: dict[str, "NodeState"] = field(default_factory=dict, repr=False, compare=False)
+    others: OthersMarks = field(default_factory=OthersMarks, repr=False, compare=False)
     node: str = field(init=False, repr=False, compare=False)
     agent: AgentView = field(init=False, repr=False, compare=False)
     cluster: ClusterView = field(init=False, repr=False, compare=False)
@@ -166,11 +169,15 @@ class NodeState:
             and node_summary.quarantine is None
             and self.agent.claimed in ("", node.uid)
             and self.cluster.maintained == ""
-            and self.cluster.has_others_marks_of(node)
+            and self.has_others_marks_of(node)
             and read_operator_requests(node.annotations) == self.cluster.operator_requests
             and read_overruled(node.annotations) - self.cluster.ended_overrides
             == node_summary.cluster.overruled
         )
+
+    def has_others_marks_of(self, node: Node) -> bool:
+        """Whether the marks of other tools mean the same as by the last read."""
+        return self.cluster.has_others_marks_of(node, self.others)
 
     @property
     def evictions_are_forbidden(self) -> bool:
@@ -182,7 +189,7 @@ class NodeState:
     def take_node(self, node: Node | None) -> None:
         """The node as just read: changes by people are found from it."""
         quarantine = self.node_summary.quarantine
-        self.cluster.take_node(node, quarantine, self.now())
+        self.cluster.take_node(node, quarantine, self.now(), self.others)
         self.agent.compare_uid(node.uid if node is not None else None)
         if self.quarantine_view is not NO_QUARANTINE:
             self.own_quarantine_view().take_node(node)

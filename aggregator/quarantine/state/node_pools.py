@@ -80,6 +80,6 @@ class NodePools:
         """How many listed nodes each pool has, counted once for each list."""
         metas = self._registry.metas
         if self._sizes is None or self._sizes[0] is not metas:
-            counted = Counter(self.pools.name_of(meta.labels) for meta in metas.values())
+            counted = Counter(self.pools.name_of(meta.labels) for meta in self._registry.counted)
             self._sizes = metas, counted
         return self._sizes[1]

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 
 from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.decide.admission import FleetSize
+from aggregator.quarantine.decide.agentless import AgentlessNodes
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.others_marks import OthersMarks
 
 #: Nodes visited before the event loop runs other tasks: a millisecond or so.
 _SLICE = 500
@@ -18,7 +20,8 @@ class NodeRegistry:
     """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
 
     ``lists_all``: a name that the cluster's list lacks is no node of it. ``now`` is monotonic
-    seconds.
+    seconds. ``others`` reads the marks of other tools. Nodes that are ``agentless`` do
+    not count.
     """
 
     def __init__(
@@ -28,8 +31,13 @@ class NodeRegistry:
         *,
         lists_all: bool = True,
         now: Callable[[], float] = time.monotonic,
+        others: OthersMarks | None = None,
+        agentless: AgentlessNodes | None = None,
     ) -> None:
         self._fleet = fleet
+        self.others = others or OthersMarks(now=now)
+        self._agentless = agentless or AgentlessNodes()
+        self._counted: list[NodeMeta] = []
         self._lists_all = lists_all
         self._now = now
         self._pool_label = pool_label
@@ -50,7 +58,7 @@ class NodeRegistry:
         found = self._node_states.get(node)
         if found is None:
             found = self._node_states[node] = NodeState(
-                self._fleet.node_summary(node), self._now, self._held
+                self._fleet.node_summary(node), self._now, self._held, self.others
             )
         return found
 
@@ -95,6 +103,7 @@ class NodeRegistry:
             node_state.decision.timer.cancel()
         del self._node_states[node_state.node]
         self._held.pop(node_state.node, None)
+        self.others.forget(node_state.node)
         self._count(node_state.node)
         self._fleet.node_summaries.pop(node_state.node, None)
 
@@ -110,6 +119,11 @@ class NodeRegistry:
     def metas(self) -> Mapping[str, NodeMeta]:
         """The Nodes as last listed, by name; another mapping after each list."""
         return self._metas
+
+    @property
+    def counted(self) -> list[NodeMeta]:
+        """The Nodes as last listed, except those on which no agent runs."""
+        return self._counted
 
     def labels_of(self, node: str) -> Mapping[str, str] | None:
         """The node's labels, as it was last read or listed; None: they are not known."""
@@ -151,10 +165,13 @@ class NodeRegistry:
         else:
             changed = self._node_states.keys() | self._reported
         self._listed, self._metas = True, metas
-        self._pools = dict(Counter(meta.labels.get(self._pool_label, "") for meta in nodes))
+        self._counted = self._agentless.others(nodes)
+        self._pools = dict(Counter(meta.labels.get(self._pool_label, "") for meta in self._counted))
         self._annotated.clear()
         for name in changed:
             self._count(name)
+            if name not in metas:
+                self.others.forget(name)
 
     def note_absence(self, node: str, *, absent: bool) -> None:
         """Take the absence of a Node from its Quarantine's status; an ended one shows none."""
@@ -224,7 +241,7 @@ class NodeRegistry:
         """How many nodes there are, and how many have reported."""
         reported = len(self._reported)
         return FleetSize(
-            max(len(self._metas), reported),
+            max(len(self._counted), reported),
             reported,
             self._pools,
             listed=self._listed,
