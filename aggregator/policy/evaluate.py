@@ -7,6 +7,9 @@ Invariants:
   are no sign.
 - It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking. A
   check that fails again for a moment, or an agent that falls silent, begins that time again.
+- A level check that has failed `RECURS` times within `RECURS_WITHIN`, each for its rule's time,
+  flaps: its recovery takes twice as long from then on, and twice that after each further failure.
+  While evidence of flapping is in force for the same component no time counts towards recovery.
 - A check's failure begins to count while its agent is attached; silence lets no rule's time pass.
 - Lost evidence (missing from a snapshot of the same boot) keeps an incident open and opens none.
 - No evaluation over time needs this process's memory: `windows` reads the past from the snapshot.
@@ -36,7 +39,8 @@ from aggregator.policy.rules import (
     matches,
 )
 from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_rule
-from aggregator.policy.windows import flapping, seen_well, well_since
+from aggregator.policy.windows import LONGEST, flapping, recurrences, seen_well, well_since
+from aggregator.rfc3339 import span
 from aggregator.runtime.interning import EMPTY
 
 
@@ -53,6 +57,12 @@ class Evaluation:
 
 #: Pieces of evidence of one incident. Evidence that is over makes room for evidence in force.
 MOST_EVIDENCE = 1_000
+
+#: A level check flaps that has failed so often ...
+RECURS = 3
+#: ... within so long (seconds): the longest that the rings hold.
+RECURS_WITHIN = LONGEST
+_MOST_DOUBLINGS = 16
 
 _ALL_WELL = Evaluation(EMPTY, (), None)
 _SILENT = silent_rule("observe")
@@ -97,7 +107,10 @@ def evaluate(
             ident = _ident_of(kind, health, earlier, acting=acting)
             start = _start(earlier, begun, evidence, now, acting=acting)
             incident = _incident(ident, kind, health, earlier, evidence, start, policy, rules)
-            if incident.in_force or not speaking:
+            if acting:
+                incident, ages_at = _recurring(incident, health, rules, now)
+                again += ages_at
+            if incident.in_force or not speaking or (acting and _still_flaps(incident, due)):
                 after[ident] = replace(incident, recovering_since=None)
                 again += _flapping_ends(incident, health, rules)
                 continue
@@ -166,6 +179,45 @@ def _well_since(
                 bad = bad_statuses(rules.get(item.rule))
                 since = max(since, well_since(component, bad))
     return min(since, now)
+
+
+def _recurring(
+    incident: Incident, health: NodeHealth, rules: Mapping[str, Rule], now: float
+) -> tuple[Incident, list[float]]:
+    """The incident with the recovery time and the summary of a check that flaps, and when the
+    oldest of its failures no longer counts.
+    """
+    most, healthy_for, ages_at = 0, incident.healthy_for, list[float]()
+    for item in incident.evidence:
+        rule = rules.get(item.rule)
+        if item.cleared_by is not None or rule is None or rule.flaps:
+            continue
+        component = health.level((item.code.partition(":")[0], item.component))
+        if component is None:
+            continue
+        failed = recurrences(
+            component, bad_statuses(rule), least=rule.hold, now=now, within=RECURS_WITHIN
+        )
+        if len(failed) < RECURS:
+            continue
+        most = max(most, len(failed))
+        doublings = min(len(failed) - RECURS + 1, _MOST_DOUBLINGS)
+        healthy_for = max(healthy_for, min(rule.healthy_for * 2.0**doublings, RECURS_WITHIN))
+        ages_at.append(failed[0] + RECURS_WITHIN)
+    if not most:
+        return incident, []
+    # A number that grows would change the summary, and alert, at each further failure.
+    summary = f"{incident.summary}; flaps, {RECURS} times or more within {span(RECURS_WITHIN)}"
+    return replace(incident, summary=summary, healthy_for=healthy_for), ages_at
+
+
+def _still_flaps(incident: Incident, due: Mapping[tuple[str, str], Match]) -> bool:
+    """Whether evidence of flapping is in force for a component of the incident."""
+    return any(
+        (f"{item.code.partition(':')[0]}:{FLAPS}", item.component) in due
+        for item in incident.evidence
+        if item.cleared_by is None
+    )
 
 
 def _flapping_ends(

@@ -86,6 +86,26 @@ def failures(component: Component) -> int:
     return len(_failures(component))
 
 
+def recurrences(
+    component: Component, bad: Collection[Status], *, least: float, now: float, within: float
+) -> Sequence[float]:
+    """The ends of its failures of the last ``within`` seconds that lasted ``least`` or longer; one
+    that lasts on ends now.
+    """
+    ends: list[float] = []
+    began: float | None = None
+    for at, status in _transitions(component):
+        if status in bad:
+            began = at if began is None else began
+        elif status is not Status.UNKNOWN and began is not None:
+            if at - began >= least:
+                ends.append(at)
+            began = None
+    if began is not None and now - began >= least:
+        ends.append(now)
+    return [at for at in ends if at > now - within]
+
+
 def well_since(component: Component, bad: Collection[Status] = FAILURES) -> float:
     """Since when a component whose status is none of ``bad`` has been seen healthy.
 

@@ -15,7 +15,15 @@ from aggregator.ingest import codec
 from aggregator.policy.evaluate import Evaluation, evaluate
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy, matches
-from aggregator.policy.windows import Flapping, failing, flapping, jobs, lasting, timeline
+from aggregator.policy.windows import (
+    Flapping,
+    failing,
+    flapping,
+    jobs,
+    lasting,
+    recurrences,
+    timeline,
+)
 from aggregator.policy.windows import repeated as occurred
 from aggregator.quarantine.decide.intent import changed_intent, incidents_of, wanted_of
 from nodeagent.evidence.latch import Latch
@@ -648,3 +656,106 @@ def test_a_component_that_is_gone_for_good_is_so_after_a_restart_too() -> None:
     assert incident.in_force == ()
     aggregator.at(1310.0 + incident.healthy_for + 1)
     assert aggregator.bench.acting == []
+
+
+# -- a check that fails again and again -----------------------------------------------------------
+
+
+def failed_for(*starts: float, lasting: float = 60.0) -> Component:
+    """A link that failed at each of these times, for so long; well since."""
+    told: list[tuple[float, Status]] = [(0.0, OK)]
+    for start in starts:
+        told += [(start, FAILED), (start + lasting, OK)]
+    return link(*told)
+
+
+def test_failures_of_a_check_count_for_a_day_where_they_lasted() -> None:
+    told = failed_for(100.0, 1000.0, 2000.0)
+    bad = frozenset({FAILED})
+    found = recurrences(told, bad, least=60.0, now=3000.0, within=H)
+    assert list(found) == [160.0, 1060.0, 2060.0]
+    assert list(recurrences(told, bad, least=61.0, now=3000.0, within=H)) == []
+    assert list(recurrences(told, bad, least=60.0, now=160.0 + H, within=H)) == [1060.0, 2060.0]
+    lasts = link((0.0, OK), (100.0, FAILED), (120.0, UNKNOWN), (130.0, FAILED))
+    assert list(recurrences(lasts, bad, least=60.0, now=200.0, within=H)) == [200.0]
+    assert list(recurrences(lasts, bad, least=60.0, now=150.0, within=H)) == []
+
+
+FLAPS_OFTEN = "flaps, 3 times or more within 1d"
+
+
+def fails_again(bench: Bench, *, times: int, every: float = 1000.0) -> list[int]:
+    """The link fails for two minutes each time. Returns how often an incident had closed by each.
+
+    The shipped rule `link-down` counts from half a minute on, and recovers in five.
+    """
+    starts, closed = [], []
+    for number in range(times):
+        starts.append(1000.0 + number * every)
+        fallen = replace(failed_for(*starts, lasting=120.0), status=FAILED, since=starts[-1])
+        fallen = replace(fallen, recent=fallen.recent[:-1], reason="link-down")
+        bench.fold(Delta((fallen,)) if number else snapshot(fallen), starts[-1])
+        bench.at(starts[-1] + 61)
+        bench.fold(Delta((failed_for(*starts, lasting=120.0),)), starts[-1] + 120)
+        bench.at(starts[-1] + every - 1)
+        closed.append(len([one for one in bench.closed if one.action != "observe"]))
+    return closed
+
+
+def test_a_check_that_fails_again_and_again_is_not_released_each_time() -> None:
+    """Issue node-operation-controller#31: 10 of 10 failures were cordoned and released."""
+    bench = Bench(shipped_policy())
+    closed = fails_again(bench, times=10)
+    # The third and fourth wait for 10 and 20 minutes; the fifth comes before the fourth is over.
+    assert closed == [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]
+    [open_one] = bench.acting
+    assert open_one.summary.endswith(FLAPS_OFTEN)
+    assert open_one.healthy_for == 300.0 * 2**8
+    assert [FLAPS_OFTEN in one.summary for one in bench.closed if one.action != "observe"] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_process_without_memory_gives_the_same_recovery_time() -> None:
+    """A restart and a failover: the agent's ring has the failures."""
+    bench, other = Bench(shipped_policy()), Bench(shipped_policy())
+    fails_again(bench, times=5)
+    starts = [1000.0 + number * 1000 for number in range(5)]
+    down = replace(failed_for(*starts, lasting=120.0), status=FAILED, since=starts[-1])
+    down = replace(down, recent=down.recent[:-1], reason="link-down")
+    other.fold(snapshot(down), starts[-1] + 61)
+    assert [one.summary for one in other.acting] == [one.summary for one in bench.acting]
+    assert [one.healthy_for for one in other.acting] == [one.healthy_for for one in bench.acting]
+
+
+def test_a_node_that_flapped_is_released_once_its_failures_are_old_enough() -> None:
+    bench = Bench(shipped_policy())
+    fails_again(bench, times=10)
+    well_from = 10_000.0 + 120
+    steps, now = 0, well_from
+    while bench.acting:
+        look = bench.at(now).look_again
+        steps += 1
+        assert steps < 50
+        if look is None:
+            break
+        now = look
+    assert bench.acting == []
+    assert 10 * H < now - well_from <= 24 * H
+
+
+def test_while_evidence_of_flapping_is_in_force_no_time_counts_towards_recovery() -> None:
+    """Five short failures in an hour: the rule `link-flapping` observes them."""
+    bench = Bench(shipped_policy())
+    short = [60.0 * number for number in range(1, 6)]
+    told = [*flaps(*short), (600.0, FAILED)]
+    bench.fold(snapshot(link(*told)), 661.0)
+    assert bench.acting
+    bench.fold(Delta((link(*told, (700.0, OK)),)), 700.0)
+    bench.at(700.0 + 1200)
+    assert bench.acting, "link-flapping is in force for an hour"
+    bench.at(600.0 + H)
+    bench.at(600.0 + H + 301)
+    assert bench.acting == []
