@@ -31,6 +31,8 @@ from aggregator.quarantine.decide.node_marks import (
     write_overruled,
 )
 from aggregator.quarantine.decide.overrides import Override, ended_by, stands
+from aggregator.quarantine.state.cluster_view import ClusterView
+from aggregator.quarantine.state.others_marks import OthersMarks
 from tests.aggregator.test_planner import ITEM, SPEC
 from tests.support import virtual_time
 from tests.support.memory_cluster import World, phase_of
@@ -333,7 +335,9 @@ async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go()
 def test_those_who_take_the_node_away_are_named() -> None:
     world = World()
     world.add_node("n1", taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
-    assert foreign_hands(world.nodes["n1"]).startswith("Karpenter is removing it")
+    view = ClusterView()
+    view.take_node(world.nodes["n1"], None, 0.0, OthersMarks())
+    assert view.foreign.startswith("Karpenter is removing it")
     world.add_node("n2", taints=(Taint(TAINT, "gpu", "NoSchedule"),))
     assert foreign_hands(world.nodes["n2"]) == ""
 

@@ -498,7 +498,7 @@ async def test_a_node_of_somebody_elses_is_left_alone_and_a_drain_is_told_off_th
     await pod(space, ours, "stuck", annotations={LINGER: "true"}, spec=soon)
     await pod(space, gone, "g", labels={"app": "held"})
     await budget(space, "held", "held")
-    taint = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+    taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
     plane.call("PATCH", f"/api/v1/nodes/{theirs}", {"spec": {"taints": [taint]}}, MERGE_PATCH)
     before = plane.node(theirs)
     rules = DrainRules(evict_unmanaged=True, stuck_after=2)

@@ -152,7 +152,7 @@ async def test_a_taint_that_another_sets_between_our_read_and_our_write_survives
     [name] = cluster_space.create_nodes(1)
     node = await kube.read_node(name)
     assert node is not None
-    theirs = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+    theirs = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
     cluster_space.plane.call(
         "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [theirs]}}, MERGE_PATCH
     )
