@@ -33,6 +33,7 @@ from aggregator.cluster.port import (
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import GOGC, Space
+from tests.support.frozen_relay import frozen_relay
 from tests.support.kube_cluster import DEPLOY, kube_cluster, listening
 from tests.support.stack import remove_quarantines
 from tests.support.waiting import PATIENCE, until
@@ -190,6 +191,38 @@ async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
         await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
         await kube.drop_quarantine(made)
         assert listener.of(WatchLost) == []
+
+
+async def test_watches_are_opened_anew_once_a_request_finds_its_connection_dead(
+    cluster_space: Space, quarantine_definition: None, tmp_path: Path
+) -> None:
+    """A load balancer fails over: open connections carry nothing, and nobody closes them.
+
+    Watches may be silent for 1,000 s here; a request is answered in 2.
+    """
+    plane, name = cluster_space.plane, f"{cluster_space.node_prefix}-a"
+    arguments = {"namespace": cluster_space.namespace, "silence": 1000.0, "deadline": 2.0}
+    async with (
+        frozen_relay(plane.kubeconfig, tmp_path) as (relay, by_relay),
+        kube_cluster(by_relay, **arguments) as kube,
+        listening(kube) as listener,
+    ):
+        await listener.wait(WatchSynced)
+        await kube.read_record()
+        assert relay.freeze() >= 4  # three watches, and a connection that waits for a request
+        with contextlib.suppress(Unreachable):
+            await kube.read_record()
+        body = {
+            "apiVersion": "sickbay.dev/v1alpha1",
+            "kind": "Quarantine",
+            "metadata": {"name": name},
+            "spec": {"reason": "x"},
+        }
+        await asyncio.to_thread(plane.call, "POST", paths.QUARANTINES, body)
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine.node == name)
+        await kube.read_record()
+        assert listener.of(WatchLost) == []
+    await asyncio.to_thread(plane.call, "DELETE", f"{paths.QUARANTINES}/{name}")
 
 
 async def test_the_definitions_deletion_releases_nobody(plane: ControlPlane) -> None:

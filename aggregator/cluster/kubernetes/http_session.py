@@ -26,6 +26,8 @@ MOST_CONNECTIONS = 132
 #: Leases have connections of their own: releases that hang, at a webhook say, may use up the rest.
 _LEASE_CONNECTIONS = 4
 CONNECT_S = 5.0
+#: Connections that were replaced are closed after this: longer than any request lasts.
+_RETIRED_AFTER_S = 150.0
 
 # A peer that vanished without closing (power loss, a firewall's table) is noticed in about 30 s.
 _KEEPALIVE = (
@@ -53,6 +55,7 @@ class HttpSession:
         )
         self._session = _session(credentials, MOST_CONNECTIONS)
         self._lease_session = _session(credentials, _LEASE_CONNECTIONS)
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def send(
         self,
@@ -103,6 +106,18 @@ class HttpSession:
         except aiohttp.ClientHttpProxyError as error:
             raise self._without_password(error) from None
 
+    def replace_connections(self) -> None:
+        """Send later requests over new connections: those that wait for one may be dead as well.
+
+        Requests that are under way have until their deadline.
+        """
+        for session in (self._session, self._lease_session):
+            task = asyncio.create_task(_close(session, after_s=_RETIRED_AFTER_S))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        self._session = _session(self._credentials, MOST_CONNECTIONS)
+        self._lease_session = _session(self._credentials, _LEASE_CONNECTIONS)
+
     async def authorization(self) -> str | None:
         """The Authorization header; None where a client certificate authenticates us."""
         return await self._credentials.authorization()
@@ -140,8 +155,18 @@ class HttpSession:
         finally:
             if self._fresh is not None:
                 self._fresh.cancel()
+            for task in tuple(self._retiring):
+                task.cancel()
+            await asyncio.gather(*self._retiring, return_exceptions=True)
             await self._session.close()
             await self._lease_session.close()
+
+
+async def _close(session: aiohttp.ClientSession, *, after_s: float) -> None:
+    try:
+        await asyncio.sleep(after_s)
+    finally:
+        await session.close()
 
 
 def _session(credentials: ApiCredentials, most: int) -> aiohttp.ClientSession:

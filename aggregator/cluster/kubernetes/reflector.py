@@ -22,7 +22,7 @@ from aggregator.cluster.kubernetes.objects import (
     RawWatchEvent,
     decode,
 )
-from aggregator.cluster.kubernetes.transport import JSON, Transport
+from aggregator.cluster.kubernetes.transport import JSON, Transport, WatchStream
 from aggregator.cluster.port import Refused, Unreachable, is_older
 
 _PAGE = 500
@@ -205,7 +205,7 @@ class Watch:
             return None
         return WatchEvent(event.type, event.object)
 
-    async def _more(self, stream: aiohttp.StreamReader) -> bytes:
+    async def _more(self, stream: WatchStream) -> bytes:
         """The bytes that came; empty when the watch has ended, broke off, or is silent too long."""
         try:
             async with asyncio.timeout(self._silence):

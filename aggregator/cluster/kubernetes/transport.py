@@ -6,6 +6,7 @@ decision of the caller, and a late write must fail.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import random
 from collections import Counter
@@ -43,6 +44,9 @@ _RELOAD_EVERY_S = 10.0
 _RETIRED_AFTER_S = 30.0
 #: For refused websockets, whose answers the library does not read.
 _NO_BODY, _NO_KUBELET = b"refused", b"refused; the kubelet of the pod's node may be out of reach"
+#: Watches are opened anew because of a dead connection at most so often.
+_REOPEN_EVERY_S = 30.0
+_DEAD = {errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH}
 #: A read that failed sooner than this (seconds) is asked again.
 _QUICK_S = 2.0
 
@@ -95,6 +99,25 @@ class BodySink(Protocol):
     def take(self, piece: bytes) -> None: ...
 
 
+class WatchStream:
+    """A watch's bytes. ``heard_at``: when some came last, or the watch was opened (monotonic)."""
+
+    def __init__(self, response: aiohttp.ClientResponse, clock: Callable[[], float]) -> None:
+        self._response = response
+        self._clock = clock
+        self.heard_at = clock()
+
+    async def readany(self) -> bytes:
+        """The bytes that came; empty once the watch has ended. Raises as aiohttp does."""
+        found = await self._response.content.readany()
+        self.heard_at = self._clock()
+        return found
+
+    def close(self) -> None:
+        """A reader that waits is woken."""
+        self._response.close()
+
+
 async def _pour(response: aiohttp.ClientResponse, sink: BodySink) -> bytes:
     sink.begin()
     async for piece in response.content.iter_any():
@@ -125,6 +148,8 @@ class Transport:
         self._reload = asyncio.Lock()
         self._reloaded_at = float("-inf")
         self._retired: set[asyncio.Task[None]] = set()
+        self._streams: set[WatchStream] = set()
+        self._reopened_at = float("-inf")
 
     async def open(self) -> None:
         """Read the credentials. Raises Refused where they can't be read."""
@@ -248,17 +273,20 @@ class Transport:
     @contextlib.asynccontextmanager
     async def stream(
         self, path: str, *, kind: str, query: Mapping[str, str], accept: str
-    ) -> AsyncIterator[aiohttp.StreamReader]:
+    ) -> AsyncIterator[WatchStream]:
         """A watch's bytes as they come. Raises as `request` while it is opened."""
         async with self._limiter.turn(Priority.RECORD):
             pass  # it is under way for hours: only its beginning is rationed
         target = f"{path}?{urlencode(query)}"
         ask = _Ask("WATCH", target, kind, {hdrs.ACCEPT: accept}, deadline=self._deadline)
         response = await self._open_stream(self._current(), ask)
+        stream = WatchStream(response, self._clock)
+        self._streams.add(stream)
         try:
-            yield response.content
+            yield stream
         finally:
-            response.close()  # a watch never ends in order; its connection is of no more use
+            self._streams.discard(stream)
+            stream.close()  # a watch never ends in order; its connection is of no more use
 
     async def websocket(
         self, path: str, *, kind: str, query: Mapping[str, str], protocol: str
@@ -311,6 +339,8 @@ class Transport:
                     answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.counters.note_duration(method, ask.kind, self._clock() - began)
+            if _is_dead(error):
+                self._reopen(wire, ask, began)
             raise await self._no_answer(wire, ask, error) from error
         self.counters.note_duration(method, ask.kind, self._clock() - began)
         self.counters.answers[method, ask.kind, response.status] += 1
@@ -338,6 +368,27 @@ class Transport:
                 extra={"event": "api.busy"},
             )
         return failure
+
+    def _reopen(self, wire: HttpSession, ask: _Ask, began: float) -> None:
+        """A request found its connection dead: open the watches anew that were silent since then.
+
+        A load balancer that fails over drops all connections without a word, and a watch alone
+        would learn that from its silence, a minute and a half later. A server that is only slow
+        costs a few watches, and no more often than `_REOPEN_EVERY_S`.
+        """
+        now = self._clock()
+        if now < self._reopened_at + _REOPEN_EVERY_S:
+            return
+        self._reopened_at = now
+        wire.replace_connections()
+        silent = [stream for stream in self._streams if stream.heard_at <= began]
+        for stream in silent:
+            stream.close()
+        _LOG.warning(
+            "a request found its connection to the API server dead: %d watches are opened anew",
+            len(silent),
+            extra={"event": "api.dead_connection", "request": ask.name},
+        )
 
     async def _no_answer(self, wire: HttpSession, ask: _Ask, error: Exception) -> Unreachable:
         self.counters.answers[ask.method, ask.kind, 0] += 1
@@ -369,6 +420,15 @@ class Transport:
         if self._wire is None:
             raise ClusterError("the connection is not open: start() comes first")
         return self._wire
+
+
+def _is_dead(error: Exception) -> bool:
+    """Whether a connection that was open is dead; a server that can't be connected to is away."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
+        return False
+    return isinstance(error, TimeoutError | ConnectionResetError) or (
+        isinstance(error, OSError) and error.errno in _DEAD
+    )
 
 
 def encode(value: object) -> bytes:
