@@ -67,6 +67,7 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
     shown = {
         "concurrent": str(limits.concurrent),
         "concurrent_percent": f"{limits.concurrent_percent:g}%",
+        "small_fleet_floor": str(limits.small_fleet_floor),
         "new_per_window": str(limits.new_per_window),
         "new_per_window_percent": f"{limits.new_per_window_percent:g}%",
         "window": span(limits.window),

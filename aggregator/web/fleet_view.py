@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
-from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.decide.shares import allowance, floored
 from aggregator.quarantine.state.fleet import (
     MARKED_ALONE,
     UNCLAIMED,
@@ -45,6 +45,7 @@ _MARKED = (UNCLAIMED, MARKED_ALONE)
 #: The texts of limits that are not counted in nodes.
 _TEXTS = {
     "concurrent_percent": "of all nodes",
+    "small_fleet_floor": "nodes at once, whatever the shares are, with fewer than 40 nodes",
     "new_per_window_percent": "of all nodes, new within the window",
     "window": "the time that counts as at once",
     "cooldown": "no new quarantine for so long, after the rate or a common cause has tripped",
@@ -256,7 +257,7 @@ class FleetViewBuilder:
             case "concurrent" if value.isdecimal():
                 return _use(name, value, used, int(value), "nodes in quarantine at once")
             case "concurrent_percent" if nodes and _percent(value) is not None:
-                most = allowance(nodes, _percent(value) or 0.0)
+                most = self._floored(allowance(nodes, _percent(value) or 0.0), nodes)
                 return _use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
             case "pool_percent" if _percent(value) is not None and self._pools:
                 pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
@@ -270,11 +271,17 @@ class FleetViewBuilder:
 
     def _fullest_pool(self, percent: float) -> tuple[str, int, int]:
         shares = [
-            (self._taken[pool] / allowance(total, percent), pool)
+            (self._taken[pool] / self._floored(allowance(total, percent), total), pool)
             for pool, total in self._pools.items()
         ]
         _, pool = max(shares)
-        return pool, self._taken[pool], allowance(self._pools[pool], percent)
+        total = self._pools[pool]
+        return pool, self._taken[pool], self._floored(allowance(total, percent), total)
+
+    def _floored(self, most: int, of: int) -> int:
+        """With the floor of small fleets."""
+        floor = self._fleet.limits.get("small_fleet_floor", "")
+        return floored(most, int(floor) if floor.isdecimal() else 1, of=of, fleet=self._nodes)
 
 
 def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:

@@ -105,7 +105,12 @@ def most(limits: Limits, size: FleetSize) -> int:
     by_share = 0
     if size.nodes and limits.concurrent_percent > 0:
         by_share = max(1, int(size.nodes * limits.concurrent_percent / 100 + 1e-9))
-    return min(limits.concurrent, by_share)
+    return min(limits.concurrent, small(by_share, limits, size.nodes, size.nodes))
+
+
+def small(share: int, limits: Limits, of: int, nodes: int) -> int:
+    """The floor of a fleet of fewer than 40 nodes: two, and no more than half."""
+    return max(share, min(limits.small_fleet_floor, of // 2)) if 0 < nodes < 40 and share else share
 
 
 @given(records, proposals, limits, sizes, stops)
@@ -136,6 +141,7 @@ def test_no_order_of_proposals_passes_a_limit(
         for pool in {after[node].pool for node in new}:
             share = max(1, int(size.pools[pool] * limits.pool_percent / 100 + 1e-9))
             assert limits.pool_percent > 0
+            share = small(share, limits, size.pools[pool], size.nodes)
             assert outcome.record.in_pool(pool) <= share
     assert len(outcome.record.admissions) == len(record.admissions) + len(new)
 

@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.admission import (
     stopped,
 )
 from aggregator.quarantine.decide.admission_record import FLEET, Cooldown, Entry, Rebuilt, Record
+from aggregator.quarantine.decide.shares import floored
 
 NOW = 10_000.0
 SIZE = FleetSize(100, 100)
@@ -59,6 +60,7 @@ def held(*asked: Proposal, **known: Any) -> Held:
 
 def test_the_documented_defaults() -> None:
     assert Limits() == Limits(20, 5.0, "", 20.0, 50.0, 10, 20.0, 600.0, 900.0, 120.0)
+    assert Limits().small_fleet_floor == 2
     assert (SETTLES, FLEET) == (15.0, "")
 
 
@@ -302,3 +304,25 @@ def test_a_drain_is_held_by_what_is_suspected_and_by_no_count() -> None:
     suspect = proposal(suspects=(frozenset({CAUSE}),))
     assert hold(suspect) is None
     assert hold(suspect, causes={CAUSE: DISK}) == Held(DISK.limit, "50", DISK.reason, CAUSE)
+
+
+@pytest.mark.parametrize(
+    ("most", "of", "fleet", "allowed"),
+    [
+        (1, 1, 1, 1),
+        (1, 2, 2, 1),
+        (1, 3, 3, 1),
+        (1, 4, 4, 2),
+        (1, 39, 39, 2),
+        (2, 40, 40, 2),
+        (1, 40, 40, 1),
+        (1, 4, 39, 2),
+        (1, 4, 40, 1),
+        (4, 20, 20, 4),
+    ],
+)
+def test_the_floor_of_small_fleets_weakens_no_limit_of_a_larger_one(
+    most: int, of: int, fleet: int, allowed: int
+) -> None:
+    assert floored(most, 2, of=of, fleet=fleet) == allowed
+    assert floored(most, 1, of=of, fleet=fleet) == most

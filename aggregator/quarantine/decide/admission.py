@@ -37,7 +37,7 @@ from aggregator.quarantine.decide.pool_budget import (
     PoolHold,
     cooldown_id,
 )
-from aggregator.quarantine.decide.shares import allowance
+from aggregator.quarantine.decide.shares import allowance, floored
 from aggregator.rfc3339 import span, time_of_day
 from aggregator.runtime.text import truncate
 
@@ -55,7 +55,8 @@ class Limits(SectionDataclass):
     """How many nodes may be in quarantine, and how fast: a part of the section ``limits``.
 
     A count and a percentage both apply; the smaller one decides. Percentages are of all nodes, or a
-    pool. ``pool_label`` names the node label whose value is the pool; empty: no pools.
+    pool; those of nodes at once allow ``small_fleet_floor`` in a fleet of fewer than 40 nodes, up
+    to half of the nodes. ``pool_label`` names the node label whose value is the pool; empty: none.
     ``quorum_percent`` is the share of nodes that must have reported before a node is admitted.
     ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
     counted; after too many, or after a common cause, no node is admitted for ``cooldown`` seconds.
@@ -78,6 +79,7 @@ class Limits(SectionDataclass):
     absent_node_after: Annotated[Duration, Field(ge=60)] = 86400.0
     evictions_at_once: Positive = 50
     silent_drain_after: Duration = 300.0
+    small_fleet_floor: Positive = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,25 +526,32 @@ class _Budget:
                 str(limits.concurrent),
                 f"{standing} nodes are in quarantine; the limit is {limits.concurrent}",
             )
-        most = allowance(size.nodes, limits.concurrent_percent)
+        nodes, floor = size.nodes, limits.small_fleet_floor
+        share = allowance(nodes, limits.concurrent_percent)
+        most = floored(share, floor, of=nodes, fleet=nodes)
         if standing >= most:
             return Held(
                 "limits.concurrent_percent",
                 f"{limits.concurrent_percent:g}%",
                 f"{standing} of {size.nodes} nodes are in quarantine; "
-                f"{limits.concurrent_percent:g} % allow {most}",
+                f"{limits.concurrent_percent:g} % allow {most}{_by_floor(share, most)}",
             )
         if limits.pool_label:
             in_pool, total = self._in_pool(pool), size.pools.get(pool, 0)
-            most = allowance(total, limits.pool_percent)
+            share = allowance(total, limits.pool_percent)
+            most = floored(share, floor, of=total, fleet=nodes)
             if in_pool >= most:
                 return Held(
                     "limits.pool_percent",
                     f"{limits.pool_percent:g}%",
                     f"{in_pool} of {total} nodes of pool {pool or '(none)'} are in quarantine; "
-                    f"{limits.pool_percent:g} % allow {most}",
+                    f"{limits.pool_percent:g} % allow {most}{_by_floor(share, most)}",
                 )
         return None
+
+
+def _by_floor(share: int, most: int) -> str:
+    return "" if most == share else " (limits.small_fleet_floor)"
 
 
 def _of_pool(found: PoolHold | None) -> Held | None:
