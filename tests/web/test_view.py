@@ -118,7 +118,7 @@ def test_a_limit_says_how_full_it_is() -> None:
     assert limits["limits.concurrent_percent"].full
     assert limits["limits.evictions_at_once"].most is None
     fleet = small_fleet(HANDS)
-    fleet.limits |= {"small_fleet_floor": "2"}
+    fleet.limits = {**fleet.limits, "small_fleet_floor": "2"}
     assert {one.name: one.most for one in view_of(fleet).limits}["limits.concurrent_percent"] == 2
 
 
