@@ -5,6 +5,7 @@ import difflib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -80,8 +81,14 @@ def nearest(name: str, names: Sequence[str]) -> str:
         if abs(len(one) - len(name)) <= _MOST_WRONG
         and (one.startswith(name[:part]) or one.endswith(name[-part:]))
     ]
+    near.sort(key=lambda one: -_shared_letters(one, name))
     found = difflib.get_close_matches(name[:253], near[:_MOST_COMPARED], 1, 0.8)
     return found[0] if found else ""
+
+
+def _shared_letters(one: str, other: str) -> int:
+    """The length of their common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
@@ -92,8 +99,8 @@ async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
         did_you_mean = f"Did you mean {near}? " if near else ""
         raise NotThere(
             f'there is no node "{name[:253]}"',
-            f"{did_you_mean}Names are those of the cluster's nodes, and "
-            "of agents that have reported; the command sickbay nodes lists them.",
+            f"{did_you_mean}Names are those of `kubectl get nodes`, and of agents that have "
+            "reported; `sickbay nodes` lists them.",
         )
     return found
 

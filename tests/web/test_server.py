@@ -15,6 +15,7 @@ from aggregator import documentation
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import Component, Snapshot, Status
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.api import nearest
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import WebListenError
 from tests.support.node_states import set_fields
@@ -179,6 +180,16 @@ async def test_an_unknown_node_is_404_for_people_and_for_programs(served: Served
     problem = await served.json("/api/v1/nodes/node-99", 404)
     assert problem["error"] == 'there is no node "node-99"'
     assert "kubectl get nodes" in problem["hint"]
+    assert "Did you mean" not in problem["hint"]
+    typo = await served.json("/api/v1/nodes/nod-2", 404)
+    assert typo["hint"].startswith("Did you mean node-2?")
+
+
+def test_the_nearest_of_10_000_names_is_found_among_those_that_are_alike() -> None:
+    names = [f"gpu-{rack:03d}-{place:02d}" for rack in range(556) for place in range(18)]
+    assert nearest("gpu-017-7", names) in {"gpu-017-07", "gpu-017-17"}
+    assert nearest("gpu-555-177", names) == "gpu-555-17"
+    assert nearest("x" * 100_000, names) == nearest("", names) == nearest("a", []) == ""
 
 
 async def test_an_unknown_path_is_404_for_people_and_for_programs(served: Served) -> None:
