@@ -26,7 +26,7 @@ BMC := build/bmc-env
 # BENCH_SMALL=1 runs any benchmark in a small form, for its command and keys alone.
 BENCH_FOLDER ?= build/bench$(if $(filter-out 0,$(BENCH_SMALL)),-small)
 export BENCH_SMALL BENCH_FOLDER
-BENCHES := taint agent scale nodes faults repair network fleet history hostile install page
+BENCHES := taint agent scale nodes faults repair network fleet history hostile install page slurm
 
 .PHONY: help
 help: ## This list
@@ -288,6 +288,10 @@ bench-page: env ## The page at 10,000 nodes in Chromium, and the bytes of a chan
 .PHONY: bench-fleet
 bench-fleet: env ## A month of a large fleet's faults (BENCH_NODES=1500 BENCH_SEEDS=2 for a short look)
 	@$(BIN)/python -m tests.bench.fleet
+
+.PHONY: bench-slurm
+bench-slurm: env ## Kernel line to DRAIN on a real Slurm, drills, administrators (BENCH_TRIALS=5 BENCH_SEEDS=100)
+	@$(BIN)/python -m tests.bench.slurm
 
 .PHONY: bench-history
 bench-history: env ## Ten million transitions in SQLite and PostgreSQL (BENCH_ROWS=500000 for a short look)

@@ -61,11 +61,20 @@ class LocalAggregator:
             "history": {"database": f"sqlite:///{folder / 'history.db'}"},
             "alerts": {"outbox": str(folder / "outbox.db")},
         }
-        file = folder / "aggregator.yaml"
-        file.write_text(yaml.safe_dump({**config, **(more or {})}))
-        with self.log_path.open("wb") as log:
-            self.process = start_program(AGGREGATOR, ["--config", file], output=log)
+        self._config = folder / "aggregator.yaml"
+        self._config.write_text(yaml.safe_dump({**config, **(more or {})}))
+        self._start()
+
+    def _start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self.process = start_program(AGGREGATOR, ["--config", self._config], output=log)
         wait_until(lambda: self.ask("fleet"), what="the page", timeout_s=60)
+
+    def kill_and_restart(self) -> None:
+        """kill -9, and the same program on the same files."""
+        self.process.kill()
+        self.process.wait()
+        self._start()
 
     def ask(self, what: str) -> Any:
         """The answer of /api/v1/``what``, or None while there is none, or it is unknown."""

@@ -123,6 +123,12 @@ BENCHMARKS: Mapping[str, SmallForm] = {
         # Without a PostgreSQL on the machine, SQLite's alone: the benchmark leaves the other out.
         keys=keys("rows sqlalchemy", *(f"sqlite_{name}" for name in _HISTORY.split()))
     ),
+    "bench-slurm": SmallForm(
+        keys=keys(
+            """drain_p50_ms drain_p99_ms alone_p50_ms alone_p99_ms beyond_p50 lost double_writes
+            foreign_undone interleavings trials"""
+        )
+    ),
     "bench-page": SmallForm(keys=keys("nodes changes", *(key for key, *_ in page.ROWS))),
     # Its cluster needs Helm, which takes minutes to build: the small form reads the documented
     # commands. `make deploy-check` has the rest.

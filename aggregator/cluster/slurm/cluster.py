@@ -87,13 +87,7 @@ class SlurmCluster(LocalCluster):
         one = await self._reads.get(name)
         if one is None:
             return None
-        row = await self._in_thread(self._open.node, name)
-        return replace(
-            row,
-            uid=_uid(row.uid, one),
-            unschedulable=one.has_drain,
-            labels=_labels(one, row.labels),
-        )
+        return _merge(await self._in_thread(self._open.node, name), one)
 
     async def wait_for_node(self, name: str) -> None:
         while await self._reads.get(name) is None:  # noqa: ASYNC110 - Slurm has no watch
@@ -112,11 +106,12 @@ class SlurmCluster(LocalCluster):
         self._changing.add(node.name)
         try:
             if more or change.unschedulable:
-                await self._drain(node, guard or UNGUARDED)
+                found = await self._drain(node, guard or UNGUARDED)
             elif fewer or change.unschedulable is False:
-                await self._undrain(node.name)
+                found = await self._undrain(node.name)
             else:
                 await pass_guard(guard)
+                found = await self._now(node.name)
             labels = {key: text for key, text in row.labels.items() if key != PARTITION}
             unschedulable = node.unschedulable or more or bool(change.unschedulable)
             after = replace(
@@ -126,16 +121,13 @@ class SlurmCluster(LocalCluster):
                 labels=merged(labels, change.labels),
                 annotations=merged(row.annotations, change.annotations),
             )
-            await self._write(self._open.write_node, after)
+            written = await self._write(self._open.write_node, after)
         finally:
             self._changing.discard(node.name)
-        found = await self.read_node(node.name)
-        if found is None:
-            raise NotFound(f"Slurm has no node {node.name}")
-        return found
+        return _merge(written, found)
 
-    async def _drain(self, node: Node, guard: Guard) -> None:
-        """Raises `Conflict` where the machine is another one than ``node``."""
+    async def _drain(self, node: Node, guard: Guard) -> SlurmNode:
+        """The node after it. Raises `Conflict` where the machine is another one than ``node``."""
         found = await self._now(node.name)
         if _uid(node.uid.partition("+")[0], found) != node.uid:
             raise Conflict(f"{node.name} is another machine now")
@@ -147,7 +139,7 @@ class SlurmCluster(LocalCluster):
             # No new work starts there already; the words of the other stay.
             await pass_guard(guard)
             await self._record(node.name, None)
-            return
+            return found
         if author is Whose.NOBODY:
             ours = OurDrain(
                 reason,
@@ -162,17 +154,20 @@ class SlurmCluster(LocalCluster):
             raise Unreachable(f"Slurm took the drain of {node.name}, and shows {found.shown}")
         if ours is None or whose(found, ours) is not Whose.OURS:
             await self._record(node.name, None)  # another wrote in the same moment
-            return
-        seen = replace(ours, at=found.reason_at)
-        await self._record(node.name, seen)
+            return found
+        await self._record(node.name, replace(ours, at=found.reason_at))
+        return found
 
-    async def _undrain(self, name: str) -> None:
-        """Only a drain with the words, the user and the time that we recorded; the rest stays."""
+    async def _undrain(self, name: str) -> SlurmNode:
+        """Only a drain with the words, the user and the time that we recorded; the rest stays.
+
+        The node after it.
+        """
         ours = await self._recorded(name)
+        found = await self._now(name)
         if ours is None:
-            return
-        found = await self._reads.get(name)
-        if found is not None and _same_machine(found, ours):
+            return found
+        if found.instance_id == ours.instance_id:
             if whose(found, ours) is Whose.OURS:
                 await self._client.undrain(name)
                 found = await self._now(name)
@@ -180,6 +175,7 @@ class SlurmCluster(LocalCluster):
                 # DOWN stays, and with it the words of whoever set it.
                 await self._client.write_reason(name, ours.before)
         await self._record(name, None)
+        return found
 
     async def _now(self, name: str) -> SlurmNode:
         found = await self._reads.get(name)
@@ -291,8 +287,14 @@ def _uid(row: str, one: SlurmNode) -> str:
     return f"{row}+{one.instance_id}" if one.instance_id else row
 
 
-def _same_machine(one: SlurmNode, ours: OurDrain) -> bool:
-    return one.instance_id == ours.instance_id
+def _merge(row: Node, one: SlurmNode) -> Node:
+    """The node as its row and Slurm have it."""
+    return replace(
+        row,
+        uid=_uid(row.uid, one),
+        unschedulable=one.has_drain,
+        labels=_labels(one, row.labels),
+    )
 
 
 def _labels(one: SlurmNode, labels: object) -> dict[str, str]:
