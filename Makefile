@@ -114,6 +114,11 @@ demo: env ## This machine's agent beside simulated nodes, a fault injected while
 demo-cluster: env ## The same on a real kube-apiserver: watch kubectl get nodes,quarantines
 	@exec $(BIN)/python -m tests.demo $(DEMO_OPTIONS)
 
+.PHONY: demo-slurm
+demo-slurm: env ## The same on a real Slurm with jobs (root; tests/setup-debian.sh installs it)
+	@tests/setup-debian.sh
+	@exec $(BIN)/python -m tests.demo --slurm $(DEMO_OPTIONS)
+
 .PHONY: test-setup
 test-setup: env ## What make test needs: Debian packages, the control plane (built once, in minutes)
 	@tests/setup-debian.sh

@@ -43,7 +43,7 @@ UNMARK = NodeChange(taints=(), unschedulable=False)
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Slurm(tmp_path_factory.mktemp("slurm")) as found:
+    with Slurm(tmp_path_factory.mktemp("slurm"), working=2) as found:
         yield found
 
 
@@ -94,7 +94,7 @@ async def test_a_quarantine_is_a_drain_with_our_reason_and_its_release_an_undrai
 async def test_a_job_runs_to_its_end_and_the_node_is_drained_when_it_has_ended(
     cluster: SlurmCluster, slurm: Slurm
 ) -> None:
-    job = slurm.submit("w1")
+    other, job = slurm.submit("w2"), slurm.submit("w1")
     await quarantined(cluster, "w1")
     [pod] = await cluster.pods_on("w1")
     assert (pod.key, pod.owner_name) == (f"slurm/job-{job}", "llama")
@@ -103,12 +103,13 @@ async def test_a_job_runs_to_its_end_and_the_node_is_drained_when_it_has_ended(
     assert f"job {job} (llama of root) is running, and DRAIN lets it end, at most until" in (
         result.message
     )
-    assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"]
+    assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"] * 2
     slurm.run("scancel", job)
     async with asyncio.timeout(300):
         while await cluster.pods_on("w1"):  # noqa: ASYNC110 - Slurm has no watch
             await asyncio.sleep(0.1)
     assert slurm.state("w1") == "IDLE+DRAIN"
+    slurm.run("scancel", other)
 
 
 async def test_a_node_that_a_person_has_drained_keeps_its_words_and_stays_drained(

@@ -77,6 +77,18 @@ def test_a_fault_drains_the_node_its_job_ends_and_a_persons_release_returns_it(
     assert "Traceback" not in aggregator.log()
 
 
+def test_the_demo_drains_a_node_lets_its_job_end_and_returns_the_node() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "demo-slurm", "DEMO_OPTIONS=--once"],
+        cwd=Path(__file__).parents[2], check=False, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Slurm: w1 is MIXED+DRAIN, sickbay: xid:79" in done.stdout or (
+        "Slurm: w1 is ALLOCATED+DRAIN, sickbay: xid:79" in done.stdout
+    )
+    assert "Slurm: w1 is in service again" in done.stdout
+
+
 def test_a_persons_resume_ends_the_quarantine_and_the_same_fault_drains_no_more(
     site: tuple[Slurm, LocalAggregator, AgentProcess],
 ) -> None:

@@ -1,4 +1,7 @@
-"""`python -m tests.demo`: `sickbay demo` on a real kube-apiserver. Ctrl-C leaves nothing behind."""
+"""`python -m tests.demo`: `sickbay demo` on a real kube-apiserver, or a real Slurm (--slurm).
+
+Ctrl-C leaves nothing behind.
+"""
 
 import argparse
 import sys
@@ -8,17 +11,20 @@ from aggregator.cli.demo import node_count
 from aggregator.demo import command
 from tests.controlplane.plane import PlaneError
 from tests.controlplane.toolchain import NoControlPlane
-from tests.demo import cluster
+from tests.demo import cluster, slurm
+from tests.demo.slurm import NoSlurm
 
 
 def main(argv: Sequence[str]) -> int:
     """0 after the story or Ctrl-C, 1 when it went wrong, 2 for what cannot be had here."""
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.slurm:
+            return command.present(lambda: slurm.run(once=arguments.once), once=arguments.once)
         return command.present(
             lambda: cluster.run(count=arguments.nodes, once=arguments.once), once=arguments.once
         )
-    except (NoControlPlane, PlaneError) as error:
+    except (NoControlPlane, NoSlurm, PlaneError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return command.USAGE
 
@@ -26,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("--once", action="store_true", help="end after the story")
+    parser.add_argument("--slurm", action="store_true", help="4 nodes of a real Slurm")
     parser.add_argument(
         "--nodes", type=node_count, default=40, metavar="N", help="simulated nodes (40)"
     )

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -51,13 +52,24 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """``working``: nodes with a slurmd of their own; ``silent``: nodes that never answer."""
+    """``working``: nodes with a slurmd of their own; ``silent``: nodes that never answer.
 
-    def __init__(self, folder: Path, *, working: int = 1, silent: int = 2) -> None:
+    ``guard`` receives the pid of each program: another process may have to end it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        working: int = 1,
+        silent: int = 2,
+        guard: Callable[[int], object] = id,
+    ) -> None:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.working = [f"w{number}" for number in range(1, working + 1)]
         self.nodes = [*self.working, *(f"s{number}" for number in range(1, silent + 1))]
+        self._guard = guard
         self._stack = ExitStack()
         self._controller: subprocess.Popen[bytes] | None = None
         ports = _free_ports(1 + len(self.nodes))
@@ -131,10 +143,10 @@ class Slurm:
         return self.shown(node)["State"].replace("+NOT_RESPONDING", "").replace("*", "")
 
     def submit(self, node: str, seconds: float = 3600) -> str:
-        """A job that really runs; its id."""
+        """A job that really runs, on ``node`` or, without a name, where Slurm wants; its id."""
         told = self.run(
-            "sbatch", "--parsable", "--nodelist", node, "--job-name=llama", "--time=60",
-            "--output=/dev/null", f"--chdir={self.folder}", f"--wrap=sleep {seconds}",
+            "sbatch", "--parsable", *(["--nodelist", node] if node else []), "--job-name=llama",
+            "--time=60", "--output=/dev/null", f"--chdir={self.folder}", f"--wrap=sleep {seconds}",
         )  # fmt: skip
         job = told.strip()
         wait_until(
@@ -144,6 +156,9 @@ class Slurm:
             what=lambda: self.run("squeue") + self.log(),
         )
         return job
+
+    def node_of(self, job: str) -> str:
+        return self.run("squeue", "--noheader", "--format=%N", "--jobs", job).strip()
 
     def log(self) -> str:
         return "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.out")))
@@ -157,6 +172,7 @@ class Slurm:
         out = (self.folder / f"{command[0]}-{time.monotonic_ns()}.out").open("wb")
         process = subprocess.Popen(command, env=self._environ, stdout=out, stderr=out)
         out.close()
+        self._guard(process.pid)
 
         def end() -> None:
             with suppress(ProcessLookupError):

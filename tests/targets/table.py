@@ -173,6 +173,9 @@ OTHERS: Mapping[str, SmallForm | Elsewhere] = {
     "docs-reference": Elsewhere("it changes the tree", ("tests/unit/test_reference.py",)),
     "demo": Elsewhere("its tests run the target", ("tests/e2e/test_demo.py",)),
     "demo-cluster": Elsewhere("its tests run the target", ("tests/e2e/test_demo.py",)),
+    "demo-slurm": Elsewhere(
+        "its test runs the target", ("tests/aggregator/test_slurm_process.py",)
+    ),
     "screenshots": Elsewhere(
         "its two parts are tests", ("tests/web/test_screenshot.py", "tests/e2e/test_tutorial.py")
     ),

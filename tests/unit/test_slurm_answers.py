@@ -60,22 +60,15 @@ def test_drained_goes_by_the_flags_of_the_state(words: list[str], *, at_work: bo
 
 def test_a_job_that_ends_still_has_its_node_and_one_that_waits_has_none() -> None:
     jobs = read_jobs(
-        {
-            "jobs": [
-                {
-                    "job_id": 1,
-                    "job_state": "RUNNING",
-                    "name": "a",
-                    "user_name": "ann",
-                    "end_time": 9,
-                },
-                {"job_id": 2, "job_state": ["CANCELLED", "COMPLETING"], "name": "b"},
-                {"job_id": 3, "job_state": ["PENDING"], "name": "c"},
-                {"job_id": 4, "job_state": "COMPLETED"},
-            ]
-        }
+        "1|RUNNING|ann|vision|main|1795887654|a|b\n"
+        "2|COMPLETING|ann|(null)|main|N/A|b\nthe rest of its name\n"
+        "3|PENDING|ann|vision|main|N/A|c\n"
+        "4|COMPLETED|ann|vision|main|7|d\n"
     )
-    assert [(job.job_id, job.state) for job in jobs] == [("1", "RUNNING"), ("2", "COMPLETING")]
+    assert [(job.job_id, job.state, job.name, job.ends_at) for job in jobs] == [
+        ("1", "RUNNING", "a|b", 1795887654),
+        ("2", "COMPLETING", "b", 0),
+    ]
 
 
 def test_an_error_in_an_answer_with_exit_code_0_is_found() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from aggregator.cluster.guarded_program import ProgramStopped, run_guarded
 from aggregator.cluster.port import UNGUARDED, Guard, NotFound, Refused, Unreachable
 from aggregator.cluster.slurm.state import (
+    JOB_FORMAT,
     SlurmJob,
     SlurmNode,
     UnreadableOutput,
@@ -104,14 +105,14 @@ class SlurmPrograms:
 
     async def read_jobs(self, node: str) -> list[SlurmJob]:
         [name] = _checked([node])
-        command = ["squeue", "--json", "--nodelist", name]
+        options = ["--noheader", "--states=all", f"--format={JOB_FORMAT}"]
+        command = ["squeue", *options, "--nodelist", name]
         code, output = await self._run(command)
         if code != 0 and _NO_NODE in output:
             return []
-        try:
-            return read_jobs(_answer(command, code, output))
-        except UnreadableOutput as error:
-            raise Unreachable(str(error)) from error
+        if code != 0:
+            raise _error_of(command, code, output)
+        return read_jobs(output)
 
     async def read_start(self) -> str:
         command = ["scontrol", "show", "config"]
@@ -145,7 +146,11 @@ class SlurmPrograms:
     async def _run(self, command: Sequence[str], *, guard: Guard = UNGUARDED) -> tuple[int, str]:
         """Its exit code, and what it printed: all where it ended with 0, else its end."""
         program = os.path.join(self.folder, command[0])  # noqa: PTH118 - "" leaves it to the path
-        environ = os.environ | {"LC_ALL": "C"} | ({"SLURM_CONF": self.conf} if self.conf else {})
+        environ = (
+            os.environ
+            | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+            | ({"SLURM_CONF": self.conf} if self.conf else {})
+        )
         with (
             os.fdopen(os.memfd_create("slurm"), "w+b") as output,
             os.fdopen(os.memfd_create("slurm-error"), "w+b") as errors,

@@ -75,9 +75,24 @@ def read_nodes(answer: Mapping[str, Any]) -> list[SlurmNode]:
     return [_node(one) for one in _list_of(answer, "nodes")]
 
 
-def read_jobs(answer: Mapping[str, Any]) -> list[SlurmJob]:
-    """The jobs of ``squeue --json`` that have a node now."""
-    return [job for one in _list_of(answer, "jobs") if (job := _job(one)).state in _ON_A_NODE]
+#: The fields of `read_jobs`, for `squeue --format`; the name is last, as it may have any character.
+JOB_FORMAT = "%i|%T|%u|%a|%P|%e|%j"
+
+
+def read_jobs(text: str) -> list[SlurmJob]:
+    """The jobs that have a node now, of `squeue` with `JOB_FORMAT` and SLURM_TIME_FORMAT=%s.
+
+    In JSON, squeue of 22.05 prints the jobs of all nodes, whatever its options say.
+    """
+    jobs = []
+    for line in text.splitlines():
+        words = line.split("|", 6)
+        if len(words) < 7 or words[1] not in _ON_A_NODE:
+            continue  # the rest of a name with a line break, or a job that waits
+        job_id, state, user, account, partition, ends, name = words
+        ends_at = int(ends) if ends.isdecimal() else 0
+        jobs.append(SlurmJob(job_id, name, user, account, partition, state, ends_at))
+    return jobs
 
 
 def first_error(answer: Mapping[str, Any]) -> str:
@@ -116,20 +131,6 @@ def _node(one: Mapping[str, Any]) -> SlurmNode:
         boot_time=_number(one.get("boot_time")),
         instance_id=str(one.get("instance_id") or ""),
         partitions=tuple(_words(one.get("partitions"))),
-    )
-
-
-def _job(one: Mapping[str, Any]) -> SlurmJob:
-    states = [word.upper() for word in _words(one.get("job_state"))]
-    return SlurmJob(
-        job_id=str(_number(one.get("job_id"))),
-        name=str(one.get("name") or ""),
-        user=str(one.get("user_name") or ""),
-        account=str(one.get("account") or ""),
-        partition=str(one.get("partition") or ""),
-        # COMPLETING comes next to a state that is over.
-        state=next((state for state in states if state in _ON_A_NODE), states[0] if states else ""),
-        ends_at=_number(one.get("end_time")),
     )
 
 
