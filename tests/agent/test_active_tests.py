@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,16 @@ class Machine:
         return done.code, done.json
 
 
+@contextmanager
+def started(command: Sequence[str]) -> "Iterator[subprocess.Popen[str]]":
+    """A program whose output can be read until the end of the block, which kills it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
@@ -140,19 +151,11 @@ def test_iperf3_measures_the_network_to_a_peer(machine: Machine) -> None:
     )
     code, told = machine.run("net", "--peer", "127.0.0.1")
     assert (code, told["reason"]) == (3, "no-connection"), "no server is no fault of this node"
-    server = subprocess.Popen(
-        ["iperf3", "-s", "-B", "127.0.0.1", "-p", str(port), "--forceflush"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with started(["iperf3", "-s", "-B", "127.0.0.1", "-p", str(port), "--forceflush"]) as server:
         assert server.stdout is not None
         while "listening" not in server.stdout.readline():
             pass
         code, told = machine.run("net", "--peer", "127.0.0.1")
-    finally:
-        server.kill()
-        server.wait()
     assert (code, told["outcome"]) == (0, "passed"), told
     assert told["steps"][0]["measurements"][0]["value"] > 0.01
 
@@ -267,18 +270,12 @@ def test_a_threshold_without_a_measurement_is_a_failed_test(with_gpus: Machine) 
 @pytest.mark.root
 def test_a_gpu_in_use_keeps_a_test_away(with_gpus: Machine) -> None:
     script = "mount -t tmpfs x /dev && exec 9>/dev/nvidia0 && echo ready && exec sleep 600"
-    user = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE, text=True
-    )
-    try:
+    with started(["unshare", "--mount", "sh", "-c", script]) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "ready\n"
         done = with_gpus.test("--profile", "gemm")
         assert done.code == 3
         assert f"a GPU is in use: sleep (pid {user.pid}) has /dev/nvidia0 open" in done.err
-    finally:
-        user.kill()
-        user.wait()
 
 
 def test_two_tests_at_once_are_refused(machine: Machine) -> None:

@@ -1,6 +1,7 @@
 """The steps of a quarantine, called one by one: what each writes, holds and tells, and when not."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,11 +39,18 @@ from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.stage_times import StageTimes
-from tests.support.draws import HighestDraw
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes, all_in_mode
 from tests.support.virtual_time import VirtualTimeLoop, play
+
+
+class HighestDraw(random.Random):
+    """Draws the upper bound of each range: each pause is the longest."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
 
 LIMIT = Held("limits.concurrent", "1", "one is enough")
 EXEMPTED = {EXEMPT: "until 2100-01-01T00:00:00Z x"}

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, exemption
 from aggregator.quarantine.settings import Settings
+from tests.aggregator.replica_simulator import OF_CLIQUE, Simulation
 from tests.support.replica import OPEN, SETTINGS
-from tests.support.replica_simulator import OF_CLIQUE, Simulation
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "25"))
 QUICK = replace(SETTINGS, limits=replace(OPEN, silent_drain_after=60.0))
