@@ -266,11 +266,6 @@ def measurements(message: pb.Measurements, known: int) -> Measurements:
     )
 
 
-def answer(message: pb.CommandResult) -> tuple[str, bool, str]:
-    """(command id, whether it worked, the agent's message about it)."""
-    return _name("command_id", message.command_id), message.ok, _text(message.message)
-
-
 def repair_verbs(message: pb.Hello) -> tuple[str, ...]:
     """The repairs that the node's own configuration allows; none where it does not tell its clock,
     in which an order's deadline is written.
@@ -552,24 +547,6 @@ def ack(seq: int) -> pb.AggregatorMessage:
 
 def resync(reason: str) -> pb.AggregatorMessage:
     return pb.AggregatorMessage(resync=pb.Resync(reason=reason))
-
-
-def clear_faults(command_id: str, component: str, code: str, reason: str) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(
-        clear_faults=pb.ClearFaults(
-            command_id=command_id, component=component, code=code, reason=reason
-        )
-    )
-
-
-def quiesce(command_id: str, seconds: float, reason: str) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(
-        quiesce=pb.Quiesce(command_id=command_id, for_ms=round(seconds * 1000), reason=reason)
-    )
-
-
-def run_checks(command_id: str, names: Sequence[str]) -> pb.AggregatorMessage:
-    return pb.AggregatorMessage(run_checks=pb.RunChecks(command_id=command_id, checks=names))
 
 
 def repair_order(order: AgentOrder, deadline: float) -> pb.AggregatorMessage:

@@ -5,7 +5,7 @@ evidence only from streams whose identity is proven, and every call comes from t
 thread, in the order of the stream.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Protocol
 
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
@@ -14,8 +14,7 @@ from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 class AgentConnection(Protocol):
     """The way back to one agent: one per stream. No method here blocks or raises.
 
-    A command to a stream that has ended is dropped; `EvidenceSink.on_disconnect` was called for it.
-    The commands return their command id, which comes back in `EvidenceSink.on_command_result`.
+    A request to a stream that has ended is dropped; `EvidenceSink.on_disconnect` was called for it.
     """
 
     @property
@@ -33,16 +32,6 @@ class AgentConnection(Protocol):
 
     def resync(self, reason: str) -> None:
         """Ask for a snapshot. A request that comes too soon is delayed, never dropped."""
-        ...
-
-    def clear_faults(self, component: str, code: str, reason: str) -> str: ...
-
-    def quiesce(self, seconds: float, reason: str) -> str:
-        """Ask the agent to release NVML for so long; 0 ends it early."""
-        ...
-
-    def run_checks(self, names: Sequence[str]) -> str:
-        """Run these checks now, or all of them if ``names`` is empty."""
         ...
 
     def close(self, reason: str) -> None:
@@ -93,10 +82,6 @@ class EvidenceSink(Protocol):
 
     def on_heartbeat(self, node: str, at: float) -> None:
         """A heartbeat came. ``at`` is monotonic seconds."""
-        ...
-
-    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
-        """The agent's answer to a command that `AgentConnection` sent."""
         ...
 
     def on_disconnect(self, node: str, line: AgentConnection, reason: str) -> None:

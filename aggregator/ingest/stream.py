@@ -7,7 +7,6 @@ another node, ends this stream with a status that gives the reason, and affects 
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -409,9 +408,6 @@ class Stream:
                     self._measure(message.measurements)
                 case "credentials":
                     await self._renew(message.credentials.token)
-                case "command_result":
-                    command, ok, text = codec.answer(message.command_result)
-                    self._intake.on_command_result(self.node, command, ok=ok, message=text)
                 case "repair_result":
                     result = codec.repair_result(message.repair_result)
                     if result is not None:
@@ -560,21 +556,6 @@ class Stream:
         if reason:
             self._outbox.put(codec.resync(reason))
             self._stats.resyncs += 1
-
-    def clear_faults(self, component: str, code: str, reason: str) -> str:
-        command = uuid.uuid4().hex
-        self._outbox.put(codec.clear_faults(command, component, code, reason))
-        return command
-
-    def quiesce(self, seconds: float, reason: str) -> str:
-        command = uuid.uuid4().hex
-        self._outbox.put(codec.quiesce(command, seconds, reason))
-        return command
-
-    def run_checks(self, names: Sequence[str]) -> str:
-        command = uuid.uuid4().hex
-        self._outbox.put(codec.run_checks(command, names))
-        return command
 
     def order_repair(self, order: AgentOrder) -> None:
         deadline = self._boottime + self._rules.now() + order.within

@@ -598,9 +598,6 @@ class Controller:
     def on_heartbeat(self, node: str, at: float) -> None:
         self._agent_events.on_heartbeat(node, at)
 
-    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
-        self._agent_events.on_command_result(node, command_id, ok=ok, message=message)
-
     def on_order_end(self, node: str) -> None:
         self._agent_events.on_order_end(node)
 

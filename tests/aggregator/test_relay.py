@@ -78,12 +78,8 @@ async def test_an_agents_messages_reach_the_controller_and_its_acks_the_agent(
             assert controller.streams.stats.attached == 1
             assert gateway.gateway.stats.attached == 1
             assert gateway.kept_keys == [PROBE_KEY]
-            controller.intake.lines["node-1"].run_checks(["a-check"])
-            command = await agent.expect("run_checks")
-            result = pb.CommandResult(command_id=command.command_id, ok=True, message="done")
-            await agent.send(pb.AgentMessage(command_result=result))
-            await until(lambda: bool(controller.intake.answers))
-            assert controller.intake.answers[0][0] == "node-1"
+            controller.intake.lines["node-1"].resync("for a test")
+            assert (await agent.expect("resync")).reason == "for a test"
         await until(lambda: any(e[0] == "detached" for e in controller.intake.events))
         assert gateway.gateway.stats.attached == 0
 

@@ -436,29 +436,6 @@ async def test_an_agent_that_is_restarted_again_and_again_is_no_conflict(plain: 
 # -- the way back -------------------------------------------------------------------------------
 
 
-async def test_commands_reach_the_agent_and_its_answers_come_back(plain: Site) -> None:
-    async with plain.agent() as agent:
-        await agent.attend()
-        line = plain.intake.lines["node-1"]
-        cleared = line.clear_faults("GPU-1", "xid:79", "replaced")
-        got = await agent.expect("clear_faults")
-        assert (got.command_id, got.component, got.code, got.reason) == (
-            cleared,
-            "GPU-1",
-            "xid:79",
-            "replaced",
-        )
-        line.quiesce(90, "driver upgrade")
-        assert (await agent.expect("quiesce")).for_ms == 90_000
-        line.run_checks(["disk_space"])
-        assert list((await agent.expect("run_checks")).checks) == ["disk_space"]
-        await agent.send(
-            message(command_result=pb.CommandResult(command_id=cleared, ok=True, message="2"))
-        )
-        await until(lambda: plain.intake.answers)
-        assert plain.intake.answers == [("node-1", cleared, True, "2")]
-
-
 async def test_a_stream_closed_by_the_controller_in_the_middle_of_a_message_ends_cleanly(
     plain: Site,
 ) -> None:
@@ -546,10 +523,11 @@ async def test_an_agent_that_does_not_read_is_cut_off(plain: Site) -> None:
     async with plain.agent() as agent:
         await agent.attend()
         line = plain.intake.lines["node-1"]
+        assert isinstance(line, Stream)
 
         def cut_off() -> bool:
             for _ in range(20):  # the window grows as grpc likes: go on until it is full
-                line.run_checks(["x" * 10_000])
+                line.cancel_repair("op-1", "x" * 10_000)
             return plain.stats.attached == 0
 
         await until(cut_off)

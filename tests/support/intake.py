@@ -18,7 +18,6 @@ class RecordingIntake:
     measured: list[tuple[str, Measurements]] = field(default_factory=list)
     digests: dict[str, int] = field(default_factory=dict)
     conflicts: list[tuple[str, str]] = field(default_factory=list)
-    answers: list[tuple[str, str, bool, str]] = field(default_factory=list)
     refusals: list[tuple[str, str]] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)
     assignments: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -54,9 +53,6 @@ class RecordingIntake:
 
     def on_heartbeat(self, node: str, at: float) -> None:
         self.events.append(("beat", node))
-
-    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
-        self.answers.append((node, command_id, ok, message))
 
     def on_disconnect(self, node: str, line: AgentConnection, reason: str) -> None:
         self.events.append(("detached", node, line.instance, reason))

@@ -181,18 +181,6 @@ class AgentEventHandler:
     def on_heartbeat(self, node: str, at: float) -> None:
         self._registry.node_state(node).agent.note_message(at)
 
-    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
-        log.info(
-            "command answered by an agent",
-            extra={
-                "event": "agent.command_answered",
-                "node": node,
-                "command": command_id,
-                "ok": ok,
-                "text": message,
-            },
-        )
-
     def on_order_end(self, node: str) -> None:
         """Its agent has told the end of an order: the repair need not wait for its next look."""
         node_state = self._registry.known(node)
