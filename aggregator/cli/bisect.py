@@ -39,10 +39,11 @@ from aggregator.cli.confirm import confirm, require_terminal
 from aggregator.cli.errors import CommandFailed, UsageError
 from aggregator.cli.group_command import GroupCommand
 from aggregator.cli.options import flags_of
-from aggregator.cli.source import open_session, require_kubeconfig
+from aggregator.cli.source import has_kubeconfig, open_session, require_kubeconfig
 from aggregator.cli.text_table import clean, printable
 from aggregator.cli.write_commands import open_actions, this_user
 from aggregator.cluster.port import Action, Conflict
+from aggregator.runtime.text import some_of
 
 FOUND, NO_VERDICT = 1, 3
 _CODES = {SearchVerdict.PASSED: 0, SearchVerdict.FOUND: FOUND, SearchVerdict.NO_VERDICT: NO_VERDICT}
@@ -120,10 +121,12 @@ def _file(options: argparse.Namespace) -> Iterator[SearchFile]:
             raise UsageError(f"{twice[0]} is in the file that is resumed; expected --resume alone")
         with old_file(options.resume) as file:
             _require_program("--resume", file.search.command)
+            _refuse_work(options, file.search.nodes)
             _require_actions(options, file.search.nodes)
             yield file
         return
     search = _new_search(options)
+    _refuse_work(options, search.nodes)
     _require_actions(options, search.nodes)
     now = dt.datetime.now(dt.UTC)
     path = options.state or Path(f"sickbay-bisect-{now:%Y%m%dT%H%M%SZ}.jsonl")
@@ -227,6 +230,27 @@ def _selected(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     with open_session(options) as session:
         labels = ClusterReader(session, options.namespace).labels_with(options.selector)
     return sorted(labels), _domains(labels, options.domain_label)
+
+
+def _refuse_work(options: argparse.Namespace, nodes: list[str]) -> None:
+    """A test beside a job slows or ends the job: raises UsageError, with the pods that are there.
+
+    The nodes of a file may be no Kubernetes' ones: without a kubeconfig none is read.
+    """
+    if options.allow_work or not (options.selector or has_kubeconfig(options, os.environ)):
+        return
+    from aggregator.cli.cluster_reader import ClusterReader
+
+    with open_session(options) as session:
+        found = ClusterReader(session, options.namespace).work_on(nodes)
+    if not found:
+        return
+    named = [f"{node} ({some_of(found[node], 1)})" for node in sorted(found)]
+    raise UsageError(
+        f"{counted(len(found), 'node')} of the group {'has' if len(found) == 1 else 'have'} work: "
+        f"{some_of(named, 3)}; expected nodes without pods, such as cordoned and drained ones, or "
+        "--allow-work"
+    )
 
 
 def _domains(labels: Mapping[str, Mapping[str, str]], wanted: str) -> dict[str, str]:

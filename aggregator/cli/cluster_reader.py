@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,14 +18,17 @@ from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import (
     PartialObjectMetadata,
+    PodObject,
     StopObject,
     decode,
+    to_pod,
     to_stop,
 )
 from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
 from aggregator.cluster.kubernetes.reflector import Resource, list_pages
 from aggregator.cluster.kubernetes.transport import METADATA_LIST, Transport
 from aggregator.cluster.port import ClusterError, NotFound, Quarantine, Refused
+from aggregator.quarantine.decide.drain_plan import work_of
 
 T = TypeVar("T")
 
@@ -133,6 +136,28 @@ class ClusterReader:
             listed = await _all(api, nodes)
             found = [decode(raw, PartialObjectMetadata).metadata for raw in listed]
             return {one.name: one.labels or {} for one in found}
+
+        return self._call(work)
+
+    def work_on(self, nodes: Collection[str]) -> dict[str, list[str]]:
+        """The pods with work, by their node: neither those that have ended nor daemons' pods."""
+        wanted = frozenset(nodes)
+
+        async def work(api: Transport) -> dict[str, list[str]]:
+            kind = Resource(
+                "pods",
+                paths.PODS,
+                {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
+                lane=Priority.READ,
+            )
+            found: dict[str, list[str]] = {}
+            async with contextlib.aclosing(list_pages(api, kind)) as pages:
+                async for page in pages:
+                    pods = [to_pod(decode(raw, PodObject)) for raw in page.items or ()]
+                    for pod in work_of(pods):
+                        if pod.node in wanted:
+                            found.setdefault(pod.node, []).append(pod.key)
+            return found
 
         return self._call(work)
 

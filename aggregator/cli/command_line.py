@@ -265,6 +265,9 @@ def _add_bisect(commands: Subcommands) -> None:
         help="nodes that are good, of the group or not",
     )
     made.add_argument(
+        "--allow-work", action="store_true", help="test nodes that have pods with work, too"
+    )
+    made.add_argument(
         "--parallel", type=positive, metavar="N", help="tests at the same time (default: 16)"
     )
     made.add_argument(

@@ -117,6 +117,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from aggregator.cluster.port import Action
+    from aggregator.config.removed_bounds import labels_of_kubelets, removed_bounds
     from aggregator.daemon_cli.pools import pools_of
     from aggregator.policy.defaults import read_policy
 
@@ -133,9 +134,16 @@ def _check(options: argparse.Namespace) -> int:
             *unreleased_files(config),
         ],
     )
-    print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     acts = pools_of(config).strongest is not Action.OBSERVE
-    for key, text in (*_absent(config), *repair.warnings(config.repair, acts=acts)):
+    unbounded = list(removed_bounds(config))
+    without = f", WITHOUT {len(unbounded)} of its bounds" if unbounded else ""
+    print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster){without}")
+    for key, text in (
+        *unbounded,
+        *labels_of_kubelets(config),
+        *_absent(config),
+        *repair.warnings(config.repair, acts=acts),
+    ):
         problem = read(options.file).problem(key, text)
         where = f"{options.file}:{problem.line}"
         print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)

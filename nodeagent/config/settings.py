@@ -95,6 +95,7 @@ class RepairConfig:
     )
     profiles: Path | None = None
     insecure_own_pid_namespace: bool = False
+    insecure_loopback: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,7 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
     top = document.top
     run_dir = top.read("run_dir", Path("/run/sickbay"), values.possible_directory, values.DIRECTORY)
     own, own_settings = _own(top, read=with_checks)
+    repair = top.table("repair")
     config = Config(
         node=_node(document, environ),
         host_root=top.read("host_root", Path("/"), values.existing_directory, values.DIRECTORY),
@@ -187,12 +189,27 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
         uplink=_uplink(top.table("aggregator"), environ),
         kernel_log=_kernel_log(top.table("kernel_log")),
         nvml=_nvml(top.table("nvml")),
-        repair=_repair(top.table("repair")),
+        repair=_repair(repair),
         checks={**_checks(top.table("checks"), read=with_checks), **own_settings},
         own=own,
     )
+    _refuse_repairs_in_plaintext(repair, config)
     document.finish()
     return config
+
+
+def _refuse_repairs_in_plaintext(table: Table, config: Config) -> None:
+    """Without TLS whoever is on the way to the aggregator, or binds its port here, gives orders."""
+    uplink, repair = config.uplink, config.repair
+    safe = bool(uplink.ca_file) or uplink.address.startswith("unix:")
+    if not safe and repair.insecure_loopback and not uplink.insecure_plaintext:
+        safe = True  # another address needs TLS, or insecure_plaintext
+    if repair.allow and uplink.address and not safe:
+        table.problem(
+            "allow",
+            f'allows orders, and those of "{uplink.address}" come in plaintext',
+            "aggregator.ca_file (TLS), or a unix socket, or no allow",
+        )
 
 
 def _node(document: Document, environ: Mapping[str, str]) -> str:
@@ -354,6 +371,9 @@ def _repair(table: Table) -> RepairConfig:
         ),
         tool_path=table.read("tool_path", usual.tool_path, _folders, "a list of absolute paths"),
         profiles=table.read("profiles", None, values.existing_directory, values.DIRECTORY),
+        insecure_loopback=table.read(
+            "insecure_loopback", usual.insecure_loopback, values.flag, "true or false"
+        ),
         insecure_own_pid_namespace=table.read(
             "insecure_own_pid_namespace",
             usual.insecure_own_pid_namespace,

@@ -44,7 +44,7 @@ class RepairNode(AgentProcess):
             f'reboot_command = ["{self.tools.folder}/reboot-now"]\n'
             f'tool_path = ["{self.tools.folder}", "/usr/bin", "/bin"]\n'
             # The tests may run in a container whose processes are all that there is.
-            f"insecure_own_pid_namespace = true\n{settings}\n"
+            f"insecure_own_pid_namespace = true\ninsecure_loopback = true\n{settings}\n"
         )
         super().__init__(
             folder, aggregator=aggregator, more=f"{repair}{QUIET}", top="[expect]\ngpus = 2\n"

@@ -341,3 +341,26 @@ def test_a_fifo_as_configuration_is_read_and_a_socket_refused(tmp_path: Path) ->
         server.bind(str(path))
         with pytest.raises(ConfigError, match="can't be read"):
             load(path, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "more", "refused"),
+    [
+        ('address = "10.0.0.1:1"\ninsecure_plaintext = true', "", True),
+        ('address = "10.0.0.1:1"\ninsecure_plaintext = true', "insecure_loopback = true", True),
+        ('address = "127.0.0.1:1"', "", True),
+        ('address = "127.0.0.1:1"', "insecure_loopback = true", False),
+        ('address = "unix:/run/sickbay.sock"', "", False),
+        ('address = "10.0.0.1:1"\nca_file = "/etc/passwd"', "", False),
+    ],
+)
+def test_orders_over_plaintext_are_refused(
+    file: Path, aggregator: str, more: str, *, refused: bool
+) -> None:
+    text = f'[aggregator]\n{aggregator}\n[repair]\nallow = ["reboot"]\n{more}\n'
+    if refused:
+        [told] = problems(file, text)
+        assert "repair.allow" in told
+        assert "come in plaintext" in told
+    else:
+        assert loaded(file, text).repair.allow == ("reboot",)

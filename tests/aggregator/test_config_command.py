@@ -252,3 +252,41 @@ def test_the_page_asks_nobody_for_the_passphrase_of_a_renewed_key(
     with pytest.raises(OSError, match=r"."):
         Certificate(pair.certificate, key, wall=time.time)
     assert capfd.readouterr() == ("", "")
+
+
+UNBOUNDED = """
+limits: {concurrent: 100000, concurrent_percent: "100%", new_per_window: 1000, \
+new_per_window_percent: "100%", quorum_percent: "0%", common_cause_percent: "100%", \
+common_cause_nodes: 100000, cooldown: "0s"}
+"""
+
+
+def test_config_check_questions_a_file_without_bounds(tmp_path: Path) -> None:
+    """It called such a file sound, without a word."""
+    done = config_check(written(tmp_path, f"{LOCAL}\nmode: drain\n{UNBOUNDED}"))
+    assert done.returncode == 0
+    assert "WITHOUT 5 of its bounds" in done.stdout
+    for key in ("concurrent", "new_per_window", "common_cause_percent", "cooldown", "quorum_perc"):
+        assert f"warning: limits.{key}" in done.stderr
+    for harmless in (f"{LOCAL}\nmode: drain\n", f"{LOCAL}\n{UNBOUNDED}"):
+        done = config_check(written(tmp_path, harmless))
+        assert "WITHOUT" not in done.stdout
+        assert done.stderr == ""
+
+
+def test_config_check_warns_of_labels_that_a_kubelet_may_set(tmp_path: Path) -> None:
+    own = "node-restriction.kubernetes.io/pool"
+    text = """
+limits: {pool_label: %s, domain_labels: [topology.kubernetes.io/zone, topology.kubernetes.io/rack]}
+pools:
+  - {name: a, selector: {matchLabels: {%s: a}}}
+"""
+    listen = "listen: {insecure_plaintext: true}\n"
+    done = config_check(written(tmp_path, listen + text % ("example.test/pool", "example.test/p")))
+    assert done.returncode == 0
+    for key in ("limits.pool_label", "pools[0].selector", "limits.domain_labels"):
+        assert f"warning: {key}: a kubelet may set the label" in done.stderr
+    assert "topology.kubernetes.io/zone on its own Node" in done.stderr
+    assert "topology.kubernetes.io/rack" not in done.stderr
+    done = config_check(written(tmp_path, listen + text.replace("/zone", "/row") % (own, own)))
+    assert "a kubelet may set" not in done.stderr

@@ -105,6 +105,7 @@ class Site:
                 f'tool_path = ["{self.tools.folder}", "/usr/bin", "/bin"]\n'
                 f'profiles = "{self.seen(self.profiles)}"\n'
                 f"insecure_own_pid_namespace = {str(own_namespace).lower()}\n"
+                "insecure_loopback = true\n"
             )
         (self.volumes["config"] / "agent.toml").write_text(text)
 

@@ -249,6 +249,25 @@ async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -
     assert "no-such-namespace" in nowhere.err
 
 
+async def test_bisect_refuses_nodes_that_have_work(
+    cluster_space: Space, person: list[str], tmp_path: Path
+) -> None:
+    """A typo in the labels must not run a test of bandwidth next to a job."""
+    space, hall = cluster_space, cluster_space.namespace
+    nodes = space.create_nodes(3, labels={"hall": hall})
+    space.plane.create_pod(hall, "train", node=nodes[1])
+    space.plane.wait_pod_running(hall, "train")
+    state = tmp_path / "state.jsonl"
+    command = ("bisect", "-l", f"hall={hall}", "--command", "true {nodes}", "--state", str(state))
+    refused = await sickbay(*command, *person)
+    assert refused.code == 2
+    assert f"1 node of the group has work: {nodes[1]} ({hall}/train)" in refused.err
+    assert "--allow-work" in refused.err
+    assert not state.exists()
+    allowed = await sickbay(*command, "--allow-work", *person)
+    assert allowed.code == 0, allowed
+
+
 async def test_bisect_takes_nodes_and_racks_by_label_and_quarantines_the_suspects_with_your_rights(
     cluster_space: Space, kube: KubeCluster, person: list[str], tmp_path: Path
 ) -> None:

@@ -1,0 +1,106 @@
+"""Bounds that a configuration takes away, and labels that a node could write itself: for the person
+who checks the file.
+
+Each is valid, and a site may mean it; together they let one wrong rule drain the fleet.
+"""
+
+from collections.abc import Iterator
+
+from aggregator.cluster.port import Action
+from aggregator.config.settings import Config
+from aggregator.configfile.yaml_source import Key
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.pools import Pools
+
+#: Above these a number of nodes is no bound of a fleet: the largest for which sickbay is built.
+_FLEET = 10_000
+_SHORTEST_WINDOW = 60.0
+#: Labels of Kubernetes that a kubelet may set on its own Node; others of its domains it may not.
+_KUBELETS_OWN = frozenset(
+    {
+        "kubernetes.io/arch",
+        "kubernetes.io/hostname",
+        "kubernetes.io/os",
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/zone",
+    }
+)
+_KUBELETS_DOMAINS = ("kubelet.kubernetes.io", "node.kubernetes.io", "beta.kubernetes.io")
+
+
+def removed_bounds(config: Config) -> Iterator[tuple[Key, str]]:
+    """The key of each bound that the file takes away, with the effect; none where nothing acts."""
+    if Pools(config.pools, config.mode).strongest is Action.OBSERVE:
+        return
+    limits, shipped = config.limits, Limits()
+    if limits.concurrent >= _FLEET and limits.concurrent_percent >= 100:
+        yield (
+            ("limits", "concurrent"),
+            (
+                f"{limits.concurrent} nodes and {limits.concurrent_percent:g} % bound no fleet: "
+                "every node may be in quarantine at once; shipped: "
+                f"{shipped.concurrent}, and {shipped.concurrent_percent:g}%"
+            ),
+        )
+    rate_off = limits.new_per_window_percent >= 100 and limits.new_per_window > shipped.concurrent
+    if rate_off or limits.window < _SHORTEST_WINDOW:
+        yield (
+            ("limits", "new_per_window"),
+            (
+                f"{limits.new_per_window} nodes and {limits.new_per_window_percent:g} % within "
+                f"{limits.window:g} s bound no rate; shipped: {shipped.new_per_window}, and "
+                f"{shipped.new_per_window_percent:g}%, within {shipped.window / 60:g}m"
+            ),
+        )
+    if limits.common_cause_percent >= 100 and limits.common_cause_nodes >= _FLEET:
+        yield (
+            ("limits", "common_cause_percent"),
+            ("no fault of many nodes is one cause: a wrong check quarantines all of them"),
+        )
+    if not limits.cooldown:
+        yield ("limits", "cooldown"), "0s: after the rate or a common cause the next batch follows"
+    if not limits.quorum_percent:
+        yield (
+            ("limits", "quorum_percent"),
+            ("0%: right after a start nodes are quarantined by the reports of a few agents"),
+        )
+    if config.repair.mode == "repair" and config.repair.concurrent_percent >= 100:
+        yield (
+            ("repair", "concurrent_percent"),
+            (f"{config.repair.concurrent_percent:g} %: every node may be under repair at once"),
+        )
+
+
+def labels_of_kubelets(config: Config) -> Iterator[tuple[Key, str]]:
+    """The label keys that decide pools, places and limits, and that root on a node could set."""
+    for number, pool in enumerate(config.pools):
+        for one in pool.selector.requirements():
+            if _may_be_set(one.key):
+                yield ("pools", number, "selector"), _warning(one.key, "its pool")
+    limits = config.limits
+    if limits.pool_label and _may_be_set(limits.pool_label):
+        yield ("limits", "pool_label"), _warning(limits.pool_label, "its pool")
+    if limits.domain_labels != type(limits)().domain_labels:
+        for key in limits.domain_labels:
+            if _may_be_set(key):
+                yield ("limits", "domain_labels"), _warning(key, "its place")
+
+
+def _may_be_set(key: str) -> bool:
+    """Whether NodeRestriction lets a kubelet set this label on its own Node."""
+    domain = key.partition("/")[0] if "/" in key else ""
+    if domain.endswith("node-restriction.kubernetes.io"):
+        return False
+    if domain.endswith(("kubernetes.io", "k8s.io")):
+        return key in _KUBELETS_OWN or domain.endswith(_KUBELETS_DOMAINS)
+    return True
+
+
+def _warning(key: str, what: str) -> str:
+    return (
+        f"a kubelet may set the label {key} on its own Node: root on a node chooses {what}; "
+        "a key of the domain node-restriction.kubernetes.io is an administrator's alone "
+        "(docs/security.md)"
+    )
