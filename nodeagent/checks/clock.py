@@ -12,7 +12,6 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.clock import Clock
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.timex import Timex, parse, read_kernel
 
 NAME = "clock"
@@ -63,10 +62,6 @@ class ClockCheck:
         return [Observation(NAME, "", *verdict)]
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> ClockCheck:
-    return ClockCheck(sources.machine.clock, options)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a clock that no time daemon disciplines, or that is being corrected by much",
@@ -76,7 +71,7 @@ SPEC = CheckSpec(
     "disciplined by PTP alone (phc2sys), which the kernel calls unsynchronised: turn it off there",
     interval=60.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: ClockCheck(sources.machine.clock, options),
     options=(
         Option("max_offset", Kind.DURATION, 1.0, "a correction under way of more than this fails"),
         Option(

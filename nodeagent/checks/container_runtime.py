@@ -8,13 +8,11 @@ Where none of the usual sockets exists, the check is off.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import ReportedComponents, absolute_paths
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.grpc_socket import greet
 from nodeagent.sources.host import HostRoots
 
@@ -52,10 +50,6 @@ class ContainerRuntime:
         return Observation(NAME, path, Status.OK, "", f"{message} in {seconds * 1000:.1f} ms")
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> ContainerRuntime:
-    return ContainerRuntime(sources.machine, options["sockets"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a containerd or CRI-O that is down or hangs",
@@ -64,7 +58,7 @@ SPEC = CheckSpec(
     blind_to="a runtime that greets and cannot start a container",
     interval=60.0,
     deadline=10.0,
-    build=build,
+    build=lambda sources, options: ContainerRuntime(sources.machine, options["sockets"]),
     options=(
         Option(
             "sockets",

@@ -9,14 +9,12 @@ to tell.
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
 from nodeagent.sources.small_file import small_text
@@ -107,10 +105,6 @@ class DiskExt4:
         return [*report, *gone] if report or gone else Off("no ext4 filesystem")
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskExt4:
-    return DiskExt4(sources.machine, Watch(sources.machine, options), time.time)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="an ext4 filesystem that found itself damaged, whether it went on or not",
@@ -119,6 +113,8 @@ SPEC = CheckSpec(
     blind_to="damage that ext4 has not come across; other filesystems, which keep no count",
     interval=60.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: DiskExt4(
+        sources.machine, Watch(sources.machine, options), time.time
+    ),
     options=MOUNT_OPTIONS,
 )

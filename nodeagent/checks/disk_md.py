@@ -7,13 +7,9 @@ stopped writes to it: degraded), ``no-sysfs`` (unknown). A resync of a whole arr
 ok. The component is the array ("md0"). An array that was never assembled has no name to report.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mdraid import Array, arrays
 
@@ -64,11 +60,6 @@ class DiskMd:
         return [*report, *gone] if report or gone else Off("no md array")
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskMd:
-    del options
-    return DiskMd(sources.machine)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a software RAID array that lost members, is broken or was not started",
@@ -78,5 +69,5 @@ SPEC = CheckSpec(
     "(a scrub's mismatches)",
     interval=60.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, _: DiskMd(sources.machine),
 )

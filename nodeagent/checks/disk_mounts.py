@@ -10,8 +10,7 @@ aggregator counts the observers. An expected mount that an automounter mounts on
 """
 
 import errno
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import (
@@ -22,7 +21,6 @@ from nodeagent.checks.disk_common import (
     not_probed,
 )
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount, MountTable, parse, under, watched
@@ -114,10 +112,6 @@ class DiskMounts:
         return frozenset(mount.point for mount in mounts if mount.fstype == "autofs")
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskMounts:
-    return DiskMounts(sources.machine, sources.disk, options["expected"], options["exclude"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="an expected mount that is not there; a remote filesystem that hangs or refuses",
@@ -126,7 +120,9 @@ SPEC = CheckSpec(
     blind_to="pod volumes; faults of a server that answers; whether the right thing is mounted",
     interval=30.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: DiskMounts(
+        sources.machine, sources.disk, options["expected"], options["exclude"]
+    ),
     options=(
         Option(
             "expected",

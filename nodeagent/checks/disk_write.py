@@ -7,13 +7,11 @@ process's view is read-only) and ``probe-failed``: unknown. The component is the
 """
 
 import errno
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import absolute_paths, hung, not_probed
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import (
     Differs,
     DiskProbe,
@@ -114,10 +112,6 @@ class DiskWrite:
         return "ro" in mount.options
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskWrite:
-    return DiskWrite(sources.disk, sources.machine, options["paths"], sources.measurements)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a disk that refuses writes, hangs on them or gives back other bytes",
@@ -126,7 +120,9 @@ SPEC = CheckSpec(
     blind_to="disks without a directory in paths; damage to data that is already there",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: DiskWrite(
+        sources.disk, sources.machine, options["paths"], sources.measurements
+    ),
     options=(
         Option(
             "paths",

@@ -12,13 +12,11 @@ for.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.dns import Reply, ask, nameservers, question
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.tcp_probe import ResolveError, resolve
@@ -112,10 +110,6 @@ class Dns:
         return judge_server(server, name, reply, slow=self._slow)
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> Dns:
-    return Dns(sources.machine, options["names"], slow=options["slow"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="names that do not resolve, and DNS servers that do not answer this node",
@@ -125,7 +119,7 @@ SPEC = CheckSpec(
     "and resolves no name",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: Dns(sources.machine, options["names"], slow=options["slow"]),
     options=(
         Option(
             "names",

@@ -6,9 +6,6 @@ The aggregator reports in the same name, with the group as the reason (degraded)
 ``sysctl``.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.disk_common import ReportedComponents
@@ -47,10 +44,6 @@ class Drift:
         return [*report, *self._reported.gone(NAME, report)] or Off("no fact can be read")
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> Drift:
-    return Drift(sources)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="what the node runs, for comparison: kernel, command line, driver, VBIOS and modes of "
@@ -61,5 +54,5 @@ SPEC = CheckSpec(
     "kernel parameters that are a node's own, or that look like secrets",
     interval=600.0,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: Drift(sources),
 )

@@ -11,9 +11,6 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 (degraded).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import EachGpu, Verdict
@@ -102,10 +99,6 @@ def _measure_all(sample: GpuSample, measurements: Measurements) -> None:
         measurements.machine = f"{len(sample.gpus)} {', '.join(sorted(names))}"
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuClocks:
-    return GpuClocks(sources)
-
-
 SPEC = CheckSpec(
     name="gpu-clocks",
     sees="a GPU that its hardware has slowed down: heat, power brake",
@@ -114,5 +107,5 @@ SPEC = CheckSpec(
     blind_to="slowdowns shorter than the interval; whether the room or the fan is to blame",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: GpuClocks(sources),
 )

@@ -11,7 +11,6 @@ Trouble lasts until NVML answers, also through restarts of the agent's worker.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -160,10 +159,6 @@ def judge(
     return Observation(NAME, "", Status.DEGRADED, "hung", f"{text}; no other witness")
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuDriver:
-    return GpuDriver(sources, **options)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a driver that is wedged: NVML hangs, and other programs wait in the driver, or the "
@@ -176,7 +171,7 @@ SPEC = CheckSpec(
     "PID namespace, without hostPID; where a thread waits, without root",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuDriver(sources, **options),
     options=(
         Option(
             name="hung_for",

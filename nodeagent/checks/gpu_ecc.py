@@ -4,9 +4,6 @@ Reasons: ``sram-threshold`` (failed); ``uncorrectable``, ``ecc-pending`` (ECC ch
 reset) and ``ecc-off`` (off on this GPU, on for others of its model), all degraded.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.error_counters import count_gpu_errors
@@ -115,10 +112,6 @@ def _text(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEcc:
-    return GpuEcc(sources)
-
-
 SPEC = CheckSpec(
     name="gpu-ecc",
     sees="uncorrectable memory errors, and counters that fall because the GPU was reset; an SRAM "
@@ -130,5 +123,5 @@ SPEC = CheckSpec(
     "are shown but not dated",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: GpuEcc(sources),
 )

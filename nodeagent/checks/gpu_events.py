@@ -4,8 +4,7 @@ A supplement to the check xid and never its echo: this check reports an Xid one 
 log still does not have it. NVML gives its code alone, without the driver's words.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks import gpu_common, xid_codes
 from nodeagent.checks.base import CheckSpec, Off, Report
@@ -70,10 +69,6 @@ def _node(sample: GpuSample) -> Observation:
     return Observation(SPEC.name, "", Status.OK, "", "NVML's events are listened to")
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEvents:
-    return GpuEvents(sources)
-
-
 SPEC = CheckSpec(
     name="gpu-events",
     sees="an Xid that NVML tells of and the kernel log does not",
@@ -83,5 +78,5 @@ SPEC = CheckSpec(
     "off it tells every Xid; comes one or two minutes late",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: GpuEvents(sources),
 )

@@ -10,8 +10,6 @@ registered siblings, has none); ``starting`` (unknown). Off where no GPU is to b
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -155,10 +153,6 @@ def _nobody_has_one(sample: GpuSample) -> bool:
     return sample.trouble is None and bool(states) and set(states) == {_NOT_SUPPORTED}
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuFabric:
-    return GpuFabric(sources, options["boot_grace"])
-
-
 SPEC = CheckSpec(
     name="gpu-fabric",
     sees="a GPU that its NVLink fabric has not registered, or registered with a fault; a GPU of a "
@@ -169,7 +163,7 @@ SPEC = CheckSpec(
     "themselves; the last minutes",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuFabric(sources, options["boot_grace"]),
     options=(
         Option(
             name="boot_grace",

@@ -8,8 +8,7 @@ its manager, no NVLink of any GPU is up, or the command port that was open is cl
 witnesses. Off where there is no NVSwitch on the bus.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -96,10 +95,6 @@ def driver_witnesses(sample: GpuSample) -> list[str]:
     return found
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> FabricManagerCheck:
-    return FabricManagerCheck(sources, options["boot_grace"], expected=options["expected"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a fabric manager that does not run on a node with NVSwitches, A100 included",
@@ -109,7 +104,9 @@ SPEC = CheckSpec(
     "expected: nodes whose NVSwitches are not on their own PCI bus",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: FabricManagerCheck(
+        sources, options["boot_grace"], expected=options["expected"]
+    ),
     options=(
         Option(
             name="boot_grace",

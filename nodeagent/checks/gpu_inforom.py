@@ -7,14 +7,10 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 (degraded).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
-from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Code, Gpu
 
 
@@ -27,10 +23,6 @@ def judge(gpu: Gpu) -> Verdict:
     return Status.OK, "", "the InfoROM is valid"
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
-    return EachGpu(SPEC.name, sources, "inforom", judge)
-
-
 SPEC = CheckSpec(
     name="gpu-inforom",
     sees="a GPU whose InfoROM is corrupted",
@@ -39,5 +31,5 @@ SPEC = CheckSpec(
     blind_to="damage within the day, unless another call says so (gpu-inventory)",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: EachGpu("gpu-inforom", sources, "inforom", judge),
 )

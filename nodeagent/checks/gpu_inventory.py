@@ -4,9 +4,6 @@ Only this check sees a GPU that is gone without a line in any log. The bus is ev
 NVML that does not answer is no evidence, and leaves its GPUs unknown.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
@@ -223,10 +220,6 @@ def _usable(sample: GpuSample) -> int:
     return sum(judge(gpu)[1] not in ("lost", "missing") for gpu in sample.gpus)
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuInventory:
-    return GpuInventory(sources, options["boot_grace"], options["quiesce_grace"])
-
-
 SPEC = CheckSpec(
     name="gpu-inventory",
     sees="a GPU that is missing, lost or not offered by the driver; an NVML that hangs, crashes, "
@@ -236,7 +229,9 @@ SPEC = CheckSpec(
     blind_to="without expect.gpus: a GPU that was gone before the agent first looked",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuInventory(
+        sources, options["boot_grace"], options["quiesce_grace"]
+    ),
     options=(
         gpu_common.BOOT_GRACE,
         Option(

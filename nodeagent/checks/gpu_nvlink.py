@@ -9,7 +9,6 @@ end's. A GPU with MIG has no NVLinks: the driver turns them off with it.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -136,10 +135,6 @@ def _names(links: set[int]) -> str:
     return ", ".join(map(str, sorted(links)))
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuNvlink:
-    return GpuNvlink(sources, options["errors_per_hour"], options["bit_error_exponent"])
-
-
 SPEC = CheckSpec(
     name="gpu-nvlink",
     sees="an NVLink that went down, had to be recovered or counts many errors; a GPU with fewer "
@@ -151,7 +146,9 @@ SPEC = CheckSpec(
     "the other GPUs have no more; the last minutes",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuNvlink(
+        sources, options["errors_per_hour"], options["bit_error_exponent"]
+    ),
     options=(
         Option(
             name="errors_per_hour",

@@ -7,14 +7,10 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 (degraded).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
-from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu
 
 #: NVIDIA's terms for a replacement ("Dynamic page retirement"): so many pages in the GPU's life, or
@@ -41,10 +37,6 @@ def judge(gpu: Gpu) -> Verdict:
     return Status.OK, "", message
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
-    return EachGpu(SPEC.name, sources, "pages", judge)
-
-
 SPEC = CheckSpec(
     name="gpu-pages",
     sees="a GPU that has retired too many pages of its memory, or waits for a reset to retire one",
@@ -54,5 +46,5 @@ SPEC = CheckSpec(
     "minutes",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: EachGpu("gpu-pages", sources, "pages", judge),
 )

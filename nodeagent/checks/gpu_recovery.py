@@ -5,8 +5,6 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
@@ -94,10 +92,6 @@ def judge(gpu: Gpu) -> Verdict:
     return _ACTIONS.get(action, (Status.UNKNOWN, "unknown-action", unheard_of))
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuRecovery:
-    return GpuRecovery(sources)
-
-
 SPEC = CheckSpec(
     name="gpu-recovery",
     sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
@@ -106,5 +100,5 @@ SPEC = CheckSpec(
     blind_to="drivers before R565, which do not say it: off there; a reset done while no agent ran",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: GpuRecovery(sources),
 )

@@ -7,14 +7,10 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 (degraded).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
-from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu
 
 
@@ -36,10 +32,6 @@ def judge(gpu: Gpu) -> Verdict:
     return Status.OK, "", counts
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
-    return EachGpu(SPEC.name, sources, "rows", judge, brief=False)
-
-
 SPEC = CheckSpec(
     name="gpu-rows",
     sees="row remapping that failed (replace the GPU) or waits for a reset; memory banks without "
@@ -49,5 +41,5 @@ SPEC = CheckSpec(
     blind_to="GPUs before Ampere, which retire pages instead (gpu-pages)",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, _: EachGpu("gpu-rows", sources, "rows", judge, brief=False),
 )

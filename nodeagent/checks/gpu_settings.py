@@ -9,7 +9,6 @@ model: ``siblings``) and ``persistence-off`` (two thirds of its model have persi
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Off, Report
@@ -116,10 +115,6 @@ def _usual_mode(sample: GpuSample, model: str) -> int | None:
     return usual if 2 * modes.count(usual) > len(modes) else None
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuSettings:
-    return GpuSettings(sources, status_of(options["siblings"]))
-
-
 SPEC = CheckSpec(
     name="gpu-settings",
     sees="a GPU with a lower power limit than the others, without persistence mode, in another "
@@ -131,6 +126,6 @@ SPEC = CheckSpec(
     blind_to="a setting that is wrong on all GPUs of the node",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuSettings(sources, status_of(options["siblings"])),
     options=(option("a GPU with a power limit or persistence mode"),),
 )

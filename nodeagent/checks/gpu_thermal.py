@@ -8,9 +8,6 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 (degraded).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.gpu_clocks import measure
@@ -64,10 +61,6 @@ class GpuThermal:
         return await self._each.run_check()
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuThermal:
-    return GpuThermal(sources, options["margin"])
-
-
 SPEC = CheckSpec(
     name="gpu-thermal",
     sees="a GPU, or its memory, that is about to be slowed down for heat",
@@ -77,7 +70,7 @@ SPEC = CheckSpec(
     blind_to="heat between two looks; a slowdown that NVML names no temperature for",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuThermal(sources, options["margin"]),
     options=(
         Option(
             name="margin",

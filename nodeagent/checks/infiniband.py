@@ -27,7 +27,6 @@ from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.checks.error_counters import count
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import Place, Port, PortReader, list_ports
@@ -267,10 +266,6 @@ class Infiniband:
         self._active.discard(name)
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> Infiniband:
-    return Infiniband(sources.machine, sources.disk, options, sources.measurements)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors, or worse than "
@@ -281,7 +276,9 @@ SPEC = CheckSpec(
     "as those of old adapters do at 65,535",
     interval=30.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: Infiniband(
+        sources.machine, sources.disk, options, sources.measurements
+    ),
     options=(
         Option(
             "devices",

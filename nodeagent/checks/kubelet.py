@@ -7,12 +7,8 @@ left for device plugins refuses connections too: failed),
 unknown). Without a kubelet's files the check is off. The node is the component.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.grpc_socket import greet
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.http import HttpError, Response, Url, parse_url, request
@@ -71,10 +67,6 @@ class KubeletCheck:
         return [judge(answer, seconds, used=self._used, socket=socket)]
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> KubeletCheck:
-    return KubeletCheck(sources.machine, parse_url(options["url"]), expected=options["expected"])
-
-
 def _url(text: str) -> str:
     parse_url(text)
     return text
@@ -90,7 +82,9 @@ SPEC = CheckSpec(
     "restart of the agent, without expected: a kubelet that was down before and left no socket",
     interval=60.0,
     deadline=10.0,
-    build=build,
+    build=lambda sources, options: KubeletCheck(
+        sources.machine, parse_url(options["url"]), expected=options["expected"]
+    ),
     options=(
         Option(
             "url",

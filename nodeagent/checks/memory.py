@@ -11,7 +11,6 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.checks.error_counters import count_dimm_errors
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements
 from nodeagent.sources.pressure import Memory, NoPressure, Stall, read_memory, stall
@@ -60,10 +59,6 @@ class MemoryCheck:
             return None
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> MemoryCheck:
-    return MemoryCheck(sources.machine, sources.measurements, options)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="memory that is nearly used up, or that all work waits for",
@@ -73,7 +68,7 @@ SPEC = CheckSpec(
     "stalls where the kernel does not measure them",
     interval=60.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: MemoryCheck(sources.machine, sources.measurements, options),
     options=(
         Option("low", Kind.PERCENT, 2.0, "less than this available is degraded"),
         Option(

@@ -20,7 +20,6 @@ from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, Traffic, ports, read_traffic
@@ -213,10 +212,6 @@ def _megabits(content: str | int) -> int:
     return int(content) if known and int(content) < 2**31 else 0
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> NicHealth:
-    return NicHealth(sources.machine, sources.disk, options)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a network port that is slower than it was, than its siblings or than it should be, or "
@@ -227,7 +222,7 @@ SPEC = CheckSpec(
     "a port that was slow before the agent started and has no two siblings",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: NicHealth(sources.machine, sources.disk, options),
     options=(
         Option("interfaces", Kind.TEXTS, (), "the interfaces to watch; empty: every physical one"),
         Option("exclude", Kind.TEXTS, (), "physical interfaces to leave out"),

@@ -8,12 +8,10 @@ well. The GPUs' links are gpu-pcie's. Off where there are no such devices.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.siblings import Levels, SiblingWatch, option, status_of
 from nodeagent.model import Gone, Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pci_kind import PciKinds, pci_address
 from nodeagent.sources.pcie_link import PcieLink, read_link
@@ -115,10 +113,6 @@ def _entries(folder: Path) -> list[Path]:
         return []  # no device of that class
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> PcieLinks:
-    return PcieLinks(sources.machine, status_of(options["siblings"]), options["exclude"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a network adapter or NVMe drive whose PCIe link is narrower or slower than its siblings'",
@@ -128,7 +122,9 @@ SPEC = CheckSpec(
     blind_to="devices without two siblings of their kind; kinds of which more than a third are bad",
     interval=300.0,
     deadline=20.0,
-    build=_build,
+    build=lambda sources, options: PcieLinks(
+        sources.machine, status_of(options["siblings"]), options["exclude"]
+    ),
     options=(
         option("a device with a link"),
         Option("exclude", Kind.TEXTS, (), 'devices to leave out, such as "nvme0" or an address'),

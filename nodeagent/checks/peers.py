@@ -6,13 +6,10 @@ may drop echoes). The component is the peer's address.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.gateway import echo
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.peers import Peers
@@ -62,11 +59,6 @@ class PeerCheck:
         return judge(address, seconds, trouble, answered=address in self._answered)
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> PeerCheck:
-    del options
-    return PeerCheck(sources.machine, sources.peers)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="other nodes that no longer answer this one",
@@ -76,5 +68,5 @@ SPEC = CheckSpec(
     "after a restart of the agent: which peers answered before it",
     interval=30.0,
     deadline=10.0,
-    build=build,
+    build=lambda sources, _: PeerCheck(sources.machine, sources.peers),
 )

@@ -9,7 +9,6 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pressure import NoPressure, Stall, stall
 
@@ -43,10 +42,6 @@ class PressureCheck:
             return Observation(NAME, resource, Status.UNKNOWN, "no-procfs", str(error))
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> PressureCheck:
-    return PressureCheck(sources.machine, options)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="work that waits for CPU or I/O nearly all the time",
@@ -55,7 +50,7 @@ SPEC = CheckSpec(
     blind_to="which tasks wait, and which cause the load; which disk",
     interval=60.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: PressureCheck(sources.machine, options),
     options=(
         Option("cpu", Kind.PERCENT, 95.0, "some work waiting for a CPU for more than this share"),
         Option("io", Kind.PERCENT, 80.0, "all work waiting for I/O for more than this share"),

@@ -12,7 +12,6 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.processes import Found, Processes
 
@@ -64,10 +63,6 @@ class ProcessesCheck:
         ]
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> ProcessesCheck:
-    return ProcessesCheck(sources.machine, options)
-
-
 def _positive(value: int) -> int:
     if value < 1:
         raise ValueError(f"{value} is less than 1")
@@ -84,7 +79,7 @@ SPEC = CheckSpec(
     "processes, without hostPID",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: ProcessesCheck(sources.machine, options),
     options=(
         Option("zombies", Kind.INTEGER, 500, "this many are degraded", _positive),
         Option("stuck_for", Kind.DURATION, 120.0, "a process that hangs for so long is stuck"),

@@ -10,15 +10,12 @@ kernel writes them before the boot that we see).
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 
 NAME = "reboot"
@@ -100,10 +97,6 @@ def _changed(entry: Path) -> float:
         return 0.0
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> RebootCheck:
-    return RebootCheck(sources.machine, recent=options["recent"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="that the machine came up lately, and a kernel panic before it",
@@ -113,6 +106,6 @@ SPEC = CheckSpec(
     "origin of an orderly reboot",
     interval=60.0,
     deadline=10.0,
-    build=build,
+    build=lambda sources, options: RebootCheck(sources.machine, recent=options["recent"]),
     options=(Option("recent", Kind.DURATION, 3600.0, "how long after a boot it is told"),),
 )

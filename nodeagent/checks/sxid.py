@@ -12,12 +12,10 @@ node.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec
 from nodeagent.model import ClearedBy, FaultSighting
-from nodeagent.sources import Sources
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
 
@@ -152,10 +150,6 @@ def _details(number: int, severity: str, address: str, rest: bytes) -> dict[str,
     return details
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> SxidCheck:
-    return SxidCheck(sources.gpus)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="every SXid of an NVSwitch, by the driver's own word Fatal, Non-fatal or Correctable or "
@@ -165,5 +159,5 @@ SPEC = CheckSpec(
     blind_to="switches that are not on this node's PCI bus (NVLink switch trays)",
     interval=0,
     deadline=0,
-    build=_build,
+    build=lambda sources, _: SxidCheck(sources.gpus),
 )

@@ -8,13 +8,11 @@ option gets a facility 0 record with his text in it, but only behind the kernel'
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
 from nodeagent.model import ClearedBy, FaultSighting
-from nodeagent.sources import Sources
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
@@ -260,10 +258,6 @@ def _text(raw: bytes) -> str:
     return raw.decode("ascii", "backslashreplace").strip()
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> XidCheck:
-    return XidCheck(sources.gpus, sources.driver_log)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="every Xid, MIG instances and Xid 154's verdict included; a GPU that has fallen off the "
@@ -273,5 +267,5 @@ SPEC = CheckSpec(
     blind_to="faults that the driver does not log; lines that the kernel dropped (told as lost)",
     interval=0,
     deadline=0,
-    build=_build,
+    build=lambda sources, _: XidCheck(sources.gpus, sources.driver_log),
 )

@@ -44,6 +44,11 @@ def options(spec: CheckSpec, **settings: Any) -> Mapping[str, Any]:
     return {o.name: o.parse(values[o.name]) if o.parse else values[o.name] for o in spec.options}
 
 
+def built(spec: CheckSpec, sources: Sources, settings: Mapping[str, Any]) -> Any:
+    """The check itself, of whatever class it is."""
+    return spec.build(sources, settings)
+
+
 def observations(report: Report) -> dict[str, Observation]:
     """The report's observations by component."""
     assert not isinstance(report, Off), report

@@ -10,7 +10,7 @@ from nodeagent.checks import clock
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.timex import Timex, parse, read_kernel
-from tests.agent.machines import options, sources, this_machine, verdicts
+from tests.agent.machines import built, options, sources, this_machine, verdicts
 
 #: As Linux 6.18 gave it on a machine without a time daemon: 16 s, STA_UNSYNC.
 UNSYNCHRONISED = bytes.fromhex(
@@ -97,7 +97,7 @@ def test_any_bytes_are_a_timex_or_an_error(garbage: bytes) -> None:
 
 async def test_this_kernel_answers() -> None:
     assert len(read_kernel()) >= 208
-    found = verdicts(await clock.build(sources(this_machine()), options(clock.SPEC)).run_check())[
-        ""
-    ]
+    found = verdicts(
+        await built(clock.SPEC, sources(this_machine()), options(clock.SPEC)).run_check()
+    )[""]
     assert found[1] != "no-adjtimex"

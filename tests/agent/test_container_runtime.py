@@ -17,7 +17,7 @@ import pytest
 from nodeagent.checks import container_runtime
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
-from tests.agent.machines import made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.controlplane.processes import stopped
 from tests.support.waiting import until
 
@@ -32,7 +32,10 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_of(root: Path, *sockets: str) -> container_runtime.ContainerRuntime:
     settings = options(container_runtime.SPEC, sockets=sockets)
-    return container_runtime.build(sources(made_up(root)), settings)
+    check: container_runtime.ContainerRuntime = built(
+        container_runtime.SPEC, sources(made_up(root)), settings
+    )
+    return check
 
 
 def place(root: Path) -> Path:

@@ -28,7 +28,7 @@ from nodeagent.sources.mountinfo import Mount, parse
 from nodeagent.sources.nvme import Controller, Health
 from tests.agent.kernel_log import HandClock, record
 from tests.agent.line_checks import faults, line_check
-from tests.agent.machines import made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.agent.test_disk_nvme import Drives, controller, nvme
 
 GIB = 1 << 30
@@ -240,7 +240,9 @@ async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbid
     machine = made_up(tmp_path)
     if table:
         (tmp_path / "proc/self/mountinfo").write_text(table.replace("@", str(tmp_path)) + "\n")
-    check = disk_write.build(sources(machine), options(disk_write.SPEC, paths=(str(tmp_path),)))
+    check = built(
+        disk_write.SPEC, sources(machine), options(disk_write.SPEC, paths=(str(tmp_path),))
+    )
 
     class Refusing:
         answer: Result = ProbeRefused(errno.EROFS, "open")
@@ -248,7 +250,7 @@ async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbid
         async def write(self, paths: tuple[str, ...]) -> dict[str, Result]:
             return dict.fromkeys(paths, self.answer)
 
-    check._probe = probe = Refusing()  # type: ignore[assignment]
+    check._probe = probe = Refusing()
     assert {reason for _, reason in verdicts(await check.run_check()).values()} == {reason}
     probe.answer = ProbeRefused(errno.EIO, "write")
     assert [*verdicts(await check.run_check()).values()] == [(Status.FAILED, "io-error")]

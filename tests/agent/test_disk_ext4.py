@@ -12,6 +12,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
 from tests.agent.machines import (
+    built,
     gone,
     made_up,
     observations,
@@ -56,7 +57,7 @@ async def test_errors_of_this_boot_and_of_earlier_ones_are_told_apart(tmp_path: 
     disk(machine, 1)
     disk(machine, 2, errors_count=3, last_error_time=now - 60, last_error_func="ext4_lookup")
     disk(machine, 3, errors_count=1, last_error_time=now - 86400)
-    check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
+    check = built(disk_ext4.SPEC, sources(machine), options(disk_ext4.SPEC))
     report = await check.run_check()
     assert verdicts(report) == {"/d1": OK, "/d2": NEW, "/d3": OLD}
     message = observations(report)["/d2"].message
@@ -67,7 +68,7 @@ async def test_errors_of_this_boot_and_of_earlier_ones_are_told_apart(tmp_path: 
 async def test_a_count_that_rises_is_new_whatever_the_clock_said(tmp_path: Path) -> None:
     machine = made_up(tmp_path, Up())
     folder = disk(machine, 1, errors_count=1, last_error_time=1)
-    check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
+    check = built(disk_ext4.SPEC, sources(machine), options(disk_ext4.SPEC))
     assert verdicts(await check.run_check()) == {"/d1": OLD}
     (folder / "errors_count").write_text("2\n")
     assert verdicts(await check.run_check()) == {"/d1": NEW}
@@ -82,7 +83,7 @@ async def test_what_cannot_be_read_is_left_out(tmp_path: Path, nonsense: str) ->
     folder = disk(machine, 1)
     other = disk(machine, 2, errors_count=1)
     (other / "last_error_time").unlink()
-    check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
+    check = built(disk_ext4.SPEC, sources(machine), options(disk_ext4.SPEC))
     assert verdicts(await check.run_check()) == {"/d1": OK, "/d2": OLD}
     (folder / "errors_count").write_bytes(nonsense.encode(errors="surrogateescape"))
     report = await check.run_check()
@@ -91,7 +92,7 @@ async def test_what_cannot_be_read_is_left_out(tmp_path: Path, nonsense: str) ->
 
 async def test_no_ext4_is_off_and_no_mount_table_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
+    check = built(disk_ext4.SPEC, sources(machine), options(disk_ext4.SPEC))
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-mount-table")}
     (machine.proc / "self/mountinfo").write_text("25 1 8:1 / /x rw - xfs /dev/sda1 rw\n")
     assert isinstance(await check.run_check(), Off)
@@ -103,14 +104,14 @@ async def test_a_real_ext4_that_found_an_error(tmp_path: Path) -> None:
     with ext4(tmp_path / "e", "errors=continue") as point:
         name = str(point)
         found = sources(this_machine())
-        check = disk_ext4.build(found, options(disk_ext4.SPEC, mounts=(name,)))
+        check = built(disk_ext4.SPEC, found, options(disk_ext4.SPEC, mounts=(name,)))
         assert verdicts(await check.run_check())[name] == OK
         provoke_error(point)
         for _ in range(600):  # the kernel notes it in its own time
             if verdicts(await check.run_check())[name] == NEW:
                 break
             await asyncio.sleep(0.05)
-        restarted = disk_ext4.build(found, options(disk_ext4.SPEC, mounts=(name,)))
+        restarted = built(disk_ext4.SPEC, found, options(disk_ext4.SPEC, mounts=(name,)))
         report = await restarted.run_check()
         assert verdicts(report)[name] == NEW
         assert "1 errors on /dev/loop" in observations(report)[name].message

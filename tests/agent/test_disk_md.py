@@ -8,7 +8,7 @@ from nodeagent.checks import disk_md
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, gone, made_up, observations, options, sources, verdicts
 
 OK = (Status.OK, "")
 BROKEN, INACTIVE = (Status.FAILED, "broken"), (Status.FAILED, "inactive")
@@ -40,7 +40,7 @@ def array(machine: HostRoots, name: str = "md0", **files: object) -> Path:
 
 
 async def looked(machine: HostRoots) -> dict[str, tuple[Status, str]]:
-    check = disk_md.build(sources(machine), options(disk_md.SPEC))
+    check = built(disk_md.SPEC, sources(machine), options(disk_md.SPEC))
     return verdicts(await check.run_check())
 
 
@@ -81,7 +81,7 @@ async def test_what_an_array_says(
 async def test_a_person_is_told_which_member_and_how_far(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     array(machine, degraded=1, faulty="nvme1n1p2", sync_action="recover", sync_completed="1 / 4")
-    check = disk_md.build(sources(machine), options(disk_md.SPEC))
+    check = built(disk_md.SPEC, sources(machine), options(disk_md.SPEC))
     assert observations(await check.run_check())["md0"].message == (
         "raid1 of 2: 1 missing or not in sync; faulty: nvme1n1p2; recover 25 %"
     )
@@ -106,7 +106,7 @@ async def test_a_broken_array_names_the_loss(
 ) -> None:
     machine = made_up(tmp_path)
     array(machine, "md0", **files)
-    check = disk_md.build(sources(machine), options(disk_md.SPEC))
+    check = built(disk_md.SPEC, sources(machine), options(disk_md.SPEC))
     assert observations(await check.run_check())["md0"].message == words
 
 
@@ -122,7 +122,7 @@ async def test_containers_and_cleared_arrays_are_none(tmp_path: Path) -> None:
 
 async def test_an_array_that_is_stopped_is_gone(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = disk_md.build(sources(machine), options(disk_md.SPEC))
+    check = built(disk_md.SPEC, sources(machine), options(disk_md.SPEC))
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-sysfs")}
     md = array(machine)
     assert verdicts(await check.run_check()) == {"md0": OK}

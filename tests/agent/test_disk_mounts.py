@@ -18,6 +18,7 @@ from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, 
 from nodeagent.sources.mountinfo import parse
 from tests.agent.fuse_server import Filer
 from tests.agent.machines import (
+    built,
     gone,
     made_up,
     observations,
@@ -55,8 +56,10 @@ def test_what_a_remote_filesystem_answers(answer: Result, verdict: tuple[Status,
 async def test_expected_mounts_and_those_of_an_automounter(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     table = machine.proc / "self/mountinfo"
-    check = disk_mounts.build(
-        sources(machine), options(disk_mounts.SPEC, expected=("/scratch", "/data", "/auto"))
+    check = built(
+        disk_mounts.SPEC,
+        sources(machine),
+        options(disk_mounts.SPEC, expected=("/scratch", "/data", "/auto")),
     )
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-mount-table")}
     scratch = f"9 1 8:1 / {tmp_path}/scratch rw - xfs /dev/sda1 rw\n"
@@ -82,7 +85,7 @@ def test_the_mounts_to_watch_are_found_anew_only_for_another_table(tmp_path: Pat
 async def test_nothing_expected_and_nothing_remote_is_off(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     (machine.proc / "self/mountinfo").write_text("9 1 8:1 / / rw - xfs /dev/sda1 rw\n")
-    check = disk_mounts.build(sources(machine), options(disk_mounts.SPEC))
+    check = built(disk_mounts.SPEC, sources(machine), options(disk_mounts.SPEC))
     assert isinstance(await check.run_check(), Off)
 
 
@@ -99,7 +102,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
 ) -> None:
     point, server = filer
     name = str(point)
-    check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(name,)))
+    check = built(disk_mounts.SPEC, disks, options(disk_mounts.SPEC, expected=(name,)))
     space = disk_space.build(disks, options(disk_space.SPEC))
     assert verdicts(await check.run_check())[name] == OK
     assert verdicts(await space.run_check())[name] == OK
@@ -128,9 +131,11 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
 @pytest.mark.root
 async def test_a_remote_filesystem_may_be_left_out(filer: Filer, disks: Sources) -> None:
     point, _ = filer
-    check = disk_mounts.build(disks, options(disk_mounts.SPEC))
+    check = built(disk_mounts.SPEC, disks, options(disk_mounts.SPEC))
     assert str(point) in verdicts(await check.run_check())
-    check = disk_mounts.build(disks, options(disk_mounts.SPEC, exclude=(f"{point.parent}/*",)))
+    check = built(
+        disk_mounts.SPEC, disks, options(disk_mounts.SPEC, exclude=(f"{point.parent}/*",))
+    )
     report = await check.run_check()
     assert isinstance(report, Off) or str(point) not in verdicts(report)
 
@@ -138,7 +143,9 @@ async def test_a_remote_filesystem_may_be_left_out(filer: Filer, disks: Sources)
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 async def test_a_real_mount_that_goes_is_missed(tmp_path: Path, disks: Sources) -> None:
-    check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(str(tmp_path / "t"),)))
+    check = built(
+        disk_mounts.SPEC, disks, options(disk_mounts.SPEC, expected=(str(tmp_path / "t"),))
+    )
     with tmpfs(tmp_path / "t", "size=1m") as point:
         assert verdicts(await check.run_check())[str(point)] == OK
     report = await check.run_check()

@@ -16,7 +16,7 @@ from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.disk_child import NAME
 from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Space, Written
 from nodeagent.sources.host import HostRoots
-from tests.agent.machines import observations, options, sources, this_machine, verdicts
+from tests.agent.machines import built, observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import (
     MARKS,
     alive,
@@ -109,7 +109,7 @@ async def test_a_remount_is_seen_at_the_next_look(tmp_path: Path, disks: Sources
     with ext4(tmp_path / "e") as point:
         name = str(point)
         check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
-        write = disk_write.build(disks, options(disk_write.SPEC, paths=(name,)))
+        write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(name,)))
         assert verdicts(await check.run_check())[name] == OK
         assert verdicts(await write.run_check())[name] == OK
         run("mount", "-o", "remount,ro", point)
@@ -128,7 +128,7 @@ async def test_a_filesystem_error_is_seen_without_a_baseline(
         name = str(point)
         # Both built after the error, as by an agent that was restarted.
         check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
-        write = disk_write.build(disks, options(disk_write.SPEC, paths=(name,)))
+        write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(name,)))
         assert verdicts(await check.run_check())[name] == (Status.FAILED, "read-only")
         assert verdicts(await write.run_check())[name] == (Status.FAILED, "read-only")
 
@@ -142,7 +142,7 @@ async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: 
             run("mount", "-o", "remount,bind,ro", bind)
             named = options(disk_readonly.SPEC, mounts=(str(bind),), writable=(str(bind),))
             check = disk_readonly.build(disks, named)
-            write = disk_write.build(disks, options(disk_write.SPEC, paths=(str(bind),)))
+            write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(str(bind),)))
             assert verdicts(await check.run_check())[str(bind)] == OK
             assert verdicts(await write.run_check())[str(bind)] == (
                 Status.UNKNOWN,
@@ -154,7 +154,7 @@ async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: 
 
 async def test_a_full_disk_is_capacity_and_no_fault(tmp_path: Path, disks: Sources) -> None:
     with tmpfs(tmp_path / "t", "size=1m") as point:
-        check = disk_write.build(disks, options(disk_write.SPEC, paths=(str(point),)))
+        check = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(str(point),)))
         assert verdicts(await check.run_check())[str(point)] == OK
         (point / "data").write_bytes(b"x" * (1 << 20))
         assert verdicts(await check.run_check())[str(point)] == (Status.DEGRADED, "no-space")
@@ -165,7 +165,7 @@ async def test_the_probe_leaves_nothing_and_tells_a_missing_directory(
     tmp_path: Path, disks: Sources
 ) -> None:
     paths = (str(tmp_path), str(tmp_path / "nothing"))
-    check = disk_write.build(disks, options(disk_write.SPEC, paths=paths))
+    check = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=paths))
     found = verdicts(await check.run_check())
     assert found == {paths[0]: OK, paths[1]: (Status.UNKNOWN, "no-directory")}
     assert names_in(tmp_path) == []
@@ -192,7 +192,7 @@ async def test_a_frozen_disk_hangs_its_own_probe_and_nothing_else(
 ) -> None:
     with ext4(tmp_path / "e") as point:
         paths = (str(point), str(tmp_path))
-        check = disk_write.build(disks, options(disk_write.SPEC, paths=paths))
+        check = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=paths))
         with frozen(point):
             found = observations(await check.run_check())
             assert (found[paths[0]].status, found[paths[0]].reason) == (Status.DEGRADED, "hung")

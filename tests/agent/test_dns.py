@@ -18,7 +18,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.dns import Reply, ask, nameservers, parse_nameservers, question, read_reply
 from nodeagent.sources.host import HostRoots
-from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, gone, made_up, observations, options, sources, verdicts
 from tests.support.waiting import PATIENCE
 
 OK = (Status.OK, "")
@@ -163,8 +163,10 @@ async def test_a_server_that_cannot_be_reached(tmp_path: Path) -> None:
 
 
 async def test_names_as_programs_resolve_them(tmp_path: Path) -> None:
-    check = dns.build(
-        sources(made_up(tmp_path)), options(dns.SPEC, names=("localhost", "nothing.invalid"))
+    check = built(
+        dns.SPEC,
+        sources(made_up(tmp_path)),
+        options(dns.SPEC, names=("localhost", "nothing.invalid")),
     )
     report = await check.run_check()
     assert verdicts(report) == {
@@ -176,10 +178,10 @@ async def test_names_as_programs_resolve_them(tmp_path: Path) -> None:
 
 async def test_nothing_to_ask_is_off_and_an_unreadable_file_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = dns.build(sources(machine), options(dns.SPEC))
+    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     assert isinstance(await check.run_check(), Off)
     (tmp_path / "etc/resolv.conf").mkdir()
-    check = dns.build(sources(machine), options(dns.SPEC))
+    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-resolv-conf")}
 
 
@@ -190,7 +192,7 @@ async def test_the_usual_port(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.87", 53))
         sock.setblocking(False)
-        check = dns.build(sources(machine), options(dns.SPEC))
+        check = built(dns.SPEC, sources(machine), options(dns.SPEC))
         checking = asyncio.create_task(check.run_check())
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(PATIENCE):

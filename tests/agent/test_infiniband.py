@@ -17,6 +17,7 @@ from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import COUNTERS, Port, parse_port
 from tests.agent.machines import (
+    built,
     gone,
     made_up,
     observations,
@@ -58,8 +59,11 @@ def write_counters(port: Path, **files: str) -> None:
         (port / COUNTERS.get(name, "") / name).write_text(f"{text}\n")
 
 
-def built(machine: HostRoots, **settings: object) -> infiniband.Infiniband:
-    return infiniband.build(sources(machine), options(infiniband.SPEC, **settings))
+def built_here(machine: HostRoots, **settings: object) -> infiniband.Infiniband:
+    check: infiniband.Infiniband = built(
+        infiniband.SPEC, sources(machine), options(infiniband.SPEC, **settings)
+    )
+    return check
 
 
 ACTIVE = Port("ACTIVE", "LinkUp", 400, ethernet=False, counters={})
@@ -136,12 +140,12 @@ def test_garbage_is_survived(values: dict[str, str]) -> None:
 
 async def test_an_adapter_with_a_spare_port_and_a_virtual_function(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    assert isinstance(await built(machine).run_check(), Off)
+    assert isinstance(await built_here(machine).run_check(), Off)
     first, spare = device(machine, "mlx5_0", "0000:3b:00.0", ports=2)
     write_counters(spare, state="1: DOWN", phys_state="3: Disabled")
     device(machine, "mlx5_9", "0000:3b:01.0")
     (machine.sys / "bus/pci/devices/0000:3b:01.0/physfn").mkdir()
-    check = built(machine)
+    check = built_here(machine)
     report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": OK, "mlx5_0/2": OK}
     assert observations(report)["mlx5_0/1"].message == "InfiniBand, 400 Gbit/s"
@@ -155,7 +159,7 @@ async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path
     machine = made_up(tmp_path)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     write_counters(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
-    assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": DOWN}
+    assert verdicts(await built_here(machine).run_check()) == {"mlx5_0/1": DOWN}
 
 
 async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path
     machine = made_up(tmp_path, clock)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     write_counters(port, symbol_error="4000", link_downed="3")
-    check = built(machine)
+    check = built_here(machine)
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}, "nobody knows when those were"
     clock.now += 30
     write_counters(port, symbol_error="4130")
@@ -181,7 +185,7 @@ async def test_an_adapter_off_the_bus_is_missing_and_one_in_a_pod_is_gone(tmp_pa
     machine = made_up(tmp_path)
     device(machine, "mlx5_0", "0000:3b:00.0")
     device(machine, "mlx5_1", "0000:5e:00.0")
-    check = built(machine)
+    check = built_here(machine)
     await check.run_check()
     for name in ("mlx5_0", "mlx5_1"):
         (machine.sys / "class/infiniband" / name).rename(tmp_path / name)
@@ -199,9 +203,9 @@ async def test_named_devices_must_exist_and_others_are_left_out(tmp_path: Path) 
     machine = made_up(tmp_path)
     device(machine, "mlx5_0", "0000:3b:00.0")
     device(machine, "mlx5_1", "0000:5e:00.0", ports=2)
-    named = built(machine, devices=("mlx5_0", "mlx5_1/2", "mlx5_2"))
+    named = built_here(machine, devices=("mlx5_0", "mlx5_1/2", "mlx5_2"))
     assert verdicts(await named.run_check()) == {"mlx5_0/1": OK, "mlx5_1/2": OK, "mlx5_2": MISSING}
-    without = built(machine, exclude=("mlx5_1/?", "rxe*"))
+    without = built_here(machine, exclude=("mlx5_1/?", "rxe*"))
     assert verdicts(await without.run_check()) == {"mlx5_0/1": OK}
 
 
@@ -232,7 +236,7 @@ async def test_a_file_that_is_refused_is_asked_for_once(tmp_path: Path) -> None:
     device(machine, "mlx5_0", "0000:3b:00.0")
     probe = Asked(machine)
     found = replace(sources(machine), disk=probe)
-    check = infiniband.build(found, options(infiniband.SPEC))
+    check = built(infiniband.SPEC, found, options(infiniband.SPEC))
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
     assert "symbol_error" in probe.names
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
@@ -249,10 +253,12 @@ async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     write_counters(port, symbol_error="N/A (no PMA)", rate="what?")
     (port / "phys_state").unlink()
-    assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": OK}
+    assert verdicts(await built_here(machine).run_check()) == {"mlx5_0/1": OK}
     (port / "state").unlink()
-    assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": (Status.UNKNOWN, "not-told")}
+    assert verdicts(await built_here(machine).run_check()) == {
+        "mlx5_0/1": (Status.UNKNOWN, "not-told")
+    }
 
 
 async def test_this_machine_survives_a_look() -> None:
-    assert isinstance(await built(this_machine()).run_check(), Off | list)
+    assert isinstance(await built_here(this_machine()).run_check(), Off | list)

@@ -11,7 +11,7 @@ from nodeagent.checks import kubelet
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from tests.agent.http_server import NOT_FOUND, Request, response, serving
-from tests.agent.machines import made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, made_up, observations, options, sources, verdicts
 from tests.support.waiting import PATIENCE
 
 OK = (Status.OK, "")
@@ -24,7 +24,8 @@ def check_of(
     if files:
         (root / "var/lib/kubelet").mkdir(parents=True, exist_ok=True)
     settings = options(kubelet.SPEC, url=f"{url}/healthz", expected=expected)
-    return kubelet.build(sources(machine), settings)
+    check: kubelet.KubeletCheck = built(kubelet.SPEC, sources(machine), settings)
+    return check
 
 
 async def test_a_kubelet_that_is_well(tmp_path: Path) -> None:

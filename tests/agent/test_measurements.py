@@ -15,7 +15,7 @@ from nodeagent.sources.measurements import FRESH, Measured, Measurements, rounde
 from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.machines import made_up, options, sources, this_machine
+from tests.agent.machines import built, made_up, options, sources, this_machine
 from tests.agent.simulated import simulated_node
 from tests.agent.test_infiniband import Stepped, device, write_counters
 from tests.nvml import FakeGpu, gpu, pci_of, uuid_of
@@ -163,7 +163,7 @@ async def test_the_errors_of_a_port_are_counted_together(tmp_path: Path) -> None
     machine = made_up(tmp_path, clock)
     [port] = device(machine, "mlx5_0", "0000:1a:00.0")
     seen = sources(machine)
-    check = infiniband.build(seen, options(infiniband.SPEC))
+    check = built(infiniband.SPEC, seen, options(infiniband.SPEC))
     await check.run_check()
     write_counters(port, symbol_error="30", port_rcv_errors="12")
     clock.now += 30
@@ -180,7 +180,7 @@ async def test_a_written_file_is_a_latency_and_a_directory_that_is_not_there_is_
 ) -> None:
     seen = sources(this_machine())
     paths = (str(tmp_path), str(tmp_path / "none"))
-    await disk_write.build(seen, options(disk_write.SPEC, paths=paths)).run_check()
+    await built(disk_write.SPEC, seen, options(disk_write.SPEC, paths=paths)).run_check()
     now = seen.machine.clock.boottime()
     assert held(seen.measurements, "disk-latency", now).keys() == {str(tmp_path)}
     await seen.disk.close()

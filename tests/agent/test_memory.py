@@ -14,7 +14,7 @@ from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pressure import Memory, Stall, parse_stall, read_memory
 from tests.agent.kernel_log import BOOT
-from tests.agent.machines import made_up, options, sources, this_machine, verdicts
+from tests.agent.machines import built, made_up, options, sources, this_machine, verdicts
 
 GIB = 1 << 20  # in the kernel's kB
 
@@ -42,7 +42,7 @@ def machine_with(root: Path, available: int, pressure: str | None = None) -> Hos
 
 
 async def verdict(machine: HostRoots, **settings: float) -> tuple[Status, str]:
-    check = memory.build(sources(machine), options(memory.SPEC, **settings))
+    check = built(memory.SPEC, sources(machine), options(memory.SPEC, **settings))
     return verdicts(await check.run_check())[""]
 
 
@@ -112,8 +112,8 @@ async def test_a_number_of_a_well_machine_is_no_change_to_send(tmp_path: Path) -
     """10,000 nodes must not send their free memory once a minute."""
     latch = Latch(boot_id=BOOT, epoch="e")
     for now, available in enumerate((1000 * GIB, 1001 * GIB)):
-        check = memory.build(
-            sources(machine_with(tmp_path, available, psi())), options(memory.SPEC)
+        check = built(
+            memory.SPEC, sources(machine_with(tmp_path, available, psi())), options(memory.SPEC)
         )
         report = await check.run_check()
         assert not isinstance(report, Off)

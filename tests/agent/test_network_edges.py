@@ -20,7 +20,7 @@ from nodeagent.sources.infiniband import Place, Port
 from nodeagent.sources.net_tables import NetTable
 from nodeagent.sources.network import DefaultRoute, Link, Traffic
 from nodeagent.sources.tcp_probe import Connection
-from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, gone, made_up, observations, options, sources, verdicts
 from tests.agent.test_infiniband import device, write_counters
 from tests.agent.test_nic_health import port
 
@@ -162,7 +162,7 @@ class Asked(DiskProbe):
 def watching(machine: HostRoots, **settings: object) -> tuple[nic_health.NicHealth, Asked]:
     probe = Asked(machine=machine)
     found = replace(sources(machine), disk=probe)
-    return nic_health.build(found, options(nic_health.SPEC, **settings)), probe
+    return built(nic_health.SPEC, found, options(nic_health.SPEC, **settings)), probe
 
 
 async def test_a_speed_is_asked_every_ten_minutes_and_after_a_new_link(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_the_words_for_a_link(
 async def test_an_adapter_without_an_address_on_the_bus_is_not_missed(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     device(machine, "mlx5_0", "0000:3b:00.0")
-    check = infiniband.build(sources(machine), options(infiniband.SPEC))
+    check = built(infiniband.SPEC, sources(machine), options(infiniband.SPEC))
     await check.run_check()
     check._known["soft_0/1"] = Place("soft_0", "1", "")
     assert set(verdicts(await check.run_check())) == {"mlx5_0/1"}
@@ -390,7 +390,7 @@ async def test_an_adapter_without_an_address_on_the_bus_is_not_missed(tmp_path: 
 async def test_an_adapter_that_was_gone_is_a_new_one_when_it_is_back(tmp_path: Path) -> None:
     machine = made_up(tmp_path, Stepped())
     [port_folder] = device(machine, "mlx5_0", "0000:3b:00.0")
-    check = infiniband.build(sources(machine), options(infiniband.SPEC))
+    check = built(infiniband.SPEC, sources(machine), options(infiniband.SPEC))
     assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
     write_counters(port_folder, symbol_error="500")
     assert verdicts(await check.run_check()) == {"mlx5_0/1": (FAILED, "errors")}
@@ -416,7 +416,7 @@ async def test_devices_that_are_named_are_all_that_is_watched(tmp_path: Path, na
     device(machine, "mlx5_0", "0000:3b:00.0")
     device(machine, "mlx5_1", "0000:5e:00.0")
     settings = options(infiniband.SPEC, devices=(named, "mlx5_7", "mlx5_8/1"))
-    report = await infiniband.build(sources(machine), settings).run_check()
+    report = await built(infiniband.SPEC, sources(machine), settings).run_check()
     assert verdicts(report) == {
         "mlx5_1/1": OK,
         "mlx5_7": (FAILED, "missing"),
@@ -430,7 +430,9 @@ async def test_devices_that_are_excluded_by_name_or_port(tmp_path: Path, pattern
     machine = made_up(tmp_path)
     device(machine, "mlx5_0", "0000:3b:00.0")
     device(machine, "mlx5_1", "0000:5e:00.0")
-    check = infiniband.build(sources(machine), options(infiniband.SPEC, exclude=("x", pattern)))
+    check = built(
+        infiniband.SPEC, sources(machine), options(infiniband.SPEC, exclude=("x", pattern))
+    )
     assert set(verdicts(await check.run_check())) == {"mlx5_0/1"}
 
 

@@ -14,6 +14,7 @@ from nodeagent.sources.disk_probe import DiskProbe, Hung, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, Traffic
 from tests.agent.machines import (
+    built,
     gone,
     made_up,
     observations,
@@ -102,7 +103,7 @@ async def test_a_port_that_comes_back_slower_is_told_and_again_when_well(tmp_pat
     port(machine)
     port(machine, "eth1", speed=-1)
     (port(machine, "eth2") / "speed").unlink()
-    check = nic_health.build(sources(machine), options(nic_health.SPEC))
+    check = built(nic_health.SPEC, sources(machine), options(nic_health.SPEC))
     report = await check.run_check()
     assert verdicts(report) == {"eth0": OK, "eth1": OK, "eth2": OK}
     assert observations(report)["eth0"].message == "100 Gbit/s"
@@ -121,8 +122,8 @@ async def test_a_port_that_comes_back_slower_is_told_and_again_when_well(tmp_pat
 async def test_a_port_that_was_always_slow_needs_to_be_told(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     port(machine, speed=50000)
-    check = nic_health.build(
-        sources(machine), options(nic_health.SPEC, speeds=("eth0=100G", "*=1G"))
+    check = built(
+        nic_health.SPEC, sources(machine), options(nic_health.SPEC, speeds=("eth0=100G", "*=1G"))
     )
     assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "slow")}
 
@@ -131,7 +132,7 @@ async def test_errors_count_for_ten_minutes_and_a_new_driver_is_no_rate(tmp_path
     clock = Stepped()
     machine = made_up(tmp_path, clock)
     port(machine, rx_packets=10**9, rx_errors=10**6)
-    check = nic_health.build(sources(machine), options(nic_health.SPEC))
+    check = built(nic_health.SPEC, sources(machine), options(nic_health.SPEC))
     assert verdicts(await check.run_check()) == {"eth0": OK}, "nobody knows when those were"
     clock.now += 60
     port(machine, rx_packets=10**9 + 10_000, rx_errors=10**6 + 5000)
@@ -163,7 +164,7 @@ async def test_a_driver_that_hangs_is_told_with_where_and_asked_again(tmp_path: 
     port(machine)
     port(machine, "eth1")
     probe = Stuck(machine=machine)
-    check = nic_health.build(replace(sources(machine), disk=probe), options(nic_health.SPEC))
+    check = built(nic_health.SPEC, replace(sources(machine), disk=probe), options(nic_health.SPEC))
     report = await check.run_check()
     assert verdicts(report) == {"eth0": (Status.DEGRADED, "hung"), "eth1": OK}
     assert "D in dev_ioctl" in observations(report)["eth0"].message
@@ -173,7 +174,7 @@ async def test_a_driver_that_hangs_is_told_with_where_and_asked_again(tmp_path: 
 
 async def test_ports_that_go_and_half_a_port(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = nic_health.build(sources(machine), options(nic_health.SPEC))
+    check = built(nic_health.SPEC, sources(machine), options(nic_health.SPEC))
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-sysfs")}
     folder = port(machine)
     assert verdicts(await check.run_check()) == {"eth0": OK}
@@ -186,7 +187,7 @@ async def test_ports_that_go_and_half_a_port(tmp_path: Path) -> None:
 
 
 async def test_this_machine_survives_a_look() -> None:
-    check = nic_health.build(sources(this_machine()), options(nic_health.SPEC))
+    check = built(nic_health.SPEC, sources(this_machine()), options(nic_health.SPEC))
     assert isinstance(await check.run_check(), Off | list)
 
 

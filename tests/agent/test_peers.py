@@ -14,7 +14,7 @@ from nodeagent.model import Status
 from nodeagent.sources.peers import MOST, Peers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
-from tests.agent.machines import made_up, options, sources
+from tests.agent.machines import built, made_up, options, sources
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
 
@@ -53,7 +53,7 @@ def test_silence(*, seconds: float | None, answered: bool, verdict: tuple[Status
 
 
 async def test_no_peers_is_off(tmp_path: Path) -> None:
-    check = peers.build(sources(made_up(tmp_path)), options(peers.SPEC))
+    check = built(peers.SPEC, sources(made_up(tmp_path)), options(peers.SPEC))
     assert isinstance(await check.run_check(), Off)
 
 

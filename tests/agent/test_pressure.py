@@ -8,7 +8,7 @@ from nodeagent.checks import pressure
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from tests.agent.machines import made_up, options, sources, this_machine, verdicts
+from tests.agent.machines import built, made_up, options, sources, this_machine, verdicts
 from tests.agent.test_memory import psi
 
 OK, STALLED = (Status.OK, ""), (Status.DEGRADED, "stalled")
@@ -23,7 +23,10 @@ def machine_with(root: Path, *, cpu: str, io: str) -> HostRoots:
 
 
 def check_of(machine: HostRoots, **settings: float) -> pressure.PressureCheck:
-    return pressure.build(sources(machine), options(pressure.SPEC, **settings))
+    check: pressure.PressureCheck = built(
+        pressure.SPEC, sources(machine), options(pressure.SPEC, **settings)
+    )
+    return check
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from nodeagent.sources.host import HostRoots
 from nodeagent.sources.proc_stat import parse_stat, read_stat
 from nodeagent.sources.process_state import read_state
 from nodeagent.sources.processes import Processes
-from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
+from tests.agent.machines import (
+    built,
+    made_up,
+    observations,
+    options,
+    sources,
+    this_machine,
+    verdicts,
+)
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
 from tests.support.waiting import until
 
@@ -77,7 +85,10 @@ def machine(tmp_path: Path, clock: Stepped) -> HostRoots:
 
 
 def check_of(machine: HostRoots, **settings: object) -> processes.ProcessesCheck:
-    return processes.build(sources(machine), options(processes.SPEC, **settings))
+    check: processes.ProcessesCheck = built(
+        processes.SPEC, sources(machine), options(processes.SPEC, **settings)
+    )
+    return check
 
 
 @given(

@@ -9,7 +9,15 @@ from nodeagent.checks import reboot
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
+from tests.agent.machines import (
+    built,
+    made_up,
+    observations,
+    options,
+    sources,
+    this_machine,
+    verdicts,
+)
 
 BOOTED = 1_795_259_073
 REBOOTED, CRASHED = (Status.OK, "rebooted"), (Status.DEGRADED, "crashed")
@@ -40,7 +48,7 @@ def left(path: Path, at: float, *, folder: bool = True) -> None:
 
 
 async def verdict(machine: HostRoots, **settings: float) -> tuple[Status, str]:
-    check = reboot.build(sources(machine), options(reboot.SPEC, **settings))
+    check = built(reboot.SPEC, sources(machine), options(reboot.SPEC, **settings))
     return verdicts(await check.run_check())[""]
 
 
@@ -82,7 +90,7 @@ async def test_what_a_crash_leaves(
 async def test_the_evidence_is_named(tmp_path: Path) -> None:
     machine = machine_up(tmp_path, 900)
     left(tmp_path / "var/crash/202611211105", BOOTED - 600)
-    report = await reboot.build(sources(machine), options(reboot.SPEC)).run_check()
+    report = await built(reboot.SPEC, sources(machine), options(reboot.SPEC)).run_check()
     message = "the kernel crashed before this boot: /var/crash/202611211105"
     assert observations(report)[""].message == message
 

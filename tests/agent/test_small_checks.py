@@ -40,7 +40,7 @@ from nodeagent.sources.pressure import Memory, Stall
 from nodeagent.sources.processes import Found, StuckProcess
 from nodeagent.sources.timex import Timex
 from tests.agent.kernel_log import HandClock
-from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, gone, made_up, observations, options, sources, verdicts
 from tests.agent.test_clock import UNSYNCHRONISED
 
 OK = (Status.OK, "")
@@ -277,7 +277,7 @@ def test_what_a_crash_leaves_counts_if_it_is_of_this_reboot(
 async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
     hand = HandClock(99.0)
     machine = made_up(tmp_path, hand)
-    check = reboot.build(sources(machine), options(reboot.SPEC, recent=100.0))
+    check = built(reboot.SPEC, sources(machine), options(reboot.SPEC, recent=100.0))
     for text in (None, "cpu 1\n", "btime x\n", "xbtime 5\n", "btime ٣\n"):
         if text is not None:
             (tmp_path / "proc/stat").write_text(text)
@@ -343,10 +343,10 @@ async def test_a_kubelet_that_answered_is_missed_and_one_that_never_did_is_not(
 
     monkeypatch.setattr(kubelet, "request", request)
     machine = made_up(tmp_path)
-    check = kubelet.build(sources(machine), options(kubelet.SPEC))
+    check = built(kubelet.SPEC, sources(machine), options(kubelet.SPEC))
     answers.append(HttpError("refused", "x"))
     assert await check.run_check() == Off("no kubelet")
-    expected = kubelet.build(sources(machine), options(kubelet.SPEC, expected=True))
+    expected = built(kubelet.SPEC, sources(machine), options(kubelet.SPEC, expected=True))
     assert verdicts(await expected.run_check()) == {"": (FAILED, "refused")}
     (tmp_path / "var/lib/kubelet").mkdir(parents=True)
     assert verdicts(await check.run_check()) == {"": (UNKNOWN, "never-answered")}
@@ -368,7 +368,7 @@ async def test_a_runtime_s_socket_is_missed_once_it_was_there(
 
     monkeypatch.setattr(container_runtime, "greet", greet)
     machine = made_up(tmp_path)
-    check = container_runtime.build(sources(machine), options(container_runtime.SPEC))
+    check = built(container_runtime.SPEC, sources(machine), options(container_runtime.SPEC))
     assert await check.run_check() == Off("no container runtime")
     socket.parent.mkdir(parents=True)
     socket.touch()
@@ -377,7 +377,7 @@ async def test_a_runtime_s_socket_is_missed_once_it_was_there(
     there.clear()
     assert verdicts(await check.run_check()) == {usual[1]: (FAILED, "missing")}
     named = options(container_runtime.SPEC, sockets=("/run/a.sock",))
-    check = container_runtime.build(sources(machine), named)
+    check = built(container_runtime.SPEC, sources(machine), named)
     assert verdicts(await check.run_check()) == {"/run/a.sock": (FAILED, "missing")}
 
 
@@ -479,7 +479,7 @@ async def test_a_peer_that_answered_is_missed_after_two_tries_until_it_is_anothe
 
     monkeypatch.setattr(peers, "echo", echo)
     found = sources(made_up(tmp_path))
-    check = peers.build(found, {})
+    check = built(peers.SPEC, found, {})
     assert isinstance(await check.run_check(), Off)
     found.peers.named(("192.0.2.1",))
 
@@ -512,9 +512,9 @@ async def test_the_servers_are_read_again_after_thirty_looks_or_a_failure(
 
     monkeypatch.setattr(dns, "ask", ask)
     machine = made_up(tmp_path)
-    check = dns.build(sources(machine), options(dns.SPEC))
+    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     assert isinstance(await check.run_check(), Off), "a node that resolves nothing"
-    check = dns.build(sources(machine), options(dns.SPEC))
+    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     conf = tmp_path / "etc/resolv.conf"
     conf.write_text("nameserver 192.0.2.1\n")
     looks = []
@@ -533,11 +533,11 @@ async def test_the_servers_are_read_again_after_thirty_looks_or_a_failure(
     assert set(asked) == {""}, "without names the root's servers"
     conf.write_text("nameserver 192.0.2.1\n")
     named = options(dns.SPEC, names=("localhost", "localhost.localdomain"))
-    await dns.build(sources(machine), named).run_check()
+    await built(dns.SPEC, sources(machine), named).run_check()
     assert asked[-1] == "localhost", "the first of the names"
     conf.unlink()
     conf.mkdir()
-    check = dns.build(sources(machine), options(dns.SPEC))
+    check = built(dns.SPEC, sources(machine), options(dns.SPEC))
     assert verdicts(await check.run_check()) == {"": (UNKNOWN, "no-resolv-conf")}
 
 
@@ -561,7 +561,7 @@ async def test_an_expected_mount_is_there_whatever_its_filesystem(
     root = f"1 0 8:1 / {tmp_path} rw - ext4 /dev/sda rw\n"
     table.write_text(root + f"2 1 0:9 / {tmp_path}/pages rw - {fstype} none rw\n")
     settings = options(disk_mounts.SPEC, expected=("/pages",))
-    check = disk_mounts.build(sources(machine), settings)
+    check = built(disk_mounts.SPEC, sources(machine), settings)
     [said] = observations(await check.run_check()).values()
     assert (said.component, said.status, said.message) == ("/pages", Status.OK, "mounted")
     named = options(disk_readonly.SPEC, mounts=("/pages",))
@@ -581,14 +581,14 @@ async def test_an_expected_remote_mount_is_told_once_by_its_answer(tmp_path: Pat
         f"3 1 0:10 / {tmp_path}/auto rw - autofs systemd-1 rw\n"
     )
     settings = options(disk_mounts.SPEC, expected=("/home", "/", "/auto", "/none"))
-    check = disk_mounts.build(sources(machine), settings)
+    check = built(disk_mounts.SPEC, sources(machine), settings)
 
     class Answering:
         async def space(self, paths: list[str], *, apart: bool) -> dict[str, Result]:
             assert apart
             return {path: Space(1, 0, 1, 0, 0) for path in paths}
 
-    check._probe = Answering()  # type: ignore[assignment]
+    check._probe = Answering()
     said = observations(await check.run_check())
     assert {name: (one.status, one.message) for name, one in said.items()} == {
         "/home": (Status.OK, "filer:/home answers"),
