@@ -13,7 +13,6 @@ not have), ``stuck`` (an earlier run hangs in the kernel), ``not-started`` (a fa
 """
 
 import errno
-import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
+from nodeagent.sources.child_process import signal_name
 from nodeagent.sources.command import CommandProcess, CommandStuck, Outcome
 
 NAGIOS, NPD = "nagios", "npd"
@@ -71,7 +71,7 @@ def _verdict(protocol: str, ran: Outcome) -> tuple[Status, str, str]:
     if ran.flood:
         return Status.UNKNOWN, "too-much-output", "said more than 4 MiB, ended"
     if ran.signal is not None:
-        return Status.UNKNOWN, "killed", f"killed by {_name(ran.signal)}"
+        return Status.UNKNOWN, "killed", f"killed by {signal_name(ran.signal)}"
     if ran.exit is None:
         return Status.UNKNOWN, "not-started", ran.broken
     if ran.exit in (_NOT_EXECUTABLE, _NOT_FOUND):
@@ -91,13 +91,6 @@ def _program_text(protocol: str, ran: Outcome) -> str:
         text = first.split("|", 1)[0] if ran.out.strip() else first
     printable = "".join(char if char.isprintable() else " " for char in text)
     return " ".join(printable.split())[:_WORDS]
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class OwnCheck:

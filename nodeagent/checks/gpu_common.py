@@ -200,12 +200,34 @@ class PerGpu:
         return told
 
 
-class EachGpu:
-    """A check that judges each GPU by this look alone.
+class GpuCheck:
+    """A check of each sample. Where no GPU of the node supports ``call``, it is off.
 
-    ``call`` is what it needs: where no GPU of the node has that, the check is off. ``brief`` is as
-    in PerGpu.
+    ``brief`` is as in PerGpu.
     """
+
+    def __init__(
+        self, check: str, sources: Sources, *, call: str = "", brief: bool = False
+    ) -> None:
+        self._sources = sources
+        self._call = call
+        self._per_gpu = PerGpu(check, sources, brief=brief)
+
+    async def run_check(self) -> Report:
+        sample = await take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        if self._call and nobody_has(sample, self._call):
+            return NOT_SUPPORTED
+        return self.evaluate(sample)
+
+    def evaluate(self, sample: GpuSample) -> Report:
+        """The report of one sample."""
+        raise NotImplementedError
+
+
+class EachGpu(GpuCheck):
+    """A check that judges each GPU by this look alone, by what ``call`` gave."""
 
     def __init__(
         self,
@@ -216,17 +238,10 @@ class EachGpu:
         *,
         brief: bool = True,
     ) -> None:
-        self._sources = sources
-        self._call = call
+        super().__init__(check, sources, call=call, brief=brief)
         self._judge = judge
-        self._per_gpu = PerGpu(check, sources, brief=brief)
 
-    async def run_check(self) -> Report:
-        sample = await take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
-        if nobody_has(sample, self._call):
-            return NOT_SUPPORTED
+    def evaluate(self, sample: GpuSample) -> Report:
         return self._per_gpu.observe(sample, self._judge, self._call)
 
 

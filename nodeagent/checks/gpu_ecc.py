@@ -5,9 +5,9 @@ reset) and ``ecc-off`` (off on this GPU, on for others of its model), all degrad
 """
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.checks.error_counters import count_gpu_errors
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu, GpuSample
@@ -15,7 +15,7 @@ from nodeagent.sources.gpu_sample import Gpu, GpuSample
 FAULT = "ecc-uncorrectable"
 
 
-class GpuEcc:
+class GpuEcc(gpu_common.GpuCheck):
     """ECC counters of each GPU.
 
     While the volatile count of uncorrectable errors is not zero the GPU is degraded. A rise is also
@@ -24,15 +24,11 @@ class GpuEcc:
     """
 
     def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._per_gpu = PerGpu(SPEC.name, sources)
+        super().__init__(SPEC.name, sources)
         #: Volatile counts, corrected and uncorrected, by UUID.
         self._before: dict[str, tuple[int | None, int | None]] = {}
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
+    def evaluate(self, sample: GpuSample) -> Report:
         count_gpu_errors(sample, self._sources.measurements)
         is_without = gpu_common.nobody_has(sample, "ecc") and not self._before
         if is_without and not any(map(_has_more, sample.gpus)):

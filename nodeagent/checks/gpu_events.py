@@ -7,7 +7,7 @@ log still does not have it. NVML gives its code alone, without the driver's word
 from collections.abc import Sequence
 
 from nodeagent.checks import gpu_common, xid_codes
-from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.model import FaultSighting, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import GpuSample, XidEvent
@@ -16,20 +16,15 @@ from nodeagent.sources.gpu_sample import GpuSample, XidEvent
 _SLACK = 10.0
 
 
-class GpuEvents:
+class GpuEvents(gpu_common.GpuCheck):
     """Keeps each event for one look, so that the kernel log's line comes first."""
 
     def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+        super().__init__(SPEC.name, sources, call="events")
         self._waiting: Sequence[XidEvent] = ()
         self._taken = 0
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
-        if gpu_common.nobody_has(sample, "events"):
-            return gpu_common.NOT_SUPPORTED
+    def evaluate(self, sample: GpuSample) -> Report:
         ripe, self._waiting = self._waiting, self._fresh()
         faults = [self._sighting(event) for event in ripe if not self._is_told(event)]
         return [*faults, _node(sample)]

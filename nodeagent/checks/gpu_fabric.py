@@ -12,8 +12,8 @@ import math
 import re
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Code, Fabric, Gpu, GpuSample
@@ -45,13 +45,12 @@ _RACK_MODEL = re.compile(r"\bG[BR][2-9]\d\d\b")
 _SWITCHED_MODEL = re.compile(r"\b[HB][1-9]\d\d\b")
 
 
-class GpuFabric:
+class GpuFabric(gpu_common.GpuCheck):
     """The fabric's state of each GPU. After a boot or a quiesce it takes some time to come."""
 
     def __init__(self, sources: Sources, boot_grace: float) -> None:
-        self._sources = sources
+        super().__init__(SPEC.name, sources, brief=True)
         self._boot_grace = boot_grace
-        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         #: UUIDs that have been registered since we look: they are not starting any more.
         self._joined: set[str] = set()
         #: When NVML last gave no answer (the driver may have been loaded anew), or it was loaded.
@@ -59,10 +58,7 @@ class GpuFabric:
         #: UUIDs of the GPUs that are to have a fabric and have none.
         self._lacking: frozenset[str] = frozenset()
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
+    def evaluate(self, sample: GpuSample) -> Report:
         self._lacking = self._gpus_without(sample)
         if _nobody_has_one(sample) and not self._lacking:
             return gpu_common.NOT_SUPPORTED

@@ -5,29 +5,25 @@ NVML that does not answer is no evidence, and leaves its GPUs unknown.
 """
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Clearing, Gone, Status
 from nodeagent.sources import Sources, nvidia_driver
 from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
 
 
-class GpuInventory:
+class GpuInventory(gpu_common.GpuCheck):
     """One observation per GPU, and one of the node (component "") about NVML and the number."""
 
     def __init__(self, sources: Sources, boot_grace: float, quiesce_grace: float) -> None:
-        self._sources = sources
+        super().__init__(SPEC.name, sources)
         self._boot_grace = boot_grace
         self._quiesce_grace = quiesce_grace
-        self._per_gpu = PerGpu(SPEC.name, sources)
         self._has_been_ok = False
         #: The latest load of the driver that we know of.
         self._load = sources.driver_log.loaded_at
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
+    def evaluate(self, sample: GpuSample) -> Report:
         if self._load != self._sources.driver_log.loaded_at:
             self._load = self._sources.driver_log.loaded_at
             self._has_been_ok = False

@@ -11,9 +11,9 @@ end's. A GPU with MIG has no NVLinks: the driver turns them off with it.
 from collections.abc import Mapping
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu, GpuSample, NvLinks
@@ -27,24 +27,18 @@ _RECOVERIES = ("recovery", "recovery-failed")
 _MOST_NAMED = 8
 
 
-class GpuNvlink:
+class GpuNvlink(gpu_common.GpuCheck):
     """A link that was up when the agent first looked, or since, is to stay so."""
 
     def __init__(self, sources: Sources, errors_per_hour: int, bit_error_exponent: int) -> None:
-        self._sources = sources
+        super().__init__(SPEC.name, sources, call="links", brief=True)
         self._bit_errors = 10.0**-bit_error_exponent
         self._errors_per_hour = errors_per_hour
-        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         #: By UUID: the links that have been up, and the rises of their counters.
         self._been_up: dict[str, set[int]] = {}
         self._rises: dict[str, CounterIncreases] = {}
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
-        if gpu_common.nobody_has(sample, "links"):
-            return gpu_common.NOT_SUPPORTED
+    def evaluate(self, sample: GpuSample) -> Report:
         if self._sources.nvml.quiesced_for:
             self._been_up.clear()  # a quiesce may precede a change of the links
         usual = _usual(sample)

@@ -16,7 +16,7 @@ from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease, CounterIncreases
 from nodeagent.checks.error_counters import count
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Status
 from nodeagent.sources import Sources
@@ -33,16 +33,15 @@ _LOOKS_AT_WORK = 10
 _IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 
 
-class GpuPcie:
+class GpuPcie(gpu_common.GpuCheck):
     """Asks sysfs, so that a driver that hangs is no hindrance; NVML for its count of replays."""
 
     def __init__(
         self, sources: Sources, width: int, replays_per_minute: int, siblings: Status
     ) -> None:
-        self._sources = sources
+        super().__init__(SPEC.name, sources, brief=True)
         self._wanted = width
         self._replays_per_minute = replays_per_minute
-        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         self._siblings = siblings
         self._kinds = PciKinds(sources.machine)
         self._speeds = SiblingWatch()
@@ -53,10 +52,7 @@ class GpuPcie:
         self._errors: dict[str, CounterIncreases] = {}
         self._replays: dict[str, CounterIncrease] = {}
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
+    def evaluate(self, sample: GpuSample) -> Report:
         machine, gpus = self._sources.machine, self._sources.gpus
         links = {each: read_link(machine, f"{each}.0") for each in sorted(gpus.present())}
         if not links:

@@ -7,11 +7,11 @@ A GPU that lacks this while most of its model on the node have it is ``unlike-si
 import math
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.base import CheckSpec, Report
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Code, Gpu
+from nodeagent.sources.gpu_sample import Code, Gpu, GpuSample
 
 #: nvmlDeviceGpuRecoveryAction_t. Two are degraded: there the peer traffic or the IMEX domain must
 #: be fixed, and the GPU need not be reset.
@@ -30,21 +30,17 @@ _ACTIONS: dict[int, Verdict] = {
 _RESETTING = frozenset({1, 2, 4, 6, 7})
 
 
-class GpuRecovery:
+class GpuRecovery(gpu_common.GpuCheck):
     """The recovery action of each GPU, and its end as the sign that a reset has happened."""
 
     def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._per_gpu = PerGpu(SPEC.name, sources)
+        super().__init__(SPEC.name, sources)
         #: UUIDs for which a reset was asked and that have not been at "none" since.
         self._wanted: set[str] = set()
         #: By UUID: the load of the driver that has been reported as a reset.
         self._loads_told: dict[str, float] = {}
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
+    def evaluate(self, sample: GpuSample) -> Report:
         clearings = [sign for gpu in sample.gpus for sign in self._clearing(gpu, sample.at)]
         if not clearings and gpu_common.nobody_has(sample, "recovery"):
             return gpu_common.NOT_SUPPORTED

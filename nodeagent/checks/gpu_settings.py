@@ -11,8 +11,8 @@ model: ``siblings``) and ``persistence-off`` (two thirds of its model have persi
 from collections.abc import Mapping
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.base import CheckSpec, Report
+from nodeagent.checks.gpu_common import Verdict
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Status
 from nodeagent.sources import Sources
@@ -66,17 +66,13 @@ def judge(
     return Status.OK, "", text
 
 
-class GpuSettings:
+class GpuSettings(gpu_common.GpuCheck):
     def __init__(self, sources: Sources, siblings: Status) -> None:
-        self._sources = sources
+        super().__init__(SPEC.name, sources, brief=True)
         self._siblings = siblings
-        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         self._powers, self._persistences = SiblingWatch(), SiblingWatch()
 
-    async def run_check(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
+    def evaluate(self, sample: GpuSample) -> Report:
         power, persistence = self._differing(sample)
         return self._per_gpu.observe(
             sample,

@@ -7,7 +7,6 @@ well. The GPUs' links are gpu-pcie's. Off where there are no such devices.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.siblings import Levels, SiblingWatch, option, status_of
@@ -15,6 +14,7 @@ from nodeagent.model import Gone, Observation, Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pci_kind import PciKinds, pci_address
 from nodeagent.sources.pcie_link import PcieLink, read_link
+from nodeagent.sources.small_file import entries
 
 NAME = "pcie-link"
 _CLASSES = ("infiniband", "net", "nvme")
@@ -88,7 +88,7 @@ class PcieLinks:
         """The names of each device's interfaces by its address, without virtual functions."""
         found: dict[str, set[str]] = {}
         for name in _CLASSES:
-            for entry in _entries(self._machine.sys / "class" / name):
+            for entry in entries(self._machine.sys / "class" / name):
                 address = pci_address(entry)
                 if not address or (entry / "device/physfn").exists():
                     continue
@@ -104,13 +104,6 @@ class PcieLinks:
             for each, link in links.items()
             if (value := level(link)) is not None
         }
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []  # no device of that class
 
 
 SPEC = CheckSpec(

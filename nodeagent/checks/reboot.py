@@ -17,6 +17,7 @@ import psutil
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.small_file import entries
 
 NAME = "reboot"
 #: A dump of a large machine's memory takes this long at most; and clocks are set at a boot.
@@ -39,14 +40,14 @@ def crash_evidence(machine: HostRoots, booted: float) -> str:
 
     ``booted`` is the wall time of the boot in seconds, as /proc/stat tells it (``btime``).
     """
-    for entry in _entries(machine.sys / "fs/pstore"):
+    for entry in entries(machine.sys / "fs/pstore"):
         # The file's time is the panic's. Where no service moves the files away they stay for years.
         if entry.name.startswith("dmesg-") and _changed(entry) >= booted - _BEFORE_BOOT:
             return f"/sys/fs/pstore/{entry.name}"
-    for entry in _entries(machine.host("/var/lib/systemd/pstore")):
+    for entry in entries(machine.host("/var/lib/systemd/pstore")):
         if _changed(entry) >= booted - _SLACK:
             return f"/var/lib/systemd/pstore/{entry.name}"
-    for entry in _entries(machine.host("/var/crash")):
+    for entry in entries(machine.host("/var/crash")):
         if entry.is_dir() and booted - _BEFORE_BOOT <= _changed(entry) <= booted + _SLACK:
             return f"/var/crash/{entry.name}"
     return ""
@@ -80,14 +81,6 @@ class RebootCheck:
         except (OSError, ValueError) as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
         return [judge(up, crash_evidence(self._machine, booted), recent=self._recent)]
-
-
-def _entries(folder: Path) -> list[Path]:
-    """The entries in order of their names. An unreadable folder shows no crash, so it is empty."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _changed(entry: Path) -> float:

@@ -6,18 +6,27 @@ the kernel is left to hang while the agent goes on, and is reaped in the moment 
 
 import asyncio
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nodeagent.interpreter import bytecode_of, light_python
 
-__all__ = ["ChildProcess", "python"]
+__all__ = ["ChildProcess", "python", "signal_name"]
 
 _READ = 65536
 _LINE_LIMIT = 65536  # a child that never ends its line is cut, not collected
 _LAST_WORDS = 500
 _REAP_SECONDS = (0.002, 1.0)  # between looks at a child whose output ended: first, and most
+
+
+def signal_name(number: int) -> str:
+    """The name of the signal that ended a process."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def python(script: str, *arguments: str) -> list[str]:

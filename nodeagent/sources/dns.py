@@ -46,12 +46,13 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for line in text.splitlines():
         word, *rest = line.split() or [""]
-        if word == "nameserver" and rest and _is_address(rest[0]):
+        if word == "nameserver" and rest and is_address(rest[0]):
             found[rest[0]] = None
     return tuple(found)[:_MOST_SERVERS]
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether it is an IP address, and no name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
 from nodeagent.interpreter import light_python
+from nodeagent.sources.child_process import signal_name
 from nodeagent.sources.gpu_sample import Gpu, gpu_from_wire
 from nodeagent.sources.process_state import ProcessState, read_state
 
@@ -128,7 +128,7 @@ class NvmlProcess:
         """How the process ended, for people."""
         code = self._process.returncode
         if code is not None and code < 0:
-            return f"was killed by {_signal_name(-code)}"
+            return f"was killed by {signal_name(-code)}"
         return f"ended with status {code}"
 
     async def kill(self) -> bool:
@@ -186,10 +186,3 @@ def _retrieve(task: asyncio.Task[WorkerReply]) -> None:
     # A caller that still waits sees the exception; without one asyncio shall not log it.
     if not task.cancelled():
         task.exception()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,6 +1,7 @@
 """The small files of ``/sys`` and ``/proc``: a checked node reads hundreds of them a minute."""
 
 import os
+from pathlib import Path
 
 _MOST = 4096
 _CHUNK = 65_536
@@ -38,3 +39,11 @@ def read_whole(path: str | os.PathLike[str], most: int = 0) -> bytes:
 def small_text(path: str | os.PathLike[str]) -> str:
     """The same, empty where it can't be read."""
     return read_small(path) or ""
+
+
+def entries(folder: Path) -> list[Path]:
+    """The entries in order of their names; none where the folder can't be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

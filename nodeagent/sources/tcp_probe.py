@@ -2,12 +2,12 @@
 
 import asyncio
 import errno
-import ipaddress
 import socket
 
 from nodeagent.clock import Clock
 from nodeagent.dataclass import dataclass
 from nodeagent.sources.child_process import ChildProcess, python
+from nodeagent.sources.dns import is_address
 
 __all__ = ["Connection", "ResolveError", "Resolver", "connect", "resolve"]
 
@@ -45,7 +45,7 @@ class Resolver:
 
     async def addresses(self, host: str) -> tuple[str, ...]:
         """At least one address, the resolver's order. Raises ResolveError."""
-        if _is_address(host):
+        if is_address(host):
             return (host,)
         at, known = self._known.get(host, (0.0, ()))
         now = self._clock.boottime()
@@ -86,14 +86,6 @@ async def resolve(host: str, *, deadline: float = 5.0) -> tuple[str, ...]:
     if not found:
         raise ResolveError(failures[-1] if failures else "no address")
     return tuple(found)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 async def connect(
