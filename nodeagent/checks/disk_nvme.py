@@ -12,14 +12,12 @@ missing stays so until it is back, another takes its name, or the agent is start
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.checks.error_counters import count
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, Page, ProbeRefused, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements
@@ -181,16 +179,6 @@ def _health(result: Result) -> Health | Hung | str:
             raise TypeError(f"no answer to a question about a log page: {result!r}")
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskNvme:
-    return DiskNvme(
-        sources.machine,
-        sources.disk,
-        sources.measurements,
-        expected=options["expected"],
-        stuck_for=options["stuck_for"],
-    )
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="an NVMe drive that is gone, given up by the kernel, or sick by its own account",
@@ -200,7 +188,9 @@ SPEC = CheckSpec(
     "first looked, without expected",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: DiskNvme(
+        sources.machine, sources.disk, sources.measurements, **options
+    ),
     options=(
         Option("expected", Kind.INTEGER, 0, "how many drives the node must have; 0: any number"),
         Option("stuck_for", Kind.DURATION, 300.0, "not live for so long is failed"),

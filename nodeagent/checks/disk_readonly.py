@@ -18,13 +18,11 @@ read-only on purpose counts as failed until it is excluded. Reasons: ``read-only
 ``not-mounted``, ``no-mount-table``. The component is the mount point.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, absolute_paths, no_mount_table
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
 
@@ -131,11 +129,6 @@ class DiskReadonly:
             return None  # not ext4, or no such count in this kernel: the other signs remain
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskReadonly:
-    watch = Watch(sources.machine, options)
-    return DiskReadonly(sources.machine, watch, options["writable"])
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a filesystem that became read-only (after an error, as ext4 does)",
@@ -145,7 +138,9 @@ SPEC = CheckSpec(
     "unless one of the other signs tells",
     interval=15.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: DiskReadonly(
+        sources.machine, Watch(sources.machine, options), options["writable"]
+    ),
     options=(
         *MOUNT_OPTIONS,
         Option(

@@ -15,15 +15,12 @@ is as full on every other node, and whether it answers is disk-mounts's to judge
 
 import asyncio
 import errno
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, hung, no_mount_table, not_probed
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space
 from nodeagent.sources.mountinfo import Mount
 
@@ -147,12 +144,6 @@ class DiskSpace:
                 raise TypeError(f"no answer to a question about space: {result!r}")
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> DiskSpace:
-    limits = SpaceLimits(**{name: options[name] for name in SpaceLimits.__slots__})
-    watch = Watch(sources.machine, options)
-    return DiskSpace(sources.disk, watch, str(sources.machine.root), limits)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a filesystem that is full or out of inodes, or that no longer answers",
@@ -162,7 +153,12 @@ SPEC = CheckSpec(
     "tmpfs or a loop device unless named in mounts",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: DiskSpace(
+        sources.disk,
+        Watch(sources.machine, options),
+        str(sources.machine.root),
+        SpaceLimits(**{name: options[name] for name in SpaceLimits.__slots__}),
+    ),
     options=(
         Option("degrade_above", Kind.PERCENT, 90.0, "space used: degraded from here on"),
         Option("fail_above", Kind.PERCENT, 97.0, "space used: failed from here on"),

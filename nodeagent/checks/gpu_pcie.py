@@ -10,7 +10,6 @@ idle, so it is compared by the looks at which the GPUs work.
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -189,15 +188,6 @@ def _replays_by_nvml(sample: GpuSample) -> dict[str, int]:
     return {gpu.pci: gpu.replays for gpu in sample.gpus if gpu.pci and gpu.replays is not None}
 
 
-def _build(sources: Sources, options: Mapping[str, Any]) -> GpuPcie:
-    return GpuPcie(
-        sources,
-        options["width"],
-        options["replays_per_minute"],
-        status_of(options["siblings"]),
-    )
-
-
 SPEC = CheckSpec(
     name="gpu-pcie",
     sees="a GPU whose PCIe link lost lanes, is slower at work than its siblings', damages what it "
@@ -208,7 +198,9 @@ SPEC = CheckSpec(
     "GPUs' are too; the speed of GPUs that are never at work",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
-    build=_build,
+    build=lambda sources, options: GpuPcie(
+        sources, options["width"], options["replays_per_minute"], status_of(options["siblings"])
+    ),
     options=(
         Option(
             name="width",

@@ -7,15 +7,11 @@ which looks like a sick network; the remedy is a larger limit (net.ipv4.neigh.de
 net.netfilter.nf_conntrack_max).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.net_tables import NetTable, conntrack, neighbours
 
@@ -68,11 +64,6 @@ class NetTables:
         return {name: table for name, table in found.items() if table is not None}
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> NetTables:
-    limits = TableLimits(**{name: options[name] for name in TableLimits.__slots__})
-    return NetTables(sources.machine, limits)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a neighbour table or a connection tracking table that is full or nearly so",
@@ -82,7 +73,7 @@ SPEC = CheckSpec(
     "connection tables of pods' own namespaces",
     interval=60.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: NetTables(sources.machine, TableLimits(**options)),
     options=(
         Option("degrade_above", Kind.PERCENT, 80.0, "of the limit: degraded from here on"),
         Option("fail_above", Kind.PERCENT, 95.0, "of the limit: failed from here on"),

@@ -18,7 +18,6 @@ from nodeagent.checks.counter_window import CounterIncrease
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, PhysicalLinks, read_link
 from nodeagent.sources.pci_kind import PciKinds
@@ -54,22 +53,15 @@ def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int =
 
 
 class NicLink:
-    def __init__(
-        self,
-        machine: HostRoots,
-        interfaces: Sequence[str],
-        exclude: Sequence[str],
-        flaps: int,
-        sibling_status: Status,
-    ) -> None:
+    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
         self._machine = machine
-        self._sibling_status = sibling_status
+        self._sibling_status = status_of(options["siblings"])
         self._links = PhysicalLinks(machine)
         self._kinds = PciKinds(machine)
         self._carriers = SiblingWatch()
-        self._interfaces = interfaces
-        self._exclude = frozenset(exclude)
-        self._flaps = flaps
+        self._interfaces: Sequence[str] = options["interfaces"]
+        self._exclude = frozenset(options["exclude"])
+        self._flaps: int = options["flaps"]
         self._losses: dict[str, CounterIncrease] = {}
         self._seen_up: set[str] = set()
         self._spoken_of = ReportedComponents()
@@ -139,16 +131,6 @@ class NicLink:
         return rise.add(self._machine.clock.boottime(), link.times_down)
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> NicLink:
-    return NicLink(
-        sources.machine,
-        options["interfaces"],
-        options["exclude"],
-        options["flaps"],
-        status_of(options["siblings"]),
-    )
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a network port that lost its link, or loses it again and again, or never had it while "
@@ -159,7 +141,7 @@ SPEC = CheckSpec(
     "pod",
     interval=10.0,
     deadline=5.0,
-    build=build,
+    build=lambda sources, options: NicLink(sources.machine, options),
     options=(
         Option(
             "interfaces",

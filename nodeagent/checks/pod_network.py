@@ -8,15 +8,13 @@ unless installed); this check asks it over a unix socket. Components: ``dns://na
 check is off.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.configfile.units import host_port, socket_path
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.pod_network import NoProber, ProberError, ProberReply, ask
 
 NAME = "pod-network"
@@ -66,11 +64,6 @@ class PodNetwork:
         return [Observation(NAME, "", Status.UNKNOWN, reason, message), *self._last[1:]]
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> PodNetwork:
-    path = sources.machine.host(options["socket"])
-    return PodNetwork(path, options["names"], options["targets"])
-
-
 def _names(texts: Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         if not text or any(char.isspace() or char in "/:" for char in text):
@@ -95,7 +88,9 @@ SPEC = CheckSpec(
     blind_to="other pods' network policies: the prober is one pod with its own",
     interval=60.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: PodNetwork(
+        sources.machine.host(options["socket"]), options["names"], options["targets"]
+    ),
     options=(
         Option("names", Kind.TEXTS, ("kubernetes.default.svc",), "names to resolve", _names),
         Option(

@@ -13,14 +13,12 @@ except 401 and 403: a server that asks for a password is there), ``garbled`` (no
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.configfile.units import host_port
 from nodeagent.dataclass import dataclass
 from nodeagent.model import Observation, Status
-from nodeagent.sources import Sources
 from nodeagent.sources.gateway import PATIENCE, GatewayProbe, GatewayReply
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.http import HttpError, Url, request
@@ -240,12 +238,6 @@ def _component(route: DefaultRoute) -> str:
     return "gateway-ipv6" if is_ipv6 else "gateway"
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> Reach:
-    machine = sources.machine
-    resolver = Resolver(machine.clock)
-    return Reach(machine, resolver, options["targets"], single_run=sources.single_run)
-
-
 SPEC = CheckSpec(
     name=NAME,
     sees="a gateway or a service that does not answer this node",
@@ -258,7 +250,12 @@ SPEC = CheckSpec(
     "took the connection; TLS",
     interval=30.0,
     deadline=20.0,
-    build=build,
+    build=lambda sources, options: Reach(
+        sources.machine,
+        Resolver(sources.machine.clock),
+        options["targets"],
+        single_run=sources.single_run,
+    ),
     options=(
         Option(
             "targets",

@@ -1,7 +1,7 @@
 """The program that touches the devices: ``python -I -S -E disk_child.py WHAT:PATH...``
 
-The kind WHAT is ``space``, ``write``, ``nvme`` (PATH is a controller's device file) or ``files``
-(PATH is several, with a tab between).
+The kind WHAT is ``space``, ``write``, ``nvme`` (PATH is a controller's device file), ``module``
+(PATH is a network interface) or ``files`` (PATH is several, with a tab between).
 
 Started anew for each look and read line by line, so it imports nothing beyond the interpreter's
 own built-in modules: 8 ms of CPU in all. Each job has a thread, so that one that hangs holds up
@@ -10,8 +10,8 @@ no other; a process with a hung thread cannot end, and that is its parent's to r
 Output, a line each, N the job's place in the arguments: ``N at TID`` when begun; then ``N space
 SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without root's reserve), ``N written
 MICROSECONDS``, ``N differs`` (read back other bytes), ``N busy`` (another probe holds the file),
-``N page HEX`` (the drive's health log), ``N files`` and for each file its text as ``=HEX`` or the
-error as ``!ERRNO``; or ``N refused ERRNO STEP``.
+``N page HEX`` (the drive's health log, a transceiver's memory), ``N files`` and for each file its
+text as ``=HEX`` or the error as ``!ERRNO``; or ``N refused ERRNO STEP``.
 """
 
 import _thread
@@ -31,6 +31,17 @@ _GET_LOG_PAGE, _HEALTH, _WHOLE_CONTROLLER = 0x02, 0x02, 0xFFFFFFFF
 _PAGE, _SENT = 512, 192
 _NVME_TIMEOUT_MS = 5000
 _MOST_OF_A_FILE = 64
+_NETLINK_GENERIC, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 1, 2
+_MODULE_EEPROM_GET, _MODULE_PAGE = 31, 128
+_QSFP = (0x04, ((0, 128, 0x50), (3, 128, 0x50)))
+_CMIS = (0x80, ((0, 128, 0x50), (2, 128, 0x50), (17, 128, 0x50)))
+#: By the first byte of a transceiver's memory (SFF-8024): the bit of byte 2 that says that it has
+#: no further pages, and these: page, offset, address.
+_MODULE_PAGES = {
+    0x03: (0, ((0, 0, 0x51),)),
+    **dict.fromkeys((0x0C, 0x0D, 0x11), _QSFP),
+    **dict.fromkeys((0x18, 0x19, 0x1B, 0x1E), _CMIS),
+}
 
 
 class _RefusedError(Exception):
@@ -183,6 +194,45 @@ def nvme(device: bytes) -> str:
     return f"page {page.tobytes()[:_SENT].hex()}"
 
 
+def module(interface: bytes) -> str:
+    """What a port's transceiver has in its memory, by ethtool's netlink (Linux 5.13 or later)."""
+    import _socket
+    import struct
+
+    netlink = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, _NETLINK_GENERIC)
+
+    def request(family: int, command: int, attributes: bytes) -> bytes:
+        length = 20 + len(attributes)
+        head = struct.pack("=IHHIIBBH", length, family, _NLM_F_REQUEST, 1, 0, command, 1, 0)
+        netlink.send(head + attributes)
+        reply: bytes = netlink.recv(4096)
+        kind, error = struct.unpack_from("=H", reply, 4)[0], struct.unpack_from("=i", reply, 16)[0]
+        if kind == _NLMSG_ERROR or len(reply) < 38:
+            raise OSError(-error if kind == _NLMSG_ERROR else _EIO, "refused")
+        return reply
+
+    def read(page: int, offset: int, address: int) -> bytes:
+        """Header (nested: the interface), offset, length, page and address; the data come last."""
+        where = (8, 2, offset, 8, 3, _MODULE_PAGE, 5, 4, page, 5, 6, address)
+        attributes = name + struct.pack("=HHIHHIHHB3xHHB3x", *where)
+        return request(family, _MODULE_EEPROM_GET, attributes)[-_MODULE_PAGE:]
+
+    padded = interface + bytes(4 - len(interface) % 4)
+    name = struct.pack("=HHHH", 8 + len(padded), 0x8001, 5 + len(interface), 2) + padded
+    try:
+        with _Step("module"):
+            # The family's number is the attribute after its name.
+            found = request(0x10, 3, struct.pack("=HH8s", 12, 2, b"ethtool"))
+            family = struct.unpack_from("=H", found, 36)[0]
+            memory = read(0, 0, 0x50)
+            flat, pages = _MODULE_PAGES.get(memory[0], (0, ()))
+            if not memory[2] & flat:
+                memory += b"".join(read(*page) for page in pages)
+    except _RefusedError as error:
+        return "refused {} {}".format(*error.args)
+    return f"page {memory.hex()}"
+
+
 def files(paths: bytes) -> str:
     """Small files of sysfs whose drivers may ask their hardware."""
     return " ".join(["files", *map(_file, paths.split(b"\t"))])
@@ -199,7 +249,7 @@ def _file(path: bytes) -> str:
         return f"!{error.errno}"
 
 
-_PROBES = {"space": space, "write": write, "nvme": nvme, "files": files}
+_PROBES = {"space": space, "write": write, "nvme": nvme, "module": module, "files": files}
 
 
 def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:

@@ -92,7 +92,7 @@ class NotProbed:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The beginning of a drive's health log."""
+    """The beginning of a drive's health log, or a transceiver's memory."""
 
     data: bytes
 
@@ -106,7 +106,7 @@ class Files:
 
 Result = Space | Written | Differs | Page | Files | ProbeRefused | Hung | NotProbed
 
-_Job = tuple[str, str]  # kind (space, write, nvme, files), path
+_Job = tuple[str, str]  # kind (space, write, nvme, module, files), path
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +153,10 @@ class DiskProbe:
     async def nvme_health(self, devices: Sequence[str]) -> dict[str, Result]:
         """Page, ProbeRefused, Hung or NotProbed for each controller's device file."""
         return await self._probe("nvme", devices, apart=False)
+
+    async def modules(self, interfaces: Sequence[str]) -> dict[str, Result]:
+        """Page (a transceiver's memory), ProbeRefused, Hung or NotProbed for each interface."""
+        return await self._probe("module", interfaces, apart=False)
 
     async def files(self, groups: Sequence[Sequence[str]]) -> list[Result]:
         """Files, Hung or NotProbed for each group of small files, such as those of one device.

@@ -50,6 +50,12 @@ def test_what_acts_and_what_is_only_seen(check: str, reason: str, expected: str)
         assert action(check, reason, status) == ""
 
 
+def test_low_light_is_only_seen_and_after_ten_minutes() -> None:
+    for reason in ("rx-power-low", "tx-power-low", "hot"):
+        assert action("optics", reason, Status.DEGRADED, seconds=599) == ""
+        assert action("optics", reason, Status.DEGRADED, seconds=600) == "observe"
+
+
 def test_a_mount_may_be_late_at_a_boot() -> None:
     assert action("disk-mounts", "not-mounted", seconds=299) == "observe"
     assert action("disk-mounts", "not-mounted", seconds=300) == "cordon"

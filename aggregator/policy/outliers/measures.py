@@ -47,6 +47,12 @@ _ROWS = (
     Measure("pcie-replays", "PCIe replays", "an hour", False, 60, 1.0, 60),
     Measure("nvlink-errors", "NVLink errors", "an hour", False, 50, 1.0, 60),
     Measure("ib-errors", "InfiniBand port errors", "an hour", False, 60, 1.0, 60),
+    # Low light is stable in time and not tied to load (CorrOpt, SIGCOMM 2017). Modules of a part
+    # number have lasers of one design; UFM's plugin warns 10 degrees above the usual temperature.
+    Measure("optics-rx-power", "received light", "tenths of a dB", True, 30, 0, 60),
+    Measure("optics-tx-power", "sent light", "tenths of a dB", True, 30, 0, 60),
+    Measure("optics-bias", "bias current of the laser", "uA", False, 2000, 0.3, 60),
+    Measure("optics-temperature", "temperature of the module", "degrees", False, 10, 0, 60),
     Measure("disk-latency", "synced write", "ms", False, 100, 4.0, 60),
     Measure("check-duration", "duration of the check", "ms", False, 1000, 4.0, 120, each=True),
 )
