@@ -142,7 +142,7 @@ def test_an_answer_to_another_question_is_a_defect_and_no_verdict(judged: Any) -
 async def test_what_is_no_answer_about_space_or_a_log_page_is_a_defect(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="no answer to a question about a log page"):
         disk_nvme._health(Written(0.1))
-    check = disk_space.build(sources(made_up(tmp_path)), options(disk_space.SPEC))
+    check = built(disk_space.SPEC, sources(made_up(tmp_path)), options(disk_space.SPEC))
     with pytest.raises(TypeError, match="no answer to a question about space"):
         check._verdict(DISK, Written(0.1))
 
@@ -619,7 +619,7 @@ async def test_a_disk_without_its_count_of_errors_is_judged_by_the_other_signs(
     machine = made_up(tmp_path)
     table = f"1 0 8:1 / {tmp_path} ro - ext4 /dev/sda ro,errors=remount-ro\n"
     (tmp_path / "proc/self/mountinfo").write_text(table)
-    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
     assert observations(await check.run_check())["/"].status is Status.OK
 
 

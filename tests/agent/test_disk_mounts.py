@@ -103,7 +103,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     point, server = filer
     name = str(point)
     check = built(disk_mounts.SPEC, disks, options(disk_mounts.SPEC, expected=(name,)))
-    space = disk_space.build(disks, options(disk_space.SPEC))
+    space = built(disk_space.SPEC, disks, options(disk_space.SPEC))
     assert verdicts(await check.run_check())[name] == OK
     assert verdicts(await space.run_check())[name] == OK
     server.send_signal(signal.SIGSTOP)

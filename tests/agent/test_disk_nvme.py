@@ -18,7 +18,7 @@ from nodeagent.sources.child_process import python
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, NotProbed, Page, Result
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
-from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
+from tests.agent.machines import built, gone, made_up, observations, options, sources, verdicts
 
 OK = (Status.OK, "")
 DRIVE = Controller("nvme0", "live", "SOMETHING PM9A3", "S64GNE0R")
@@ -67,7 +67,9 @@ class Stepped(SystemClock):
 
 def nvme(machine: HostRoots, probe: DiskProbe, **settings: object) -> disk_nvme.DiskNvme:
     found = replace(sources(machine), disk=probe)
-    return disk_nvme.build(found, options(disk_nvme.SPEC, **settings))
+    chosen = options(disk_nvme.SPEC, **settings)
+    check: disk_nvme.DiskNvme = built(disk_nvme.SPEC, found, chosen)
+    return check
 
 
 def test_the_log_page() -> None:

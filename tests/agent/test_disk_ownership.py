@@ -9,7 +9,7 @@ import pytest
 from nodeagent.checks import disk_readonly, disk_space
 from nodeagent.model import Status
 from nodeagent.sources import mountinfo
-from tests.agent.machines import made_up, options, sources, this_machine, verdicts
+from tests.agent.machines import built, made_up, options, sources, this_machine, verdicts
 from tests.agent.real_disks import MARKS, ext4, provoke_error, run
 from tests.agent.test_disk_verdicts import write_table
 
@@ -21,7 +21,7 @@ async def watched(tmp_path: Path, *lines: str, named: tuple[str, ...] = ()) -> s
     machine = made_up(tmp_path)
     write_table(tmp_path, ROOT, *lines)
     settings = options(disk_readonly.SPEC, mounts=named)
-    check = disk_readonly.build(sources(machine), settings)
+    check = built(disk_readonly.SPEC, sources(machine), settings)
     return set(verdicts(await check.run_check()))
 
 
@@ -125,7 +125,7 @@ async def test_a_bind_made_writable_is_no_filesystem_that_stopped_writing(
 ) -> None:
     machine = made_up(tmp_path)
     write_table(tmp_path, *lines)
-    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
     (seen,) = verdicts(await check.run_check()).values()
     assert seen[0].name == verdict
 
@@ -176,7 +176,7 @@ class TestReal:
                 mounts.callback(run, "mount", "--bind", ours, origin)
             disks = sources(this_machine())
             settings = options(disk_readonly.SPEC, mounts=(str(ours),))
-            seen = verdicts(await disk_readonly.build(disks, settings).run_check())
+            seen = verdicts(await built(disk_readonly.SPEC, disks, settings).run_check())
             assert seen[str(ours)] == (Status.OK, "")
             await disks.disk.close()
 
@@ -189,7 +189,7 @@ class TestReal:
             provoke_error(point)
             disks = sources(this_machine())
             settings = options(disk_readonly.SPEC, mounts=(str(point),))
-            seen = verdicts(await disk_readonly.build(disks, settings).run_check())
+            seen = verdicts(await built(disk_readonly.SPEC, disks, settings).run_check())
             assert seen[str(point)] == (Status.FAILED, "read-only")
             await disks.disk.close()
 
@@ -208,7 +208,9 @@ class TestReal:
             for point in (rootfs, tenant, node):
                 fill(point)
             disks = sources(this_machine())
-            seen = verdicts(await disk_space.build(disks, options(disk_space.SPEC)).run_check())
+            seen = verdicts(
+                await built(disk_space.SPEC, disks, options(disk_space.SPEC)).run_check()
+            )
             await disks.disk.close()
         assert seen[str(node)][1] == "full"
         assert str(rootfs) not in seen

@@ -65,7 +65,7 @@ async def until_probed() -> None:
 
 async def test_a_tmpfs_fills_up_and_empties(tmp_path: Path, disks: Sources) -> None:
     with tmpfs(tmp_path / "t", "size=4m", "nr_inodes=100") as point:
-        check = disk_space.build(disks, options(disk_space.SPEC, mounts=(str(point),)))
+        check = built(disk_space.SPEC, disks, options(disk_space.SPEC, mounts=(str(point),)))
         assert verdicts(await check.run_check())[str(point)] == OK
         (point / "log").write_bytes(b"x" * (4 << 20))
         assert verdicts(await check.run_check())[str(point)] == (Status.FAILED, "full")
@@ -83,7 +83,7 @@ async def test_a_pod_looks_at_the_host_below_its_root(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "host", "size=4m") as host, tmpfs(host / "data", "size=1m") as data:
         (data / "log").write_bytes(b"x" * (1 << 20))
         pod = sources(HostRoots(clock=SystemClock(), root=host))
-        check = disk_space.build(pod, options(disk_space.SPEC, mounts=("/", "/data")))
+        check = built(disk_space.SPEC, pod, options(disk_space.SPEC, mounts=("/", "/data")))
         assert verdicts(await check.run_check()) == {"/": OK, "/data": (Status.FAILED, "full")}
 
 
@@ -91,7 +91,7 @@ async def test_a_tmpfs_or_a_loop_device_is_watched_only_by_name(
     tmp_path: Path, disks: Sources
 ) -> None:
     with tmpfs(tmp_path / "t", "size=1m") as memory, ext4(tmp_path / "e") as loop:
-        check = disk_space.build(disks, options(disk_space.SPEC))
+        check = built(disk_space.SPEC, disks, options(disk_space.SPEC))
         seen = verdicts(await check.run_check())
         assert "/" in seen
         assert seen.keys().isdisjoint((str(memory), str(loop)))
@@ -108,7 +108,7 @@ async def test_space_is_what_df_says(tmp_path: Path, disks: Sources) -> None:
 async def test_a_remount_is_seen_at_the_next_look(tmp_path: Path, disks: Sources) -> None:
     with ext4(tmp_path / "e") as point:
         name = str(point)
-        check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
+        check = built(disk_readonly.SPEC, disks, options(disk_readonly.SPEC, mounts=(name,)))
         write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(name,)))
         assert verdicts(await check.run_check())[name] == OK
         assert verdicts(await write.run_check())[name] == OK
@@ -127,7 +127,7 @@ async def test_a_filesystem_error_is_seen_without_a_baseline(
         provoke_error(point)
         name = str(point)
         # Both built after the error, as by an agent that was restarted.
-        check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
+        check = built(disk_readonly.SPEC, disks, options(disk_readonly.SPEC, mounts=(name,)))
         write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(name,)))
         assert verdicts(await check.run_check())[name] == (Status.FAILED, "read-only")
         assert verdicts(await write.run_check())[name] == (Status.FAILED, "read-only")
@@ -141,7 +141,7 @@ async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: 
         try:
             run("mount", "-o", "remount,bind,ro", bind)
             named = options(disk_readonly.SPEC, mounts=(str(bind),), writable=(str(bind),))
-            check = disk_readonly.build(disks, named)
+            check = built(disk_readonly.SPEC, disks, named)
             write = built(disk_write.SPEC, disks, options(disk_write.SPEC, paths=(str(bind),)))
             assert verdicts(await check.run_check())[str(bind)] == OK
             assert verdicts(await write.run_check())[str(bind)] == (

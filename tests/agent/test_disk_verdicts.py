@@ -21,7 +21,7 @@ from nodeagent.sources.disk_probe import (
     Written,
 )
 from nodeagent.sources.mountinfo import Mount, parse
-from tests.agent.machines import gone, made_up, options, sources, verdicts
+from tests.agent.machines import built, gone, made_up, options, sources, verdicts
 
 GIB = 1 << 30
 LIMITS = disk_space.SpaceLimits(
@@ -199,7 +199,7 @@ def write_table(root: Path, *lines: str) -> None:
 
 async def test_a_remount_is_a_failure_until_it_is_writable_again(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
     write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
     assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
     write_table(tmp_path, "1 0 8:1 / @ ro - ext4 /dev/sda ro")
@@ -222,7 +222,7 @@ async def test_after_a_restart_fstab_and_the_error_count_still_tell(tmp_path: Pa
         "2 1 8:16 / @/b ro - ext4 /dev/sdb ro,errors=remount-ro",
         "3 1 8:32 / @/c ro - ext4 /dev/sdc ro,errors=remount-ro",
     )
-    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    check = built(disk_readonly.SPEC, sources(machine), options(disk_readonly.SPEC))
     assert verdicts(await check.run_check()) == {
         "/": (Status.FAILED, "read-only"),
         "/b": (Status.FAILED, "read-only"),
@@ -233,7 +233,7 @@ async def test_after_a_restart_fstab_and_the_error_count_still_tell(tmp_path: Pa
 async def test_an_unmounted_disk_is_gone_and_a_named_one_is_missed(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     settings = options(disk_readonly.SPEC, mounts=("/scratch/",))
-    check = disk_readonly.build(sources(machine), settings)
+    check = built(disk_readonly.SPEC, sources(machine), settings)
     root = "1 0 8:1 / @ rw - ext4 /dev/sda rw"
     data = "2 1 8:2 / @/data rw - ext4 /dev/sdb rw"
     scratch = "3 1 0:9 / @/scratch rw - tmpfs tmpfs rw"
@@ -248,7 +248,7 @@ async def test_an_unmounted_disk_is_gone_and_a_named_one_is_missed(tmp_path: Pat
 @pytest.mark.parametrize("spec", [disk_readonly.SPEC, disk_space.SPEC])
 async def test_no_mount_table_is_unknown_and_not_a_crash(tmp_path: Path, spec: object) -> None:
     module = disk_readonly if spec is disk_readonly.SPEC else disk_space
-    check = module.build(sources(made_up(tmp_path)), options(module.SPEC))
+    check = built(module.SPEC, sources(made_up(tmp_path)), options(module.SPEC))
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-mount-table")}
 
 
@@ -265,8 +265,8 @@ class Answering:
 
 async def test_remote_filesystems_are_asked_apart_from_those_of_this_node(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = disk_space.build(sources(machine), options(disk_space.SPEC))
-    check._probe = asked = Answering()  # type: ignore[assignment]
+    check = built(disk_space.SPEC, sources(machine), options(disk_space.SPEC))
+    check._probe = asked = Answering()
     write_table(
         tmp_path,
         "1 0 8:1 / @ rw - ext4 /dev/sda rw",

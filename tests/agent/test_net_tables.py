@@ -16,6 +16,7 @@ from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.net_tables import NetTable, neighbours, parse_stat
 from tests.agent.machines import (
+    built,
     gone,
     made_up,
     observations,
@@ -82,7 +83,7 @@ def test_a_table(table: NetTable, refused: int, verdict: tuple[Status, str]) -> 
 async def test_tables_fill_overflow_and_recover(tmp_path: Path) -> None:
     clock = Stepped()
     machine = made_up(tmp_path, clock)
-    check = net_tables.build(sources(machine), options(net_tables.SPEC))
+    check = built(net_tables.SPEC, sources(machine), options(net_tables.SPEC))
     assert isinstance(await check.run_check(), Off)
     filled(machine, arp=100, fulls=7, tracked=1000, drop=3)
     assert verdicts(await check.run_check()) == {"neighbours-ipv4": OK, "conntrack": OK}
@@ -118,7 +119,7 @@ def test_lines_that_do_not_fit_are_no_table() -> None:
 async def test_this_machine_has_a_table_of_neighbours() -> None:
     if neighbours(this_machine(), "ipv4") is None:
         pytest.skip("not in the host's network namespace")
-    check = net_tables.build(sources(this_machine()), options(net_tables.SPEC))
+    check = built(net_tables.SPEC, sources(this_machine()), options(net_tables.SPEC))
     assert "neighbours-ipv4" in verdicts(await check.run_check())
 
 

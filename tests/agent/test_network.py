@@ -27,7 +27,7 @@ from nodeagent.sources.network import (
 )
 from nodeagent.sources.tcp_probe import ResolveError, Resolver
 from tests.agent.http_server import Request, response, serving
-from tests.agent.machines import gone, made_up, options, sources, this_machine, verdicts
+from tests.agent.machines import built, gone, made_up, options, sources, this_machine, verdicts
 
 OK = (Status.OK, "")
 
@@ -207,7 +207,7 @@ async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Pat
     nic(machine.sys, "lo", device=False, type=772)
     nic(machine.sys, "veth1", device=False)
     (nic(machine.sys, "eth0v1") / "device/physfn").mkdir()
-    check = nic_link.build(sources(machine), options(nic_link.SPEC, exclude=("nothing",)))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC, exclude=("nothing",)))
     assert verdicts(await check.run_check()) == {"eth0": OK, "ib0": OK, "spare": OK}
     (eth0 / "operstate").write_text("down\n")
     assert verdicts(await check.run_check())["eth0"] == (Status.FAILED, "link-down")
@@ -243,7 +243,7 @@ def test_an_interface_whose_type_could_not_be_read_is_looked_at_again(tmp_path: 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     nic(machine.sys, "eth0", operstate="down", carrier_up_count=3)
-    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
     assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "link-down")}
 
 
@@ -251,13 +251,13 @@ async def test_a_named_interface_must_exist(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     nic(machine.sys, "veth0", device=False)
     names = ("veth0", "eth7")
-    check = nic_link.build(sources(machine), options(nic_link.SPEC, interfaces=names))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC, interfaces=names))
     assert verdicts(await check.run_check()) == {"veth0": OK, "eth7": (Status.FAILED, "missing")}
 
 
 async def test_no_port_is_off_and_no_sysfs_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
     assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-sysfs")}
     nic(machine.sys, "lo", device=False, type=772)
     assert isinstance(await check.run_check(), Off)
@@ -268,7 +268,7 @@ async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     (nic(machine.sys, "eth0", carrier_up_count="what?") / "operstate").unlink()
     (nic(machine.sys, "eth1") / "flags").unlink()
-    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
     assert verdicts(await check.run_check()) == {"eth0": OK}
 
 
@@ -283,7 +283,8 @@ def no_gateway(tmp_path: Path) -> Path:
 
 def reach_of(tmp_path: Path, *targets: str) -> reach.Reach:
     machine = made_up(no_gateway(tmp_path))
-    return reach.build(sources(machine), options(reach.SPEC, targets=targets))
+    check: reach.Reach = built(reach.SPEC, sources(machine), options(reach.SPEC, targets=targets))
+    return check
 
 
 async def test_one_failing_target_blames_the_target(
@@ -368,7 +369,7 @@ async def test_nothing_to_reach_is_off(tmp_path: Path) -> None:
 
 
 async def test_no_procfs_is_unknown(tmp_path: Path) -> None:
-    check = reach.build(sources(made_up(tmp_path)), options(reach.SPEC))
+    check = built(reach.SPEC, sources(made_up(tmp_path)), options(reach.SPEC))
     assert verdicts(await check.run_check()) == {"gateway": (Status.UNKNOWN, "no-procfs")}
 
 
@@ -402,5 +403,5 @@ async def test_names_are_resolved_again_when_old_or_in_doubt_and_kept_when_that_
 
 
 async def test_this_machine_survives_a_look() -> None:
-    check = nic_link.build(sources(this_machine()), options(nic_link.SPEC))
+    check = built(nic_link.SPEC, sources(this_machine()), options(nic_link.SPEC))
     assert isinstance(await check.run_check(), Off | list)

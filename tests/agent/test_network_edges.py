@@ -254,7 +254,7 @@ async def test_excluded_ports_are_left_out_and_a_port_that_is_back_begins_anew(
     machine = made_up(tmp_path, clock)
     folder = port(machine, carrier_down_count=0)
     port(machine, "eth1", operstate="down")
-    check = nic_link.build(sources(machine), options(nic_link.SPEC, exclude=("eth1",)))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC, exclude=("eth1",)))
     assert verdicts(await check.run_check()) == {"eth0": OK}
     folder.rename(tmp_path / "away")
     report = await check.run_check()
@@ -270,7 +270,7 @@ async def test_named_interfaces_must_be_there(tmp_path: Path) -> None:
     port(machine)
     port(machine, "eth9", operstate="down")
     settings = options(nic_link.SPEC, interfaces=("eth0", "eth7"))
-    report = await nic_link.build(sources(machine), settings).run_check()
+    report = await built(nic_link.SPEC, sources(machine), settings).run_check()
     assert verdicts(report) == {"eth0": OK, "eth7": (FAILED, "missing")}
     assert (
         observations(report)["eth7"].message == "named in the configuration, and no such interface"
@@ -608,7 +608,7 @@ SILENT = GatewayReply(True, "is on the link", silent=True)
 def reaching(root: Path, gateways: Gateways, via: str = VIA_1) -> reach.Reach:
     machine = made_up(root)
     set_route(root, via)
-    check = reach.build(sources(machine), options(reach.SPEC))
+    check: reach.Reach = built(reach.SPEC, sources(machine), options(reach.SPEC))
     check._probe = gateways  # type: ignore[assignment]
     return check
 
@@ -715,9 +715,9 @@ async def test_a_person_waits_for_no_gateway(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     set_route(tmp_path, VIA_1)
     single = replace(sources(machine), single_run=True)
-    check = reach.build(single, options(reach.SPEC))
+    check = built(reach.SPEC, single, options(reach.SPEC))
     gateways = Gateways(NO)
-    check._probe = gateways  # type: ignore[assignment]
+    check._probe = gateways
     assert verdicts(await check.run_check()) == {"gateway": (UNKNOWN, "never-answered")}
     assert gateways.patience == [False]
 

@@ -211,7 +211,7 @@ async def test_a_link_that_goes_between_two_looks_is_counted(tmp_path: Path) -> 
     clock = Stepped()
     machine = made_up(tmp_path, clock)
     port(machine, carrier_down_count=40)
-    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC))
     assert verdicts(await check.run_check()) == {"eth0": OK}
     clock.now += 10
     port(machine, carrier_down_count=43)

@@ -18,7 +18,7 @@ from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.pod_prober import LARGEST, MOST, start
-from tests.agent.machines import made_up, options, sources, verdicts
+from tests.agent.machines import built, made_up, options, sources, verdicts
 from tests.agent.test_network_real import Wire, why_not, wire  # noqa: F401 - a fixture
 from tests.controlplane.processes import stopped
 from tests.support.waiting import until
@@ -33,9 +33,9 @@ def place(root: Path) -> Path:
 
 
 def check_of(root: Path, **settings: object) -> pod_network.PodNetwork:
-    return pod_network.build(
-        sources(made_up(root)), options(pod_network.SPEC, **({"names": ("localhost",)} | settings))
-    )
+    chosen = options(pod_network.SPEC, **({"names": ("localhost",)} | settings))
+    check: pod_network.PodNetwork = built(pod_network.SPEC, sources(made_up(root)), chosen)
+    return check
 
 
 @contextmanager

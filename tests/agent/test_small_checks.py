@@ -393,7 +393,7 @@ async def test_a_prober_that_was_there_once_is_missed(
 
     monkeypatch.setattr(pod_network, "ask", ask)
     machine = made_up(tmp_path)
-    check = pod_network.build(sources(machine), options(pod_network.SPEC))
+    check = built(pod_network.SPEC, sources(machine), options(pod_network.SPEC))
     said.append(NoProber("no file"))
     assert await check.run_check() == Off(
         "no prober on the pod network (deploy/profiles/pod-network)"
@@ -413,7 +413,7 @@ async def test_a_prober_that_was_there_once_is_missed(
     assert verdicts(await check.run_check()) == kept
     said.append(ProberReply({"a": ("", "1 ms")}, {}))
     assert gone(await check.run_check()) == ["tcp://b:1"]
-    never = pod_network.build(sources(machine), options(pod_network.SPEC))
+    never = built(pod_network.SPEC, sources(machine), options(pod_network.SPEC))
     await never.run_check()
     said.append(NoProber("gone"))
     assert verdicts(await never.run_check()) == {"": (UNKNOWN, "no-prober"), "dns://a": OK}
@@ -547,7 +547,7 @@ async def test_a_port_whose_losses_nobody_counts_flaps_never(tmp_path: Path) -> 
     (folder / "device").mkdir(parents=True)
     for name, text in {"flags": "0x1003", "operstate": "up", "type": "1"}.items():
         (folder / name).write_text(f"{text}\n")
-    check = nic_link.build(sources(machine), options(nic_link.SPEC, flaps=1))
+    check = built(nic_link.SPEC, sources(machine), options(nic_link.SPEC, flaps=1))
     assert verdicts(await check.run_check()) == {"eth0": OK}
 
 
@@ -565,7 +565,7 @@ async def test_an_expected_mount_is_there_whatever_its_filesystem(
     [said] = observations(await check.run_check()).values()
     assert (said.component, said.status, said.message) == ("/pages", Status.OK, "mounted")
     named = options(disk_readonly.SPEC, mounts=("/pages",))
-    watching = disk_readonly.build(sources(machine), named)
+    watching = built(disk_readonly.SPEC, sources(machine), named)
     assert verdicts(await watching.run_check()) == {"/": OK, "/pages": OK}
     table.write_text(root)
     missed = {"/pages": (FAILED, "not-mounted")}
