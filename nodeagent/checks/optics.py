@@ -7,6 +7,7 @@ The readings are measurements too, which the aggregator compares with those of t
 on other ports. Places of the readings: SFF-8472, SFF-8636 and CMIS 5.2.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 
@@ -88,10 +89,9 @@ def _dbm(power: int) -> str:
 
 def measure(module: Module) -> dict[str, int]:
     """The measurements; light in tenths of a dB above -40 dBm, the least that a module reports."""
-    values = {"bias": rounded(module.bias), "temperature": round(module.temperature)}
-    for light, (power, _) in module.light.items():
-        values[light] = rounded(100 * math.log10(power)) if power else 0
-    return values
+    lanes = module.light.items()
+    light = {name: rounded(100 * math.log10(power or 1)) for name, (power, _) in lanes}
+    return {**light, "bias": rounded(module.bias), "temperature": round(module.temperature)}
 
 
 class Optics:
@@ -102,17 +102,18 @@ class Optics:
         self._spoken_of = ReportedComponents()
 
     async def run_check(self) -> Report:
-        machine, report = self._sources.machine, []
-        carriers = {link.name: link.times_up for link in ports(machine, (), ()) if link.carrier}
+        machine, put, report = self._sources.machine, self._sources.measurements.put, []
+        carriers: dict[str, int | None] = {}
+        with contextlib.suppress(OSError):  # nic-link reports it
+            carriers = {link.name: link.times_up for link in ports(machine, (), ()) if link.carrier}
         asked = [name for name, count in carriers.items() if self._without.get(name, -1) != count]
         for name, answer in (await self._sources.disk.modules(asked)).items():
             module = parse(answer.data) if isinstance(answer, Page) else None
             if module is not None:
                 report.append(judge(name, module))
-                at = machine.clock.boottime()
+                at, part = machine.clock.boottime(), module.part
                 for what, value in measure(module).items():
-                    put = self._sources.measurements.put
-                    put(f"optics-{what}", name, value, at=at, model=module.part)
+                    put(f"optics-{what}", name, value, at=at, model=part)
             elif isinstance(answer, Page | ProbeRefused):
                 self._without[name] = carriers[name]
         gone = self._spoken_of.gone(NAME, report)

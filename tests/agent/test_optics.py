@@ -310,3 +310,8 @@ async def test_the_real_kernel_takes_the_question() -> None:
     assert answers["not-there"] == ProbeRefused(19, "module")
     report = await built(optics.SPEC, sources(machine), options(optics.SPEC)).run_check()
     assert isinstance(report, Off)
+
+
+async def test_without_sysfs_the_check_is_off(tmp_path: Path) -> None:
+    check = built(optics.SPEC, sources(made_up(tmp_path)), options(optics.SPEC))
+    assert isinstance(await check.run_check(), Off)
