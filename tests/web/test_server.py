@@ -330,7 +330,8 @@ async def test_the_page_shows_commands_with_the_options_that_they_need() -> None
     async with serving(fleet, Hands().clocks()) as served:
         for path in ("/", "/nodes/node-1"):
             text = await served.text(path)
-            assert "<code>sickbay resume --local /var/lib/a/cluster.db</code>" in text
+            resume = "sickbay resume --local /var/lib/a/cluster.db"
+            assert f'<code class="command">{resume}</code><button class="copy"' in text
             assert "&#34;...&#34; --local /var/lib/a/cluster.db" in text
 
 

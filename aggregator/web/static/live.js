@@ -28,14 +28,48 @@
     return Math.floor(s / 86400) + " d";
   }
 
+  const CLOCK = { month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+  let local = false;
+
   function sayTimes() {
     for (const time of document.querySelectorAll("time[datetime]")) {
       const s = (now() - Date.parse(time.dateTime)) / 1000;
       const text = Math.abs(s) < 2 ? "just now" : s > 0 ? span(s) + " ago" : "in " + span(-s);
       const said = time.querySelector("b");
       if (said && said.textContent !== text) said.textContent = text;
+      const clock = time.querySelector("small");
+      if (!clock) continue;
+      clock.dataset.utc ||= clock.textContent;
+      const shown = local ? new Date(time.dateTime).toLocaleString([], CLOCK) : clock.dataset.utc;
+      if (clock.textContent !== shown) clock.textContent = shown;
     }
   }
+
+  // -- local time and copies, on demand ----------------------------------------------------
+  const zone = document.getElementById("zone");
+  const toggle = document.getElementById("local");
+  if (toggle) {
+    toggle.hidden = false;
+    toggle.addEventListener("click", () => {
+      local = !local;
+      toggle.textContent = local ? "Use UTC" : "Use local time";
+      zone.textContent = local ? "Times are this browser's." : "All times are UTC.";
+      sayTimes();
+    });
+  }
+
+  root.classList.add("script");
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest && event.target.closest("button.copy");
+    if (!button) return;
+    try {
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+      button.classList.add("copied");
+      setTimeout(() => button.classList.remove("copied"), 1500);
+    } catch {
+      getSelection().selectAllChildren(button.previousElementSibling);
+    }
+  });
 
   // -- the connection, said --------------------------------------------------------------
   const live = document.getElementById("live");
