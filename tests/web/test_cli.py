@@ -429,8 +429,11 @@ async def test_hostile_text_is_cleaned_on_every_screen() -> None:
 
 
 def test_columns_line_up_and_the_last_is_cut() -> None:
+    text = table(["A", "B"], [("long name", "x" * 50), ("b", "")], 60)
+    assert text.splitlines() == ["A          B", f"long name  {'x' * 46}...", "b          -"]
     text = table(["A", "B"], [("long name", "x" * 50), ("b", "")], 20)
-    assert text.splitlines() == ["A          B", "long name  xxxxxx...", "b          -"]
+    own = [f"    {'x' * 16}", f"    {'x' * 16}", f"    {'x' * 13}..."]
+    assert text.splitlines() == ["A          B", "long name", *own, "b          -"]
 
 
 async def test_what_is_known_of_quarantines_is_said_to_be_old_while_the_cluster_cant_be_seen(
