@@ -159,6 +159,7 @@ class Controller:
             switch=switch,
             standing=standing,
             pools=pools.facts,
+            now=clocks.now,
         )
         self._queue = queue = WorkQueue(record_writer=record_writer, may_act=may_act)
         self._network_tracker = network_tracker = NetworkTracker(
@@ -309,7 +310,6 @@ class Controller:
             cluster=cluster,
             acts=acts,
             record_writer=record_writer,
-            clocks=clocks,
             settings=settings.repair,
             checks=start_checks,
             node_tests=self._node_tests,

@@ -14,13 +14,21 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.port import NodeMeta, Phase
+from aggregator.cluster.port import Guard, NodeMeta, Phase
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import FLEET, Record, parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    ConfiguredRepairer,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
 from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
@@ -69,7 +77,10 @@ class Own(KubeCluster):
 class Bench:
     """One life of an aggregator, and the agents that speak to it."""
 
-    def __init__(self, cluster: KubeCluster, settings: Settings, clock: Turned) -> None:
+    def __init__(
+        self, cluster: KubeCluster, settings: Settings, clock: Turned, ahead: float
+    ) -> None:
+        """``ahead``: by so much the wall clock is."""
         self.fleet, self.notes, self.clock = FleetState(), Notes(), clock
         self.lines: dict[str, FakeLine] = {}
         self.controller = Controller(
@@ -78,7 +89,7 @@ class Bench:
             settings=settings,
             fleet=self.fleet,
             event_sink=self.notes,
-            clocks=Clocks(clock, lambda: NIGHT + clock.time),
+            clocks=Clocks(clock, lambda: NIGHT + clock.time + ahead),
             rng=random.Random(7),
         )
 
@@ -121,12 +132,17 @@ class Bench:
 
 @asynccontextmanager
 async def life(
-    space: Space, settings: Settings, clock: Turned, told: dict[str, Snapshot]
+    space: Space,
+    settings: Settings,
+    clock: Turned,
+    told: dict[str, Snapshot],
+    *,
+    ahead: float = 0.0,
 ) -> AsyncIterator[Bench]:
     """One process: its own client, and agents that come with these snapshots."""
     cluster = Own(space)
     await cluster.start()
-    bench = Bench(cluster, settings, clock)
+    bench = Bench(cluster, settings, clock, ahead)
     task = asyncio.create_task(bench.controller.run())
     try:
         await until(
@@ -362,3 +378,66 @@ async def test_one_target_down_for_all_7500_accuses_nobody_and_one_sick_node_is_
         and entry["user"]["username"] == ADMIN
     }
     assert written - {""} == {nodes[0]}
+
+
+class SlowRepairs:
+    """A repairer whose orders are accepted, and are not proved for long."""
+
+    sends_twice = False
+
+    def __init__(self) -> None:
+        self.ordered: list[str] = []
+        self.looks = 0
+
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        await guard()
+        self.ordered.append(order.node)
+        return RepairAnswer(AnswerState.TAKEN)
+
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+        self.looks += 1
+        return RepairAnswer(AnswerState.TAKEN)
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        return False
+
+
+@pytest.mark.usefixtures("quarantine_definition")
+async def test_a_controller_whose_clock_is_23_hours_ahead_frees_no_place_of_a_repair(
+    cluster_space: Space, request: pytest.FixtureRequest
+) -> None:
+    """Nor does one whose clock is as far behind hold it for longer than the attempt lasts."""
+    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
+    first, second = nodes = cluster_space.create_nodes(2, labels={"rack": "7"})
+    repairs, clock, lasts = SlowRepairs(), Turned(), 1800.0
+    rules = RepairRules(mode=RepairMode.REPAIR, concurrent_percent=100.0)
+    reboot = ConfiguredRepairer(repairs, lasts)
+    settings = replace(
+        SETTINGS, repair=RepairSettings(rules, {"reboot": reboot}, domain_labels=("rack",))
+    )
+    ill = {node: snapshot(fault("xid:79", f"GPU-{node}")) for node in nodes}
+
+    def turn() -> bool:
+        clock.time += 1.0  # a look at a repair is due every few seconds
+        return True
+
+    async with life(cluster_space, settings, clock, {first: ill[first]}):
+        await until(lambda: turn() and repairs.ordered == [first])
+        await until(lambda: turn() and repairs.looks > 1)
+    for ahead in (23 * 3600.0, -23 * 3600.0):
+        before = repairs.looks
+        async with life(cluster_space, settings, clock, ill, ahead=ahead) as bench:
+
+            def held(bench: Bench = bench) -> str:
+                found = bench.fleet.node_summaries[second].quarantine
+                repair = found.status.repair if found is not None else None
+                return repair.held if repair is not None else ""
+
+            await until(lambda: turn() and repairs.looks > before + 1 and bool(held()))  # noqa: B023
+            assert f"{first} is being repaired" in held()
+            assert repairs.ordered == [first]
+            assert set((await stored(cluster_space)).repairs) == {first}
+            if ahead < 0:
+                clock.time += lasts
+                await until(lambda: turn() and repairs.ordered[-1] != first)
+                assert repairs.ordered == [first, second]

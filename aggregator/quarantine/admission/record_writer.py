@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.port import (
+    BUSY,
     Cluster,
     ClusterError,
     Conflict,
@@ -55,6 +56,7 @@ from aggregator.quarantine.decide.record_continuity import (
     takes_a_place,
 )
 from aggregator.quarantine.decide.repair import RepairProposal, RepairRules, reserve, running_of
+from aggregator.quarantine.state.operation_times import OperationTimes
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.rfc3339 import span
 
@@ -84,8 +86,9 @@ class AdmissionRecordWriter:
 
     ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``pools`` the
     pools of the nodes in quarantine, ``wall`` the wall clock, which must run evenly: a jump would
-    let it forget recent admissions. ``switch`` is the stop switch, which is asked once more before
-    an admission is written. All methods raise `ClusterError` when the record can't be read or
+    let it forget recent admissions. ``now`` is monotonic: by it reservations end. ``switch`` is
+    the stop switch, which is asked once more before an admission is written. All methods raise
+    `ClusterError` when the record can't be read or
     written; no request is half done then, for a caller that asks again finds the entry standing or
     not.
     """
@@ -102,6 +105,7 @@ class AdmissionRecordWriter:
         switch: StopSwitch | None = None,
         standing: QuarantineIndex | None = None,
         pools: Callable[[Iterable[str]], PoolFacts] = lambda _: NO_POOLS,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self._cluster = cluster
         self._limits = limits
@@ -109,6 +113,7 @@ class AdmissionRecordWriter:
         self._size = size
         self._causes = causes
         self._wall = wall
+        self.times = OperationTimes(now or wall, wall)
         self.switch = switch or StopSwitch(cluster, now=wall)
         self._standing = standing or QuarantineIndex()
         self._pools = pools
@@ -288,15 +293,33 @@ class AdmissionRecordWriter:
             not (self._lost or self._doubted)
             and known is not None
             and known.operation == operation
-            and self._wall() < known.until
+            and not self.is_over(known)
         )
+
+    def current_record(self) -> Record:
+        """The record as last read or written here, without reservations that are over."""
+        return self._without_over(self._record)
+
+    def is_over(self, running: RunningRepair) -> bool:
+        """Whether a reservation counts no more: its attempt has ended, or no attempt holds it and
+        its time is over. No attempt loses its reservation by time.
+        """
+        repair = self._standing.repair_of(running.node)
+        for one in repair.attempts if repair is not None else ():
+            if one.operation == running.operation:
+                return one.state not in BUSY
+        return self.times.time_of(running.operation, running.at) >= running.until
+
+    def _without_over(self, record: Record) -> Record:
+        running = (*record.repairs.values(), *record.node_tests.values())
+        return record.without_operations({one.operation for one in running if self.is_over(one)})
 
     async def restore_repair(self, repair: RunningRepair) -> None:
         """Count a repair under way that the record has lost. Never refused.
 
         A replica of a version without repairs drops them from each record that it writes.
         """
-        if repair.node not in self._record.repairs and self._wall() < repair.until:
+        if repair.node not in self._record.repairs and not self.is_over(repair):
             await self._ask(restore=repair)
 
     async def reserve_test(
@@ -320,12 +343,12 @@ class AdmissionRecordWriter:
             not (self._lost or self._doubted)
             and known is not None
             and known.operation == operation
-            and self._wall() < known.until
+            and not self.is_over(known)
         )
 
     async def restore_test(self, test: RunningRepair) -> None:
         """Count a test under way that the record has lost. Never refused."""
-        if test.node not in self._record.node_tests and self._wall() < test.until:
+        if test.node not in self._record.node_tests and not self.is_over(test):
             await self._ask(restore_test=test)
 
     async def _ask(
@@ -443,7 +466,7 @@ class AdmissionRecordWriter:
     def _changed(self, before: Record, uid: str, batch: list[_Request]) -> Record:
         """The record with all that is asked for except what is to be decided on."""
         after = (
-            self._whole(before, uid)
+            self._without_over(self._whole(before, uid))
             .enter(
                 [request.enter for request in batch if request.enter is not None],
                 self._policy_hash,

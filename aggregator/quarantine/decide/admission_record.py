@@ -6,7 +6,7 @@ outlive the process.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -85,9 +85,9 @@ class Rebuilt:
 class RunningRepair:
     """A repair that was reserved and has not ended, of the attempt ``operation``.
 
-    It counts for the limits until it is taken out, or until ``until`` where no process takes it
-    out. ``pool`` is the value of ``limits.pool_label``; ``domains`` are the node's failure domains,
-    as "LABEL=VALUE".
+    It counts for the limits until it is taken out, or until ``until`` where no attempt holds it;
+    both times are of the clock that wrote them. ``pool`` is the value of ``limits.pool_label``;
+    ``domains`` are the node's failure domains, as "LABEL=VALUE".
     """
 
     node: str
@@ -247,8 +247,8 @@ class Record:
             return self
         return replace(self, node_tests={k: v for k, v in self.node_tests.items() if k != node})
 
-    def without_old_repairs(self, now: float, window: float) -> "Record":
-        """Without repairs whose time is over, and attempts that count no more.
+    def without_old_attempts(self, now: float, window: float) -> "Record":
+        """Without attempts that count no more.
 
         An attempt in the future counts, unless it is further away than the window: a clock was
         wrong then, and must not hold the node for ever.
@@ -258,8 +258,17 @@ class Record:
             for node, attempts in self.past_repairs.items()
             if (kept := tuple(one for one in attempts if abs(now - one.at) < window))
         }
-        running = {node: one for node, one in self.repairs.items() if now < one.until}
-        return replace(self, repairs=running, past_repairs=past)
+        return replace(self, past_repairs=past)
+
+    def without_operations(self, over: Collection[str]) -> "Record":
+        """Without the repairs and tests under way that have these operations."""
+        if not over:
+            return self
+        return replace(
+            self,
+            repairs={k: v for k, v in self.repairs.items() if v.operation not in over},
+            node_tests={k: v for k, v in self.node_tests.items() if v.operation not in over},
+        )
 
     def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
         """Without the times and cooldowns that count no more.

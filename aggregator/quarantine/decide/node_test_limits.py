@@ -11,11 +11,9 @@ from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, no_room_for_i
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, no_room
 
 
-def other_tests(record: Record, node: str, now: float) -> dict[str, RunningRepair]:
+def other_tests(record: Record, node: str) -> dict[str, RunningRepair]:
     """The tests under way on other nodes."""
-    return {
-        name: one for name, one in record.node_tests.items() if now < one.until and name != node
-    }
+    return {name: one for name, one in record.node_tests.items() if name != node}
 
 
 def reserve_test(
@@ -34,15 +32,15 @@ def reserve_test(
     if stop:
         return record, stopped(stop)
     known = record.node_tests.get(wanted.node)
-    if known is not None and known.operation == wanted.operation and now < known.until:
+    if known is not None and known.operation == wanted.operation:
         return record, None
     settles = settling(record, now)
     if settles is not None:
         return record, settles
-    others = other_tests(record, wanted.node, now)
+    others = other_tests(record, wanted.node)
     if isinstance(rules, IdleNodeRules):
-        repairs = [one for one in record.repairs.values() if now < one.until]
-        held = no_room_for_idle(others.values(), repairs, wanted.domains, rules, nodes)
+        running = record.repairs.values()
+        held = no_room_for_idle(others.values(), running, wanted.domains, rules, nodes)
     else:
         held = no_room(others.values(), rules.concurrent)
     if held is not None:

@@ -533,8 +533,8 @@ def reserve(
     """The record with the repair under way, or why it may not begin now. Idempotent."""
     if stop:
         return record, stopped(stop)
-    kept = record.without_old_repairs(now, rules.window)
-    known = kept.repairs.get(proposal.node)  # one whose time is over counts for no limit any more
+    kept = record.without_old_attempts(now, rules.window)
+    known = kept.repairs.get(proposal.node)
     if known is not None and known.operation == proposal.operation:
         return record, None
     hold = _hold(kept, proposal, rules, size, now)

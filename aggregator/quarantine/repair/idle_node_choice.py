@@ -62,13 +62,13 @@ class IdleNodeChoice:
 
         ``tests``: the last test of each node that has one.
         """
-        now, wall = self._clocks.now(), self._clocks.trusted_wall()
+        now = self._clocks.now()
         if now < self._choose_at:
             return []
         runs = [
             one
-            for one in self._record_writer.record.node_tests.values()
-            if one.repair == IDLE_TEST and wall < one.until
+            for one in self._record_writer.current_record().node_tests.values()
+            if one.repair == IDLE_TEST
         ]
         most, _, _ = idle.most(self._registry.size().nodes)
         room = most - len(runs) - sum(one.chosen for one in watched.values())

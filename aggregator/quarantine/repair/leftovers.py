@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.outcome import AttemptOutcome
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
 from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.operation_times import OperationTimes
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -35,12 +35,12 @@ class RepairLeftovers:
         settings: RepairSettings,
         orders: RepairOrders,
         operands: OperandPause,
-        clocks: Clocks,
+        times: OperationTimes,
     ) -> None:
         self._settings = settings
         self._orders = orders
         self._operands = operands
-        self._clocks = clocks
+        self._times = times
         #: The attempts whose orders a person's release has withdrawn, by node.
         self._withdrawn: dict[str, str] = {}
 
@@ -58,7 +58,8 @@ class RepairLeftovers:
         """
         entry = self._settings.repairers.get(attempt.repair)
         quarantine = node_state.node_summary.quarantine
-        late = self._clocks.earliest() > attempt.deadline_at + _CLEANS_UP
+        now = self._times.time_of(attempt.operation, attempt.began_at)
+        late = now > attempt.deadline_at + _CLEANS_UP
         if entry is not None and entry.pauses_operands:
             stopped_for = await self._operands.resume(node_state, attempt)
             if stopped_for:  # the release starts them too

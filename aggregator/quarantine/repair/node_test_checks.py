@@ -71,7 +71,7 @@ class NodeTestChecks:
         why = self.against_state(name, node_state)
         if why:
             return why
-        others = other_tests(self._record_writer.record, name, self._clocks.trusted_wall())
+        others = other_tests(self._record_writer.current_record(), name)
         held = no_room(others.values(), self._rules.concurrent)
         return held.text if held is not None else ""
 

@@ -308,6 +308,10 @@ class NodeTestSteps:
             FreshRead(read, now=self._clocks.now, began=self._clocks.now())
         )
 
+    def _time_of(self, test: NodeTest) -> float:
+        """The time by the clock that began the test."""
+        return self._record_writer.times.time_of(test.operation, test.began_at)
+
     def _order(self, name: str, uid: str, test: NodeTest) -> RepairOrder:
         in_service = self._settings.rules.in_service if test.reason == IDLE else None
         taint = self._rules.taint
@@ -320,7 +324,7 @@ class NodeTestSteps:
             boot_id=test.boot_id,
             quarantine="",
             reason=f"the {node_kind(test)}" if test.reason else new,
-            lasts=max(1.0, test.deadline_at - self._clocks.latest()),
+            lasts=max(1.0, test.deadline_at - self._time_of(test)),
             profile=test.profile,
             tolerates="" if test.reason else self._rules.taint,
             idle_class=in_service.priority_class if in_service is not None else "",
@@ -341,7 +345,7 @@ class NodeTestSteps:
         answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test))
         self._events.keep_details(test, answer)
         if answer.state not in _ANSWERS:
-            late = self._clocks.earliest() >= test.began_at + _BEGINS_WITHIN
+            late = self._time_of(test) >= test.began_at + _BEGINS_WITHIN
             if test.reason == IDLE and answer.text and late:  # its pod waits behind work
                 text = f"it has not begun within {_BEGINS_WITHIN:g} s: {answer.text}"
                 await entry.repairer.cancel(self._order(name, watched.uid, test))
@@ -388,7 +392,7 @@ class NodeTestSteps:
         """
         self._ends[test.operation] = state, text
         entry = self._settings.repairers.get(TEST)
-        in_time = self._clocks.earliest() < test.deadline_at + _ENDS_WITHIN
+        in_time = self._time_of(test) < test.deadline_at + _ENDS_WITHIN
         verdict = state in (RepairState.SUCCEEDED, RepairState.FAILED)
         order = self._order(name, watched.uid, test)
         if entry is not None and entry.clean_up is not None and not verdict:

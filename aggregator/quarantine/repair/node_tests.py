@@ -226,7 +226,8 @@ class NodeTests:
         if test is None or not test.is_busy or test.operation != request.operation:
             return NO_ORDER
         facts = self._checks.facts(node, self._registry.known(name))
-        step = next_test(test, facts, self._rules, pause=0.0, now=self._clocks.earliest())
+        now = self._record_writer.times.time_of(test.operation, test.began_at)
+        step = next_test(test, facts, self._rules, pause=0.0, now=now)
         if step.do in (NodeTestStep.STOP, NodeTestStep.END):
             return step.because
         why = await self._checks.pods_in_the_way(node)
@@ -498,6 +499,8 @@ class NodeTests:
         pause, now = self._settings.rules.test_pause, self._clocks.earliest()
         asked = watched.requested and not watched.tainted and self._settings.tests_in_service
         busy = test is not None and test.is_busy
+        if test is not None and busy:  # by the clock that began it
+            now = self._record_writer.times.time_of(test.operation, test.began_at)
         # With idle_nodes the configuration has such a repairer.
         kept = self._settings.tests_in_service or self._settings.rules.idle_nodes is not None
         if test is not None and busy and test.reason == IDLE and not kept:

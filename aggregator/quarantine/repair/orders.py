@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Quarantine, RepairAttempt, RepairStatus
 from aggregator.policy.repairs import ASKS_A_PERSON
 from aggregator.quarantine.repair.protocol import RepairOrder
+from aggregator.quarantine.state.operation_times import OperationTimes
 from aggregator.runtime.json_text import as_json_object
 
 _MOST_BUNDLE = 64 * 1024
@@ -16,14 +16,17 @@ _MOST_BUNDLE = 64 * 1024
 class RepairOrders:
     """Makes the order from the Quarantine and its attempt; ``collected`` as in RepairSettings."""
 
-    def __init__(self, collected: Callable[[str, str], Mapping[str, str]], clocks: Clocks) -> None:
+    def __init__(
+        self, collected: Callable[[str, str], Mapping[str, str]], times: OperationTimes
+    ) -> None:
         self._collected = collected
-        self._clocks = clocks
+        self._times = times
 
     def order_of(self, quarantine: Quarantine, attempt: RepairAttempt) -> RepairOrder:
         evidence = quarantine.spec.evidence
         standing = [item for item in evidence if not item.cleared]
         # After a test that failed the evidence that is over has to be repaired too.
+        now = self._times.time_of(attempt.operation, attempt.began_at)
         gpus = {item.component for item in standing or evidence}
         return RepairOrder(
             operation=attempt.operation,
@@ -33,7 +36,7 @@ class RepairOrders:
             boot_id=attempt.boot_id,
             quarantine=quarantine.uid,
             reason=quarantine.spec.reason,
-            lasts=max(1.0, attempt.deadline_at - self._clocks.latest()),
+            lasts=max(1.0, attempt.deadline_at - now),
             gpus=tuple(sorted(name for name in gpus if name.startswith("GPU-"))),
             bundle=self._bundle(quarantine) if attempt.repair in ASKS_A_PERSON else "",
             profile=attempt.profile,

@@ -7,7 +7,6 @@ object is read anew, and the guard comes last. A refusal needs no certainty; a p
 import asyncio
 from collections.abc import Callable
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster, ClusterError, GuardRefused
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -36,7 +35,6 @@ class RepairPermissions:
         cluster: Cluster,
         acts: NodeActions,
         record_writer: AdmissionRecordWriter,
-        clocks: Clocks,
         settings: RepairSettings,
         checks: RepairStartChecks,
         node_tests: NodeTests,
@@ -45,7 +43,6 @@ class RepairPermissions:
         self._cluster = cluster
         self._acts = acts
         self._record_writer = record_writer
-        self._clocks = clocks
         self._settings = settings
         self._checks = checks
         self._node_tests = node_tests
@@ -88,7 +85,9 @@ class RepairPermissions:
         )
         if quarantine is not None and quarantine.uid != request.quarantine:
             return NO_ORDER
-        now = self._clocks.earliest()
+        attempt = open_attempt(quarantine, request.operation) if quarantine is not None else None
+        began = attempt.began_at if attempt is not None else 0.0
+        now = self._record_writer.times.time_of(request.operation, began)
         why = permission_refusal(quarantine, node, request.operation, request.repair, now)
         if why or quarantine is None or node is None:
             return why

@@ -3,7 +3,6 @@
 A ticket has none, as it counts for no limit.
 """
 
-from aggregator.clock import Clocks
 from aggregator.cluster.port import Quarantine, RepairAttempt, RepairState
 from aggregator.policy.repairs import ASKS_A_PERSON
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -26,12 +25,10 @@ class RepairReservations:
         self,
         record_writer: AdmissionRecordWriter,
         settings: RepairSettings,
-        clocks: Clocks,
         pool_label: str,
     ) -> None:
         self._record_writer = record_writer
         self._settings = settings
-        self._clocks = clocks
         self._pool_label = pool_label
 
     async def reserve(
@@ -60,12 +57,13 @@ class RepairReservations:
         """
         if self.counts(node_state, attempt):
             return ""
+        times = self._record_writer.times
         held = await self._record_writer.reserve_repair(
             RepairProposal(
                 node_state.node,
                 attempt.operation,
                 attempt.repair,
-                max(0.0, attempt.deadline_at - self._clocks.latest()),
+                max(0.0, attempt.deadline_at - times.time_of(attempt.operation, attempt.began_at)),
                 self._pool_of(node_state),
                 attempt.domains,
                 by_hand=True,  # it was admitted within the bound of attempts

@@ -81,9 +81,9 @@ class RepairRunner:
             policy=policy,
             tests=self._tests,
         )
-        self._orders = RepairOrders(settings.collected, clocks)
+        self._orders = RepairOrders(settings.collected, record_writer.times)
         self._requests = FollowedRequests(cluster)
-        self._reservations = RepairReservations(record_writer, settings, clocks, pool_label)
+        self._reservations = RepairReservations(record_writer, settings, pool_label)
         self._starts = AttemptStarts(
             cluster=cluster,
             acts=acts,
@@ -109,7 +109,7 @@ class RepairRunner:
         )
         self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders)
         self._leftovers = RepairLeftovers(
-            settings=settings, orders=self._orders, operands=operands, clocks=clocks
+            settings=settings, orders=self._orders, operands=operands, times=record_writer.times
         )
         self._ends = AttemptEnds(
             acts=acts,

@@ -1,7 +1,7 @@
 """Chooses the next step of a node's repair, by what this process knows of the node."""
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Quarantine
+from aggregator.cluster.port import BUSY, Quarantine
 from aggregator.policy.repairs import is_lemon, verdict_of
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -35,8 +35,16 @@ class RepairStepChoice:
         """Whether an attempt may begin, as far as settings and the Quarantine tell."""
         return not (self._settings.off or quarantine.deleting) and is_emptied(quarantine)
 
+    def _time(self, quarantine: Quarantine) -> float:
+        """The wall clock's time; while an attempt is under way, that of the clock that began it."""
+        repair = quarantine.status.repair
+        last = repair.attempts[-1] if repair is not None and repair.attempts else None
+        if last is None or last.state not in BUSY:
+            return self._clocks.earliest()
+        return self._record_writer.times.time_of(last.operation, last.began_at)
+
     def next_step(self, node_state: NodeState, quarantine: Quarantine) -> NextRepair:
-        now, rules = self._clocks.earliest(), self._settings.rules
+        now, rules = self._time(quarantine), self._settings.rules
         past = self._record_writer.record.past_repairs.get(node_state.node, ())
         facts = RepairFacts(
             ladder=ladder_of(quarantine.spec, self._policy),

@@ -198,7 +198,8 @@ class UnwantedTests:
         entry = self._settings.repairers.get(TEST)
         if entry is None or not entry.by_agent or not test.is_of_boot(watched.boot_id):
             return False
-        return self._clocks.earliest() < test.deadline_at
+        now = self._record_writer.times.time_of(test.operation, test.began_at)
+        return now < test.deadline_at
 
     def _why_awaited(self, name: str) -> str:
         """Only a connected agent can be asked to end its test."""

@@ -5,7 +5,7 @@ Those of another installation are not among them.
 
 from collections.abc import Callable, Collection
 
-from aggregator.cluster.port import Quarantine
+from aggregator.cluster.port import Quarantine, RepairStatus
 
 
 class QuarantineIndex:
@@ -37,6 +37,11 @@ class QuarantineIndex:
 
     def quarantines(self) -> Collection[Quarantine]:
         return self._quarantines.values()
+
+    def repair_of(self, node: str) -> RepairStatus | None:
+        """The attempts at a repair of the node's quarantine, if it has one."""
+        known = self._quarantines.get(node)
+        return known.status.repair if known is not None else None
 
     @property
     def newest(self) -> int:
