@@ -5,7 +5,6 @@ the final state at the end.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
@@ -29,14 +28,13 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.admission_record import Rebuilt, Record
-from aggregator.quarantine.decide.admission_record import parse_record as parse_anew
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED, PIN
 from aggregator.quarantine.decide.planner import UNCORDONED
 from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import MOST_RECORDONS, OnUncordon, UncordonRules
+from tests.support.invariants import Watch, parse_record
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.rack_faults import DRIVER, link_error, verdict
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, hello
@@ -85,12 +83,6 @@ HOW = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-
-
-@functools.lru_cache(maxsize=16)
-def parse_record(text: str) -> Record:
-    """The record, which is looked at before and after each call, and seldom changes in between."""
-    return parse_anew(text)
 
 
 @dataclass
@@ -185,6 +177,9 @@ class ControllerWorld(RuleBasedStateMachine):
         self.loop.set_exception_handler(lambda *_: None)  # tasks are asked themselves, see below
         self.tasks: list[asyncio.Task[Any]] = []
         self.world = World()
+        self.watch = Watch(self.world, self.loop.time)
+        self.world.facts.wall = self.loop.time
+        self.world.facts.standing = lambda name: self.agents[name].standing()
         self.returns: dict[str, list[float]] = {}
         self.restarts: list[float] = []
         self.errors: list[tuple[str, bool, ClusterError]] = []
@@ -195,9 +190,6 @@ class ControllerWorld(RuleBasedStateMachine):
         self.cordoned: set[str] = set()
         self.foreign: set[str] = set()
         self.by_hand: set[str] = set()
-        #: Quarantined nodes that were created again: away they take no place, and back they are
-        #: marked without a new admission.
-        self.came_back: set[str] = set()
         #: A taint of our key that others had set before us, by node.
         self.theirs: dict[str, Taint] = {}
         #: Until when people have exempted a node.
@@ -206,12 +198,7 @@ class ControllerWorld(RuleBasedStateMachine):
         #: Since when the stop switch is set; with None it is not, or not in a place that is sure to
         #: be seen.
         self.stopped_at: float | None = None
-        #: The record was deleted with the stop in it, and the events of the other place never come:
-        #: the first entry after a rest is written, and no step is begun by it.
-        self.unread = False
-        self.rebuilt: Rebuilt | None = None
-        #: When the record was last deleted or rolled back, and texts that it had.
-        self.lost_at = float("-inf")
+        #: Texts that the record had.
         self.texts: list[str] = [""]
         #: Quarantines, by uid, that a person has ended by an uncordon.
         self.lifted: set[str] = set()
@@ -320,6 +307,7 @@ class ControllerWorld(RuleBasedStateMachine):
     def _send_evidence(self, agent: PlayedAgent, evidence: Snapshot | Delta) -> None:
         if agent.line is None or agent.line.closed:
             return
+        self.world.facts.note_evidence(agent.node, evidence)
         signs, gone = list(evidence.cleared), list(evidence.gone)
 
         def acknowledged(future: "asyncio.Future[None] | None" = None) -> None:
@@ -360,59 +348,25 @@ class ControllerWorld(RuleBasedStateMachine):
 
     def check_limits(self, entries: set[str], made: dict[str, str]) -> None:
         """After every call: ``entries`` and ``made`` (uids by node) are as before it."""
-        record = parse_record(self.world.record.text)
         if self.world.record.text not in self.texts:
             self.texts.append(self.world.record.text)
-        # An existing quarantine is entered, and not admitted.
-        fresh = {name for name in record.entries.keys() - entries if name not in made}
-        ours = {name for name in fresh if record.entries[name].incident}
-        if ours and fresh == ours:
-            now = self.loop.time()
-            lately = [at for at in record.admissions if now - at < WINDOW]
-            if len(lately) > RATE:
-                self.wrong.append(f"{ours} entered past the rate: {lately} at {now}")
-        for name in fresh:
-            counted = record.entries.keys() - self.came_back
-            if record.entries[name].incident and len(counted) > LIMIT:
-                self.wrong.append(f"{name} entered past the limit: {sorted(record.entries)}")
         for name, quarantine in self.world.quarantines.items():
             self._look_at_words_of_people(quarantine)
             spec = quarantine.spec
             if made.get(name) == quarantine.uid or spec.requester != OURS:
                 continue
-            if name not in record.entries and self.loop.time() > self.lost_at:
-                self.wrong.append(f"{name} quarantined without an entry")
-            if self.is_stopped():
-                self.wrong.append(f"{name} quarantined after the stop")
             asks = {(one.code, one.component) for one in spec.evidence if not one.cleared}
             if self.tray_fails and name in OF_CLIQUE and asks and asks <= OF_TRAY:
                 self.wrong.append(f"{name} quarantined for a fault of its clique")
             if asks and asks <= self.words[name]:
                 self.wrong.append(f"{name}: {asks} was overruled by a person")
         for name, node in self.world.nodes.items():
-            if name in self.foreign and FOREIGN not in node.taints:
-                self.wrong.append(f"{name} lost somebody else's taint")
             if name in self.cordoned and not node.unschedulable:
                 self.wrong.append(f"{name} lost somebody else's cordon")
             beside = self.theirs.get(name)
             if beside and beside.effect != "NoSchedule" and beside not in node.taints:
                 self.wrong.append(f"{name} lost somebody else's taint of our key")
-        # A record that is made anew has entries of the Quarantines that its writer knows, also of
-        # one whose end it has not heard of yet: that is no admission.
-        made_anew, self.rebuilt = record.rebuilt != self.rebuilt, record.rebuilt
-        if ours and self.is_stopped() and not self.unread and not made_anew:
-            self.wrong.append(f"{ours} admitted after the stop")
         marked = {name for name, node in self.world.nodes.items() if is_marked(node)}
-        if marked - self.marked and self.is_stopped():
-            self.wrong.append(f"{marked - self.marked} marked after the stop")
-        made_by_us = {
-            name
-            for name, one in self.world.quarantines.items()
-            if one.spec.requester == OURS and one.status.phase is not Phase.RELEASING
-        }
-        self.came_back &= set(self.world.quarantines)
-        if len((made_by_us & marked) - self.came_back) > LIMIT and marked - self.marked:
-            self.wrong.append(f"more than {LIMIT} are marked: {made_by_us & marked}")
         for name in marked - self.marked:
             found = self.world.quarantines.get(name)
             ours_here = found is None or found.spec.requester == OURS
@@ -442,8 +396,6 @@ class ControllerWorld(RuleBasedStateMachine):
         return set(parse_record(self.world.record.text).entries)
 
     def looked_at_eviction(self, pod: Pod, result: EvictionResult) -> None:
-        if self.is_stopped():
-            self.wrong.append(f"{pod.uid} evicted after the stop")
         if result.outcome is Evicted.ACCEPTED:  # a refusal by a budget harms no pod
             self._looked_at_return(pod)
         keys = (key for key, one in self.world.pods.items() if one.uid == pod.uid)
@@ -452,9 +404,6 @@ class ControllerWorld(RuleBasedStateMachine):
         action, at = self.overridden.get(found.uid if found else "", (Action.DRAIN, 0.0))
         if action is Action.CORDON and self.loop.time() > at + 1:  # some were under way
             self.wrong.append(f"{pod.uid} evicted from {name}, where a person wants a cordon")
-        # An eviction that was under way when the record was lost is of a quarantine that stands.
-        if name and name not in self.entries() and self.loop.time() > self.lost_at:
-            self.wrong.append(f"{pod.uid} evicted from {name}, which has no entry")
 
     def _looked_at_return(self, pod: Pod) -> None:
         """A pod that comes back is evicted a few times in minutes at most, for each quarantine."""
@@ -472,7 +421,7 @@ class ControllerWorld(RuleBasedStateMachine):
     @invariant()
     def nothing_is_wrong(self) -> None:
         assert not self.wrong, self.wrong
-        assert len(set(self.world.evicted)) == len(self.world.evicted)
+        assert not self.watch.wrong, self.watch.wrong
         assert not self.replica.task.done(), self.replica.task
         for task in self.tasks:
             if task.done() and not task.cancelled() and task.get_name().startswith(OWN_TASKS):
@@ -497,7 +446,7 @@ class ControllerWorld(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if not self.wrong:
+            if not self.wrong and not self.watch.wrong:
                 self._settles()
                 self.nothing_is_wrong()
         finally:

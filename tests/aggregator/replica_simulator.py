@@ -18,6 +18,8 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     ClusterEvent,
     Guard,
+    GuardRefused,
+    GuardUnreadable,
     Phase,
     Quarantine,
     QuarantineGone,
@@ -40,13 +42,20 @@ from aggregator.leader.lease import (
     LeaseStoreError,
 )
 from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.decide.admission_record import parse_record
-from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
+from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    ConfiguredRepairer,
+    RepairAnswer,
+    RepairOrder,
+    RepairSettings,
+)
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.tasks import run_until_first_exit
-from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.invariants import Watch, at_most_one_may_act, parse_record
+from tests.support.memory_cluster import Arrival, MemoryCluster, World
 from tests.support.rack_faults import link_error, verdict
 from tests.support.replica import Notes, fault, hello, shipped_policy
 from tests.support.virtual_processes import Clockwork, Process
@@ -61,6 +70,12 @@ READS = 2.5
 NOTICES, LONGEST = 75.0, 15.0
 #: How long until it leaves one that has not greeted it, as the agent does the first two times.
 GREETS = 15.0
+#: An order has so long until its deadline (seconds).
+ORDER_TIMEOUT = 300.0
+#: Two nodes share a rack.
+RACKS = {"n4": "7", "n5": "7"}
+#: How far apart wall clocks may be, and jump (seconds).
+DAY = 86_400.0
 CODE, GPU = "xid:46", "GPU-1"
 #: These nodes share an NVLink clique; of three replicas two own them.
 OF_CLIQUE = ("n1", "n2", "n3")
@@ -82,32 +97,44 @@ class Wire:
     #: Replicas that do not reach the API server now.
     cut: set[str] = field(default_factory=set)
 
-    async def ask(self, who: "Host", deadline: float, effect: Callable[[], T]) -> T:
-        """Send it; ``effect`` happens at the other end, whatever becomes of the sender."""
+    async def ask(
+        self, who: "Host", deadline: float, effect: Callable[[], T], *, to_nodes: bool = False
+    ) -> T:
+        """Send it; ``effect`` happens at the other end, whatever becomes of the sender.
+
+        ``to_nodes``: to a node's BMC, which a replica reaches that is cut off from the API server.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
         def arrive() -> None:
-            if who.name in self.cut or self.rng.random() < self.lost:
+            if (who.name in self.cut and not to_nodes) or self.rng.random() < self.lost:
                 return
             try:
                 result = effect()
             except Exception as error:
                 self._carry(who, answer, lambda error=error: answer.set_exception(error))  # type: ignore[misc]
             else:
-                self._carry(who, answer, lambda: answer.set_result(result))
+                self._carry(who, answer, lambda: answer.set_result(result), to_nodes=to_nodes)
 
         self.time.after(self._travel(), arrive)
         async with asyncio.timeout(deadline):
             return await answer
 
-    def _carry(self, who: "Host", answer: "asyncio.Future[T]", deliver: Callable[[], None]) -> None:
+    def _carry(
+        self,
+        who: "Host",
+        answer: "asyncio.Future[T]",
+        deliver: Callable[[], None],
+        *,
+        to_nodes: bool = False,
+    ) -> None:
         def come() -> None:
             if not answer.done() and not who.process.dead:
                 deliver()
                 who.answered()
 
-        if who.name not in self.cut and self.rng.random() >= self.lost:
+        if (to_nodes or who.name not in self.cut) and self.rng.random() >= self.lost:
             self.time.after(self._travel(), come)
 
     def _travel(self) -> float:
@@ -163,21 +190,31 @@ class BoardAt:
 class ClusterAt(MemoryCluster):
     """The cluster as one replica reaches it."""
 
-    def __init__(self, sim: "Simulation", host: "Host") -> None:
+    def __init__(self, sim: "Simulation", host: "Host", settings: Settings) -> None:
         super().__init__(sim.world)
-        self._sim, self._host = sim, host
+        self._sim, self._host, self._settings = sim, host, settings
         self._told: dict[str, str] = {}
 
     async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+        host, settings = self._host, self._settings
+        sent_at, in_place = 0.0, False
+
         def watched() -> T:
+            if isinstance(effect, Arrival):
+                effect.sent_at, effect.in_place = sent_at, in_place
+            facts = self.world.facts
+            facts.limits, facts.rules = settings.limits, settings.repair.rules
             result = effect()
-            self._sim.check_invariants(self._host, name)
+            self._sim.check_invariants(host, name)
             return result
 
+        if name == "repair":
+            await asyncio.sleep(self._sim.connect_time())
         if guard is not None:
             await guard()
+        sent_at, in_place = self._sim.time.now, host.lease.may_act()
         try:
-            return await self._sim.wire.ask(self._host, DEADLINE, watched)
+            return await self._sim.wire.ask(host, DEADLINE, watched, to_nodes=name == "repair")
         except TimeoutError:
             raise Unreachable(f"{name}: no answer in time") from None
 
@@ -246,6 +283,8 @@ class Host:
         self._lives = 0
         self._starts = True
         self.notes = Notes()
+        #: Those of its last life as the controller.
+        self.settings = sim.settings
         self.start()
 
     def start(self) -> None:
@@ -257,10 +296,10 @@ class Host:
         self.process = process = Process(
             sim.time, rate=rng.uniform(0.99, 1.01), offset=rng.uniform(100, 1e6)
         )
-        skew = rng.uniform(-86_400.0, 86_400.0)
+        self.skew = rng.uniform(-DAY, DAY)
 
         def wall() -> float:
-            return 1.75e9 + sim.time.now + skew
+            return 1.75e9 + sim.time.now + self.skew
 
         me = Candidate(self.name, f"{self.name}-{self._lives}", f"{self.name}:8443")
         clocks = Clocks(process.time, wall)
@@ -272,10 +311,12 @@ class Host:
 
         async def act() -> None:
             await lease.acquired()
+            settings = self.settings = sim.settings
+            cluster = ClusterAt(sim, self, settings)
             self.controller = Controller(
-                cluster=ClusterAt(sim, self),
+                cluster=cluster,
                 policy=POLICY,
-                settings=sim.settings,
+                settings=sim.workshop.equip(settings, cluster),
                 fleet=self.fleet,
                 event_sink=self.notes,
                 clocks=clocks,
@@ -339,6 +380,7 @@ class Agent:
     def __init__(self, sim: "Simulation", node: str) -> None:
         self.node = node
         self.ill: Fault | None = None
+        self.boot_id, self._boots = "boot-1", 1
         #: When a switch tray failed above its GPU, in the simulation's time.
         self.links_lost_at: float | None = None
         self.unacked: tuple[Cleared, ...] = ()
@@ -360,12 +402,31 @@ class Agent:
 
     # -- what happens to it --------------------------------------------------------------
 
+    def boots(self) -> None:
+        """The machine has been rebooted, which mends its GPU."""
+        self._boots += 1
+        self.boot_id = f"boot-{self._boots}"
+        self.ill, self.links_lost_at, self.unacked = None, None, ()
+        self.leave()
+        self._back_off()
+
+    def standing(self) -> set[tuple[str, str]]:
+        return {(CODE, GPU)} if self.ill is not None else set()
+
     def falls_ill(self) -> None:
         self._seq += 1
         if self.ill is None:  # else it is what the person's word is about: until it has ended
             # A fault in the instant of the release may arrive before it or after it.
-            self.overruled = self._sim.time.now - self.released_at < 1.0
-        self.ill = fault(CODE, GPU, source_seq=self._seq, cleared_by=ClearedBy.GPU_RESET)
+            # So may one whose predecessor's end no controller has acknowledged.
+            soon = self._sim.time.now - self.released_at < 1.0
+            self.overruled = soon or (self.overruled and bool(self.unacked))
+        self.ill = fault(
+            CODE,
+            GPU,
+            source_seq=self._seq,
+            cleared_by=ClearedBy.GPU_RESET,
+            boot_id=self.boot_id,
+        )
         self.unacked = ()
         self._send_evidence(lambda clock: Delta(faults=(self._fault(clock),)))
 
@@ -424,7 +485,7 @@ class Agent:
             if self.at is not host or mine != self._tries or host.controller is None:
                 return
             self._failures, self._greeted = 0, True
-            host.controller.on_connect(hello(self.node), self)
+            host.controller.on_connect(hello(self.node, self.boot_id), self)
             self._deliver_evidence(host, self._snapshot(life.time))
 
         life.call_soon(greet)
@@ -494,6 +555,7 @@ class Agent:
 
     def _deliver_evidence(self, host: Host, evidence: Snapshot | Delta) -> None:
         assert host.controller is not None
+        self._sim.world.facts.note_evidence(self.node, evidence)
         safe = host.controller.on_evidence(self.node, evidence, host.process.time())
         signs = evidence.cleared
 
@@ -514,6 +576,75 @@ class Agent:
         return Snapshot((), (*faults, *self._link_faults(clock)), self.unacked)
 
 
+class Workshop:
+    """The nodes' BMCs and agents: an order is carried out later, whatever became of its sender."""
+
+    def __init__(self, sim: "Simulation") -> None:
+        self._sim = sim
+
+    def equip(self, settings: Settings, cluster: ClusterAt) -> Settings:
+        """The settings with repairers of a process with this connection."""
+        rules = settings.repair.rules
+        if rules.mode is RepairMode.OFF:
+            return settings
+        made = {
+            kind: ConfiguredRepairer(Messenger(self, cluster, sends_twice=twice), ORDER_TIMEOUT)
+            for kind, twice in (("gpu-reset", True), ("reboot", False))
+        }
+        return replace(settings, repair=RepairSettings(rules, made, ("rack",)))
+
+    def take(self, order: RepairOrder) -> RepairAnswer:
+        sim, facts = self._sim, self._sim.world.facts
+        if order.operation not in facts.under_way:
+            running = parse_record(sim.world.record.text).repairs.get(order.node)
+            domains = running.domains if running is not None else ()
+            facts.under_way[order.operation] = (order.node, domains)
+            sim.time.after(sim.rng.uniform(5, 200), lambda: self._happens(order))
+        return RepairAnswer(AnswerState.TAKEN)
+
+    def _happens(self, order: RepairOrder) -> None:
+        sim = self._sim
+        del sim.world.facts.under_way[order.operation]
+        node = sim.world.nodes[order.node]
+        if node.uid != order.node_uid:
+            return
+        if order.repair == "gpu-reset":
+            sim.agents[order.node].is_mended()
+            return
+        sim.agents[order.node].boots()
+        sim.world.set_node(replace(node, boot_id=sim.agents[order.node].boot_id))
+
+
+class Messenger:
+    """One process's way to the workshop: a `Repairer`."""
+
+    def __init__(self, workshop: Workshop, cluster: ClusterAt, *, sends_twice: bool) -> None:
+        self.sends_twice = sends_twice
+        self._workshop, self._cluster = workshop, cluster
+
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        effect = self._cluster.act(
+            "repair",
+            order.node,
+            lambda: self._workshop.take(order),
+            order=order,
+            repeatable=self.sends_twice,
+        )
+        try:
+            return await self._cluster._call("repair", effect, guard)
+        except GuardRefused as refused:
+            return RepairAnswer(AnswerState.NOT_SENT, str(refused))
+        except Unreachable as error:
+            unsent = isinstance(error, GuardUnreadable)
+            return RepairAnswer(AnswerState.NOT_SENT if unsent else AnswerState.UNSURE, str(error))
+
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+        return RepairAnswer(AnswerState.TAKEN)
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        return False
+
+
 class Simulation:
     """Some replicas, some nodes. ``wrong`` has the forbidden states that were seen."""
 
@@ -524,19 +655,21 @@ class Simulation:
         self.wire = Wire(self.time, self.rng)
         self.board = SimBoard()
         self.world = World(cache_lags=seed % 2 == 1)
-        self.wrong: list[str] = []
-        self._late: dict[str, int] = {}
-        self._drained_for: dict[str, str] = {}
-        self._evictions = self._jobs = 0
+        self.watch = Watch(self.world, lambda: self.time.now)
+        self.wrong = self.watch.wrong
+        self.workshop = Workshop(self)
+        self._usual = settings
+        self._jobs = 0
         names = [f"n{number}" for number in range(nodes)]
         for name in names:
-            labels = CLIQUE if name in OF_CLIQUE else {}
+            labels = {**(CLIQUE if name in OF_CLIQUE else {}), "rack": RACKS.get(name, name)}
             self.world.add_node(name, boot_id="boot-1", labels=labels)
             self.world.add_pod(name, f"job-{name}")
         self.hosts: dict[str, Host] = {}
         for number in range(replicas):
             self.hosts[f"r{number}"] = Host(self, f"r{number}")
         self.agents = {name: Agent(self, name) for name in names}
+        self.world.facts.standing = lambda name: self.agents[name].standing()
         self._kubelets()
 
     def _kubelets(self) -> None:
@@ -554,37 +687,16 @@ class Simulation:
 
     def check_invariants(self, host: Host, call: str) -> None:
         where = f"{self.time.now:.2f} {host.name} {call}"
-        record = parse_record(self.world.record.text)
-        ours = [one for one in record.entries.values() if one.incident]  # people are not refused
-        if len(ours) > self.settings.limits.concurrent:
-            self.wrong.append(f"{where}: over the limit: {sorted(record.entries)}")
         for name, node in self.world.nodes.items():
             if is_marked(node) and name not in self.world.quarantines:
                 self.wrong.append(f"{where}: {name} is marked, and has no quarantine")
-        for name, quarantine in self.world.quarantines.items():
-            if (
-                name not in record.entries
-                and quarantine.spec.requester == OURS
-                and quarantine.status.phase is not Phase.RELEASING
-            ):
-                self.wrong.append(f"{where}: {name} has a quarantine and no entry")
-        self._look_at_evictions(where)
         # A replica that starts where a person has just deleted the Lease knows of no holder.
-        if len(self.acting()) > 1 and self.time.now - self.board.deleted_at > TIMES.lease_duration:
-            self.wrong.append(f"{where}: {self.acting()} may act")
+        if self.time.now - self.board.deleted_at > TIMES.lease_duration:
+            self.wrong += [f"{where}: {one}" for one in at_most_one_may_act(self.acting())]
 
-    def _look_at_evictions(self, where: str) -> None:
-        fresh = self.world.evicted[self._evictions :]
-        self._evictions = len(self.world.evicted)
-        for uid in fresh:
-            name = next(k for k, pod in self.world.pods.items() if pod.uid == uid).partition("/")[0]
-            quarantine = self.world.quarantines.get(name)
-            if quarantine is None or quarantine.status.phase is not Phase.DRAINING:
-                self._late[name] = self._late.get(name, 0) + 1
-                if self._late[name] > 4:
-                    self.wrong.append(f"{where}: {self._late[name]} late evictions of {name}")
-        if len(set(self.world.evicted)) != len(self.world.evicted):
-            self.wrong.append(f"{where}: a pod was evicted twice")
+    def connect_time(self) -> float:
+        """How long an order's connection takes."""
+        return self.rng.choice((0.0, 0.5, 5.0, 20.0, 60.0))
 
     # -- what must hold in the end ------------------------------------------------------------
 
@@ -592,7 +704,11 @@ class Simulation:
         """All that was broken is whole again."""
         self.wire.cut.clear()
         self.wire.lost = self.wire.late = 0.0
+        self.settings = self._usual
+        self.world.person_stops("")
         for host in self.hosts.values():
+            if host.settings is not self._usual:
+                host.kill()
             if host.up and host.leaving:
                 host.kill()
             if not host.up:
@@ -621,6 +737,9 @@ class Simulation:
             phase = quarantine.status.phase if quarantine is not None else None
             if agent.overruled:
                 continue  # whether the word came before the fault did is looked at on the way
+            repair = quarantine.status.repair if quarantine is not None else None
+            if repair is not None and (repair.exhausted or repair.attempts[-1:]):
+                continue  # its attempt ends by its deadline, or by a person
             wanted = Phase.DRAINED if agent.ill is not None else None
             if wanted is not None and phase is None and full:
                 continue

@@ -255,7 +255,6 @@ class ControllerMachine(ControllerWorld):
         self.words[name].clear()
         for key in [key for key in self.world.pods if key.startswith(f"{name}/")]:
             del self.world.pods[key]
-        self.came_back.add(name)
         self.world.delete_node(name)
         if away:
             self._go(away)
@@ -477,14 +476,12 @@ class ControllerMachine(ControllerWorld):
     @rule(stop=st.booleans())
     def a_person_stops_all(self, *, stop: bool) -> None:
         self.stopped_at = self.loop.time() if stop else None
-        self.unread = False
         self.world.person_stops("drill" if stop else "")
         self._go(0)
 
     @rule()
     def a_person_stops_all_and_the_news_are_late(self) -> None:
         self.stopped_at = self.loop.time()
-        self.unread = True  # the first entry after a rest is written next to the read
         self.world.person_stops_unseen("drill")
 
     @rule()
@@ -496,7 +493,6 @@ class ControllerMachine(ControllerWorld):
 
     @rule(deleted=st.booleans(), older=st.integers(0, 50))
     def the_record_is_lost(self, *, deleted: bool, older: int) -> None:
-        self.lost_at = self.loop.time() + 1.0
         if deleted:
             self.world.person_deletes_record()
         else:

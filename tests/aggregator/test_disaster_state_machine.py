@@ -18,7 +18,7 @@ from aggregator.cluster.port import Action, Phase, RecordText
 from aggregator.quarantine.decide.admission_record import RecordUnreadable, parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import FORCED
-from tests.aggregator.controller_world import FOREIGN, HOW, NODES, nodes
+from tests.aggregator.controller_world import HOW, NODES, nodes
 from tests.aggregator.test_controller_state_machine import ControllerMachine
 
 pytestmark = pytest.mark.timeout(900)
@@ -50,8 +50,6 @@ class Disasters(ControllerMachine):
     def check_limits(self, entries: set[str], made: dict[str, str]) -> None:
         """The limits belong to tests that lose no object; these are about the fate of nodes."""
         for name, node in self.world.nodes.items():
-            if name in self.foreign and FOREIGN not in node.taints:
-                self.wrong.append(f"{name} lost somebody else's taint")
             if name in self.cordoned and not node.unschedulable:
                 self.wrong.append(f"{name} lost somebody else's cordon")
 

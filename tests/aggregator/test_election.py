@@ -26,6 +26,7 @@ from aggregator.leader.lease import (
 )
 from aggregator.relay.directory import ControllerAddress
 from aggregator.relay.unserved import UnservedGateway
+from tests.support.invariants import at_most_one_may_act
 from tests.support.virtual_processes import Clockwork, Process
 
 T = TypeVar("T")
@@ -243,7 +244,7 @@ class ElectionWorld:
             since = max(self.interfered, self.board.made_anew_at)
             acting = self.acting()
             if self.work.now - since >= excused:
-                assert len(acting) <= 1, f"two may act: {acting}: {self.told}"
+                assert not list(at_most_one_may_act(acting)), f"{acting} may act: {self.told}"
 
     def _restart_superseded(self) -> None:
         """As `app` does: the same process contends again, with a new epoch."""

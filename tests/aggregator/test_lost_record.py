@@ -23,6 +23,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.record_continuity import Known, discontinuity, rebuild
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import LoopClock
@@ -94,6 +95,7 @@ def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
 ) -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         world, names = fleet()
+        watch = Watch(world, loop.time)
         replica = Replica(world, clock=LoopClock(loop), settings=SOME)
         await until(lambda: not replica.fleet.view_lost)
         for name in names[:10]:
@@ -124,6 +126,7 @@ def test_a_record_that_is_lost_in_a_burst_lets_no_more_in_than_the_limit(
         await until(lambda: marked(world) == LIMIT and len(entries(world)) == LIMIT)
         await until(lambda: len(holds(replica, "limits.concurrent")) == STANDING + NEW - LIMIT)
         assert entries(world) == set(world.quarantines)
+        assert watch.wrong == []
         await replica.stop()
 
     play(test)

@@ -21,6 +21,7 @@ from aggregator.cluster.port import (
 from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.drain import drainer
 from tests.support.drains import ILL, world_with
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import Running
@@ -80,6 +81,7 @@ class Run:
     def __init__(self, seed: int, *, fails: bool) -> None:
         self.rng = random.Random(seed)
         self.world = world_with(*["a"] * (self.rng.random() < 0.3))
+        self.watch = Watch(self.world, asyncio.get_running_loop().time)
         self.early = {pod.uid for pod in self.world.pods.values()}
         self.fails_until = asyncio.get_running_loop().time() + 70.0 if fails else 0.0
         self.told: list[str] = []
@@ -169,11 +171,11 @@ class Run:
                 self.wrong.append(f"{kind} told {kinds.count(f'quarantine.{kind}')} times")
 
     def _story(self) -> str:
-        return f"{self.told}, phase {phase_of(self.world, 'n1')}, {self.wrong}"
+        return f"{self.told}, phase {phase_of(self.world, 'n1')}, {self.wrong + self.watch.wrong}"
 
     async def stop(self) -> None:
         await self.replica.stop()
-        assert not self.wrong, self._story()
+        assert not self.wrong + self.watch.wrong, self._story()
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,9 @@ from aggregator.cluster.port import Action, Evicted, EvictionResult, Phase, Pod
 from aggregator.policy.label_selector import LabelSelector
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.pools import Pool, PoolLimits
-from tests.aggregator.controller_world import HOW, NODES, POOL, parse_record
+from tests.aggregator.controller_world import HOW, NODES, POOL
 from tests.aggregator.test_controller_state_machine import ControllerMachine
+from tests.support.invariants import parse_record
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -114,7 +115,7 @@ class Pooled(ControllerMachine):
             canaries = {
                 other
                 for other, one in record.entries.items()
-                if one.policy_pool == "canary" and other not in self.came_back
+                if one.policy_pool == "canary" and other not in self.world.facts.came_back
             }
             if entry.incident and entry.policy_pool == "canary" and len(canaries) > CANARY_LIMIT:
                 self.wrong.append(f"{name} entered past the canary's limit: {sorted(canaries)}")

@@ -17,6 +17,7 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.support import virtual_time
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import World, phase_of
 from tests.support.rack_faults import DRIVER, PEER, link_error, verdict, xid
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, hello
@@ -52,6 +53,9 @@ class Racks:
     shown: dict[str, tuple[Fault | Component, ...]] = field(default_factory=dict)
     told: list[tuple[EventKind, str]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.world, self.loop.time)
+
     async def begin(self) -> None:
         for number in range(self.nodes):
             rack = f"{UUID}.{number // RACK}"
@@ -73,10 +77,12 @@ class Racks:
         traits = {"driver": DRIVER, **({} if self.labelled else {"fabric_clique": fabric})}
         name = f"n{number}"
         self.replica.controller.on_connect(replace(hello(name), traits=traits), FakeLine())
-        evidence = self.shown.get(name, ())
-        levels = tuple(one for one in evidence if isinstance(one, Component))
-        faults = tuple(one for one in evidence if isinstance(one, Fault))
-        self.replica.controller.on_evidence(name, Snapshot(levels, faults), self.loop.time())
+        shown = self.shown.get(name, ())
+        levels = tuple(one for one in shown if isinstance(one, Component))
+        faults = tuple(one for one in shown if isinstance(one, Fault))
+        evidence = Snapshot(levels, faults)
+        self.world.facts.note_evidence(name, evidence)
+        self.replica.controller.on_evidence(name, evidence, self.loop.time())
 
     def show(self, number: int, *evidence: Fault | Component, sent: bool = True) -> None:
         name = f"n{number}"
@@ -85,6 +91,7 @@ class Racks:
             levels = tuple(one for one in evidence if isinstance(one, Component))
             faults = tuple(one for one in evidence if isinstance(one, Fault))
             told = Delta(levels, faults)
+            self.world.facts.note_evidence(name, told)
             self.replica.controller.on_evidence(name, told, self.loop.time())
 
     def alerts(self) -> list[EventKind]:
@@ -127,6 +134,7 @@ def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node()
             racks.show(number, recovery("GPU-0", racks.loop.time()))
         await asyncio.sleep(600)
         assert racks.quarantined == set()
+        assert racks.watch.wrong == []
         assert racks.alerts() == [EventKind.COMMON_CAUSE]
         [cause] = racks.replica.fleet.causes.values()
         assert (cause.scope, cause.nodes, cause.total) == ("place", RACK, RACK)
@@ -170,6 +178,7 @@ def test_the_node_label_serves_where_the_agent_names_no_fabric() -> None:
         await _tray_fails(racks)
         await asyncio.sleep(120)
         assert racks.quarantined == set()
+        assert racks.watch.wrong == []
         assert racks.alerts() == [EventKind.COMMON_CAUSE]
 
     play(test, labelled=True)
@@ -452,6 +461,7 @@ def test_no_order_of_arrival_quarantines_a_node_of_the_rack(
         await asyncio.gather(*lives)
         await asyncio.sleep(60)
         assert racks.quarantined == set()
+        assert racks.watch.wrong == []
         assert racks.alerts() == [EventKind.COMMON_CAUSE]
 
     play(test, labelled=labelled, nodes=2 * RACK)  # more racks cost time, and change nothing

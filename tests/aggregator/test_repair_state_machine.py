@@ -52,27 +52,16 @@ class CheckedShop(Shop):
 
     machine: "RepairMachine"
 
-    def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
-        known = len(self.wrong)
-        answer = super().take(order, twice=twice)
+    def take(self, order: RepairOrder) -> RepairAnswer:
+        answer = super().take(order)
         if order.repair == "test":
             self.machine.note_test(order)
-        self.wrong[known:] = [one for one in self.wrong[known:] if not self._is_recent(one)]
         quarantine = self.world.quarantines.get(order.node)
         repair = quarantine.status.repair if quarantine is not None else None
         for one in repair.attempts if repair is not None else ():
             if one.operation == order.operation and one.request:
                 self.machine.note_request(order, one.node_uid, one.request)
         return answer
-
-    def _is_recent(self, wrong: str) -> bool:
-        machine = self.machine
-        if "after the stop" in wrong:
-            return not machine.is_stopped()
-        now = machine.loop.time()
-        if "not in the record" in wrong or "no durable attempt" in wrong:
-            return now <= machine.lost_at or now <= machine.changed_at
-        return now <= machine.changed_at  # a request was under way when the node changed
 
 
 class RepairMachine(ControllerMachine):
@@ -86,7 +75,6 @@ class RepairMachine(ControllerMachine):
         self.judged: set[str] = set()
         self.freed: dict[str, float] = {}
         self.requests: dict[tuple[str, str], str] = {}
-        self.changed_at = float("-inf")
         super().__init__()
 
     def own_labels(self, name: str) -> Mapping[str, str]:
@@ -94,7 +82,7 @@ class RepairMachine(ControllerMachine):
 
     def more_settings(self, cluster: MemoryCluster) -> Mapping[str, Any]:
         if self.shop is None:
-            self.shop = CheckedShop(self.world, boots=False, most_at_once=AT_ONCE)
+            self.shop = CheckedShop(self.world, boots=False)
             self.shop.machine = self
         made = [(k, ShopRepairer(self.shop, cluster, sends_twice=t)) for k, t in KINDS.items()]
         rules: Any = {"concurrent": AT_ONCE, "concurrent_percent": 100.0, "attempts": 20}
@@ -111,12 +99,6 @@ class RepairMachine(ControllerMachine):
         before = self.requests.setdefault((node_uid, request), order.operation)
         if before != order.operation:
             self.wrong.append(f"{request} on {order.node} was followed by {before} and {order}")
-
-    @invariant()
-    def no_order_is_wrong(self) -> None:
-        assert self.shop is not None
-        assert self.shop.wrong == []
-        # Changes of before are known by now: what is ordered from here on is judged by them.
 
     @invariant()
     def no_recovered_node_is_released_without_a_pass(self) -> None:
@@ -143,10 +125,6 @@ class RepairMachine(ControllerMachine):
             assert last is not None, one
             assert (last.repair, last.state) == ("test", RepairState.SUCCEEDED), one
             assert last.began_at > repair.evidence_at, one
-
-    def _job(self, name: str) -> None:
-        super()._job(name)
-        self.changed_at = self.loop.time()
 
     @rule(state=st.sampled_from(ANSWERS), cancels=st.booleans())
     def repairers_answer(self, state: AnswerState, *, cancels: bool) -> None:
@@ -232,7 +210,7 @@ class RepairMachine(ControllerMachine):
     def _nothing_is_in_the_way(self, name: str) -> None:
         """Neither a stop nor a person nor a pod that stays: the node can be drained."""
         self.errors.clear()
-        self.stopped_at, self.unread = None, False
+        self.stopped_at = None
         self.world.person_stops("")
         self.exempt.pop(name, None)
         for key in (EXEMPT, PIN):
@@ -286,7 +264,6 @@ class RepairMachine(ControllerMachine):
         for name in self.agents:
             self.world.person_annotates(name, REQUEST, None)
         super()._settles()
-        self.no_order_is_wrong()
         assert not [n for n, node in self.world.nodes.items() if REQUEST in node.annotations]
         for node in self.world.nodes.values():
             assert len(node.annotations.get(FOLLOWED, "")) < 100

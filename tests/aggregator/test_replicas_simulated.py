@@ -14,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from aggregator.cluster.port import Action
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, exemption
+from aggregator.quarantine.decide.repair import RepairMode, RepairRules
+from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
-from tests.aggregator.replica_simulator import OF_CLIQUE, Simulation
+from tests.aggregator.replica_simulator import DAY, OF_CLIQUE, Simulation
 from tests.support.replica import OPEN, SETTINGS
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "25"))
@@ -27,6 +30,21 @@ HOSTS, NODES = ("r0", "r1", "r2"), tuple(f"n{number}" for number in range(6))
 
 #: Of six nodes two may be in quarantine: a held node gets in when there is room.
 TIGHT = replace(QUICK, limits=replace(OPEN, concurrent=2))
+
+
+#: The nodes are repaired: two at once, and one of a rack.
+REPAIRING = replace(
+    QUICK,
+    repair=RepairSettings(
+        RepairRules(mode=RepairMode.REPAIR, concurrent=2, concurrent_percent=100.0, attempts=20)
+    ),
+)
+#: A restart finds one of these files in place of its own.
+OTHERS = (
+    replace(QUICK, mode=Action.OBSERVE),
+    replace(QUICK, limits=replace(OPEN, concurrent=1)),
+    REPAIRING,
+)
 
 
 def play(
@@ -97,6 +115,24 @@ def _force(sim: Simulation, _: str, node: str) -> None:
     sim.world.person_annotates(node, FORCE, None if known else "drain a test")
 
 
+def _jump(sim: Simulation, host: str, _: str) -> None:
+    """The machine's wall clock is set, by at most a day."""
+    sim.hosts[host].skew = sim.rng.uniform(-DAY, DAY)
+
+
+def _other_rules(sim: Simulation, host: str, _: str) -> None:
+    """The replica is started anew with another file, which the others get at their next start."""
+    at = OTHERS.index(sim.settings) if sim.settings in OTHERS else -1
+    sim.settings = OTHERS[(at + 1) % len(OTHERS)]
+    sim.hosts[host].kill()
+    sim.hosts[host].start()
+
+
+def _bind(sim: Simulation, _: str, node: str) -> None:
+    """A pod comes to the node past the scheduler."""
+    sim.world.add_pod(node, f"bound-{sim.world.tick()}")
+
+
 ACTS: dict[str, Callable[[Simulation, str, str], None]] = {
     "fault": lambda sim, _, node: sim.agents[node].falls_ill(),
     "mended": lambda sim, _, node: sim.agents[node].is_mended(),
@@ -119,12 +155,17 @@ ACTS: dict[str, Callable[[Simulation, str, str], None]] = {
     "API server": _all_cut,
     "exempt": _exempt,
     "force": _force,
-    "node anew": lambda sim, _, node: sim.world.renew_node(node, "boot-1"),
+    "node anew": lambda sim, _, node: sim.world.renew_node(node, sim.agents[node].boot_id),
+    "stop": lambda sim, _, __: sim.world.person_stops("" if sim.world.stop.reason else "drill"),
+    "record lost": lambda sim, _, __: sim.world.person_deletes_record(),
+    "clock jumps": _jump,
+    "other rules": _other_rules,
+    "pod bound": _bind,
 }
 
 EVENTS = st.tuples(
     st.sampled_from((0.0, 0.01, 0.05, 0.3, 1.0, 4.0, 11.0, 20.0, 45.0)),
-    st.sampled_from(("fault", "fault", "mended", "person releases", *sorted(ACTS))),
+    st.sampled_from(("fault", "fault", "fault", "mended", "person releases", *sorted(ACTS))),
     st.sampled_from(HOSTS),
     st.sampled_from(NODES),
 )
@@ -134,7 +175,7 @@ EVENTS = st.tuples(
 @given(
     st.integers(0, 2**32),
     st.lists(EVENTS, min_size=4, max_size=25),
-    st.sampled_from((QUICK, TIGHT)),
+    st.sampled_from((REPAIRING, QUICK, TIGHT)),
 )
 @settings(
     max_examples=SCHEDULES,

@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
 from aggregator.cluster.port import (
@@ -51,6 +51,8 @@ from aggregator.cluster.quarantine_conditions import with_conditions
 from aggregator.cluster.unread_status import expect_lossless
 from aggregator.policy.node_condition import ReportedCondition, ReportedConditions
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY
+from aggregator.quarantine.repair.protocol import RepairOrder
+from tests.support.invariants import Facts, Watch
 
 T = TypeVar("T")
 
@@ -88,6 +90,9 @@ class World:
     #: Whether a cache shows each node as it was before its last change.
     cache_lags: bool = False
     _before: dict[str, Node] = field(default_factory=dict)
+    #: Checks the invariants at each act, and what it has to know for that.
+    watch: Watch | None = None
+    facts: Facts = field(default_factory=Facts)
     #: Set when a node is added; another one waits for the next.
     node_added: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -95,7 +100,19 @@ class World:
         self.clock += 1
         return str(self.clock)
 
+    @property
+    def now(self) -> float:
+        """The time of the watch; without one it stands still."""
+        return self.watch.now() if self.watch is not None else 0.0
+
+    def note_change(self, node: str) -> None:
+        """Another party has changed the node, its pods or its quarantine."""
+        self.facts.changed_at[node] = self.now
+
     def add_node(self, name: str, **changes: object) -> None:
+        self.note_change(name)
+        if name in self.quarantines:
+            self.facts.came_back.add(name)
         node = Node(name, f"uid-{name}", self.tick(), False, (), {}, {}, "boot-1", True, "")
         self.nodes[name] = replace(node, **changes)  # type: ignore[arg-type]  # a test's words
         self.node_added.set()
@@ -106,6 +123,7 @@ class World:
         pod = replace(pod, node=node)
         pod = replace(pod, **changes)  # type: ignore[arg-type]  # a test's words
         self.pods[f"{node}/{name}"] = pod
+        self.note_change(node)
         return pod
 
     def backup(self) -> "Backup":
@@ -119,6 +137,7 @@ class World:
         self.nodes, self.pods = dict(backup.nodes), dict(backup.pods)
         self.quarantines, self.record = dict(backup.quarantines), backup.record
         self.clock = backup.clock
+        self.facts.lose_objects(self.now)
         self._before.clear()
         self.interrupt_view("etcd was restored")
 
@@ -135,6 +154,7 @@ class World:
             if pod.key in self.come_back:
                 at = float(int(asyncio.get_running_loop().time()))  # whole seconds, as stored
                 version = self.tick()
+                self.note_change(pod.node)
                 self.pods[key] = replace(
                     pod, uid=f"{pod.name}-{version}", version=version, deleting=False, created_at=at
                 )
@@ -150,6 +170,7 @@ class World:
 
     def set_node(self, node: Node) -> None:
         before = self.nodes.get(node.name)
+        self.note_change(node.name)
         if before is not None:
             self._before[node.name] = before
         self.nodes[node.name] = replace(node, version=self.tick())
@@ -169,6 +190,7 @@ class World:
         return written
 
     def delete_node(self, name: str) -> None:
+        self.note_change(name)
         before = self._before[name] = self.nodes.pop(name)
         if before.unschedulable:
             self.emit(NodeUncordoned(name))
@@ -200,6 +222,8 @@ class World:
 
     def person_deletes(self, name: str) -> None:
         quarantine = self.quarantines[name]
+        self.note_change(name)
+        self.facts.ended_at.setdefault(quarantine.uid, self.now)
         if quarantine.has_finalizer:
             self.put_quarantine(replace(quarantine, deleting=True))
         else:
@@ -209,11 +233,13 @@ class World:
     def person_removes_by_force(self, name: str) -> None:
         """Strips the finalizer, and deletes."""
         quarantine = self.quarantines.pop(name)
+        self.note_change(name)
         self.emit(QuarantineGone(name, quarantine.uid))
 
     def person_removes_definition(self) -> None:
         """`kubectl delete crd` where no finalizer holds its objects any more: they go with it."""
         gone, self.quarantines = self.quarantines, {}
+        self.facts.lose_objects(self.now)
         self.definition, self.definition_going = "", True
         for quarantine in gone.values():
             self.emit(QuarantineGone(quarantine.node, quarantine.uid, with_definition=True))
@@ -224,6 +250,7 @@ class World:
         self.interrupt_view("the definition of quarantines was replaced")
 
     def person_garbles_the_record(self, text: str = "not JSON") -> None:
+        self.facts.lose_objects(self.now)
         self.record = replace(self.record, text=text, version=self.tick())
         self.emit(RecordSeen(self.record))
 
@@ -240,28 +267,34 @@ class World:
         if rejected:
             raise Refused(f"422: {sorted(rejected)} can't be changed by hand")
         spec = replace(quarantine.spec, **changes)  # type: ignore[arg-type]  # a test's words
+        self.note_change(name)
         self.put_quarantine(replace(quarantine, spec=spec))
 
     def person_stops(self, reason: str) -> None:
         """`sickbay stop`; with an empty reason, `sickbay resume`."""
+        self.facts.set_stop(self.now if reason else None)
         self.stop = StopText(reason, self.tick())
         self.emit(StopSeen(self.stop))
 
     def person_stops_unseen(self, reason: str) -> None:
         """`sickbay stop`, whose event never comes."""
+        self.facts.set_stop(self.now, unseen=True)
         self.stop = StopText(reason, self.tick())
 
     def person_deletes_record(self) -> None:
         """The next reader makes it anew, empty: `MemoryCluster.read_record`."""
+        self.facts.lose_record(self.now)
         self.record = RecordText("", "")
         self.emit(RecordSeen(self.record))
 
     def person_rolls_back_record(self, text: str) -> None:
         """An older text is written over it, from a backup say."""
+        self.facts.lose_record(self.now)
         self.record = replace(self.record, text=text, version=self.tick())
         self.emit(RecordSeen(self.record))
 
     def person_deletes_stop(self) -> None:
+        self.facts.set_stop(None)  # a process that starts now does not know of it
         self.stop = StopText()
         self.emit(StopSeen(self.stop))
 
@@ -275,6 +308,33 @@ class Backup:
     quarantines: dict[str, Quarantine]
     record: RecordText
     clock: int
+
+
+@dataclass
+class Arrival:
+    """An effect that is an act: when it was sent, and whether its sender might act then."""
+
+    watch: Watch
+    call: str
+    node: str
+    effect: Callable[[], Any]
+    pod: Pod | None = None
+    order: RepairOrder | None = None
+    repeatable: bool = False
+    sent_at: float | None = None
+    in_place: bool = True
+
+    def __call__(self) -> Any:
+        return self.watch.arrive(
+            self.call,
+            self.node,
+            self.effect,
+            sent_at=self.sent_at,
+            in_place=self.in_place,
+            pod=self.pod,
+            order=self.order,
+            repeatable=self.repeatable,
+        )
 
 
 class MemoryCluster:
@@ -319,6 +379,22 @@ class MemoryCluster:
         self._crash_at = crash_at
         self._after = after
 
+    def act(
+        self,
+        call: str,
+        node: str,
+        effect: Callable[[], T],
+        *,
+        pod: Pod | None = None,
+        order: RepairOrder | None = None,
+        repeatable: bool = False,
+    ) -> Callable[[], T]:
+        """The effect; where the world is watched, its arrival is an act."""
+        watch = self.world.watch
+        if watch is None:
+            return effect
+        return Arrival(watch, call, node, effect, pod, order, repeatable)
+
     async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
         """Yield to others, as the network does; then do it, unless the process is dead.
 
@@ -334,6 +410,7 @@ class MemoryCluster:
             self.asked[name] += 1
             failure = self._fails(name)
             if failure is not None:
+                self.world.facts.calm_since = self.world.now
                 raise failure
             strikes = self._crash_at == self.calls
             result = effect() if self._after or not strikes else None
@@ -343,9 +420,11 @@ class MemoryCluster:
             if not strikes:
                 lost = self._loses(name)
                 if lost is not None:
+                    self.world.facts.calm_since = self.world.now
                     raise lost
                 return cast("T", result)
             self.crashed.set()
+        self.world.facts.calm_since = self.world.now
         await asyncio.Event().wait()  # a dead process does nothing more, and no handler runs
         raise AssertionError(name)
 
@@ -476,7 +555,7 @@ class MemoryCluster:
             self.world.emit(RecordSeen(self.world.record))
             return self.world.record
 
-        return await self._call("write_record", effect, guard)
+        return await self._call("write_record", self.act("write_record", "", effect), guard)
 
     async def read_stop(self) -> StopText:
         return await self._call("read_stop", lambda: self.world.stop)
@@ -494,7 +573,9 @@ class MemoryCluster:
             made = Quarantine(node, uid, "0", spec, QuarantineStatus(), generation=1)
             return self.world.put_quarantine(made)
 
-        return await self._call("create_quarantine", effect, guard)
+        return await self._call(
+            "create_quarantine", self.act("create_quarantine", node, effect), guard
+        )
 
     async def read_quarantine(self, node: str) -> Quarantine | None:
         found = await self._call("read_quarantine", lambda: self.world.quarantines.get(node))
@@ -524,7 +605,9 @@ class MemoryCluster:
                 replace(now, spec=spec, generation=now.generation + changed)
             )
 
-        return await self._call("write_quarantine_spec", effect)
+        return await self._call(
+            "write_quarantine_spec", self.act("write_quarantine_spec", quarantine.node, effect)
+        )
 
     async def write_quarantine_status(
         self, quarantine: Quarantine, status: QuarantineStatus
@@ -536,7 +619,9 @@ class MemoryCluster:
             written = with_conditions(quarantine, status, self.world.clock)
             return self.world.put_quarantine(replace(now, status=written))
 
-        return await self._call("write_quarantine_status", effect)
+        return await self._call(
+            "write_quarantine_status", self.act("write_quarantine_status", quarantine.node, effect)
+        )
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
         def effect() -> Quarantine:
@@ -557,7 +642,7 @@ class MemoryCluster:
                 QuarantineGone(quarantine.node, quarantine.uid, self.world.definition_going)
             )
 
-        await self._call("drop_quarantine", effect)
+        await self._call("drop_quarantine", self.act("drop_quarantine", quarantine.node, effect))
 
     async def definition_is_going(self) -> bool:
         return await self._call("definition_is_going", lambda: self.world.definition_going)
@@ -605,7 +690,7 @@ class MemoryCluster:
                 self.world.set_node(after)
             return self.world.nodes[node.name]
 
-        return await self._call("patch_node", effect, guard)
+        return await self._call("patch_node", self.act("patch_node", node.name, effect), guard)
 
     async def pods_on(
         self, node: str, *, background: bool = False, guard: Guard | None = None
@@ -647,7 +732,9 @@ class MemoryCluster:
             self.world.pods[key] = replace(pod, deleting=True, version=self.world.tick())
             return EvictionResult(Evicted.ACCEPTED)
 
-        return await self._call("delete_pod", effect, guard)
+        return await self._call(
+            "delete_pod", self.act("delete_pod", pod.node, effect, pod=pod), guard
+        )
 
     async def evict(
         self,
@@ -674,7 +761,7 @@ class MemoryCluster:
             self.world.pods[key] = replace(pod, deleting=True, version=self.world.tick())
             return EvictionResult(Evicted.ACCEPTED)
 
-        return await self._call("evict", effect, guard)
+        return await self._call("evict", self.act("evict", pod.node, effect, pod=pod), guard)
 
     async def announce(
         self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str

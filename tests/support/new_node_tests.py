@@ -123,9 +123,15 @@ class ProgramRepairer:
         self._program, self._cluster = program, cluster
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
-        return await self._cluster._call(
-            "test", lambda: self._program.take(order, twice=self.sends_twice)
+        cluster = self._cluster
+        effect = cluster.act(
+            "test",
+            order.node,
+            lambda: self._program.take(order, twice=self.sends_twice),
+            order=order,
+            repeatable=self.sends_twice,
         )
+        return await cluster._call("test", effect, guard)
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         def effect() -> RepairAnswer:

@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Guard, Phase, RepairState
-from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.cluster.port import Guard, RepairState
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -15,9 +13,17 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
+from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World
 
 TIMEOUT = 1800.0
+
+
+def _running_time() -> float:
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:  # a test prepares its world
+        return 0.0
 
 
 @dataclass
@@ -51,14 +57,14 @@ class Shop:
     over: bool = True
     ended: list[str] = field(default_factory=list)
     on_boot: Callable[[str], None] = lambda _: None
-    most_at_once: int = 1000
 
-    def take(self, order: RepairOrder, *, twice: bool) -> RepairAnswer:
-        """An order arrives: it must be of a durable attempt, on a marked node without work."""
-        self._check(order)
-        known = {one.operation for one in self.orders}
-        if order.operation in known and not twice:
-            self.wrong.append(f"{order.operation} was ordered twice")
+    def __post_init__(self) -> None:
+        """Watch the world, unless a state machine does."""
+        watch = self.world.watch or Watch(self.world, _running_time)
+        self.wrong = watch.wrong
+
+    def take(self, order: RepairOrder) -> RepairAnswer:
+        """An order arrives; the watch of the world checks what must hold then."""
         self.orders.append(order)
         if order.repair == "test":
             return RepairAnswer(AnswerState.TAKEN)
@@ -87,40 +93,6 @@ class Shop:
         self.cleaned.append(order.operation)
         return self.clean
 
-    def _check(self, order: RepairOrder) -> None:
-        world, name = self.world, order.node
-        quarantine = world.quarantines.get(name)
-        attempts = quarantine.status.repair if quarantine is not None else None
-        if quarantine is None or attempts is None:
-            self.wrong.append(f"{order.operation}: no durable attempt")
-            return
-        last = attempts.attempts[-1]
-        if (last.operation, last.state) != (order.operation, RepairState.ORDERING):
-            self.wrong.append(f"{order.operation}: the last attempt is {last}")
-        if quarantine.status.phase not in (Phase.DRAINED, Phase.CORDONED):
-            self.wrong.append(f"{order.operation}: in phase {quarantine.status.phase}")
-        if not is_marked(world.nodes[name]):
-            self.wrong.append(f"{order.operation}: the node is not marked")
-        if order.repair == "ticket":
-            return
-        work = [
-            pod.name
-            for pod in world.pods.values()
-            if pod.node == name and not pod.mirror and pod.owner_kind != "DaemonSet"
-        ]
-        if work:
-            self.wrong.append(f"{order.operation}: {work} are on the node")
-        running = parse_record(world.record.text).repairs
-        if name not in running or running[name].operation != order.operation:
-            self.wrong.append(f"{order.operation}: not in the record: {running}")
-        if len(running) > self.most_at_once:
-            self.wrong.append(f"{order.operation}: {len(running)} at once")
-        domains = [domain for one in running.values() for domain in one.domains]
-        if len(domains) != len(set(domains)):
-            self.wrong.append(f"{order.operation}: two in one of {domains}")
-        if world.stop.reason:
-            self.wrong.append(f"{order.operation}: after the stop")
-
     def _boot(self, name: str) -> None:
         node = self.world.nodes[name]
         self.world.set_node(replace(node, boot_id=f"{node.boot_id}x"))
@@ -139,8 +111,17 @@ class ShopRepairer:
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         assert self.cluster is not None
-        return await self.cluster._call(
-            "repair", lambda: self._shop.take(order, twice=self.sends_twice)
+        cluster, shop = self.cluster, self._shop
+        return await cluster._call(
+            "repair",
+            cluster.act(
+                "repair",
+                order.node,
+                lambda: shop.take(order),
+                order=order,
+                repeatable=self.sends_twice,
+            ),
+            guard,
         )
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:

@@ -160,6 +160,7 @@ class Replica:
     ) -> None:
         """``wall``: the wall clock; unless given, it shows what ``clock`` does."""
         self.cluster = cluster or MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
+        world.facts.limits, world.facts.rules = settings.limits, settings.repair.rules
         self.fleet = FleetState()
         self.notes = Notes()
         self.clock = clock
@@ -194,6 +195,7 @@ class Replica:
         ):
             told = replace(hello(node, boot_id), node_uid=node_uid)
             self.controller.on_connect(told, line or FakeLine())
+        self.cluster.world.facts.note_evidence(node, evidence)
         return self.controller.on_evidence(node, evidence, self.clock())
 
     async def stop(self) -> None:
