@@ -15,7 +15,7 @@ _VARYING = (
     (r"\d\d:\d\d:\d\d", "TIME"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"\d+ ms", "N ms"),
-    (r"on GPU-\S+", "on GPU"),
+    (r"on GPU \d+ at \S+", "on GPU"),
     (r"on \d+ of \d+ nodes", "on N nodes"),
     (r"(sim)-\d+(: \w+ held by)", r"\1\2"),
     (r"and \d+ more", "and N more"),
