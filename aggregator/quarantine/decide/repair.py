@@ -7,8 +7,7 @@ Invariants:
 - A node that is to prove itself before its release is tested until it passes, a repair has failed
   it, or a person is asked. Tests that give no verdict are bounded, so this ends too.
 - `reserve` lets no repair begin past a limit, and never two in one failure domain. The record is
-  changed by compare-and-set, so this holds for any interleaving of replicas whose clocks differ by
-  less than the slack of a reservation.
+  changed by compare-and-set, so this holds for any interleaving of replicas.
 """
 
 import enum
