@@ -159,7 +159,7 @@ class Controller:
         await self.cluster.patch_node(node, change)
 
     async def observe(self) -> None:
-        await self.cluster.look()
+        await self.cluster.read_changes()
         for name in NODES:
             found = await self.cluster.read_quarantine(name)
             if found is not None and found.deleting:

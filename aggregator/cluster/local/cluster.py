@@ -163,7 +163,7 @@ class LocalCluster:
                 self._changed.clear()
                 for item in await self._in_thread(self._differences, told):
                     yield item
-            for item in await self.look():
+            for item in await self.read_changes():
                 yield item
             if not whole:
                 whole = True
@@ -172,7 +172,7 @@ class LocalCluster:
                 async with asyncio.timeout(POLL):
                     await self._changed.wait()
 
-    async def look(self) -> Sequence[ClusterEvent]:
+    async def read_changes(self) -> Sequence[ClusterEvent]:
         """News of the nodes beside the file's; none here."""
         return ()
 

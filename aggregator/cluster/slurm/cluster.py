@@ -233,7 +233,7 @@ class SlurmCluster(LocalCluster):
 
     # -- changes by people ------------------------------------------------------------------
 
-    async def look(self) -> Sequence[ClusterEvent]:
+    async def read_changes(self) -> Sequence[ClusterEvent]:
         """Changes of our drains, by people or by slurmctld, since the last look."""
         if time.monotonic() < self._next_look:
             return ()
