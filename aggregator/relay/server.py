@@ -309,6 +309,7 @@ class _Link:
                 self._take(frame)
                 if count % _AT_ONCE == 0:
                     await asyncio.sleep(0)
+                    liveness.on_message()  # the next batch is not read before this one's end
             for number in batch.heard:
                 context = self._contexts.get(number)
                 if context is not None and context.stream is not None:

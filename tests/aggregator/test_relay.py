@@ -1,6 +1,7 @@
 """Agents at a gateway, and the controller that receives them: real listeners, TLS, tokens."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.relay import abandoned as abandoned_module
 from aggregator.relay import client as client_module
+from aggregator.relay import server as server_module
 from aggregator.relay import unserved as unserved_module
 from aggregator.relay.frame_queue import FrameQueue
 from aggregator.relay.protocol import AGENT_MESSAGES, PART_BYTES
@@ -329,6 +331,27 @@ async def test_a_gateway_that_sends_nothing_is_left_after_seconds(tmp_path: Path
             "the gateway has sent no message for 4 s",
         )
         await until(lambda: any(e[0] == "detached" for e in site.all["a"].intake.events))
+
+
+async def test_a_gateway_whose_batch_takes_long_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_AT_ONCE", 1)
+    async with replicas(tmp_path, "a") as site, site.all["a"].relay() as relay:
+        await relay.begin()
+        await until(lambda: bool(site.all["a"].service._links))
+        [link] = site.all["a"].service._links
+        take = link._take
+
+        def take_slowly(frame: frames.AgentFrame) -> None:
+            # From the first frame on: then the time that the batch takes is all that counts.
+            monkeypatch.setattr(server_module, "LOOK_EVERY", 0.05)
+            time.sleep(0.06)
+            take(frame)
+
+        monkeypatch.setattr(link, "_take", take_slowly)
+        await relay.frames(*(opened(number, f"node-{number}") for number in range(1, 61)))
+        await until(lambda: len(site.all["a"].intake.hellos) == 60)
 
 
 async def test_a_gateway_that_reaches_no_controller_leaves_its_agents_to_others(
