@@ -44,6 +44,7 @@ from aggregator.leader.lease import (
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.decide.repair_permission import open_attempt
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     ConfiguredRepairer,
@@ -54,7 +55,7 @@ from aggregator.quarantine.repair.protocol import (
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.runtime.tasks import run_until_first_exit
-from tests.support.invariants import Watch, at_most_one_may_act, parse_record
+from tests.support.invariants import KNOWN_WITHIN, Watch, at_most_one_may_act, parse_record
 from tests.support.memory_cluster import Arrival, MemoryCluster, World
 from tests.support.rack_faults import link_error, verdict
 from tests.support.replica import Notes, fault, hello, shipped_policy
@@ -595,24 +596,31 @@ class Workshop:
 
     def take(self, order: RepairOrder) -> RepairAnswer:
         sim, facts = self._sim, self._sim.world.facts
-        if order.operation not in facts.under_way:
+        later = sim.rng.uniform(5, 200)
+        if order.repair == "gpu-reset":
+            sim.time.after(later, lambda: self._agent_begins(order))
+        elif order.operation not in facts.under_way:
             running = parse_record(sim.world.record.text).repairs.get(order.node)
             domains = running.domains if running is not None else ()
             facts.under_way[order.operation] = (order.node, domains)
-            sim.time.after(sim.rng.uniform(5, 200), lambda: self._happens(order))
+            sim.time.after(later, lambda: self._boots(order))
         return RepairAnswer(AnswerState.TAKEN)
 
-    def _happens(self, order: RepairOrder) -> None:
+    def _agent_begins(self, order: RepairOrder) -> None:
+        """It requests permission first, and an attempt that has ended gets none."""
+        quarantine = self._sim.world.quarantines.get(order.node)
+        is_same = quarantine is not None and quarantine.uid == order.quarantine
+        if is_same and quarantine is not None and open_attempt(quarantine, order.operation):
+            self._sim.agents[order.node].is_mended()
+
+    def _boots(self, order: RepairOrder) -> None:
+        """A BMC has no such question."""
         sim = self._sim
         del sim.world.facts.under_way[order.operation]
         node = sim.world.nodes[order.node]
-        if node.uid != order.node_uid:
-            return
-        if order.repair == "gpu-reset":
-            sim.agents[order.node].is_mended()
-            return
-        sim.agents[order.node].boots()
-        sim.world.set_node(replace(node, boot_id=sim.agents[order.node].boot_id))
+        if node.uid == order.node_uid:
+            sim.agents[order.node].boots()
+            sim.world.set_node(replace(node, boot_id=sim.agents[order.node].boot_id))
 
 
 class Messenger:
@@ -669,6 +677,8 @@ class Simulation:
         for number in range(replicas):
             self.hosts[f"r{number}"] = Host(self, f"r{number}")
         self.agents = {name: Agent(self, name) for name in names}
+        self.world.facts.most = settings.limits.concurrent
+        self.world.facts.unknown_for = KNOWN_WITHIN  # a replica may be cut off from its watch
         self.world.facts.standing = lambda name: self.agents[name].standing()
         self._kubelets()
 
