@@ -44,6 +44,12 @@ REFUSALS = (401, 403, 422)
 
 
 @pytest.fixture
+def two_nodes(cluster_space: Space) -> list[str]:
+    """Requested before `bench`, so that the controller's first list of nodes has them."""
+    return cluster_space.create_nodes(2)
+
+
+@pytest.fixture
 async def bench(
     aggregator: Path,
     cluster_space: Space,
@@ -70,11 +76,11 @@ async def bench(
 
 
 async def test_the_aggregator_does_all_that_it_has_to_under_its_policy(
-    bench: Bench, cluster_space: Space
+    two_nodes: list[str], bench: Bench, cluster_space: Space
 ) -> None:
     """Cordon, drain, condition, a change of intent, a release; and marks set earlier by others."""
     plane, space = cluster_space.plane, cluster_space.namespace
-    plain, marked = cluster_space.create_nodes(2)
+    plain, marked = two_nodes
     start_job(plane, space, "train", plain)
     theirs = {"key": "sickbay.dev/quarantine", "value": "mine", "effect": "NoSchedule"}
     other = {"key": "example.test/x", "value": "y", "effect": "NoExecute"}
