@@ -26,7 +26,7 @@ BMC := build/bmc-env
 # BENCH_SMALL=1 runs any benchmark in a small form, for its command and keys alone.
 BENCH_FOLDER ?= build/bench$(if $(filter-out 0,$(BENCH_SMALL)),-small)
 export BENCH_SMALL BENCH_FOLDER
-BENCHES := taint agent scale nodes faults repair network fleet history hostile install page slurm
+BENCHES := taint agent scale nodes faults repair network fleet jobs history hostile install page slurm
 
 .PHONY: help
 help: ## This list
@@ -297,6 +297,10 @@ bench-fleet: env ## A month of a large fleet's faults (BENCH_NODES=1500 BENCH_SE
 .PHONY: bench-slurm
 bench-slurm: env ## Kernel line to DRAIN on a real Slurm, drills, administrators (BENCH_TRIALS=5 BENCH_SEEDS=100)
 	@$(BIN)/python -m tests.bench.slurm
+
+.PHONY: bench-jobs
+bench-jobs: env ## What faults cost jobs, reported and true, over a month (BENCH_NODES=1000 BENCH_SEEDS=2)
+	@$(BIN)/python -m tests.bench.jobs
 
 .PHONY: bench-history
 bench-history: env ## Ten million transitions in SQLite and PostgreSQL (BENCH_ROWS=500000 for a short look)

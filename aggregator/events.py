@@ -24,6 +24,8 @@ class EventKind(enum.StrEnum):
     EVICTED = "pod.evicted"
     BLOCKED = "pod.blocked"
     FORCED = "pod.forced"  # deleted past its budgets, as its namespace's policy allows
+    JOB_HIT = "job.hit"  # a job has pods on a node with a new fault
+    JOB_STOPPED = "job.stopped"  # the first of its pods was evicted: once for each incident
     OVERDUE = "quarantine.overdue"  # a drain has passed its deadline
     HOOK = "quarantine.hook"  # a site's own step before the evictions, or after the release
     HOOK_FAILED = "quarantine.hook_failed"

@@ -52,8 +52,8 @@ SEVERITY = {
     EventKind.NODE_LOST: "warning",
 }
 DEFAULT_KINDS = frozenset(SEVERITY)
-#: Kinds about one pod: those of a route to the pod's owner when the configuration names none.
-POD_KINDS = frozenset({EventKind.EVICTED, EventKind.BLOCKED, EventKind.FORCED})
+#: Kinds about one pod or job: those of a route to its owner when the configuration names none.
+POD_KINDS = frozenset({EventKind.JOB_STOPPED, EventKind.BLOCKED, EventKind.FORCED})
 
 #: Kinds that come from a thousand nodes at once where one thing has failed: sent as one alert.
 GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
@@ -252,6 +252,8 @@ def dedup_key(transition: Transition) -> str:
     about = [kind.value, transition.node, transition.incident]
     if kind in (EventKind.BLOCKED, EventKind.FORCED):
         about.append(transition.details.get("pod", ""))
+    elif kind is EventKind.JOB_STOPPED:
+        about.append(transition.details.get("key", ""))
     elif kind is EventKind.HELD:
         about.append(transition.details.get("limit", ""))
     elif kind is EventKind.NEW_NODE_HELD:
@@ -303,7 +305,7 @@ class Resolution:
 
 
 _UNDONE = frozenset(
-    kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.", "repair."))
+    kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.", "job.", "repair."))
 )
 
 

@@ -9,6 +9,7 @@ from aggregator.cli import (
     bisect,
     bundle_command,
     demo,
+    jobs,
     read_commands,
     repair,
     write_commands,
@@ -117,6 +118,7 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
         _FLEET, "lemons", "nodes that come back again and again", parents=[read, listed]
     )
     _command(lemons, read_commands.lemons)
+    _add_jobs(commands, read)
     replicas = commands.add(
         _FLEET, "replicas", "the aggregator's replicas, and which don't answer", parents=[read]
     )
@@ -142,6 +144,33 @@ def _add_fleet(commands: Subcommands, read: argparse.ArgumentParser) -> None:
     )
     watch.add_argument("--node", default="", metavar="NAME", help="only about this node")
     _command(watch, read_commands.watch)
+
+
+def _add_jobs(commands: Subcommands, read: argparse.ArgumentParser) -> None:
+    hit = commands.add(
+        _FLEET,
+        "jobs",
+        "the jobs that faults hit, or the records of one",
+        parents=[read],
+        examples=["jobs --since 7d", "jobs ml/jobset/llama-70b"],
+    )
+    hit.add_argument("name", nargs="?", default="", metavar="NAMESPACE/FAMILY/NAME")
+    _command(hit, jobs.jobs)
+    report = commands.add(
+        _FLEET,
+        "report",
+        "the GPU hours that faults cost, by job, team, code, node or pool",
+        parents=[read],
+        examples=["report --since 30d --by team", "report --by code --csv > codes.csv"],
+    )
+    report.add_argument("--by", choices=jobs.GROUPS, default="job", help="default: %(default)s")
+    report.add_argument("--csv", action="store_true", help="print the rows as CSV")
+    _command(report, jobs.report)
+    for made in (hit, report):
+        made.add_argument(
+            "--since", default="", metavar="TIME", help="7d, or 2026-01-31T03:14:00Z (default: 30d)"
+        )
+        made.add_argument("--until", default="", metavar="TIME", help="up to then; as --since")
 
 
 def _add_nodes(

@@ -28,6 +28,7 @@ from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica
 from aggregator.composition.tasks import spawn
 from aggregator.config.settings import Config
+from aggregator.events import EventSink, Transition
 from aggregator.history.evidence_recorder import EvidenceRecorder
 from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector
@@ -37,6 +38,8 @@ from aggregator.ingest.from_config import controller_streams
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.probe_key import load_probe_key, probe_key_file
 from aggregator.ingest.stats import IngestStats
+from aggregator.jobs.identity import Markers
+from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.correlation.drift import DriftWatch
@@ -84,7 +87,11 @@ class ControllerParts:
         self._history = _history(config, clocks, rng, name)
         self._owners = NamespaceOwners(config.alerts.owner_label)
         self._alerts = _alerts(config, fleet, self._owners, clocks, rng, name)
-        self._event_sink = EventBus([feed, self._history, self._alerts], for_people=fleet.name_gpus)
+        self._jobs = _jobs(config, cluster, fleet, clocks, rng, self._emit)
+        sinks: list[EventSink] = [feed, self._history, self._alerts]
+        if self._jobs is not None:
+            sinks.append(self._jobs)
+        self._event_sink = EventBus(sinks, for_people=fleet.name_gpus)
         self._controller = controller = Controller(
             cluster=cluster,
             policy=policy,
@@ -129,6 +136,7 @@ class ControllerParts:
                 certificates=replica.listener.certificate_expiries,
                 connected=lambda: replica.gateway.connected,
                 relays=lambda: len(replica.service.gateways) if replica.service is not None else 0,
+                jobs=self._jobs.counts if self._jobs is not None else None,
             ),
             clocks=clocks,
             version=VERSION,
@@ -175,6 +183,8 @@ class ControllerParts:
         ending.callback(self._event_sink.flush)
         spawn(self._lemons.run(), "lemons", ending)
         spawn(self._drift.run(), "drift", ending)
+        if self._jobs is not None:
+            spawn(self._jobs.run(), "jobs", ending)
         spawn(self.streams.run(), "streams", ending)
         spawn(self._pacer.run(), "resyncs", ending)
         self._replica.gateway.serve_locally(self.streams, self._pacer)
@@ -183,6 +193,9 @@ class ControllerParts:
             self._replica.service.begin(self._role)
             spawn(self._replica.leave_if_abandoned(), "abandoned", ending)
             ending.callback(self._replica.service.close, "the controller stops")
+
+    def _emit(self, transition: Transition) -> None:
+        self._event_sink.record_event(transition)
 
     async def run(self) -> None:
         """Evaluate and act, for ever."""
@@ -269,6 +282,34 @@ def _alerts(
         advise=FleetAdvice(fleet),
         # A process that has restarted does not go on with the claims of the one before.
         replica=f"{replica} {rng.getrandbits(32):08x}",
+    )
+
+
+def _jobs(
+    config: Config,
+    cluster: KubeCluster | LocalCluster,
+    fleet: FleetState,
+    clocks: Clocks,
+    rng: random.Random,
+    emit: Callable[[Transition], None],
+) -> JobRecorder | None:
+    """None where nodes have no pods: a local cluster has a command for its drains."""
+    if not isinstance(cluster, KubeCluster):
+        return None
+    context = FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels)
+    return JobRecorder(
+        cluster,
+        emit,
+        clocks=clocks,
+        rng=rng,
+        rules=config.jobs,
+        markers=Markers(
+            jobs=config.jobs.job_keys,
+            gangs=config.drain.gang_keys,
+            teams=config.jobs.team_keys,
+        ),
+        pool_of=lambda node: context(node).pool,
+        own_namespace=config.cluster.namespace,
     )
 
 

@@ -57,6 +57,7 @@ from aggregator.configfile.values import (
 )
 from aggregator.configfile.yaml_source import ConfigError, Document, Key, read, validate
 from aggregator.history.engine import DatabaseCredentials
+from aggregator.jobs.settings import JobRules
 from aggregator.policy.lemons import LemonThresholds
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
@@ -251,6 +252,7 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     history: HistoryConfig = HistoryConfig()
     lemons: LemonThresholds = LemonThresholds()
+    jobs: JobRules = JobRules()
     alerts: AlertsConfig = AlertsConfig()
     documentation_url: DocumentationUrl = ""
     """The site of the documentation, or its folder on a code host, for links to sections."""

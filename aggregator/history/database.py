@@ -195,6 +195,26 @@ class Database:
 
         return self._engine.call(work, seconds=COUNTING)
 
+    def of_kinds(
+        self, kinds: Sequence[str], since: float, until: float, most: int
+    ) -> list[Transition]:
+        """The newest ``most`` transitions of these kinds from ``since`` to ``until``, the newest
+        first.
+        """
+        table = transitions.c
+        found: list[Transition] = []
+        for kind in kinds:
+            query = (
+                sa.select(transitions)
+                .where(table.kind == kind, table.at >= since, table.at <= until)
+                .order_by(table.at.desc())
+                .limit(most)
+            )
+            rows = self._read(query, seconds=COUNTING)
+            found += [one for one in map(from_row, rows) if one is not None]
+        found.sort(key=lambda one: one.at, reverse=True)
+        return found[:most]
+
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.
 

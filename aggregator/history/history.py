@@ -43,6 +43,8 @@ _SMALL = 2_048
 BATCH = 500
 #: Rows that `recent` returns at most.
 MOST_READ = 10_000
+#: Rows that `of_kinds` returns at most.
+MOST_OF_KINDS = 50_000
 #: Rows that one deletion takes: a writer never waits long behind retention.
 CHUNK = 1_000
 #: Seconds.
@@ -221,6 +223,17 @@ class History:
             few = busiest[start : start + _NODES_AT_A_TIME]
             found |= await ask(database.node_transitions, few, wanted, since, rows)
         return found
+
+    async def of_kinds(
+        self, kinds: Iterable[EventKind], since: float, until: float
+    ) -> list[Transition]:
+        """The newest 50,000 transitions of these kinds from ``since`` to ``until``, newest first.
+
+        Raises `OSError` as `recent` does.
+        """
+        names = [kind.value for kind in kinds]
+        database = self._reader.database
+        return await self._reader.ask(database.of_kinds, names, since, until, MOST_OF_KINDS)
 
     # -- writing -------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from aggregator.cluster.port import Pod
 
 
 class Loss(enum.StrEnum):
-    """What one lost pod costs its job."""
+    """The cost of one lost pod for its job."""
 
     GANG = "gang"  # all pods of the gang stop, and begin again at the last checkpoint
     REPLICA = "replica"  # the pod alone begins again

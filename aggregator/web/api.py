@@ -12,6 +12,9 @@ import msgspec
 from aiohttp import web
 
 from aggregator.web import models, node_table, node_view
+from aggregator.web.job_models import JobReport
+from aggregator.web.job_view import PARAMS as JOB_PARAMS
+from aggregator.web.job_view import job_report
 from aggregator.web.queries import TIMELINE, FleetQueries
 from aggregator.web.query_params import BadQuery, Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
@@ -317,6 +320,13 @@ ENDPOINTS = (
             ),
             _limit(TIMELINE),
         ),
+    ),
+    Endpoint(
+        "/api/v1/report",
+        "What faults cost jobs: GPU hours lost, by job, team, code, node or pool.",
+        JobReport,
+        job_report,
+        JOB_PARAMS,
     ),
     Endpoint(
         "/api/v1/lemons",

@@ -3,9 +3,10 @@ judgement.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Protocol
 
-from aggregator.events import Transition
+from aggregator.events import EventKind, Transition
 
 
 class HistoryReader(Protocol):
@@ -25,4 +26,10 @@ class HistoryReader(Protocol):
         An empty ``node`` means all of them, including the fleet's own. Raises `OSError` when the
         database can't be read now: the page then says so and shows what is in memory.
         """
+        ...
+
+    async def of_kinds(
+        self, kinds: Iterable[EventKind], since: float, until: float
+    ) -> list[Transition]:
+        """The newest transitions of these kinds, newest first. Raises `OSError` as `recent`."""
         ...

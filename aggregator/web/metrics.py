@@ -25,6 +25,7 @@ from aggregator.runtime.histogram import Histogram
 from aggregator.web import models
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.fleet_view import FleetViewFindings
+from aggregator.web.job_metrics import job_metrics
 from aggregator.web.metric_families import counter, gauge, histogram, single_counter, single_gauge
 from aggregator.web.pool_metrics import pool_metrics
 from aggregator.web.repair_metrics import repair_metrics
@@ -112,6 +113,8 @@ def families(scrape: ScrapeContent) -> Iterator[Metric]:
             ),
             out,
         )
+    if scrape.stats.jobs is not None:
+        yield from job_metrics(scrape.stats.jobs)
     if scrape.stats.history is not None:
         yield from _history(scrape.stats.history)
 

@@ -20,10 +20,12 @@ import msgspec
 from aiohttp import web
 from markupsafe import Markup
 
+from aggregator.jobs.report import GROUPS
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import (
     doc_links,
     equal_rows,
+    job_view,
     models,
     node_table,
     node_view,
@@ -71,6 +73,13 @@ _FRAGMENT = Param("fragment", Form.TEXT, "", "")
 _BASE = Param("base", Form.TEXT, "", "")
 _GROUP = Param("group", Form.TEXT, "Groups by the values of this label.", "")
 _ROWS = Param("rows", Form.WHOLE, "Rows of each table at most.", ROWS, MOST)
+
+_JOB_ROWS = 100
+_JOBS = (
+    Param("by", Form.CHOICE, "", "job", choices=GROUPS),
+    Param("job", Form.TEXT, "", ""),
+    Param("days", Form.WHOLE, "", 30, 3650),
+)
 
 #: Standings in words for people, worst first.
 SAID = {
@@ -139,6 +148,7 @@ class Pages:
             clock=timefmt.clock,
             full=timefmt.full,
             iso=timefmt.iso,
+            span=timefmt.span,
             pieces=doc_links.pieces,
             titles=equal_rows.titles,
             reason_of=equal_rows.reason_of,
@@ -226,6 +236,23 @@ class Pages:
             values,
             fleet=self._queries.fleet_summary(look),
             node=story,
+        )
+
+    async def jobs(self, request: web.Request) -> web.Response:
+        """The jobs that faults hit, or one of them."""
+        values = read_query((*_JOBS, _FRAGMENT, _BASE), request.query)
+        until = self._queries.snapshots.moment().wall
+        asked = {**values, "since": until - values["days"] * 86400.0, "until": until}
+        report = await job_view.job_report(self._queries, {}, {**asked, "limit": _JOB_ROWS})
+        look = await self._queries.current_snapshot()
+        return self._page(
+            "jobs.html",
+            values,
+            fleet=self._queries.fleet_summary(look),
+            report=report,
+            asked=values,
+            groups=GROUPS,
+            longest=max((row.lost_hours for row in report.items), default=0.0),
         )
 
     def trouble(self, status: int, error: str, hint: str) -> web.Response:

@@ -202,6 +202,7 @@ class Web:
         get("/", self._pages.fleet, name="fleet")
         get("/nodes", self._pages.nodes, name="nodes")
         get("/nodes/{name}", self._pages.node, name="node")
+        get("/jobs", self._pages.jobs)
         for endpoint in ENDPOINTS:
             get(endpoint.path, self._answer(endpoint))
         get("/api/v1/stream", self._stream, allow_head=False)

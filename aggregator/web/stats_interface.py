@@ -8,6 +8,7 @@ from typing import Protocol
 
 from aggregator.alerts.overview import AlertOverview
 from aggregator.runtime.histogram import Histogram
+from aggregator.web.job_metrics import JobStats
 
 
 class IngestStatsReader(Protocol):
@@ -80,7 +81,7 @@ class Stats:
     ``alert_trouble`` why they are not delivered; empty: they are; ``alerts`` their routes and
     dead letters. ``certificates`` returns when each of them ends, wall clock seconds, by its
     purpose. ``connected`` counts the agents that are connected to this replica, ``relays`` the
-    gateways that forward others' messages.
+    gateways that forward others' messages. ``jobs`` counts those that faults hit.
     """
 
     ingest: IngestStatsReader | None = None
@@ -92,3 +93,4 @@ class Stats:
     certificates: Callable[[], Mapping[str, float]] = dict
     connected: Callable[[], int] = lambda: 0
     relays: Callable[[], int] = lambda: 0
+    jobs: JobStats | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.alerts.alert import Alert, alert_of
+from aggregator.alerts.alert import Alert, alert_of, dedup_key
 from aggregator.alerts.fleet_context import FleetContext
 from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.notifier import Notifier
@@ -323,8 +323,13 @@ def owned(*routes: RouteConfig, silences: tuple[SilenceConfig, ...] = ()) -> Rou
     return Router(targets_of(settings), settings, context, lambda name: owners.get(name, ""))
 
 
-def evicted(pod: str, kind: EventKind = K.EVICTED) -> Transition:
-    return happened("gpu-1", kind, pod=pod)
+def evicted(pod: str, kind: EventKind = K.JOB_STOPPED) -> Transition:
+    return happened("gpu-1", kind, pod=pod, key=f"{pod.partition('/')[0]}/job/train")
+
+
+def test_two_jobs_of_one_incident_are_two_alerts_and_one_job_is_one() -> None:
+    keys = [dedup_key(evicted(pod)) for pod in ("a/x", "a/y", "b/x")]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_owners_hear_of_their_own_pods_alone() -> None:
@@ -342,7 +347,7 @@ def test_owners_hear_of_their_own_pods_alone() -> None:
     assert "owner" not in alert(evicted("nobody/c"), by).labels
 
 
-@pytest.mark.parametrize("kind", [K.EVICTED, K.BLOCKED, K.FORCED])
+@pytest.mark.parametrize("kind", [K.JOB_STOPPED, K.BLOCKED, K.FORCED])
 def test_a_route_to_owners_has_every_kind_about_a_pod_and_one_group_for_each_owner(
     kind: EventKind,
 ) -> None:

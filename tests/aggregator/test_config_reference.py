@@ -115,6 +115,8 @@ EXAMPLES = {
     "cluster.local.commands.release",
     "documentation_url",
     "drain.gang_keys",
+    "jobs.job_keys",
+    "jobs.team_keys",
     "drain.node_owner_kinds",
     "drain.namespaces",
     "drain.post_release.command",

@@ -512,3 +512,23 @@ async def test_while_one_reading_hangs_the_next_fail_at_once(
             await history.recent()
         hung.set()
         assert await first == []
+
+
+async def test_transitions_of_some_kinds_come_back_within_their_time(place: Place) -> None:
+    now = time.time()
+    kinds = (EventKind.JOB_STOPPED, EventKind.CORDONED, EventKind.HELD)
+    made = [
+        Transition(now - age, kind, "n1", f"{kind} {age}", f"i{age}", {"key": "ml/job/a"})
+        for age in (300, 200, 100)
+        for kind in kinds
+    ]
+    async with place.history() as history:
+        for transition in made:
+            history.record_event(transition)
+        await until(lambda: history.written == len(made))
+        found = await history.of_kinds(kinds[:2], now - 250, now - 50)
+    assert {(one.kind, one.at) for one in found} == {
+        (kind, now - age) for kind in kinds[:2] for age in (200, 100)
+    }
+    assert found[0].at == now - 100
+    assert found[0].details["key"] == "ml/job/a"

@@ -58,7 +58,7 @@ def hook() -> Iterator[_Hook]:
         server.shutdown()
 
 
-def test_the_owner_of_an_evicted_pod_hears_of_it_and_the_fault_and_no_other_owner_does(
+def test_the_owner_of_a_stopped_job_hears_of_it_and_the_fault_once_and_no_other_owner_does(
     cluster_space: Space, rights: None, tmp_path: Path, stack_of: Start, hook: _Hook
 ) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
@@ -87,10 +87,11 @@ def test_the_owner_of_an_evicted_pod_hears_of_it_and_the_fault_and_no_other_owne
     )
     stack.agent(node).xid(79)
     stack.until_phase(node, "Drained", timeout_s=90)
-    stack.until(lambda: len(hook.alerts.get("/vision", ())) == 2, "the owner to hear")
-    assert {alert["kind"] for alert in hook.alerts["/vision"]} == {"pod.evicted"}
-    for alert in hook.alerts["/vision"]:
-        assert alert["labels"]["owner"] == "vision"
-        assert alert["details"]["pod"].startswith(f"{namespace}/train-")
-        assert "xid:79" in alert["summary"]
+    stack.until(lambda: hook.alerts.get("/vision"), "the owner to hear")
+    [alert] = hook.alerts["/vision"]  # one message for the job, whose pods are two
+    assert (alert["kind"], alert["labels"]["owner"]) == ("job.stopped", "vision")
+    assert alert["details"]["pod"].startswith(f"{namespace}/train-")
+    assert alert["details"]["key"] == f"{namespace}/job/train"
+    assert (alert["details"]["pods_here"], alert["details"]["code"]) == ("2", "xid:79")
+    assert f"Job {namespace}/train (team {namespace}) stopped: xid:79" in alert["summary"]
     assert "/speech" not in hook.alerts

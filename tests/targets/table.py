@@ -119,6 +119,12 @@ BENCHMARKS: Mapping[str, SmallForm] = {
             nodes wall_s"""
         )
     ),
+    "bench-jobs": SmallForm(
+        keys=keys(
+            """hours_error_percent jobs_unattributed gpu_hours_lost gpu_hours_reported stops
+            reads_per_fault nodes simulated_days wall_s"""
+        )
+    ),
     "bench-history": SmallForm(
         # Without a PostgreSQL on the machine, SQLite's alone: the benchmark leaves the other out.
         keys=keys("rows sqlalchemy", *(f"sqlite_{name}" for name in _HISTORY.split()))

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,6 +103,13 @@ class ListHistory:
             raise OSError(self.broken)
         found = [one for one in self.items if node in {"", one.node} and since <= one.at <= until]
         return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
+
+    async def of_kinds(
+        self, kinds: Iterable[EventKind], since: float, until: float
+    ) -> list[Transition]:
+        wanted = set(kinds)
+        found = await self.recent(since=since, limit=100_000, until=until)
+        return [one for one in found if one.kind in wanted]
 
 
 @dataclass

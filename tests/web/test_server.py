@@ -120,7 +120,7 @@ async def test_a_parameter_that_is_documented_is_one_that_is_read(served: Served
     document = await served.json("/api/v1/openapi.json")
     moment = "2026-01-31T03:14:00Z"
     examples = {"limit": "3", "standing": "held", "since": moment, "until": moment}
-    examples |= {"sort": "-nodes", "agent": "silent", "label": "!x"}
+    examples |= {"by": "team", "sort": "-nodes", "agent": "silent", "label": "!x"}
     by_path = {"/api/v1/nodes": {"sort": "-standing"}}
     for path, item in document["paths"].items():
         if path.endswith("stream") or "post" in item:

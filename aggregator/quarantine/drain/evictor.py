@@ -29,6 +29,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gang, Gangs, gang_of
+from aggregator.jobs.hit import evicted_details
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.drain_plan import (
     DrainPlan,
@@ -240,6 +241,7 @@ class Evictor:
             quarantine = self.node_state.node_summary.quarantine
             why = f": {quarantine.spec.reason}" if quarantine is not None else ""
             details = {"pod": pod.key, "grace": f"{pod.grace:g}"}
+            details |= evicted_details(pod, self.rules.gang_keys)
             self.acts.emit_event(
                 self.node_state, EventKind.EVICTED, f"evicted {pod.key}{why}", details
             )
@@ -256,6 +258,7 @@ class Evictor:
                 f'as drain.namespaces "{rule.match}" allows'
             )
             details = {"pod": pod.key, "uid": pod.uid, "grace": str(grace)}
+            details |= evicted_details(pod, self.rules.gang_keys)
             self.acts.emit_event(self.node_state, EventKind.FORCED, text, details)
         return result
 

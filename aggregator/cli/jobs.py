@@ -1,0 +1,177 @@
+"""The commands about jobs: which jobs faults hit, and what that cost."""
+
+import argparse
+import csv
+import datetime as dt
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from aggregator.cli.durations import read_duration
+from aggregator.cli.errors import UsageError
+from aggregator.cli.output import Answer, print_answer
+from aggregator.cli.screen import Screen
+from aggregator.cli.source import open_source
+from aggregator.cli.text_table import clean, clock, table
+
+#: The keys of the sums: as in `aggregator.jobs.report`, whose import takes half a second.
+GROUPS = ("job", "team", "code", "node", "pool")
+#: Of one answer.
+_MOST = 1000
+_COLUMNS = (
+    "name",
+    "hits",
+    "stops",
+    "lost_hours",
+    "work_hours",
+    "restart_hours",
+    "out_of_service_hours",
+    "mttr",
+    "ettr",
+)
+
+
+def jobs(options: argparse.Namespace) -> None:
+    """The jobs that faults hit; with a name, the records of one."""
+    answer = _report(options, by="job", job=options.name)
+    if options.name:
+        answer["items"] = [one for one in answer["items"] if one["name"] == options.name]
+    print_answer(options, answer, _records if options.name else _jobs)
+
+
+def report(options: argparse.Namespace) -> None:
+    answer = _report(options, by=options.by, job="")
+    if not options.csv:
+        print_answer(options, answer, _sums)
+        return
+    if options.output.name != "table":
+        raise UsageError("--csv and -o: expected one of them")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow((answer["by"], *_COLUMNS[1:]))
+    for one in answer["items"]:
+        writer.writerow([_cell(one[name]) for name in _COLUMNS])
+
+
+def _cell(value: object) -> object:
+    """A value for a spreadsheet: no text of a tenant begins a formula."""
+    if isinstance(value, str):
+        text = clean(value)
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return "" if value is None else value
+
+
+def _report(options: argparse.Namespace, *, by: str, job: str) -> Answer:
+    now = dt.datetime.now(dt.UTC)
+    times = {
+        name: _moment(getattr(options, name), now)
+        for name in ("since", "until")
+        if getattr(options, name)
+    }
+    with open_source(options) as source:
+        answer: Answer = source.get("report", by=by, job=job, limit=_MOST, **times)
+    if answer["trouble"]:
+        print(f"warning: {clean(answer['trouble'])}", file=sys.stderr)
+    if answer["cut"]:
+        print("warning: only the newest 50,000 records are counted", file=sys.stderr)
+    return answer
+
+
+def _moment(text: str, now: dt.datetime) -> str:
+    seconds = read_duration(text, "smhd")
+    if seconds is None:
+        return text
+    try:
+        moment = now - dt.timedelta(seconds=seconds)
+    except OverflowError:
+        raise UsageError(f'"{text}" is before all times; expected one such as 7d') from None
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _jobs(answer: Answer, screen: Screen) -> Iterator[str]:
+    if not answer["items"]:
+        yield "no fault hit a job in that time"
+        return
+    rows = [
+        (
+            one["name"],
+            one["last"]["team"],
+            one["last"]["gpus"],
+            one["hits"],
+            one["stops"],
+            _hours(one["lost_hours"]),
+            _share(one["ettr"]),
+            clock(one["last"]["at"]),
+        )
+        for one in answer["items"]
+    ]
+    head = ["JOB", "TEAM", "GPUS", "FAULTS", "STOPS", "GPU HOURS LOST", "ETTR", "LAST"]
+    yield table(head, rows, screen.width)
+
+
+def _records(answer: Answer, screen: Screen) -> Iterator[str]:
+    if not answer["records"]:
+        yield "no fault hit this job in that time; names are those of `sickbay jobs`"
+        return
+    rows = [
+        (
+            clock(one["at"]),
+            one["node"],
+            "stopped" if one["stopped"] else "hit",
+            one["code"],
+            one["lost_gpus"] if one["stopped"] else one["gpus_here"],
+            _hours(one["lost_hours"]) if one["stopped"] else None,
+            _inputs(one),
+        )
+        for one in answer["records"]
+    ]
+    yield table(
+        ["WHEN", "NODE", "WHAT", "CODE", "GPUS", "GPU HOURS LOST", "INPUTS"], rows, screen.width
+    )
+
+
+def _inputs(one: Answer) -> str:
+    age = f"checkpoint {one['checkpoint_age']:.0f} s old ({one['checkpoint_source']})"
+    return f"{age}, restart {one['restart']:.0f} s ({one['restart_source']})"
+
+
+def _sums(answer: Answer, screen: Screen) -> Iterator[str]:
+    yield (
+        f"{_hours(answer['lost_hours'])} GPU hours lost in {answer['stops']} stops of jobs: "
+        f"{_hours(answer['work_hours'])} of work since checkpoints, "
+        f"{_hours(answer['restart_hours'])} of restarts"
+    )
+    yield (
+        f"{_hours(answer['out_of_service_hours'])} GPU hours of nodes in quarantine "
+        f"({answer['quarantines']} of {answer['nodes']} nodes with {answer['gpus']} GPUs)"
+    )
+    sources = ", ".join(f"{count} {name}" for name, count in answer["stops_by_source"].items())
+    yield (
+        f"MTBF of a node {_length(answer['mtbf'])}, MTTR {_length(answer['mttr'])}, goodput "
+        f"{_share(answer['goodput'])}; ages of checkpoints: {sources or 'none'}"
+    )
+    yield ""
+    rows = [
+        (
+            one["name"],
+            one["hits"],
+            one["stops"],
+            _hours(one["lost_hours"]),
+            _hours(one["out_of_service_hours"]),
+            _length(one["mttr"]),
+        )
+        for one in answer["items"]
+    ]
+    head = [answer["by"].upper(), "FAULTS", "STOPS", "GPU HOURS LOST", "OUT OF SERVICE", "MTTR"]
+    yield table(head, rows, screen.width)
+
+
+def _hours(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.2f}%"
+
+
+def _length(value: Any) -> str:
+    return "-" if value is None else f"{value / 3600:.1f} h"

@@ -1,0 +1,179 @@
+"""The jobs that faults hit, from history, for page and API alike."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aggregator.events import EventKind, Transition
+from aggregator.jobs.hit import Hit
+from aggregator.jobs.report import GROUPS, KINDS, CostRow, FleetInputs, Report, hits_of, make_report
+from aggregator.quarantine.state.gpus import GpuCounts, count_gpus
+from aggregator.web.job_models import JobRecord, JobReport, JobRow
+from aggregator.web.queries import FleetQueries
+from aggregator.web.query_params import BadQuery, Form, Param
+from aggregator.web.timefmt import bounded_time
+
+#: Seconds of history that are read unless asked otherwise.
+LATELY = 30 * 86400.0
+#: Seconds that a read of history may take here: the page waits for it, and no other code does.
+_PATIENCE = 30.0
+#: From so many transitions on the oldest may be left out (`aggregator.history`).
+_MOST = 50_000
+_MOST_RECORDS = 1000
+
+PARAMS = (
+    Param("by", Form.CHOICE, "The key of the sums.", "job", choices=GROUPS),
+    Param("job", Form.TEXT, "Only this job, as NAMESPACE/FAMILY/NAME.", ""),
+    Param(
+        "since",
+        Form.TIME,
+        "From then on: seconds, or RFC 3339. Without it, the last 30 days.",
+        -1.0,
+    ),
+    Param("until", Form.TIME, "Up to then; without it, until now.", -1.0),
+    Param("limit", Form.WHOLE, "Rows at most.", 100, 1000),
+)
+
+
+async def job_report(
+    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
+) -> JobReport:
+    """The report. Raises BadQuery."""
+    now = queries.snapshots.moment().wall
+    until = values["until"] if values["until"] >= 0 else now
+    since = values["since"] if values["since"] >= 0 else until - LATELY
+    if until <= since:
+        raise BadQuery("until is before since: no fault can be in between", "expected it later")
+    past, trouble = await _past(queries, since, until)
+    inputs = await _inputs(queries, past)
+    job, by = values["job"], values["by"]
+    # Beside the event loop, which admits nodes too: a month has tens of thousands of records.
+    return await asyncio.to_thread(
+        _made, past, inputs, since, until, by, job, values["limit"], trouble
+    )
+
+
+async def _past(
+    queries: FleetQueries, since: float, until: float
+) -> tuple[Sequence[Transition], str]:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await queries.history.of_kinds(KINDS, since, until), ""
+    except TimeoutError:
+        return (), f"history gave no answer in {_PATIENCE:g} s"
+    except OSError as error:
+        return (), f"history can't be read: {error}"
+
+
+async def _inputs(queries: FleetQueries, past: Sequence[Transition]) -> FleetInputs:
+    found = (await queries.current_snapshot()).found
+    fleet = queries.fleet
+    nodes = {one.node for one in past if one.kind in (EventKind.CORDONED, EventKind.RELEASED)}
+    summaries = {name: fleet.node_summaries.get(name) for name in nodes}
+    gpus = {name: count_gpus(one) for name, one in summaries.items() if one is not None}
+    pools = {name: fleet.pool_of(one) for name, one in summaries.items()}
+    return FleetInputs(
+        nodes=len(found.names),
+        gpus=sum(sum(found.gpus.get(which, GpuCounts())) for which in (False, True)),
+        gpus_of=lambda name: gpus.get(name, 0),
+        pool_of=lambda name: pools.get(name, ""),
+    )
+
+
+def _made(
+    past: Sequence[Transition],
+    inputs: FleetInputs,
+    since: float,
+    until: float,
+    by: str,
+    job: str,
+    limit: int,
+    trouble: str,
+) -> JobReport:
+    made = make_report(past, inputs, since=since, until=until, by=by)
+    hours = {(one.hit.key, one.hit.node, one.hit.at): one.hours for one in made.stops}
+    rows = [one for one in made.rows if not job or one.name == job or by != "job"]
+    return JobReport(
+        since=bounded_time(since),
+        until=bounded_time(until),
+        by=by,
+        nodes=made.nodes,
+        gpus=made.gpus,
+        quarantines=made.quarantines,
+        per_node_day=round(made.per_node_day, 6),
+        mtbf=_rounded(made.mtbf),
+        mttr=_rounded(made.mttr),
+        lost_hours=round(made.work_hours + made.restart_hours, 3),
+        work_hours=round(made.work_hours, 3),
+        restart_hours=round(made.restart_hours, 3),
+        out_of_service_hours=round(made.out_of_service_hours, 3),
+        goodput=_rounded(made.goodput, 6),
+        stops=len(made.stops),
+        stops_by_source=_sources(made),
+        items=[_row(one, hours) for one in rows[:limit]],
+        total=len(rows),
+        records=_records(past, job, hours) if job else [],
+        cut=len(past) >= _MOST,
+        trouble=trouble,
+    )
+
+
+def _records(
+    past: Sequence[Transition], job: str, hours: Mapping[tuple[str, str, float], float]
+) -> list[JobRecord]:
+    found = [one for one in hits_of(sorted(past, key=lambda one: one.at)) if one.key == job]
+    return [_record(one, hours) for one in reversed(found[-_MOST_RECORDS:])]
+
+
+def _sources(made: Report) -> dict[str, int]:
+    counted = Counter(one.hit.age_source for one in made.stops)
+    return dict(sorted(counted.items()))
+
+
+def _row(one: CostRow, hours: Mapping[tuple[str, str, float], float]) -> JobRow:
+    by_job = one.ettr is not None
+    return JobRow(
+        name=one.name,
+        hits=one.hits,
+        stops=one.stops,
+        lost_hours=round(one.lost_hours, 3),
+        work_hours=round(one.work_hours, 3),
+        restart_hours=round(one.restart_hours, 3),
+        out_of_service_hours=round(one.out_of_service_hours, 3),
+        mttr=_rounded(one.mttr),
+        ettr=_rounded(one.ettr, 6),
+        last=_record(one.last, hours) if by_job and one.last is not None else None,
+    )
+
+
+def _record(one: Hit, hours: Mapping[tuple[str, str, float], float]) -> JobRecord:
+    return JobRecord(
+        at=bounded_time(one.at),
+        node=one.node,
+        incident=one.incident,
+        job=one.key,
+        kind=one.kind,
+        name=one.name,
+        namespace=one.namespace,
+        team=one.team,
+        queue=one.queue,
+        code=one.code,
+        pool=one.pool,
+        stopped=one.stopped,
+        loss=one.loss,
+        pods_here=one.pods_here,
+        gpus_here=one.gpus_here,
+        pods=one.pods,
+        gpus=one.gpus,
+        lost_gpus=one.lost_gpus,
+        checkpoint_age=one.age,
+        checkpoint_source=one.age_source,
+        restart=one.restart,
+        restart_source=one.restart_source,
+        lost_hours=round(hours.get((one.key, one.node, one.at), 0.0), 3) if one.stopped else 0.0,
+    )
+
+
+def _rounded(value: float | None, digits: int = 1) -> float | None:
+    return None if value is None else round(value, digits)

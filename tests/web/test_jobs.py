@@ -1,0 +1,121 @@
+"""Jobs that faults hit: the page, the API and the commands, from the records of history."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aggregator.cluster.port import NodeMeta
+from aggregator.events import EventKind, Transition
+from aggregator.jobs.recorder import JobCounts
+from aggregator.web.job_metrics import job_metrics
+from tests.unit.test_job_report import record, transition_of
+from tests.web.cli import in_process
+from tests.web.support import NIGHT, Hands, ListHistory, Served, serving, small_fleet
+
+EVIL = "ml/job/<script>alert(1)</script>"
+
+
+def past() -> list[Transition]:
+    """A gang that was hit and stopped, a job with a hostile name, and a node out of service."""
+    began, at = NIGHT - 7200, NIGHT - 3600
+    hit = record(stopped=False, node="node-1")
+    stop = record(node="node-1")
+    evil = record(
+        node="node-1", key=EVIL, name=EVIL[7:], team="=cmd()", lost_gpus=1, gpus_here=1, gpus=1
+    )
+
+    def on(kind: EventKind, when: float) -> Transition:
+        return Transition(when, kind, "node-1", "", "i1")
+
+    def at_time(one: Transition, when: float) -> Transition:
+        return Transition(when, one.kind, one.node, one.summary, one.incident, one.details)
+
+    return [
+        at_time(transition_of(hit), began),
+        on(EventKind.CORDONED, began + 1),
+        at_time(transition_of(stop), began + 30),
+        at_time(transition_of(evil), began + 31),
+        on(EventKind.RELEASED, at),
+    ]
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    hands = Hands()
+    history, fleet = ListHistory(past()), small_fleet(hands)
+    labels = {"nvidia.com/gpu.count": "8"}
+    fleet.node_summaries["node-1"].cluster.meta = NodeMeta("node-1", "uid-node-1", labels)
+    async with serving(fleet, hands.clocks(), history=history) as one:
+        yield one
+
+
+async def test_the_report_sums_the_hours_and_names_its_inputs(served: Served) -> None:
+    found = await served.json("/api/v1/report")
+    assert (found["stops"], found["quarantines"], found["nodes"]) == (2, 1, 8)
+    assert found["stops_by_source"] == {"default": 2}
+    assert found["work_hours"] == pytest.approx(33 * 0.5)
+    assert found["out_of_service_hours"] == pytest.approx(8 * 3599 / 3600, abs=0.01)
+    assert found["mttr"] == pytest.approx(3599)
+    [row, evil] = found["items"]
+    assert (row["name"], row["hits"], row["stops"]) == ("ml/jobset/llama", 1, 1)
+    assert (row["last"]["restart_source"], row["last"]["code"]) == ("default", "xid:79")
+    assert evil["name"] == EVIL
+    by_node = await served.json("/api/v1/report?by=node")
+    assert [one["name"] for one in by_node["items"]] == ["node-1"]
+    assert by_node["items"][0]["ettr"] is None
+
+
+async def test_one_job_has_its_records(served: Served) -> None:
+    found = await served.json("/api/v1/report?job=ml/jobset/llama")
+    assert [one["stopped"] for one in found["records"]] == [True, False]
+    assert found["records"][0]["lost_hours"] == pytest.approx(32 * 0.5 + 32 / 6, abs=0.01)
+    assert [one["name"] for one in found["items"]] == ["ml/jobset/llama"]
+    none = await served.json("/api/v1/report?job=ml/job/none")
+    assert (none["records"], none["items"]) == ([], [])
+
+
+async def test_bad_times_are_refused_and_a_lost_history_is_said(served: Served) -> None:
+    refused = await served.json("/api/v1/report?since=2026-01-02T00:00:00Z&until=1", 400)
+    assert "until is before since" in refused["error"]
+    await served.json("/api/v1/report?by=colour", 400)
+    served.history.broken = "disk I/O error"
+    assert "disk I/O error" in (await served.json("/api/v1/report"))["trouble"]
+    assert "disk I/O error" in await served.text("/jobs")
+
+
+async def test_the_pages_show_jobs_and_no_markup_of_a_tenant(served: Served) -> None:
+    page = await served.text("/jobs")
+    assert '<a href="/jobs?job=ml/jobset/llama&amp;days=30">ml/jobset/llama</a>' in page
+    assert "<script>alert" not in page
+    own = await served.text("/jobs?job=ml/jobset/llama&days=7")
+    assert "checkpoint 30 min old (default)" in own
+    for by in ("team", "code", "node", "pool"):
+        assert "Out of service" in await served.text(f"/jobs?by={by}")
+
+
+async def test_the_commands_print_tables_json_and_csv(served: Served) -> None:
+    listed = await in_process("jobs", "--url", served.url)
+    assert listed.code == 0, listed.err
+    assert "ml/jobset/llama" in listed.out
+    since = ("--since", "2026-03-13T00:00:00Z")
+    one = await in_process("jobs", "ml/jobset/llama", "--url", served.url, *since)
+    assert "checkpoint 1800 s old (default), restart 600 s (default)" in one.out
+    report = await in_process("report", "--by", "code", "--url", served.url)
+    assert "GPU hours lost in 2 stops of jobs" in report.out
+    assert json.loads((await in_process("report", "-o", "json", "--url", served.url)).out)["stops"]
+    rows = (await in_process("report", "--by", "team", "--csv", "--url", served.url)).out
+    assert rows.splitlines()[0].startswith("team,hits,stops,lost_hours")
+    assert "'=cmd()," in rows
+    both = await in_process("report", "--csv", "-o", "json", "--url", served.url)
+    assert (both.code, "expected one of them" in both.err) == (2, True)
+
+
+def test_the_metrics_have_a_family_for_each_label_and_no_tenants_text() -> None:
+    counts = JobCounts(unattributed=3)
+    counts.stopped["jobset"] = 2
+    found = {metric.name: metric for metric in job_metrics(counts)}
+    stopped = {one.labels["family"]: one.value for one in found["sickbay_jobs_stopped"].samples}
+    assert stopped["jobset"] == 2
+    assert len(stopped) < 30
+    assert found["sickbay_jobs_unattributed"].samples[0].value == 3
