@@ -113,6 +113,8 @@ EXAMPLES = {
     "cluster.kubeconfig",
     "cluster.local.commands.cordon",
     "cluster.local.commands.release",
+    "cluster.slurm.conf",
+    "cluster.slurm.programs",
     "documentation_url",
     "drain.gang_keys",
     "jobs.job_keys",
@@ -136,7 +138,7 @@ EXAMPLES = {
 
 def test_the_example_loads_with_all_that_is_commented_out(tmp_path: Path) -> None:
     config = load(everything(tmp_path), root=tmp_path)
-    assert config.cluster.local.commands.release[0] == "scontrol"
+    assert config.cluster.local.commands.release[0] == "/etc/sickbay/open"
     assert config.alerts.webhooks[0].kinds is not None
     assert config.drain.protected_selector == {"example.test/never-evict": "true"}
 
