@@ -75,9 +75,9 @@ GROUPS: Mapping[str, Group] = {
 #: A further run begins only where more files are left than this: its start takes a second of CPU,
 #: and what its files import some more.
 FEW_LEFT = 20
-#: A further run begins only where fewer runs are at work than this for each processor: more of them
-#: are no sooner done, and each imports the product and starts its fork servers, 10 s of CPU.
-PER_PROCESSOR = 2
+#: A further run begins only where fewer runs are at work than this for each processor. Each imports
+#: the product and starts its fork servers, 10 s of CPU; with two, both processors idled at the end.
+PER_PROCESSOR = 3
 #: Commands beside the tests. The control plane is built while tests without one run, with a higher
 #: priority where the user is root, because the tests of the cluster wait for it. A build that fails
 #: is a failure, though the tests that need it skip.
