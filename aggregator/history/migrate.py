@@ -35,10 +35,12 @@ def is_ready(connection: sa.Connection, name: str) -> bool:
     them.
     """
     found = _revision(connection)
-    if found is None:
-        _refuse_unreleased(connection, name)
-        return False
-    return not _is_older(found, name)
+    if found is None and (tables := set(metadata.tables) & _tables(connection)):
+        # Another replica may have made them since, in one transaction with their revision.
+        found = _revision(connection)
+        if found is None:
+            raise _unreleased(name, tables)
+    return found is not None and not _is_older(found, name)
 
 
 def prepare(connection: sa.Connection, name: str) -> None:
@@ -99,15 +101,17 @@ def _is_older(found: str, name: str) -> bool:
     return (int(major), int(minor)) < (own_major, own_minor)
 
 
-def _refuse_unreleased(connection: sa.Connection, name: str) -> None:
+def _tables(connection: sa.Connection) -> set[str]:
+    return set(sa.inspect(connection).get_table_names())
+
+
+def _unreleased(name: str, tables: set[str]) -> HistoryError:
     """Tables without a revision are none of a released version's, and are left alone."""
-    tables = set(metadata.tables) & set(sa.inspect(connection).get_table_names())
-    if tables:
-        raise HistoryError(
-            f"{name} has tables of an unreleased version of sickbay ({', '.join(sorted(tables))}), "
-            "which no version reads; to start afresh, move it away, or point history.database "
-            "elsewhere"
-        )
+    return HistoryError(
+        f"{name} has tables of an unreleased version of sickbay ({', '.join(sorted(tables))}), "
+        "which no version reads; to start afresh, move it away, or point history.database "
+        "elsewhere"
+    )
 
 
 def _newer(name: str, found: str) -> HistoryError:

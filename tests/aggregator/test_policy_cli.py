@@ -253,4 +253,4 @@ def test_the_documents_examples_are_sound(
         (tmp_path / name).touch()
     local = tmp_path / "aggregator.yaml"
     local.write_text(example("local.md"))
-    assert load(local).cluster.local.commands.release[0] == "scontrol"
+    assert load(local).cluster.local.commands.release[0] == "/etc/sickbay/open"

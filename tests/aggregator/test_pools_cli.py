@@ -164,7 +164,7 @@ def test_pools_without_effect_are_warned_of_with_their_line(
         assert command(capsys, *words, "--strict")[0] == 1
     code, _, err = command(capsys, "config", "check", str(config))
     assert code == 0
-    assert err.count("warning: pools[") == 2
+    assert err.count("selector: selects no node") == 2
 
 
 def test_a_pool_of_every_node_that_is_more_than_the_files_mode_is_warned_of(

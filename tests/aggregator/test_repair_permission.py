@@ -388,11 +388,11 @@ async def test_a_request_goes_by_a_gateway_to_the_controller_and_its_answer_back
                     operation_id=operation, granted=granted, reason=reason
                 )
             assert decided[0] == ("node-1", asks())
-            # Without a controller nobody answers, and the agent refuses its order.
+            # Without a controller the gateway refuses at once.
             for one in site.all.values():
                 one.directory.name(None)
             await until(lambda: not gateway.gateway.relayed)
             await agent.send(pb.AgentMessage(permission_request=request))
-            await agent.beat(7)
-            assert (await agent.receive()).WhichOneof("body") == "ack"
+            answer = await agent.expect("permission")
+            assert (answer.granted, answer.reason) == (False, "there is no controller now")
             assert len(decided) == 2

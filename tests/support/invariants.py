@@ -469,7 +469,10 @@ def _acts(world: "World", act: Act) -> bool:
     match act.call:
         case "write_record":
             return bool(_admitted(world, act))
-        case "create_quarantine" | "evict" | "delete_pod":
+        case "create_quarantine":
+            node = world.nodes.get(act.node)
+            return node is None or not is_marked(node)  # else it is adopted: nothing begins
+        case "evict" | "delete_pod":
             return True
         case "patch_node":
             return _begins_marks(world, act)
@@ -483,13 +486,14 @@ def _begins_marks(world: "World", act: Act) -> bool:
 
 def _admitted(world: "World", act: Act) -> set[str]:
     """The nodes that this write of the record has admitted. One whose quarantine is there already
-    is entered, and not admitted.
+    is entered, and not admitted; one that carries our marks is adopted, which no limit holds.
     """
     before, after = _read(act.record_before.text), _record(world)
     if before is None:
         return set()
     fresh = after.entries.keys() - before.entries.keys() - world.quarantines.keys()
-    return {name for name in fresh if after.entries[name].incident}
+    marked = {name for name, node in world.nodes.items() if is_marked(node)}
+    return {name for name in fresh - marked if after.entries[name].incident}
 
 
 def _needs_a_place(order: RepairOrder) -> bool:

@@ -265,7 +265,7 @@ def test_without_a_trace_of_the_node_as_it_was_the_marks_go_and_a_cordon_stays()
     assert applied_to_undo(FREE, unmarked) is None
 
 
-def test_another_party_is_named_where_it_cordoned_the_node_or_is_at_work_on_it() -> None:
+def test_another_party_is_named_where_it_cordoned_the_node() -> None:
     before = "it was cordoned before, and stays so when sickbay lets go"
     cordoned = node(unschedulable=True)
     assert foreign_hands(FREE) == ""
@@ -278,8 +278,6 @@ def test_another_party_is_named_where_it_cordoned_the_node_or_is_at_work_on_it()
         "cordoned before; it stays cordoned when sickbay lets go"
     )
     assert foreign_hands(replace(cordoned, uid="another"), QUARANTINE) == before
-    upgraded = replace(MARKED, taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
-    assert "Karpenter" in foreign_hands(upgraded, QUARANTINE)
 
 
 # -- undoing -------------------------------------------------------------------------------------
