@@ -7,6 +7,7 @@ the record bring it back.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -437,6 +438,7 @@ class Controller:
     async def _go_round(self) -> None:
         # At the start the first view lists the nodes.
         unseen = self._clocks.now() + ROUNDS - REFRESH_AGAIN
+        unlisted, listed_for_new = False, -math.inf
         while True:
             now, view = self._clocks.now(), self._queue.view
             if not view and now - unseen >= REFRESH_AGAIN:
@@ -445,11 +447,18 @@ class Controller:
                 unseen = now
             elif view and now - self._cluster_events.listed_at >= REFRESH:
                 await self._cluster_events.refresh_nodes()
+            elif view and unlisted and now - listed_for_new >= REFRESH_AGAIN:
+                # An agent runs on a node that is newer than the list: limits count it, too.
+                await self._cluster_events.refresh_nodes()
+                listed_for_new = now
+            unlisted = False
             self._out_of_service.go_round(now)
             wall = self._clocks.earliest()
             async for some in self._registry.slices():
                 for node_state in some:
                     self._agent_events.note_silence(node_state, now)
+                    attached = node_state.agent.attached
+                    unlisted |= attached and not self._registry.is_listed(node_state.node)
             await self._cause_tracker.count_silence()
             self._tell_fleet()
             self._cluster_events.report_stop()
