@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -121,6 +122,7 @@ async def test_an_exemption_that_no_list_has_shown_yet_keeps_the_condition_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller, "ROUNDS", 60.0)  # a round reads the annotation, too
+    monkeypatch.setattr(controller, "REFRESH", math.inf)  # and a list has it
     observes = replace(CORDONS, mode=Action.OBSERVE)
     [node] = cluster_space.create_nodes(1)
     caplog.set_level("INFO", "sickbay.quarantine")
