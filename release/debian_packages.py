@@ -74,6 +74,9 @@ PACKAGES = (
             ),
             "deploy/aggregator.yaml": f"{_DOC}/sickbay-aggregator/examples/aggregator.yaml",
             "docs/*.md": f"{_DOC}/sickbay-aggregator/",
+            "docs/reference/aggregator-configuration.md": (
+                f"{_DOC}/sickbay-aggregator/aggregator-configuration.md"
+            ),
         },
     ),
     Package(

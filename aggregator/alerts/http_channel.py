@@ -38,11 +38,17 @@ class HttpOptions(SectionDataclass):
     """How a receiver is reached. The files are read at each attempt."""
 
     headers: Annotated[Mapping[str, str], Field(strict=False)] = field(default_factory=dict)
+    """Further headers by name, such as ``{X-Scope-OrgID: gpu}``."""
     bearer_token_file: MaybePath = None
+    """Its content is sent as ``Authorization: Bearer``."""
     ca_file: MaybePath = None
+    """The CA of the server's certificate. Not set: the system's."""
     cert_file: MaybePath = None
+    """A client certificate, with ``key_file``."""
     key_file: MaybePath = None
+    """The key of ``cert_file``."""
     proxy: HttpUrl | None = None
+    """``http://HOST:PORT``. Proxies of the environment are not used."""
 
 
 PLAIN = HttpOptions()

@@ -79,9 +79,15 @@ class WebhookConfig(SectionDataclass):
     """
 
     url: HttpUrl
+    """Where alerts are posted, http or https."""
     secret_file: OrdinaryPath
+    """The content of this file signs every request (HMAC)."""
     kinds: EventNames | None = None
+    """Which transitions it receives, such as ``incident.opened``. By default all alerts
+    (docs/reference/events.md).
+    """
     timeout: Duration = 10.0
+    """A request that takes longer has failed, and is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class ReceiverConfig(SectionDataclass):
     """One receiver: its name and exactly one kind. ``timeout`` in seconds is for one attempt."""
 
     name: Name
+    """Small letters, digits and ``-``."""
     alertmanager: AlertmanagerOptions | None = None
     email: EmailOptions | None = None
     pagerduty: PagerDutyOptions | None = None
@@ -96,6 +103,7 @@ class ReceiverConfig(SectionDataclass):
     teams: TeamsOptions | None = None
     webhook: WebhookOptions | None = None
     timeout: Annotated[Duration, Field(gt=0, le=300)] = 10.0
+    """An attempt that takes longer has failed, and is tried again."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -111,12 +119,24 @@ class Matchers(SectionDataclass):
     """
 
     kinds: EventNames | None = None
+    """Which transitions, such as ``incident.opened``. A route has by default those that are sent by
+    default (docs/reference/events.md), with ``owners`` ``job.stopped``, ``pod.blocked`` and
+    ``pod.forced``; a silence has every kind.
+    """
     severity: Annotated[tuple[Severity, ...], Field(strict=False)] = ()
+    """``critical``, ``warning``, ``info``; by default all."""
     pools: Patterns = ()
+    """The pool: ``limits.pool_label`` (docs/limits.md), without it that of ``pools``
+    (docs/policy.md#pools).
+    """
     nodes: Patterns = ()
+    """The node's name."""
     rules: Patterns = ()
+    """A rule of the node's open incidents."""
     labels: LabelPatterns = field(default_factory=dict)
+    """Labels of the node: ``{topology.kubernetes.io/rack: "r1*"}``."""
     owners: Patterns = ()
+    """The owner of the pod (docs/alerts.md#owners-of-affected-jobs) that the alert is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +147,27 @@ class RouteConfig(Matchers):
     """
 
     name: Name = ""
+    """For people and metrics. Alerts that wait belong to the name: a renamed route drops them, with
+    a log line.
+    """
     receiver: Name = ""
+    """The name of a receiver."""
     group_by: GroupKeys | None = None
+    """``rack``, ``pool``, ``kind``, ``severity``, ``node``, ``incident``, ``rules``, ``owner``, or
+    the key of a node label. ``rack`` is the first of ``limits.domain_labels`` (docs/limits.md) that
+    the node has. Default: ``[rack]`` for Slack, PagerDuty, Teams and e-mail; ``[owner]`` with
+    ``owners``.
+    """
     group_wait: Duration | None = None
+    """So long an alert waits for others of its group. Default: ``"15s"`` for people, ``"500ms"``
+    for machines.
+    """
     group_interval: Duration | None = None
+    """At least so long between two messages of one group. Default: ``"1m"`` for people, ``"0s"``
+    for machines.
+    """
     resolved: bool | None = None
+    """Whether the end of alerts is sent. Default: ``true``; ``false`` for a webhook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +175,9 @@ class SilenceConfig(Matchers):
     """Alerts that are held back until a moment (wall clock seconds)."""
 
     until: Moment = 0.0
+    """The end: a time with its zone."""
     reason: str = ""
+    """For the next person on call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ class TemplateOptions(SectionDataclass):
     """Jinja2 templates; empty: the built-in text."""
 
     title: str = ""
+    """One line: the headline, the subject, PagerDuty's summary."""
     text: str = ""
+    """The text; Slack's own marks in it work."""
 
 
 BUILT_IN = TemplateOptions()

@@ -19,27 +19,42 @@ class FrontProxyConfig(Section):
     """A proxy that authenticates people, with a client certificate of its own."""
 
     ca_file: OrdinaryPath
-    """The CA of the proxy's client certificate, and of no other certificate."""
+    """A front proxy (docs/aggregator.md#a-front-proxy) that authenticates people: the CA of its
+    client certificate, and of no other certificate.
+    """
     names: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """CNs of the proxy's certificate."""
     user_header: HeaderName = "X-Remote-User"
+    """The header with the user."""
     groups_header: HeaderName = "X-Remote-Group"
+    """The header with the groups: several of it, or one with commas."""
 
 
 class AccessConfig(Section):
     """How readers and actors prove who they are."""
 
     anonymous: bool = True
-    """Whether every client that reaches the page may read."""
+    """Whether every client that reaches page, API and metrics may read them; ``false``: readers
+    prove who they are (docs/security.md#readers-of-the-page).
+    """
     actions: bool = False
-    """Whether people may act by page and API."""
+    """Whether people may act by page and API (docs/security.md#actions-of-people), with their own
+    rights. Needs ``deploy/examples/page-actions-rbac.yaml``.
+    """
     audiences: Strings = ()
-    """Of bearer tokens; none: the API server's own."""
+    """Audiences of bearer tokens, one of which a token must have. Not set: the API server's own,
+    which ``kubectl create token`` requests.
+    """
     client_ca_file: MaybePath = None
-    """The CA of people's client certificates: CN is the user, each O a group."""
+    """The CA of people's client certificates (PEM; the direct issuer): CN is the user, each O a
+    group. Needs TLS. Read again when it changes.
+    """
     front_proxy: FrontProxyConfig | None = None
     tokens_file: MaybePath = None
-    """Static tokens, for a local cluster."""
+    """With ``cluster.kind: local``: a file with a line ``TOKEN,USER,ROLE`` for each reader, ROLE
+    being ``viewer`` or ``operator``. Tokens have 22 characters or more (``openssl rand -base64
+    24``). Read again when it changes.
+    """
 
     @property
     def on(self) -> bool:

@@ -17,16 +17,22 @@ class CertificatesConfig(Section):
     """Automatic certificates. Durations are seconds."""
 
     automatic: bool | None = None
-    """None: on Kubernetes, where a listener can be reached from other machines and neither
-    ``listen.tls`` nor ``listen.insecure_plaintext`` is given."""
+    """``true``: the aggregator makes its certificates itself (docs/certificates.md). ``false``:
+    never. Not set: on Kubernetes, where other machines can reach a listener and neither
+    ``listen.tls`` nor ``listen.insecure_plaintext`` is given.
+    """
     folder: OrdinaryPath = Path("/var/lib/sickbay-aggregator/tls")
-    """The serving certificate, its key, and the certificates that are trusted."""
+    """Where it keeps its certificate, the key, and the certificates that it trusts."""
     names: Annotated[tuple[HostName, ...], Field(strict=False)] = ()
-    """Further DNS names and addresses of the serving certificate."""
+    """Further DNS names and IPv4 addresses that its certificate covers, next to those of its
+    Services and its own.
+    """
     lifetime: Annotated[Duration, Field(ge=1)] = 90 * 86400.0
+    """Its certificate is valid for so long, and is renewed when a third is left."""
     authority_lifetime: Annotated[Duration, Field(ge=1)] = 730 * 86400.0
+    """The CA is valid for so long; the next one is made when a third is left."""
     publish_wait: Annotated[Duration, Field(ge=1)] = 900.0
-    """A new authority is published for so long before it signs."""
+    """A new CA is published for so long before it signs: by then every agent can have read it."""
 
     @property
     def rules(self) -> Rules:

@@ -26,7 +26,9 @@ class HookWebhook(Section):
     """
 
     url: Annotated[HttpUrl, AfterValidator(without_places)]
+    """A webhook that is called instead of a command, http or https."""
     secret_file: OrdinaryPath
+    """The content of this file signs every request (HMAC)."""
 
 
 _FILLED = ("node", "reason", "action", "kind", "incident", "quarantine", "hook")
@@ -36,6 +38,9 @@ class HookSection(Section):
     """A site's own step: a command or a webhook; neither means no step."""
 
     command: Annotated[Strings, filled_with(*_FILLED)] = ()
+    """The command: a list of arguments, no shell. ``{node}``, ``{reason}`` and more are filled in
+    (docs/drain.md#the-hook).
+    """
     webhook: HookWebhook | None = None
 
 
@@ -43,13 +48,17 @@ class PreEvict(HookSection):
     """The step before the first eviction. ``timeout`` counts from its first attempt (seconds)."""
 
     timeout: Annotated[Duration, Field(ge=1)] = 600.0
+    """It has so long to be done, restarts of the aggregator included."""
     on_failure: Literal["wait", "go_on"] = "wait"
+    """The behaviour after that: ``wait`` evicts no pod, alerts and keeps trying; ``go_on`` evicts.
+    """
 
 
 class PostRelease(HookSection):
     """The step after a release; given up after ``timeout`` (seconds)."""
 
     timeout: Annotated[Duration, Field(ge=1)] = 60.0
+    """After so long it is given up, and alerted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class DrainConfig(DrainRules):
     pre_evict: PreEvict = field(default_factory=PreEvict)
     post_release: PostRelease = field(default_factory=PostRelease)
     hooks_at_once: Positive = 8
+    """At most so many hooks run at once."""
 
 
 def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:

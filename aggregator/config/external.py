@@ -53,11 +53,11 @@ class OutcomeSection(Section):
     """What shows an outcome on the object: a condition, or a field."""
 
     condition: str = ""
-    """The type of an entry of status.conditions."""
+    """The type of an entry of ``status.conditions`` that shows this outcome."""
     status: Annotated[Literal["True", "False", "Unknown"], BeforeValidator(_status)] = "True"
     """With ``condition``: its status."""
     field: Annotated[str, AfterValidator(_field_path)] = ""
-    """The path of a field, such as status.phase or status.nodes[0].state."""
+    """Instead, the path of a field, such as ``status.phase`` or ``status.nodes[0].state``."""
     equals: Annotated[str, BeforeValidator(_scalar)] = ""
     """With ``field``: its value as text."""
 
@@ -66,8 +66,9 @@ class ExternalSection(Section):
     """An object that another controller carries out."""
 
     template: Annotated[Mapping[str, Any], Field(strict=False)]
-    """A manifest: apiVersion, kind, metadata.namespace, spec. In its texts placeholders are filled
-    in.
+    """The manifest of an object that another controller carries out: apiVersion, kind,
+    metadata.namespace, spec. In its texts placeholders are filled in
+    (docs/repair.md#an-object-of-your-own).
     """
     succeeded: OutcomeSection | None = None
     """What shows that it has succeeded. The Node is the proof of a reboot or a replacement."""

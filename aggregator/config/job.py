@@ -95,23 +95,29 @@ class JobSection(Section):
     """Active tests by a Job, pinned to the quarantined node."""
 
     namespace: Annotated[Namespace, Field(min_length=1)]
-    """Of the Jobs. Nobody else should be able to create Jobs or pods there."""
+    """Of the Jobs of active tests. Nobody else should be able to create Jobs or pods there.
+    docs/active-tests.md#by-a-job-in-kubernetes.
+    """
     image: Annotated[str, Field(min_length=1), BeforeValidator(_image)]
     """With a digest, so that it is the image that was reviewed."""
     profiles: Annotated[
         Mapping[str, JobProfile], Field(min_length=1, strict=False), BeforeValidator(_profiles)
     ]
+    """By name, each with its ``command``: an argument list, no shell."""
     gpus: Annotated[
         Annotated[int, Field(ge=0, le=1024)] | Literal["all"], BeforeValidator(_gpus)
     ] = "all"
-    """So many are requested. "all": as many as the Node's capacity has. 0: none, with DRA."""
+    """So many are requested; ``all``: as many as the Node's capacity has; ``0``: none, with DRA."""
     gpu_resource: Annotated[LabelKey, Field(min_length=1)] = "nvidia.com/gpu"
+    """The resource that is requested."""
     privileged: bool = False
+    """Whether the container of the pod is privileged."""
     service_account: Annotated[str, Field(pattern=_NAME), BeforeValidator(_object_name)] = "default"
-    """Its token is not mounted."""
+    """Of the pod. Its token is not mounted."""
     priority_class: Annotated[
         str, Field(pattern=rf"{_NAME}|^$"), BeforeValidator(_name_or_none)
     ] = ""
+    """Of the pod; empty: the cluster's default."""
     template: Annotated[Mapping[str, Any], Field(strict=False), BeforeValidator(_section)] = {}
     """A pod template that is merged in: metadata (labels, annotations), and spec with volumes,
     further tolerations and one container.

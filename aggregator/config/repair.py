@@ -81,11 +81,17 @@ class RedfishSection(Section):
     """A BMC's Redfish service."""
 
     url: HttpUrl
-    """Of the system, such as https://{node}-bmc.example/redfish/v1/Systems/1."""
+    """Of the system, such as ``https://{node}-bmc.example/redfish/v1/Systems/1``; with ``{node}``
+    in it.
+    """
     user: Annotated[str, Field(min_length=1)]
+    """An account of the BMC that may reset the system."""
     password_file: OrdinaryPath
+    """Its password."""
     reset_type: Literal["ForceRestart", "GracefulRestart", "PowerCycle"] = "ForceRestart"
+    """``ForceRestart``, ``GracefulRestart`` or ``PowerCycle``."""
     ca_file: MaybePath = None
+    """The authority of the certificate of the BMC."""
 
 
 class IpmiSection(Section):
@@ -98,14 +104,19 @@ class IpmiSection(Section):
             'the name or address of the BMC, such as "{node}-bmc.example"',
         ),
     ]
-    """Such as {node}-bmc.example; it must not begin with a dash."""
+    """Such as ``{node}-bmc.example``; with ``{node}`` in it. It must not begin with a dash."""
     port: Annotated[int, Field(ge=1, le=65535)] = 623
+    """Its UDP port."""
     user: Annotated[
         str, shaped(r"[^-][\s\S]*", "the name of the BMC's user, which must not begin with a dash")
     ]
+    """An account of the BMC that may control the chassis."""
     password_file: OrdinaryPath
+    """Its password, 20 bytes at most."""
     power: Literal["cycle", "reset"] = "cycle"
+    """``cycle`` or ``reset``."""
     program: Annotated[str, Field(min_length=1)] = "ipmitool"
+    """The path or name of ipmitool."""
 
 
 class AgentSection(Section):
@@ -118,13 +129,20 @@ class RepairerSection(Section):
     """
 
     kind: Literal["gpu-reset", "reboot", "external", "replace", "ticket", "test"]
+    """Who carries out ``gpu-reset``, ``reboot``, ``external``, ``replace`` or ``ticket``, or a
+    ``test``: one of the blocks below. A kind of repair without an entry is left out of every
+    ladder.
+    """
     timeout: Annotated[Duration, Field(ge=60, le=86400)] = 1800.0
     """From the order until its proof must have come."""
     agent: AgentSection | None = None
-    """Write {}: the node's own agent carries it out."""
+    """``{}``: the node's own agent. docs/repair.md#by-the-nodes-agent."""
     pause_gpu_operator: bool = False
-    """Of gpu-reset: stop the GPU operator's pods that hold GPUs on the node until it has ended."""
+    """Of ``gpu-reset``: stop the GPU operator's pods that hold GPUs on the node until it has ended.
+    docs/repair.md#by-the-nodes-agent.
+    """
     command: Annotated[Strings, filled_with(*_FILLED)] = ()
+    """An argument list. docs/repair.md#repairers."""
     cancel: Annotated[Strings, filled_with(*_FILLED)] = ()
     """With ``command``: takes the order back."""
     idempotent: bool = False
@@ -135,11 +153,15 @@ class RepairerSection(Section):
     redfish: RedfishSection | None = None
     ipmi: IpmiSection | None = None
     karpenter: bool = False
-    """Delete the Node's NodeClaim."""
+    """Delete the NodeClaim of the Node. docs/repair.md#replace-by-karpenter."""
     cluster_api: bool = False
-    """Mark the Node's Machine for remediation by its MachineHealthCheck."""
+    """Mark the Machine of the Node for remediation by its MachineHealthCheck
+    (docs/repair.md#replace-by-cluster-api).
+    """
     management_kubeconfig: MaybePath = None
-    """With ``cluster_api``: of the management cluster, where the Machines are in another one."""
+    """With ``cluster_api``: the kubeconfig of the management cluster, where the Machines are in
+    another one.
+    """
     external: ExternalSection | None = None
     job: JobSection | None = None
 

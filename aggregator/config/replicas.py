@@ -36,23 +36,34 @@ class ReplicasConfig(Section):
     """Several replicas. With neither ``domain`` nor ``address`` this one is alone."""
 
     domain: Domain = ""
-    """The replica's address is HOSTNAME.DOMAIN with the ports of the listeners. A file may name a
-    Service of ``cluster.namespace`` instead.
+    """Several replicas (docs/replicas.md): this one is reached at its hostname in this domain, at
+    the ports of ``listen``. In a StatefulSet: the headless Service's, such as
+    ``sickbay-aggregator.sickbay.svc``, or only its name where it is in ``cluster.namespace``.
+    Empty, and no ``address``: one replica alone. With ``cluster.kind: kubernetes`` only.
     """
     address: TcpAddress = ""
-    """Instead: host:port of its gRPC listener, as others reach it."""
+    """Instead: ``"HOST:PORT"`` at which others reach its gRPC listener."""
     page: PageUrl = ""
-    """Base URL of its page; empty: by the same host, at the port of listen.web."""
+    """The URL at which the other replicas reach its page. Empty: ``https://``, the same host, and
+    the port of ``listen.web``.
+    """
     name: Name = ""
-    """Empty: the hostname."""
+    """Its name, which must stay the same over restarts, and which no other replica may have. Empty:
+    the hostname.
+    """
     token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-replicas/token")
-    """The replicas' own token, of the audience sickbay-replicas."""
+    """Replicas prove to each other who they are with this projected service account token, of the
+    audience ``sickbay-replicas``. Read anew as it is renewed.
+    """
     service_account: ServiceAccount = "sickbay:sickbay-aggregator"
-    """The service account whose tokens are accepted, ``namespace:name``; a file without it gets
-    ``cluster.namespace``.
+    """``NAMESPACE:NAME`` of the replicas' own service account; by default in ``cluster.namespace``.
+    No other account's token counts.
     """
     ca_file: MaybePath = None
-    """The CA of the replicas' certificates. Unused without TLS."""
+    """The authority that signed ``listen.tls.cert_file`` (PEM): replicas verify each other by it. A
+    self-signed certificate is its own authority. Needed with ``listen.tls``, and refused where the
+    aggregator makes its certificates itself.
+    """
 
     @property
     def on(self) -> bool:

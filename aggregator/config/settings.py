@@ -1,8 +1,8 @@
 """The aggregator's settings: one YAML file, read once, checked whole, frozen.
 
 `load` refuses a bad file with every problem in it, each with its line. Durations are seconds,
-percentages 0 to 100, here; in the file "30s" and "5%". docs/aggregator.md is the reference for
-people, deploy/aggregator.yaml an example.
+percentages 0 to 100, here; in the file "30s" and "5%". The docstring under a field is its meaning in
+docs/reference/aggregator-configuration.md.
 """
 
 import os
@@ -77,32 +77,49 @@ class LocalConfig(Section):
     """The cluster without Kubernetes."""
 
     database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
+    """The local cluster's state."""
     commands: Commands = Commands()
     command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
+    """A command that takes longer has failed, and is tried again."""
 
 
 class SlurmConfig(Section):
     """A Slurm cluster, through its own programs; the rest is in a file, as without one."""
 
     database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
+    """The file with the quarantines of a Slurm cluster (docs/slurm.md), and with our record of each
+    drain.
+    """
     programs: MaybePath = None
-    """The folder of scontrol, sinfo and squeue. None: they are on the path."""
+    """The folder of ``scontrol``, ``sinfo`` and ``squeue``. Not set: they are on the path."""
     conf: MaybePath = None
-    """SLURM_CONF for them. None: Slurm's own default."""
+    """``SLURM_CONF`` for them. Not set: Slurm's own default."""
     command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
+    """A program that takes longer has failed, and is tried again."""
     poll: Annotated[Duration, Field(ge=1)] = 5.0
-    """How often the nodes with a drain of ours are read, for what people did with them."""
+    """How often the nodes that sickbay has drained are read, for changes by people."""
 
 
 class ClusterConfig(Section):
     """Where nodes are quarantined."""
 
     kind: Literal["kubernetes", "local", "slurm"] = "kubernetes"
+    """``kubernetes``, ``slurm`` (docs/slurm.md), or ``local`` (docs/local.md): a quarantine is a
+    record, and a command if you like.
+    """
     kubeconfig: MaybePath = None
-    """None: in-cluster, else the usual places."""
+    """Empty: the pod's own service account, else ``$KUBECONFIG``, else ``~/.kube/config``. It, and
+    what it names, are ordinary files; a start refuses one without a current context, its cluster or
+    its user.
+    """
     namespace: Namespace = NAMESPACE
+    """Where its record and its Lease live. In a pod that has ``$POD_NAMESPACE``, the default is
+    that.
+    """
     requests_per_second: Positive = 100
+    """At most so many requests to the API server; requests beyond that wait."""
     burst: Positive = 200
+    """So many at once."""
     local: LocalConfig = LocalConfig()
     slurm: SlurmConfig = SlurmConfig()
 
@@ -131,20 +148,33 @@ class TlsConfig(Section):
     """The certificate of both listeners, read again when it rotates."""
 
     cert_file: OrdinaryPath
+    """The certificate of both listeners (PEM, with its chain). Read again when it changes. An
+    expired certificate makes the aggregator not ready. Without ``tls`` the aggregator makes
+    certificates itself (docs/certificates.md), if it runs on Kubernetes and other machines can
+    reach a listener; else the listeners speak plaintext, and only on loopback or a unix socket.
+    """
     key_file: OrdinaryPath
+    """Its key (PEM, no passphrase)."""
     client_ca_file: MaybePath = None
-    """The CA of the nodes' certificates; needed by ``identity.kind: certificate``."""
+    """The authority that signs the nodes' certificates; for ``identity.kind: certificate``."""
 
 
 class ListenConfig(Section):
     """Addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``."""
 
     grpc: Address = "0.0.0.0:8443"
+    """Where agents connect."""
     web: Address = "0.0.0.0:8080"
+    """The page, the JSON API, the metrics."""
     hosts: Annotated[tuple[HostName, ...], Field(strict=False)] = ()
-    """Names by which the page may be asked for where it is plain on loopback."""
+    """Names by which people request the page, for one that speaks plaintext on loopback. Other
+    names than these and ``localhost`` get 421; addresses are always answered.
+    """
     tls: TlsConfig | None = None
     insecure_plaintext: bool = False
+    """Allow plaintext to other machines. Anyone on the network can then read tokens and report for
+    nodes.
+    """
 
     @property
     def is_exposed(self) -> bool:
@@ -156,12 +186,20 @@ class IdentityConfig(Section):
     """How an agent proves which node it reports for."""
 
     kind: Literal["token", "certificate", "insecure-trust-hello"] = "token"
+    """How an agent proves its node: docs/aggregator.md#agents-credentials."""
     audience: Annotated[str, Field(min_length=1)] = "sickbay"
+    """The audience that tokens must have."""
     service_account: ServiceAccount = "sickbay:sickbay-agent"
-    """``namespace:name``; a file without it gets ``cluster.namespace``."""
+    """``NAMESPACE:NAME`` of the agents' service account; by default in ``cluster.namespace``. No
+    other account's token counts.
+    """
     issuer: str = ""
-    """Empty: asked of the API server's discovery document."""
+    """The issuer that tokens must have. Empty: the one in the API server's discovery document."""
     keys_cache: OrdinaryPath = Path("/var/lib/sickbay-aggregator/jwks.json")
+    """The cluster's public keys are kept here, for a start while the API server is away. Next to
+    them lies ``probe-key``, the secret by which probes (docs/network.md#which-edges-count) are
+    assigned to nodes.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +207,7 @@ class AgentsConfig(SilenceRules):
     """How agents are received. Durations are seconds."""
 
     heartbeat: Annotated[Duration, Field(ge=1)] = 10.0
+    """How often an agent sends a heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -179,13 +218,14 @@ class LimitsConfig(CommonLimits, Limits):
         "network.topology.nvidia.com/leaf",
         "topology.kubernetes.io/rack",
     )
+    """Node labels that name a place: a rack, a leaf switch."""
 
 
 class PolicyConfig(Section):
     """A site's rules on top of the shipped ones."""
 
     file: RulesPath | None = None
-    """None: the shipped rules."""
+    """A site's rules on top of the shipped ones. See policy (docs/policy.md)."""
 
 
 @dataclass(frozen=True)
@@ -193,10 +233,14 @@ class HistoryConfig(DatabaseCredentials):
     """Where history is kept, and for how long (seconds). The credentials are PostgreSQL's."""
 
     database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
-    """An SQLAlchemy URL."""
+    """``sqlite:///`` and the absolute path of a file, or
+    ``postgresql+asyncpg://USER@HOST/DATABASE``. See history (docs/history.md).
+    """
     keep: Annotated[Duration, Field(ge=3600)] = 28 * 86400.0
+    """How long history is kept. An hour at least."""
     most_rows: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """The most transitions, and the most recorded evidence: rows beyond are deleted, oldest first.
+    """At most so many transitions, and so many rows of agents' evidence: rows beyond that are
+    deleted, oldest first.
     """
 
     @property
@@ -209,13 +253,18 @@ class AlertsConfig(Section):
     """The receivers of alerts, and the file in which undelivered alerts wait."""
 
     outbox: OrdinaryPath = Path("/var/lib/sickbay-aggregator/outbox.db")
-    """The file in which alerts wait until they are delivered."""
+    """Where alerts wait until they are delivered. See alerts (docs/alerts.md)."""
     shared: bool = True
-    """Alerts wait in history's database where that is PostgreSQL, and not in the file."""
+    """With history in PostgreSQL, alerts wait there too, so that the next controller sends them
+    when one dies; ``false``: in the file of each replica. See alerts
+    (docs/alerts.md#several-replicas).
+    """
     page: PageUrl = ""
-    """The status page, for links in messages."""
+    """The status page's URL, for links in messages."""
     owner_label: LabelKey = OWNER_LABEL
-    """The label or annotation of a namespace that names the owner of its pods."""
+    """The label or annotation of a namespace that names the owner of its pods
+    (docs/alerts.md#owners-of-affected-jobs).
+    """
     webhooks: Annotated[tuple[WebhookConfig, ...], Field(strict=False)] = ()
     receivers: Annotated[tuple[ReceiverConfig, ...], Field(strict=False)] = ()
     routes: Annotated[tuple[RouteConfig, ...], Field(strict=False)] = ()
@@ -231,7 +280,10 @@ class Config(Section):
     """The whole configuration of the aggregator."""
 
     mode: Annotated[Action, Field(strict=False)] = Action.OBSERVE
-    """A cap on every action on a node that is in no pool with another mode; ships as observe."""
+    """The most that it may do. ``observe``: write nothing, show what it would do. ``cordon``: taint
+    and cordon. ``drain``: evict as well. A quarantine that a person makes is carried out in every
+    mode, its evictions in ``drain`` alone.
+    """
     pools: Annotated[tuple[Pool, ...], Field(strict=False, max_length=MOST_POOLS)] = ()
     """Nodes by their labels, with a mode and limits of their own; the first that selects a node."""
     cluster: ClusterConfig = ClusterConfig()
@@ -255,8 +307,12 @@ class Config(Section):
     jobs: JobRules = JobRules()
     alerts: AlertsConfig = AlertsConfig()
     documentation_url: DocumentationUrl = ""
-    """The site of the documentation, or its folder on a code host, for links to sections."""
+    """The address of this documentation: the site (docs/README.md) of your version or the tree on a
+    code host. Alerts and the page link to the section of each alert and hold behind it; empty: they
+    name its file, such as ``docs/holds.md#stop``.
+    """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """``debug``, ``info``, ``warning`` or ``error``."""
 
     @property
     def alert_settings(self) -> AlertSettings:

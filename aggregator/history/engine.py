@@ -29,8 +29,15 @@ class DatabaseCredentials(SectionDataclass):
     """
 
     password_file: MaybePath = None
+    """PostgreSQL's password, read at each connection. Not set: the server requires no password, or
+    ``PGPASSFILE`` has it.
+    """
     ca_file: MaybePath = None
+    """The authority that signed PostgreSQL's certificate: the certificate is verified, and its
+    name.
+    """
     insecure_plaintext: bool = False
+    """PostgreSQL may be spoken to without TLS over a network."""
 
 
 class Engine(Protocol):

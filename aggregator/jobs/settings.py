@@ -18,6 +18,10 @@ class JobRules(SectionDataclass):
     """
 
     job_keys: LabelKeys = ()
+    """Labels or annotations of pods that name a job (docs/jobs.md), before the shipped ones."""
     team_keys: LabelKeys = ()
+    """Those that name its team."""
     checkpoint_interval: Annotated[Duration, Field(ge=1, le=7 * 86400)] = 3600.0
+    """Of jobs that state none: from one checkpoint to the next."""
     restart_time: Annotated[Duration, Field(ge=1, le=86400)] = 600.0
+    """Of jobs that state none: from a stop to the first step."""

@@ -40,8 +40,11 @@ class LabelRequirement(SectionDataclass):
     """One entry of ``matchExpressions``. ``values``: only of `In` and `NotIn`, at least one."""
 
     key: LabelName
+    """The key of a label, in a list of further requirements; all must hold."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """``In``, ``NotIn``, ``Exists``, ``DoesNotExist``. A node without the key meets ``NotIn``."""
     values: Annotated[tuple[LabelValue, ...], Field(strict=False, max_length=MOST_VALUES)] = ()
+    """With ``In`` and ``NotIn``: the values."""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels meets it."""
@@ -79,6 +82,9 @@ class LabelSelector(SectionDataclass):
     matchLabels: Annotated[  # noqa: N815 - as Kubernetes spells it
         Mapping[LabelName, LabelValue], Field(max_length=MOST_REQUIREMENTS)
     ] = field(default_factory=dict)
+    """Labels with these values. ``selector`` is a label selector as Kubernetes has it, and
+    required; ``{}`` selects every node.
+    """
     matchExpressions: Annotated[  # noqa: N815
         tuple[Requirement, ...], Field(strict=False, max_length=MOST_REQUIREMENTS)
     ] = ()

@@ -36,10 +36,15 @@ class LemonThresholds(SectionDataclass):
     """
 
     quarantines: Annotated[int, Field(ge=2)] = 4
+    """So many quarantines in 28 days (docs/policy.md#lemons) are a signal."""
     codes: Annotated[int, Field(ge=2)] = 3
+    """So many different codes and reasons."""
     days: Annotated[int, Field(ge=2)] = 4
+    """So many days with an incident."""
     returns: Positive = 2
+    """So many quarantines within a week of a release."""
     signals: Annotated[int, Field(ge=1, le=4)] = 2
+    """So many of these four make a lemon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,17 @@ class SilenceRules(SectionDataclass):
     """
 
     silent_after: Annotated[Duration, Field(ge=1)] = 60.0
+    """An agent that has sent no message for so long is silent: shown, never quarantined for it. At
+    least two heartbeats.
+    """
     silent_failing: Literal["alert", "cordon"] = "alert"
+    """An agent is silent, its kubelet is ready, and its last evidence was failing: ``alert`` sends
+    an alert, ``cordon`` also cordons, through every limit. See docs/release.md.
+    """
     none_on: NodeLabels = ()
+    """Labels of nodes on which no agent runs, as ``"KEY=VALUE"`` or ``"KEY"``, in addition to
+    Fargate's and ``type=virtual-kubelet``: these nodes count for no limit and no quorum.
+    """
 
     @property
     def silent_action(self) -> str:

@@ -4,7 +4,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from release.reference import api, checks, commands, events, metrics, quarantine, rules, schemas
+from release.reference import (
+    api,
+    checks,
+    commands,
+    configuration,
+    events,
+    metrics,
+    quarantine,
+    rules,
+    schemas,
+)
 from release.tree import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
@@ -14,6 +24,7 @@ def files() -> Mapping[str, str]:
     """The content of each file by its name."""
     return {
         "agent.schema.json": _json(schemas.agent_schema()),
+        "aggregator-configuration.md": configuration.page(),
         "aggregator.schema.json": _json(schemas.aggregator_schema()),
         "api-fields.md": api.page(),
         "checks.md": checks.page(),

@@ -1,4 +1,7 @@
-"""JSON Schemas of both configuration files, with the meaning of each key from its page."""
+"""JSON Schemas of both configuration files, with the meaning of each key.
+
+The aggregator's are the docstrings of its settings, the agent's are in the tables of its page.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,34 +11,24 @@ from aggregator.config.schema import DIALECT, DURATION, PERCENT, config_schema, 
 from nodeagent.checks import registry
 from nodeagent.checks.base import Kind
 from nodeagent.config.settings import keys
+from release.reference import configuration
 from release.reference.tables import code, plain, rows
 from release.tree import ROOT
 
-_RECEIVER = re.compile(r"^alerts\.(receivers\[\]\.)[a-z]+\.(http|template)\.")
 _SIZE = r"^\d+(\.\d+)?([kMGT]?B|[KMGT]iB)$"
 
 
 def aggregator_schema() -> dict[str, Any]:
     """That of `sickbay-aggregator config schema`, with descriptions."""
     schema = config_schema()
-    meanings = _aggregators_meanings()
+    meanings = configuration.meanings()
     for key, one in properties(schema).items():
-        named = meanings.get(key) or meanings.get(_RECEIVER.sub(r"alerts.\1KIND.\2.", key), "")
+        named = meanings[key]
         bounds = one.get("description", "")
         text = " ".join(filter(None, (named, f"({bounds})" if bounds else "")))
         if text:
             one["description"] = text
     return schema
-
-
-def _aggregators_meanings() -> Mapping[str, str]:
-    """By dotted key. A silence's keys are described "as of a route"."""
-    found = {code(row[0]): plain(row[-1]) for row in rows(_page("aggregator"))}
-    for row in rows(_page("alerts")):
-        key = code(row[0])
-        if key.startswith(("receivers[]", "routes[]", "silences[]")):
-            found[f"alerts.{key}"] = plain(row[-1])
-    return found
 
 
 def agent_schema() -> dict[str, Any]:

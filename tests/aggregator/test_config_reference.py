@@ -10,34 +10,18 @@ import yaml
 
 from aggregator.cluster.port import Action
 from aggregator.config.settings import Config, load
+from release.reference import configuration
 from tests.aggregator.config_files import ROOT, keys_of, written
 
 
-def test_the_reference_has_every_key_and_no_other() -> None:
-    page = (ROOT / "docs" / "aggregator.md").read_text()
-    documented = re.findall(r"^\| `([a-z][A-Za-z_.\[\]]+)` \|", page, re.MULTILINE)
-    elsewhere = tuple(f"alerts.{name}[]" for name in ALERT_LISTS)
-    keys = {key.partition("[]")[0] if key.startswith(elsewhere) else key for key in keys_of(Config)}
-    assert sorted(documented) == sorted(keys)
-
-
-#: Lists whose keys docs/alerts.md explains.
-ALERT_LISTS = ("receivers", "routes", "silences")
-
-
-def test_the_page_of_alerts_has_every_key_of_receivers_routes_and_silences() -> None:
-    page = (ROOT / "docs" / "alerts.md").read_text()
-    lists = "|".join(ALERT_LISTS)
-    documented = re.findall(rf"^\| `((?:{lists})\[\][A-Za-z_.]+)` \|", page, re.MULTILINE)
-    keys = {key.removeprefix("alerts.") for key in keys_of(Config)}
-    keys = {key for key in keys if key.partition("[]")[0] in ALERT_LISTS}
-    # How a receiver is reached, and templates, are the same for each kind.
-    once = {re.sub(r"\.[a-z]+\.(http|template)\.", r".KIND.\1.", key) for key in keys}
-    assert sorted(documented) == sorted(once)
+def test_each_key_has_a_meaning_in_the_code() -> None:
+    meanings = configuration.meanings()
+    assert sorted(meanings) == sorted(keys_of(Config))
+    assert sorted(key for key, meaning in meanings.items() if len(meaning) < 8) == []
 
 
 def test_the_references_defaults_are_the_defaults(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "aggregator.md").read_text()
+    page = configuration.page()
     rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", page, re.MULTILINE)
     assert len(rows) > 20
     sections: dict[str, Any] = {}

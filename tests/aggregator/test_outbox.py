@@ -337,17 +337,6 @@ def test_an_incident_that_is_only_watched_is_no_alert() -> None:
         assert alert_of(happened(kind=kind, details={"action": "cordon"})) is not None
 
 
-def test_the_default_kinds_are_those_of_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
-    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| [`")]
-    documented = {
-        re.findall(r"`([^`]+)`", name)[0]: default.strip() == "yes"
-        for name, _, default in rows
-        if default.strip() in ("yes", "no")
-    }
-    assert documented == {kind.value: kind in DEFAULT_KINDS for kind in EventKind}
-
-
 kinds = st.sampled_from(list(EventKind))
 transitions = st.builds(
     Transition,

@@ -235,8 +235,8 @@ def fill_cluster(path: Path) -> None:
 
 
 def aggregator_defaults() -> dict[str, Any]:
-    """Each key that has a default in docs/aggregator.md, with that default."""
-    page = (ROOT / "docs" / "aggregator.md").read_text()
+    """Each key that has a default in the reference, with that default."""
+    page = configuration.page()
     sections: dict[str, Any] = {"listen": {"insecure_plaintext": True}}
     for key, default in re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", page, re.MULTILINE):
         *path, name = key.split(".")

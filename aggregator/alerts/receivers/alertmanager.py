@@ -37,6 +37,7 @@ class AlertmanagerOptions(SectionDataclass):
     """
 
     url: HttpUrl
+    """Without ``/api/v2/alerts``."""
     http: HttpOptions = PLAIN
 
 

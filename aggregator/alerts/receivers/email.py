@@ -34,14 +34,23 @@ class EmailOptions(SectionDataclass):
     """``smarthost`` is ``host:port``. ``tls``: by STARTTLS, from the first byte, or none."""
 
     smarthost: Address
+    """``HOST:PORT``."""
     sender: EmailAddress
+    """An address, without a display name."""
     to: Annotated[tuple[EmailAddress, ...], Field(strict=False, min_length=1)]
+    """A list of addresses."""
     tls: Literal["starttls", "tls", "none"] = "starttls"
+    """``starttls``, ``tls`` (from the first byte) or ``none``."""
     username: str = ""
+    """With ``password_file``."""
     password_file: MaybePath = None
+    """Its content is the password."""
     ca_file: MaybePath = None
+    """The CA of the server's certificate. Not set: the system's."""
     cert_file: MaybePath = None
+    """A client certificate, with ``key_file``."""
     key_file: MaybePath = None
+    """The key of ``cert_file``."""
     template: TemplateOptions = BUILT_IN
 
 

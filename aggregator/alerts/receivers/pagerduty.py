@@ -33,7 +33,9 @@ class PagerDutyOptions(SectionDataclass):
     """``routing_key_file`` holds the integration key of the service."""
 
     routing_key_file: OrdinaryPath
+    """Its content is the integration key."""
     url: HttpUrl = "https://events.pagerduty.com/v2/enqueue"
+    """The Events API v2."""
     template: TemplateOptions = BUILT_IN
     http: HttpOptions = PLAIN
 

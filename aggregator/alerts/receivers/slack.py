@@ -30,6 +30,7 @@ class SlackOptions(SectionDataclass):
     """``url_file`` holds the webhook's URL, which is a secret."""
 
     url_file: OrdinaryPath
+    """Its content is the URL of the incoming webhook."""
     template: TemplateOptions = BUILT_IN
     http: HttpOptions = PLAIN
 

@@ -36,6 +36,7 @@ class TeamsOptions(SectionDataclass):
     """``url_file`` holds the workflow's URL, which is a secret."""
 
     url_file: OrdinaryPath
+    """Its content is the workflow's URL."""
     template: TemplateOptions = BUILT_IN
     http: HttpOptions = PLAIN
 

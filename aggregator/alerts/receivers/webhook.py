@@ -18,7 +18,9 @@ class WebhookOptions(SectionDataclass):
     """``secret_file`` signs every request."""
 
     url: HttpUrl
+    """Where alerts are posted, http or https."""
     secret_file: OrdinaryPath
+    """Its content signs every request (HMAC)."""
     http: HttpOptions = PLAIN
 
 

@@ -69,8 +69,13 @@ class Commands(SectionDataclass):
     """The commands for each step, as argument lists; an empty list runs no command."""
 
     cordon: Command = ()
+    """The command that cordons a node: a list of arguments, no shell. ``{node}``, ``{reason}`` and
+    ``{action}`` are filled in. It may run again, so it must not mind.
+    """
     drain: Command = ()
+    """The same to drain it."""
     release: Command = ()
+    """The same to release it."""
 
 
 @dataclass(slots=True)

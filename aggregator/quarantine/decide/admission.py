@@ -67,19 +67,49 @@ class Limits(SectionDataclass):
     """
 
     concurrent: Positive = 20
+    """At most so many nodes in quarantine at once. Beyond it proposals are held. docs/limits.md has
+    all limits.
+    """
     concurrent_percent: Share = 5.0
+    """At most this share of all nodes; a fleet of any size can lose one. The smaller of the two
+    decides.
+    """
     pool_label: LabelKey = ""
+    """The node label whose value is the node's pool. Empty: no pools."""
     pool_percent: Share = 20.0
+    """At most this share of a pool; a pool of any size can lose one."""
     quorum_percent: Percent = 50.0
+    """After a start no quarantine is admitted until this share of the nodes has reported."""
     new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
+    """At most so many new quarantines within ``limits.window``. At most 5000."""
     new_per_window_percent: Share = 20.0
+    """At most this share of all nodes within ``limits.window``; one may always be. The smaller of
+    the two decides; ``"100%"`` leaves it to the count.
+    """
     window: Window = 600.0
     cooldown: Duration = 900.0
+    """Once the rate or a common cause has held a proposal, no quarantine is admitted for so long.
+    ``"0s"``: no cooldown.
+    """
     after_upgrade: Duration = 120.0
+    """Within half an hour of a new driver, kernel or agent on a node, its evidence must have lasted
+    that long: by then others that got the same show whether it is the version.
+    """
     absent_node_after: Annotated[Duration, Field(ge=60)] = 86400.0
+    """A Quarantine that sickbay made ends when its Node has been gone for so long (a machine that
+    was replaced under another name). At least a minute. Meanwhile, and if a person made it, it
+    counts for no limit.
+    """
     evictions_at_once: Positive = 50
+    """At most so many evictions under way, in the whole fleet."""
     silent_drain_after: Duration = 300.0
+    """After a start, a drain that was admitted before goes on after so long although its agent is
+    silent.
+    """
     small_fleet_floor: Positive = 2
+    """In a fleet of fewer than 40 nodes the two shares of nodes at once allow so many, up to half
+    of the nodes (docs/limits.md#every-limit). ``1``: no floor.
+    """
 
 
 @dataclass(frozen=True, slots=True)

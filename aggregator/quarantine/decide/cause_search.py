@@ -59,12 +59,30 @@ class CommonLimits(SectionDataclass):
     """
 
     common_cause_percent: Share = 10.0
+    """A check (or the faults of one rule, or one target) that fails on more than this share of the
+    nodes that run it is one cause of the fleet: alerted once, and no node is quarantined for it.
+    ``"100%"``: never by share.
+    """
     common_cause_nodes: Positive = 50
+    """The same from more than so many nodes, however large the fleet is. Never of fewer than five.
+    """
     window: Window = 600.0
+    """Of the new quarantines and their share, and the time that counts as at once."""
     domain_percent: Share = 20.0
+    """A check that fails on more than this share of a place, or any symptom on so many nodes of one
+    driver, kernel or agent version, and far more rarely elsewhere, is blamed on the place or the
+    version.
+    """
     domain_labels: LabelKeys = ()
     clique_label: LabelKey = "nvidia.com/gpu.clique"
+    """The node label that names the NVLink clique: NVLink evidence on two of its nodes is blamed on
+    the clique. Empty: no label is used. Without the label the agent's report of its NVLink fabric
+    counts; with it, the label alone (docs/security.md).
+    """
     fabric_hold: Annotated[Duration, Field(le=600)] = 15.0
+    """On a node of an NVLink fabric or clique, NVLink evidence and the driver's verdicts wait for
+    so long for those of other nodes. ``0s``: they do not wait.
+    """
 
 
 #: Counts by component the nodes that look at it, of these components of one check.

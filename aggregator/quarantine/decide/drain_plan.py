@@ -60,9 +60,18 @@ class NamespaceRule(SectionDataclass):
     """
 
     match: NamespacePattern
+    """A namespace, or a pattern with ``*`` and ``?``. The first that matches decides how its pods
+    leave; without a match: ``evict``.
+    """
     policy: Annotated[Leave, Field(strict=False)]
+    """``evict``, ``wait``, ``force`` or ``never``. See draining (docs/drain.md#namespaces)."""
     wait: Duration | None = None
+    """With ``wait`` (needed) or ``force``: its pods may complete for so long since the drain began.
+    """
     force_after: Duration | None = None
+    """With ``force``: so long since the drain began its pods are deleted, whatever their budgets.
+    Default: the deadline.
+    """
 
 
 _ASKED = NamespaceRule("*", Leave.EVICT)
@@ -83,19 +92,47 @@ class DrainRules(SectionDataclass):
     """
 
     delete_empty_dir_data: bool = False
+    """Evict pods with emptyDir volumes on disk: their data is lost. Without it, only the pods that
+    are marked as movable (docs/drain.md#what-goes-and-what-stays) are evicted.
+    """
     evict_unmanaged: bool = False
+    """Evict pods that no controller makes anew."""
     evict_unwilling: bool = False
+    """Evict pods whose annotations forbid autoscalers to move them (``safe-to-evict``,
+    ``do-not-disrupt``).
+    """
     protected_selector: Selector = None
+    """``"KEY=VALUE,..."``: a pod that has all of these labels is never evicted."""
     namespaces: Annotated[tuple[NamespaceRule, ...], Field(strict=False)] = ()
     stuck_after: Annotated[Duration, Field(ge=10)] = 600.0
+    """A pod in Terminating for so long past its grace is named, and no longer waited for."""
     unreachable_wait: Annotated[Duration, Field(ge=10)] = 300.0
+    """A pod in Terminating is waited for no longer than this after the node's Ready became
+    ``Unknown``.
+    """
     gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
+    """``node``: a gang's pods on the node go together. ``whole``: those on other nodes go with
+    them.
+    """
     gang_pods: Positive = 256
+    """With ``whole``: of a gang of more pods only those on the node go."""
     gang_keys: LabelKeys = ()
+    """Further labels or annotations whose equal value makes a gang (docs/drain.md#gangs)."""
     gang_request_after: Duration = 600.0
+    """Where admission alone refuses a gang's dry runs (docs/drain.md#gangs) for so long, the
+    refused pods get the real request. ``"0s"``: none follows, and the drain names the webhook or
+    policy.
+    """
     node_owner_kinds: OwnerKinds = ()
+    """Further kinds of owners whose pods belong to their node
+    (docs/drain.md#what-goes-and-what-stays), as a DaemonSet's do.
+    """
     off_load_balancers: bool = True
+    """Label a node that is drained ``node.kubernetes.io/exclude-from-external-load-balancers``."""
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
+    """After so long a drain reports that it could not, and alerts; it keeps trying. See draining
+    (docs/drain.md).
+    """
 
     def of(self, namespace: str) -> NamespaceRule:
         """The first rule whose pattern matches; without one, its pods are asked to leave."""

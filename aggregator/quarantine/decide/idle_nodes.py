@@ -59,9 +59,15 @@ class IdleNodeRules(SectionDataclass):
     """
 
     every: Annotated[Duration, Field(ge=3600)] = 7 * 86400.0
+    """A node without work is tested again (docs/active-tests.md#idle-nodes) when its last verdict
+    is older. Without the section ``repair.idle_nodes`` no idle node is tested.
+    """
     profile: Profile = "quick"
+    """The profile of that test."""
     concurrent: Positive = 2
+    """Idle nodes under test at once, in the whole fleet. Never two in one failure domain."""
     concurrent_percent: Share = 5.0
+    """The same, as a share of all nodes, at least one; the smaller one decides. ``0%``: none."""
     priority_class: Annotated[
         str,
         shaped(
@@ -69,6 +75,7 @@ class IdleNodeRules(SectionDataclass):
             "the name of a PriorityClass: small letters, digits, '-' and '.'",
         ),
     ] = "sickbay-idle-test"
+    """The PriorityClass of the test's pod; it must be lower than that of all work."""
 
     def most(self, nodes: int) -> tuple[int, str, str]:
         """How many may run at once in a fleet of so many nodes, the limit's name, its value."""

@@ -51,13 +51,25 @@ class OthersMark(SectionDataclass):
     """
 
     kind: Annotated[MarkKind, Field(strict=False)]
+    """``taint``, ``label`` or ``annotation``: a mark of another tool
+    (docs/drain.md#other-peoples-nodes), in addition to the shipped ones.
+    """
     key: Annotated[LabelKey, Field(min_length=1)]
+    """Its key."""
     values: Strings = ()
+    """The values with which it counts. Empty: with any."""
     idle_values: Strings = ()
+    """The values with which it does not count."""
     forbids: Annotated[Forbids, Field(strict=False)] = Forbids.ALL
+    """``all``: no step begins. ``eviction``: the node is cordoned, and its pods stay. ``nothing``:
+    the mark is ignored.
+    """
     believed_for: Duration = _DAY
+    """After so long the mark is stale. ``"0s"``: it is believed without end."""
     timed: bool = False
+    """Its value is the Unix time since when it counts."""
     reason: Annotated[str, Field(max_length=200)] = ""
+    """The words for people."""
 
     def value_on(self, node: Node) -> str | None:
         """The mark's value on this node; None where it does not count."""
@@ -149,6 +161,7 @@ class MaintenanceRules(SectionDataclass):
 
     marks: Annotated[tuple[OthersMark, ...], Field(strict=False, max_length=100)] = ()
     on_stale: Literal["hold", "act"] = "hold"
+    """``hold``: a stale mark holds the node on, and is alerted again. ``act``: it is ignored."""
 
     def all_marks(self) -> tuple[OthersMark, ...]:
         """A site's marks, then the shipped ones that it does not replace."""

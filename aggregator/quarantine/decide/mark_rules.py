@@ -51,6 +51,7 @@ class TaintRule(SectionDataclass):
     """The taint. An empty ``value`` stands for the quarantine's kind: gpu, disk, network, ..."""
 
     key: Annotated[LabelKey, Field(min_length=1), AfterValidator(_own_key)] = TAINT
+    """The key of the taint. docs/coexistence.md#the-taint has the reasons for the defaults."""
     value: Annotated[
         str,
         shaped(
@@ -58,7 +59,11 @@ class TaintRule(SectionDataclass):
             'a taint\'s value, at most 63 of letters, digits, "-", "_" and ".", or "" for the kind',
         ),
     ] = ""
+    """Its value. Empty: the quarantine's kind (``gpu``, ``disk``, ``network``, ``node``,
+    ``manual``).
+    """
     effect: Annotated[str, BeforeValidator(_effect)] = "NoSchedule"
+    """``NoSchedule`` or ``PreferNoSchedule``."""
 
     def of(self, kind: str) -> Taint:
         """The taint of a quarantine of this kind."""
@@ -75,9 +80,15 @@ class MarkRules(SectionDataclass):
 
     taint: TaintRule = field(default_factory=TaintRule)
     keep_from_autoscalers: bool = True
+    """Annotate a node in quarantine so that cluster-autoscaler and Karpenter
+    (docs/coexistence.md#autoscalers) do not remove it, with the evidence on it.
+    """
     reason_annotation: Annotated[
         LabelKey, AfterValidator(_own_key), AfterValidator(_unused_key)
     ] = ""
+    """The key of an annotation that gets the reason of the cordon, such as Slinky's
+    ``nodeset.slinky.slurm.net/node-cordon-reason``. Empty: none.
+    """
 
 
 #: The taint of every version, and no other party's annotation.

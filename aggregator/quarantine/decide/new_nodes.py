@@ -56,10 +56,17 @@ class NewNodeRules(SectionDataclass):
     """
 
     taint: Annotated[LabelKey, BeforeValidator(_key_alone)] = ""
+    """The key of the startup taint of new nodes (docs/active-tests.md#new-nodes), which have to
+    pass a test; empty: no node is tested so.
+    """
     profile: Profile = "quick"
+    """The profile of that test."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    """Tests without a verdict in one boot; then a person decides."""
     concurrent: Positive = 4
+    """New nodes under test at once, in the whole fleet."""
     remove_taint: bool = True
+    """``false``: another controller removes the taint, by the condition ``SickbayTestPassed``."""
 
 
 def next_test(

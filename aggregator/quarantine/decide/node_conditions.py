@@ -69,10 +69,23 @@ class NodeConditionRule(SectionDataclass):
     """
 
     type: ConditionType
+    """A node condition for other tools (docs/coexistence.md#node-conditions-for-other-tools), such
+    as ``AcceleratedHardwareReady``. One entry for each type.
+    """
     rules: Annotated[Strings, Field(min_length=1)]
+    """Names of rules, or patterns with ``*`` and ``?``, whose evidence makes it unhealthy. A rule
+    that only observes counts where it is named in full.
+    """
     unhealthy: Literal["True", "False"]
+    """The status that means unhealthy: ``"True"`` or ``"False"``; the other one means healthy."""
     basis: Literal["quarantine", "evidence"] = "quarantine"
+    """``quarantine``: unhealthy while a quarantine exists for such evidence. ``evidence``: while an
+    incident with such evidence is open, in each mode, ``observe`` too, and past all limits.
+    """
     reason: ConditionReason = ""
+    """A fixed reason of the unhealthy condition. Empty: the code of the evidence, such as
+    ``Xid79``.
+    """
 
     @property
     def healthy(self) -> str:

@@ -53,6 +53,9 @@ class EventRules(SectionDataclass):
     """
 
     observe: bool = False
+    """In mode ``observe``, too, write Events (docs/public-names.md#kubernetes-events) about nodes
+    that would be quarantined (``ObservedOnly``). The other modes always do.
+    """
 
 
 def event_of(

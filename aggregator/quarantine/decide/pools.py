@@ -45,8 +45,15 @@ class PoolLimits(SectionDataclass):
     """
 
     concurrent: Positive | None = None
+    """At most so many of its nodes in quarantine at once, in addition to the fleet's limits, which
+    always hold as well.
+    """
     concurrent_percent: Share | None = None
+    """The same as a share of its nodes."""
     new_per_window: Annotated[int, Field(ge=1, le=MOST_POOL_ADMISSIONS)] | None = None
+    """At most so many new ones within ``limits.window``; then the pool waits for
+    ``limits.cooldown``. At most 200.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,15 @@ class Pool(SectionDataclass):
     """One entry of the section ``pools``. ``mode`` None: that of the file."""
 
     name: PoolName
+    """The name of a pool (docs/policy.md#pools) on the page, in metrics and holds. ``pools`` is a
+    list of at most 32; the first that selects a node has it, and ``default`` names the nodes that
+    none selects. Kubernetes only.
+    """
     selector: LabelSelector
     mode: Annotated[Action, Field(strict=False)] | None = None
+    """The most that is done to its nodes: ``observe``, ``cordon``, ``drain``, also where the file's
+    mode is less or more. Default: the file's ``mode``.
+    """
     limits: PoolLimits = PoolLimits()
 
 

@@ -97,16 +97,31 @@ class RepairRules(SectionDataclass):
     """
 
     mode: Annotated[RepairMode, Field(strict=False), BeforeValidator(_mode)] = RepairMode.OFF
+    """Whether drained nodes are repaired: ``off``, ``observe`` (only shown) or ``repair``.
+    docs/repair.md.
+    """
     attempts: Annotated[int, Field(ge=1, le=20)] = 3
+    """Repairs of one node within ``repair.window``; tickets and repairs by hand do not count."""
     window: Annotated[Duration, Field(ge=3600, le=LONGEST_REPEAT)] = 7 * 86400.0
+    """The time in which ``attempts`` counts."""
     concurrent: Positive = 2
+    """Nodes that are repaired at once. Never two in one failure domain."""
     concurrent_percent: Share = 5.0
+    """The same, as a share of all nodes; the smaller one decides."""
     pool_concurrent: Positive = 1
+    """Nodes of one pool (``limits.pool_label``) that are repaired at once."""
     clear_within: Annotated[Duration, Field(ge=60)] = 900.0
+    """So long after a repair its evidence may last before the next rung is due."""
     verify: MaybeProfile = ""
+    """The profile of the test before a release (docs/repair.md#the-test-before-a-release); empty:
+    none.
+    """
     verify_within: Annotated[Duration, Field(ge=60)] = 7200.0
+    """A test that could not begin for so long is left to a person."""
     test_attempts: Annotated[int, Field(ge=1, le=5)] = 3
+    """Tests of one quarantine that end without a verdict; then a person decides."""
     test_pause: Annotated[Duration, Field(ge=1)] = 900.0
+    """Between two of them."""
     new_nodes: NewNodeRules = field(default_factory=NewNodeRules)
     idle_nodes: IdleNodeRules | None = None
 

@@ -64,8 +64,15 @@ class UncordonRules(SectionDataclass):
     """
 
     on_uncordon: Annotated[OnUncordon, Field(strict=False)] = OnUncordon.ASK
+    """The meaning of an uncordon of a cordon that sickbay set: ``ask``, ``recordon`` or
+    ``release``. See uncordon (docs/release.md#uncordon).
+    """
     hold_evictions: Annotated[Duration, Field(ge=0)] = 3600.0
+    """With ``ask``: after an uncordon that is no release, evictions of that node wait so long."""
     trust_uncordoned_by: bool = False
+    """``deploy/examples/uncordoned-by.yaml`` is applied, so that ``sickbay.dev/uncordoned-by``
+    names who uncordoned a node.
+    """
 
 
 class Uncordoned(enum.Enum):
