@@ -55,7 +55,7 @@ def dependents(changed: Iterable[str], uses: Mapping[str, set[str]]) -> set[str]
 
 
 def uses_of_files(root: Path, others: Iterable[str] = ()) -> dict[str, set[str]]:
-    """What each Python file uses, paths relative to ``root``; ``others`` are not Python."""
+    """The files used by each Python file, relative to ``root``; ``others`` are not Python."""
     modules = dict(_modules(root))
     named = {Path(other).name: other for other in others}
     uses = {}

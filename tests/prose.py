@@ -17,8 +17,8 @@ import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MOST = 1.5
-MOST_IDIOM = 1.5
+MOST = 1.2
+MOST_IDIOM = 0.5
 FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
 MESSAGES = ("aggregator", "nodeagent")
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

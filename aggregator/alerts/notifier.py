@@ -345,7 +345,7 @@ class Notifier:
             await self._read_outbox_state()
 
     async def _read_outbox_state(self) -> None:
-        """What waits, and what was given up."""
+        """The alerts that wait, and those that were given up."""
         self._depths = await self._thread.run(self._outbox.depths)
         self._dead_counts = await self._thread.run(self._outbox.dead_count)
         names = {target.key: target.name for target in self.targets}

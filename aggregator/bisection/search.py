@@ -83,7 +83,7 @@ class Bisection:
         self._rounds.record(test, outcome)
 
     def findings(self) -> Findings:
-        """What is known; it is the result when the search is over."""
+        """The state of knowledge; it is the result when the search is over."""
         named = {one.node for one in self._suspects}
         interactions = tuple(
             one for one in self._interactions if named.isdisjoint((*one.first, *one.second))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-#: What `get` lists, by the words for it; one object with a name has a command of its own.
+#: The objects that `get` lists, by their words; one object with a name has a command of its own.
 _LISTS = {
     "node": "nodes",
     "nodes": "nodes",

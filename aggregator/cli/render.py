@@ -234,7 +234,7 @@ def event(one: Answer) -> str:
 
 
 def cluster_status(answer: Answer, screen: Screen) -> Iterator[str]:
-    """What the cluster itself knows, while no aggregator answers."""
+    """The cluster's own knowledge, while no aggregator answers."""
     yield f"THE AGGREGATOR DOES NOT ANSWER: {clean(answer['trouble'])}"
     if answer["pods"] and all(one["why"] for one in answer["pods"]):
         yield "None is ready: no new quarantine begins, and those that stand stay as they are."

@@ -25,7 +25,7 @@ _MODE_TIMEOUT = 3.0
 
 
 class Source(Protocol):
-    """What a reading command asks."""
+    """The requests of a reading command."""
 
     def get(self, *path: str, **query: object) -> Any:
         """As `Client.get`. Raises Unreached where the aggregator does not answer."""
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def cluster(self, error: Unreached) -> "ClusterReader":
-        """What the cluster itself knows; with an answer, a line on stderr says that, and why.
+        """The cluster's own knowledge; with an answer, a line on stderr says that, and why.
         Raises ``error`` where it can't be asked.
         """
         ...

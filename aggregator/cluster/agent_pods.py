@@ -1,4 +1,4 @@
-"""What the cluster says about the agents' pods: to which their tokens are bound, by UID.
+"""The cluster's report about the agents' pods: to which their tokens are bound, by UID.
 
 A pod that is not named here is unknown, and never "gone": only `PodGone` and a complete list say
 that a pod is not there.

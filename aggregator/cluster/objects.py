@@ -25,7 +25,7 @@ class ObjectKind:
         return f"{self.kind} ({self.api_version})"
 
 
-#: What a repair's object belongs to.
+#: The label with the operation of a repair's object.
 QUARANTINE = ObjectKind("sickbay.dev/v1alpha1", "Quarantine")
 
 

@@ -12,7 +12,7 @@ from aggregator.configfile.section import Section
 from aggregator.configfile.values import PLACE, kind_of, refuse, show, wrong_places
 from aggregator.configfile.yaml_source import Key
 
-#: What is filled in, in each text of the template.
+#: The placeholders that are filled in, in each text of the template.
 PLACES = (
     *("operation", "repair", "node", "node_uid", "boot_id", "quarantine", "reason"),
     "gpus",
@@ -50,7 +50,7 @@ def _status(value: Any) -> Any:
 
 
 class OutcomeSection(Section):
-    """What shows an outcome on the object: a condition, or a field."""
+    """The sign of an outcome on the object: a condition, or a field."""
 
     condition: str = ""
     """The type of an entry of ``status.conditions`` that shows this outcome."""
@@ -71,13 +71,13 @@ class ExternalSection(Section):
     (docs/repair.md#an-object-of-your-own).
     """
     succeeded: OutcomeSection | None = None
-    """What shows that it has succeeded. The Node is the proof of a reboot or a replacement."""
+    """The sign of success. The Node is the proof of a reboot or a replacement."""
     failed: OutcomeSection | None = None
-    """What shows that it has failed."""
+    """The sign of a failure."""
 
 
 def external_errors(section: ExternalSection, key: Key) -> Iterator[tuple[Key, str]]:
-    """What is wrong with the section: the key, and the value to write instead."""
+    """The errors of the section: the key, and the value to write instead."""
     yield from _template_errors(section.template, (*key, "template"))
     for name in ("succeeded", "failed"):
         outcome = getattr(section, name)

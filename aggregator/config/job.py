@@ -125,7 +125,7 @@ class JobSection(Section):
 
 
 def job_errors(section: JobSection, key: Key, own: str = "") -> Iterator[tuple[Key, str]]:
-    """What is wrong with the section: the key, and the value to write instead.
+    """The errors of the section: the key, and the value to write instead.
 
     ``own``: the namespace of sickbay itself.
     """

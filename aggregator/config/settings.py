@@ -1,8 +1,8 @@
 """The aggregator's settings: one YAML file, read once, checked whole, frozen.
 
 `load` refuses a bad file with every problem in it, each with its line. Durations are seconds,
-percentages 0 to 100, here; in the file "30s" and "5%". The docstring under a field is its meaning in
-docs/reference/aggregator-configuration.md.
+percentages 0 to 100, here; in the file "30s" and "5%".
+docs/reference/aggregator-configuration.md is made from the docstrings under the fields.
 """
 
 import os

@@ -286,7 +286,7 @@ _NEAR = 0.8
 
 
 def wrong_places(text: str, names: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the placeholders in a text, where ``{name}`` of each of the names is
+    """The errors of the placeholders in a text, where ``{name}`` of each of the names is
     filled in.
     """
     for place in _SPACED.finditer(text):

@@ -1,4 +1,4 @@
-"""What people call a GPU: its index and PCI address, from the agent's inventory. Pure.
+"""The name of a GPU for people: its index and PCI address, from the agent's inventory. Pure.
 
 Evidence names a GPU by its UUID, which no slot and no `nvidia-smi -i` shows. The index is NVML's at
 the agent's last reading; it changes when a GPU is gone, so an absent GPU has its address alone.

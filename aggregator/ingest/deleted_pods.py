@@ -61,7 +61,7 @@ class DeletedPods:
             del self._unseen[next(iter(self._unseen))]
 
     def take(self, news: PodEvent) -> None:
-        """What the cluster says."""
+        """The cluster's report."""
         match news:
             case PodSeen(uid):
                 self._alive.add(uid)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # pydantic, which it needs, is not there for a command that o
 
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
-#: What makes a pattern of `fnmatch` more than the text that it stands for.
+#: The characters that make a text a pattern of `fnmatch`.
 _WILDCARDS = frozenset("*?[")
 #: The reason of evidence that is a flapping component's: "nic-link:flaps". No check has it.
 FLAPS = "flaps"

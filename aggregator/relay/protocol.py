@@ -1,4 +1,4 @@
-"""What both ends of a relay keep to: version, bounds, and how long either waits for the other."""
+"""The rules of both ends of a relay: version, bounds, and how long either waits for the other."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ ANSWERED_WITHIN = 5.0
 BATCH_BYTES = 256 * 1024
 #: A larger message of an agent is sent in parts of so many bytes.
 PART_BYTES = 128 * 1024
-#: What may wait in one direction of one relay, and of it for one agent, in bytes.
+#: The most that may wait in one direction of one relay, and of it for one agent, in bytes.
 RELAY_BYTES = 32 * 1024 * 1024
 AGENT_BYTES = MAX_MESSAGE + 1024 * 1024
 #: Messages of one agent that may wait for its stream at the controller.

@@ -56,8 +56,8 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ControllerRole:
-    """What a controller has, and a gateway has not. ``holds``: whether this replica still holds the
-    Lease, as far as it knows. ``probe_key``: the secret by which it assigns probes.
+    """The parts that a controller has, and a gateway has not. ``holds``: whether this replica
+    still holds the Lease, as far as it knows. ``probe_key``: the secret by which it assigns probes.
     """
 
     streams: AgentStreams

@@ -57,7 +57,7 @@ class AgentOrder:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a test has measured of a component, or of the node (an empty one)."""
+    """A measurement of a test, of a component, or of the node (an empty one)."""
 
     measure: str
     component: str

@@ -29,7 +29,7 @@ _REFUSED = (
     "unauthorized name",
     "invalid authentication algorithm",  # no cipher suite in common
 )
-#: What `-v` tells beside that.
+#: Lines that `-v` prints in addition.
 _NOISE = (
     "Loading IANA",
     "IANA PEN registry",

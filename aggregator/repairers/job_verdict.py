@@ -1,4 +1,4 @@
-"""What the Job of a test says about its node. Pure.
+"""The verdict of a test's Job about its node. Pure.
 
 Only a program's own exit code is a verdict: the Job's record and the one pod's must agree on it.
 All other ends (deleted, evicted, out of memory, no image, no room, a deadline, two pods) say
@@ -18,7 +18,7 @@ from aggregator.runtime.text import visible
 _MOST_MESSAGE = 4096
 _MOST_TEXT = 300
 _BY_EXIT_CODE = "PodFailurePolicy"
-#: What the container runtime says of a program that ended by itself.
+#: The container runtime's reasons of a program that ended by itself.
 _ENDED_ITSELF = {PASSED: ("Completed", ""), FAILED: ("Error", "")}
 
 
@@ -49,7 +49,7 @@ def verdict(
 
 
 def why_waiting(pods: Sequence[Mapping[str, Any]]) -> str:
-    """What keeps the pod from running, in words; empty: it runs, or there is none yet."""
+    """The reason why the pod does not run, in words; empty: it runs, or there is none yet."""
     for pod in pods:
         scheduled = _condition(pod, "PodScheduled", status="False")
         if scheduled is not None:

@@ -32,7 +32,7 @@ class UnusableNameError(Exception):
 
 
 def values_of(order: RepairOrder) -> dict[str, str]:
-    """What is filled in. ``gpus``: UUIDs with commas."""
+    """The values of placeholders. ``gpus``: UUIDs with commas."""
     values = {**order.values(), "gpus": ",".join(order.gpus)}
     return {name: truncate(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
 
@@ -80,7 +80,7 @@ def manifest(
 
 
 def shows(outcome: OutcomeSection | None, content: Mapping[str, Any]) -> str | None:
-    """What shows the outcome on the object, in words; None: it does not show it."""
+    """The sign of the outcome on the object, in words; None: it does not show it."""
     if outcome is None:
         return None
     if outcome.condition:

@@ -87,7 +87,7 @@ class AutomaticCertificates:
         self._rng = rng
         self._poll_every = poll_every or min(POLL_EVERY, rules.publish_wait / 3)
         self._publication = Publication(longest_gap=2 * self._poll_every)
-        #: What the Secret last held; it is restored from here.
+        #: The last content of the Secret; it is restored from here.
         self._known: tuple[Authority, ...] = ()
         self._trusted: tuple[Authority, ...] = ()
         self._lost_since: float | None = None

@@ -87,7 +87,7 @@ def next_change(
     was_published: bool,
     waited: bool,
 ) -> CaChange | AwaitRestore | None:
-    """What to change in the Secret, or None.
+    """The change of the Secret, or None.
 
     ``known``: what it last held, with keys. ``trusted``: authorities without keys that agents were
     told to trust before this process started. ``earliest``: the earliest time that it may be.

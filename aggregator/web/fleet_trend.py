@@ -194,8 +194,8 @@ def _begun(found: FleetViewFindings, known: Iterable[Transition]) -> list[Transi
 
 
 def _ended_states(events: Sequence[Transition]) -> Mapping[int, str]:
-    """What a transition ended, by its number: "drained" or "quarantined" for a release, "held" for
-    the end of a hold. Forwards, because only earlier transitions tell.
+    """The state that a transition ended, by its number: "drained" or "quarantined" for a release,
+    "held" for the end of a hold. Forwards, because only earlier transitions tell.
     """
     ended: dict[int, str] = {}
     quarantines: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a gateway adds to a reader's request, and what the controller accepts of it.
+"""The headers that a gateway adds to a reader's request, and those that the controller accepts.
 
 A token or a cookie goes on as the reader sent it, so that the controller authenticates each reader
 itself. A gateway ends the reader's TLS: it adds the certificate that the reader has proven to hold,

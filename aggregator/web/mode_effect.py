@@ -1,4 +1,4 @@
-"""What mode drain would do now, where the mode keeps sickbay from acting. Pure, except the cache.
+"""The steps of mode drain now, where the mode keeps sickbay from acting. Pure, except the cache.
 
 The limits' answers come from admission itself, so that the preview and the real switch agree.
 """

@@ -314,7 +314,7 @@ class Pages:
         return response
 
     def _fragment(self, whole: web.Response, tag: str, base: str) -> web.Response:
-        """What a reader that has the text ``base`` needs: no content, the difference, or all."""
+        """The answer for a reader with the text ``base``: no content, the difference, or all."""
         if base == tag:
             return web.Response(status=204)
         parts = self._deltas.between(base, tag)

@@ -53,7 +53,7 @@ _GOOD = frozenset(
         Kind.NETWORK_CLEARED,
     }
 )
-#: What begins a bar and what ends it, by lane.
+#: The kinds that begin a bar and those that end it, by lane.
 _BARS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "evidence": (frozenset({Kind.INCIDENT_OPENED}), frozenset({Kind.INCIDENT_CLOSED})),
     "decision": (frozenset({Kind.HELD}), frozenset({Kind.ADMITTED, Kind.INCIDENT_CLOSED})),

@@ -1,4 +1,4 @@
-"""What an active test says: measurements, steps, and one verdict over them. Pure."""
+"""The result of an active test: measurements, steps, and one verdict over them. Pure."""
 
 import enum
 from collections.abc import Sequence

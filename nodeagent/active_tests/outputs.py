@@ -178,7 +178,7 @@ def _fio(code: int, text: str) -> Reading:
 
 
 def _iperf3(code: int, text: str) -> Reading:
-    """What the receiver got. Without a connection there is no verdict about this node."""
+    """The receiver's result. Without a connection there is no verdict about this node."""
     document = _json(text)
     if not isinstance(document, dict):
         return Reading(None)

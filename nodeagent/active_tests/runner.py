@@ -17,7 +17,7 @@ __all__ = ["Node", "run_profile", "unmet"]
 #: DCGM's JSON of eight GPUs has some 100 KiB.
 _KEPT = 512 * 1024
 _FOLDER = Path(__file__).parent
-#: What people use as an address: no word that a program would take for an option.
+#: The characters of an address: no word that a program would take for an option.
 _PEER = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_%")
 
 
@@ -35,7 +35,7 @@ class Node:
 
 
 def unmet(needs: Sequence[str], node: Node) -> str:
-    """What the node lacks of ``needs``; empty if nothing. ``idle`` is for the caller to see."""
+    """The ``needs`` that the node lacks; empty if nothing. ``idle`` is for the caller to see."""
     if "gpu" in needs and node.gpus < 1:
         return "the node has no GPU"
     if "gpus" in needs and node.gpus < 2:

@@ -1,4 +1,4 @@
-"""What this node runs and how it is set, for the aggregator to compare with the node's pool.
+"""The versions and settings of this node, for the aggregator to compare with the node's pool.
 
 This check finds nothing by itself: each row is ok, and its message lists facts as ``name: value``.
 The aggregator reports in the same name, with the group as the reason (degraded): ``kernel``

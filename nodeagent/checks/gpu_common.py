@@ -257,7 +257,7 @@ def _unlike(gpu: Gpu, call: str, having: int) -> Verdict:
 
 
 def _shared_text(texts: list[str], gpus: int) -> str:
-    """What healthy GPUs say, all of them the same or each its own, of ``gpus`` on the node."""
+    """The text of healthy GPUs, one for all or each its own, of ``gpus`` on the node."""
     if gpus == 1:
         return texts[0]
     count = f"{len(texts)} of {gpus} GPUs {'is' if len(texts) == 1 else 'are'} healthy"

@@ -78,7 +78,7 @@ async def _persistent(
 
 
 def reset_ended(outcome: Outcome | CommandStuck) -> ActEnd:
-    """What the end of ``nvidia-smi --gpu-reset`` means. Pure."""
+    """The meaning of the end of ``nvidia-smi --gpu-reset``. Pure."""
     if isinstance(outcome, CommandStuck):
         return ActEnd(RepairState.UNKNOWN, "stuck", f"nvidia-smi hangs: {outcome.where}")
     if outcome.broken or outcome.errno is not None:

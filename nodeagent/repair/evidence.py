@@ -1,4 +1,4 @@
-"""What is known of the node before an act that may destroy it: for a ticket, and for a person.
+"""The evidence about the node before an act that may destroy it: for a ticket, and for a person.
 
 Bounded in bytes and in time. A part that cannot be had is a sentence in its place.
 """

@@ -195,7 +195,7 @@ def nvme(device: bytes) -> str:
 
 
 def module(interface: bytes) -> str:
-    """What a port's transceiver has in its memory, by ethtool's netlink (Linux 5.13 or later)."""
+    """The memory of a port's transceiver, by ethtool's netlink (Linux 5.13 or later)."""
     import _socket
     import struct
 

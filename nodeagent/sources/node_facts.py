@@ -1,4 +1,4 @@
-"""What a node runs: versions and settings that are to be the same on all nodes of a pool.
+"""The facts of a node: versions and settings that are to be the same on all nodes of a pool.
 
 Each fact is a short text. The values of kernel parameters that differ by design are left out, and
 those that may be secrets are redacted.

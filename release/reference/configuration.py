@@ -143,7 +143,7 @@ def _is_required(section: SectionType, name: str) -> bool:
 def _meaning(section: SectionType, name: str) -> str:
     """The docstring under a field, of the class that defines it."""
     for owner in section.__mro__:
-        if name in owner.__dict__.get("__annotations__", {}):
+        if name in inspect.get_annotations(owner):
             return _docstrings(owner).get(name, "")
     return ""
 

@@ -174,7 +174,7 @@ class World:
         await inner()
 
     async def change(self, reason: str) -> None:
-        """What happens while the act waits, which takes a while."""
+        """The events while the act waits, which takes a while."""
         self._later += 6.0
         if reason == "place":
             self._is_controller = False

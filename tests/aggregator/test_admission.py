@@ -548,7 +548,7 @@ def test_a_withdrawal_gives_back_the_place_and_the_trip_of_the_rate_alone() -> N
         lower = lower.withdraw([lower.entries[node]])
         found = lower.cooldowns.get(FLEET)
         assert (found.spare if found is not None else None) == left
-    # What a cause began is the cause's, also where the rate's came first.
+    # A cooldown that a cause began is the cause's, also where the rate's came first.
     both = at(tripped, 1_001, suspected("n9", {DISK}), causes={DISK: OPEN_DISK}).record
     assert both.cooldowns[FLEET].spare is None
     assert both.withdraw(both.entries.values()).cooldowns == both.cooldowns

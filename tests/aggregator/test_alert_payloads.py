@@ -293,7 +293,7 @@ def test_pagerduty_resolves_an_incident_with_the_last_alert_that_it_announced() 
     assert pagerduty.render(message(over(first, "route-17-0123456789ab", 1)), KEY, PLAIN) == []
     [resolve] = pagerduty.render(message(over(second, "route-17-0123456789ab", 0)), KEY, PLAIN)
     assert (resolve["event_action"], resolve["dedup_key"]) == ("resolve", trigger["dedup_key"])
-    # What came and went before it was sent is one incident, that is over.
+    # An incident that ended before it was sent is one incident, that is over.
     both = pagerduty.render(message(first, over(first, "route-17-0123456789ab", 0)), KEY, PLAIN)
     assert [one["event_action"] for one in both] == ["trigger", "resolve"]
 

@@ -51,7 +51,7 @@ class Site:
         self.running: dict[int, AutomaticCertificates] = {}
         self.work: dict[int, Coroutine[Any, Any, bool]] = {}
         self.files = {number: MemoryFiles() for number in REPLICAS}
-        #: What agents have read, and when an agent last did.
+        #: The content that agents have read, and when an agent last did.
         self.read: dict[bytes, float] = {}
 
     def start(self, number: int) -> None:

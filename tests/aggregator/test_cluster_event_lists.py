@@ -1,4 +1,4 @@
-"""What a list of nodes makes of each case: kept, looked at anew, or forgotten. Called directly."""
+"""The effect of a list of nodes in each case: kept, read again, or forgotten. Called directly."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

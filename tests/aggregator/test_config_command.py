@@ -1,4 +1,4 @@
-"""What `sickbay-aggregator config check` and a start report about a configuration file."""
+"""The report of `sickbay-aggregator config check` and of a start about a configuration file."""
 
 import subprocess
 import sys

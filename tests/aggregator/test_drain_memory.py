@@ -1,4 +1,4 @@
-"""What a drain remembers between its rounds, what is told of lost evidence, and small waits."""
+"""The memory of a drain between its rounds, reports of lost evidence, and small waits."""
 
 import asyncio
 import random

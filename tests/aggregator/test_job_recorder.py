@@ -80,7 +80,7 @@ class Recorded:
         self.tell(EventKind.EVICTED, one.node, incident, **details)
 
     async def settle(self, node: str = "n1") -> list[Transition]:
-        """What one round of the node has emitted."""
+        """The transitions of one round of the node."""
         before = len(self.emitted)
         await self.recorder.serve(node)
         return self.emitted[before:]

@@ -1,4 +1,4 @@
-"""What happens to a node between its marks and the proof that it is empty, beside many others."""
+"""Events of a node between its marks and the proof that it is empty, beside many others."""
 
 import asyncio
 from collections.abc import Callable

@@ -157,7 +157,7 @@ def test_a_database_that_is_new_or_up_to_date_is_opened_without_alembic(
     assert done.stdout.strip() == "[]"
 
 
-#: What earlier trees have made: before Alembic, and with Alembic's own name of its table.
+#: Files of earlier trees: before Alembic, and with Alembic's own name of its table.
 UNRELEASED = {
     "sickbay_history_schema": "CREATE TABLE sickbay_history_schema (version INTEGER NOT NULL)",
     "alembic_version": "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)",

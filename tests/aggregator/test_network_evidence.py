@@ -1,4 +1,4 @@
-"""What goes into triangulation, from whom, and what its findings change: called directly."""
+"""The input of triangulation, its origin, and the effect of its findings: called directly."""
 
 import asyncio
 from collections.abc import Callable

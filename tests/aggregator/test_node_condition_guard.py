@@ -51,7 +51,7 @@ class Recorder(MemoryCluster):
 
 @dataclass
 class Doubts:
-    """What is so by the time that the request is sent."""
+    """The state at the time when the request is sent."""
 
     stopped: bool = False
     lost: bool = False

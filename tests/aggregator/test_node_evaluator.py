@@ -1,4 +1,4 @@
-"""What is told of a node when it is judged anew, and when it is judged again: no replica."""
+"""Reports about a node that is evaluated anew, and when it is evaluated again: no replica."""
 
 import asyncio
 from dataclasses import replace

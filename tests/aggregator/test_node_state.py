@@ -1,4 +1,4 @@
-"""What is kept of one node, method by method: no replica, no cluster."""
+"""The state of one node, method by method: no replica, no cluster."""
 
 import asyncio
 from dataclasses import replace

@@ -5,7 +5,6 @@
 import asyncio
 import json
 import random
-import re
 import sqlite3
 import sys
 import time
@@ -22,7 +21,6 @@ from aggregator.alerts import composition
 from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts import outbox as outbox_module
 from aggregator.alerts.alert import (
-    DEFAULT_KINDS,
     GROUPED,
     MAX_TEXT,
     alert_of,

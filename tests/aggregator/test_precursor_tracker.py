@@ -77,7 +77,7 @@ def test_a_rule_that_drains_for_a_precursor_is_refused() -> None:
 
 
 def in_quarantine(*components: str) -> Any:
-    """What the fleet knows of a node whose quarantine rests on these findings."""
+    """The fleet's entry of a node whose quarantine rests on these findings."""
     evidence = [
         SimpleNamespace(code="fleet-precursor:nvlink-recoveries", component=one, cleared=False)
         for one in components

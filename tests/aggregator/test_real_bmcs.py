@@ -245,7 +245,7 @@ class IpmiBmc:
         (self.folder / "slow").write_text(f"{seconds}\n")
 
     def orders(self) -> list[str]:
-        """What the simulator has done with the machine: "power 0", "reset 1"."""
+        """The simulator's acts on the machine: "power 0", "reset 1"."""
         calls = self.folder / "calls"
         lines = calls.read_text().splitlines() if calls.exists() else []
         return [one.partition(" set ")[2] for one in lines if " set " in one]

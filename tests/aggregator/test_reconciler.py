@@ -1,4 +1,4 @@
-"""What a node's one task does next, and how it waits after a failure: no replica."""
+"""The next step of a node's one task, and how it waits after a failure: no replica."""
 
 import asyncio
 import itertools
@@ -135,7 +135,7 @@ class Bench:
         patch.setattr(worker, "next_step", decide)
 
     async def next(self, **fields: Any) -> tuple[bool, list[str]]:
-        """What one step returns, and what it did."""
+        """The answer of one step, and its acts."""
         for name, value in fields.items():
             set_fields(self.node_state, **{name: value})
         self.did.clear()

@@ -1,4 +1,4 @@
-"""What a person and other controllers see of a repair, by the whole controller in virtual time."""
+"""People's and controllers' view of a repair, by the whole controller in virtual time."""
 
 from dataclasses import replace
 

@@ -236,7 +236,7 @@ def test_whose_an_uncordon_is_goes_by_the_user_that_the_node_names(
     assert whose_uncordon(node, quarantine(applied=None)) is whose
 
 
-#: Who an uncordon of our cordon may be by, and with which rules it is a release.
+#: The authors of an uncordon of our cordon, and the rules by which it is a release.
 RELEASES = {
     (OnUncordon.RELEASE, False): set(Uncordoned) - {Uncordoned.NO, Uncordoned.FOREIGN},
     (OnUncordon.RELEASE, True): {Uncordoned.PERSON, Uncordoned.AUTOMATION, Uncordoned.UNKNOWN},

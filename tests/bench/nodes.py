@@ -62,7 +62,7 @@ WRITES_S = small_or(0.2, 20.0)
 PATIENCE = 300.0
 _MIB = 2**20
 _RECORD = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record"
-#: What a machine with GPUs has of the kubelet, the operators and a cloud: 1.6 KiB.
+#: The labels of a machine with GPUs, of the kubelet, the operators and a cloud: 1.6 KiB.
 LABELS = {
     "node.kubernetes.io/instance-type": "gpu-h100-8x",
     "topology.kubernetes.io/region": "region-1",

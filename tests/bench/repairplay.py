@@ -108,7 +108,7 @@ class Workshop:
         self._verify = verify
 
     def settings(self) -> RepairSettings:
-        """What the aggregator is configured with."""
+        """The aggregator's configuration."""
         rules = replace(RULES, verify=self._verify)
         kinds = (GPU_RESET, REBOOT, TICKET, *([TEST] if self._verify else []))
         return RepairSettings(

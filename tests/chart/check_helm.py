@@ -197,7 +197,7 @@ def test_names_of_objects_that_look_like_numbers_stay_texts(helm: Path) -> None:
 
 
 def notes(helm: Path, values: dict[str, Any]) -> str:
-    """What a person reads after the install."""
+    """The text after the install."""
     done = subprocess.run(
         [helm, "install", "sickbay", CHART, "--dry-run=client", "--values", "-"],
         input=yaml.safe_dump(values),

@@ -187,7 +187,7 @@ def written_nodes(plane: ControlPlane, since: int, user: str) -> list[str]:
 
 
 def node_facts(plane: ControlPlane) -> dict[str, Any]:
-    """What anybody could have changed of each node: all but its status, and who wrote it when."""
+    """All of each node except its status, and its writers with their times."""
     facts = {}
     for node in plane.call("GET", "/api/v1/nodes")["items"]:
         metadata = node["metadata"]

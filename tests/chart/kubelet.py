@@ -187,7 +187,7 @@ class Kubelets:
         return self.network.add(_place(pod))
 
     def _hosts(self) -> str:
-        """What the cluster's name service would answer, as a file."""
+        """The answer of the cluster's name service, as a file."""
         domain = f"{self.namespace}.svc"
         addresses = ["127.0.0.1"]
         if self.network is not None:

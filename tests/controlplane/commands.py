@@ -11,7 +11,7 @@ STAGES_FILE = Path(__file__).with_name("stages.yaml")
 KUBELET_LABEL = "sickbay.test/kubelet"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 _LOOPBACK = "127.0.0.1"
-#: What no test uses: volumes, certificates, resource claims, scaling, and legacy kinds. Some have
+#: Unused kinds: volumes, certificates, resource claims, scaling, and legacy kinds. Some have
 #: loops of a tenth of a second, and all follow nodes, pods or kinds of their own.
 _WITHOUT_CONTROLLERS = [
     "certificatesigningrequest-approving-controller",

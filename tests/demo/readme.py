@@ -10,7 +10,7 @@ _LEFT_OUT = "what this machine's own agent says"
 _LONGEST = 110
 _BLOCK = re.compile(r"(<!-- demo -->\n```\n)(.*?)(```\n<!-- /demo -->)", re.DOTALL)
 _EVENT = re.compile(r"\d\d:\d\d:\d\d  (>> )?")
-#: What differs from run to run, and what takes its place in a shape.
+#: Texts that differ from run to run, and their placeholder in a shape.
 _VARYING = (
     (r"\d\d:\d\d:\d\d", "TIME"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),

@@ -1,4 +1,4 @@
-"""What the Dockerfiles say. Their build stages run in tests/packages/test_build_stages.py."""
+"""The Dockerfiles' text. Their build stages run in tests/packages/test_build_stages.py."""
 
 import pytest
 

@@ -30,7 +30,7 @@ class Site:
         self.ca_file = folder / "agents-ca.crt"
 
     def project(self) -> None:
-        """What the kubelet does with the agent's volume, from time to time."""
+        """The kubelet's update of the agent's volume, from time to time."""
         new = self.ca_file.with_suffix(".new")
         new.write_text(self.stack.plane.call("GET", CONFIG_MAP)["data"]["ca.crt"])
         new.replace(self.ca_file)

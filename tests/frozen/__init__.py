@@ -1,4 +1,4 @@
-"""What each released version promised, as files that every later version must go on to read.
+"""The promises of each released version, as files that every later version must go on to read.
 
 `python -m tests.frozen add` writes the present version's folder once; no file in one is changed.
 """

@@ -35,7 +35,7 @@ from aggregator.history.row_codec import to_row
 from aggregator.history.tables import evidence
 from nodeagent.config.settings import keys as agent_keys
 from nodeagent.evidence.state import dump
-from release.reference import commands
+from release.reference import commands, configuration
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.test_docs_agent import AGENT, sections
 from tests.agent.test_docs_agent import rows as table_rows

@@ -39,7 +39,7 @@ AUTOSCALERS = replace(SETTINGS, marks=RestoreRules(keep_from_autoscalers=True))
 AUTHORS = DEPLOY.parent / "examples" / "uncordoned-by.yaml"
 
 
-#: What a policy, or a lacking right, answers.
+#: The answer of a policy, or of a lacking right.
 REFUSALS = (401, 403, 422)
 
 

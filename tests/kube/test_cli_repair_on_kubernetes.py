@@ -109,7 +109,7 @@ async def test_the_condition_and_its_column_follow_the_attempts(
 
 
 async def column(kube: KubeCluster, name: str) -> str | None:
-    """What `kubectl get quarantine -o wide` prints under REPAIRED."""
+    """The column REPAIRED of `kubectl get quarantine -o wide`."""
     body = await kube._transport.request(
         "GET", paths.quarantine(name), kind="quarantines", lane=Priority.READ, accept=TABLE
     )

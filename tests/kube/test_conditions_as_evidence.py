@@ -31,7 +31,7 @@ def write(space: Space, node: str, kind: str, status: str, *, ago: float = 0.0) 
 
 
 async def read(bench: Bench) -> None:
-    """What the controller does every three minutes."""
+    """The controller's work of every three minutes."""
     await bench.controller._condition_reader.read()
     bench.controller._condition_reader.report()
 

@@ -40,7 +40,7 @@ DOCUMENT = DEPLOY.parents[1] / "docs" / "repair.md"
 
 @pytest.fixture
 def given(control_plane: ControlPlane, cluster_space: Space) -> Any:
-    """What a test makes; the definitions are there."""
+    """The objects of a test; the definitions are there."""
     control_plane.apply(DEFINITIONS)
     objects = Objects(cluster_space)
     yield objects

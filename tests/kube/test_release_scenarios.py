@@ -114,7 +114,7 @@ class Bench:
         )
 
     def state_of(self, node: str) -> str:
-        """What the server has, and what the controller knows: for a failure's message."""
+        """The server's objects, and the controller's knowledge: for a failure's message."""
         known = self.controller._registry.known(node)
         return f"{self.quarantine(node)}, {known and (known.node_summary, known.work)}"
 

@@ -163,7 +163,7 @@ def library() -> Path:
     return target
 
 
-#: What sysfs says of a link that is as it should be.
+#: The text of sysfs for a healthy link.
 PCIE_LINK = {
     "current_link_width": "16",
     "max_link_width": "16",
@@ -227,7 +227,7 @@ class FakeGpus:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What a worker (or a whole agent) needs in its environment to find these GPUs."""
+        """The variables by which a worker (or a whole agent) finds these GPUs."""
         return {
             "LD_LIBRARY_PATH": str(library().parent),
             "SICKBAY_TEST_NVML_SCENARIO": str(self._scenario),

@@ -1,4 +1,4 @@
-"""What the tests of the GPU checks share: a clock to wind forward, and sources around FakeGpus."""
+"""Parts of the tests of GPU checks: a clock to wind forward, and sources around FakeGpus."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,7 +90,7 @@ class Bench:
 
 
 class Seen:
-    """What one look of a check gave, sorted by kind."""
+    """The results of one run of a check, sorted by kind."""
 
     def __init__(self, report: Report) -> None:
         assert not isinstance(report, Off), report

@@ -107,7 +107,7 @@ def test_the_agent_checks_this_machine_with_the_installed_configuration(
 
 def test_the_aggregator_serves_the_page_as_its_own_user(debian: CleanDebian) -> None:
     debian.must("sickbay-aggregator config check /etc/sickbay/aggregator.yaml")
-    # What the unit does before the start: StateDirectory.
+    # The unit makes it before the start: StateDirectory.
     debian.must("install -d -o sickbay -g sickbay -m 0750 /var/lib/sickbay-aggregator")
     ask = (
         "import urllib.request as u, time\n"

@@ -50,7 +50,7 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def plan(_store: None) -> images.Plan:
-    """What `make images` builds here. This machine's authorities let pip reach its index."""
+    """The images of `make images`. This machine's authorities let pip reach its index."""
     epoch = tree.commit_time(os.environ)
     base, builder = debian_base.make(images.run, epoch, debian_base.SUITE)
     network = f"--volume={NETWORK}:{NETWORK}:ro"

@@ -72,7 +72,7 @@ class MemoryAuthorities:
 
     @property
     def trusted(self) -> bytes:
-        """What an agent would read now."""
+        """The content that an agent would read now."""
         return self.bundle.text if self.bundle is not None else b""
 
     def _next(self) -> str:

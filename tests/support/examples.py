@@ -12,7 +12,7 @@ import pytest
 
 #: `make mutants` finds its mutants with this number of examples.
 FEWEST = 25
-#: What `_third` has made, by its identity: a test of several parameters has its settings once.
+#: The results of `_third`, by identity: a test of several parameters has its settings once.
 _thirds: dict[int, hypothesis.settings] = {}
 
 

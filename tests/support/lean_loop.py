@@ -75,7 +75,7 @@ class Files(selectors.DefaultSelector):
         return super().select(0)
 
 
-#: What a task or a future calls, its arguments and its context.
+#: The callback of a task or a future, its arguments and its context.
 _Step = tuple[Callable[..., object], tuple[Any, ...], Context]
 
 

@@ -79,7 +79,7 @@ class World:
     writes: list[str] = field(default_factory=list)
     announced: list[tuple[str, bool]] = field(default_factory=list)
     events: list[NodeEvent] = field(default_factory=list)
-    #: What the nodes tell of their active tests, and each change of it.
+    #: The nodes' reports of their active tests, and each change of it.
     test_conditions: dict[str, NodeTestCondition] = field(default_factory=dict)
     told_tests: list[tuple[str, str, str]] = field(default_factory=list)
     definition_going: bool = False

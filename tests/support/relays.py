@@ -47,7 +47,7 @@ PROBE_KEY = b"p" * 32
 
 @dataclass
 class PlayedDirectory:
-    """What the Lease says, by the test's word."""
+    """The content of the Lease, as the test sets it."""
 
     named: ControllerAddress | None = None
     renewed: bool = True

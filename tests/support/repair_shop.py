@@ -84,7 +84,7 @@ class Shop:
         return self.verdicts[min(number, len(self.verdicts) - 1)]
 
     def remove(self, order: RepairOrder) -> RepairAnswer:
-        """What the order left is removed: while its attempt has no end yet."""
+        """The leftovers of the order are removed: while its attempt has no end yet."""
         quarantine = self.world.quarantines.get(order.node)
         attempts = quarantine.status.repair if quarantine is not None else None
         ends = {one.operation: one.state for one in attempts.attempts} if attempts else {}

@@ -1,4 +1,4 @@
-"""What the programs of active tests print, and the verdict about it."""
+"""The output of the programs of active tests, and the verdict about it."""
 
 import json
 from pathlib import Path

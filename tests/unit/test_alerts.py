@@ -94,7 +94,7 @@ def test_an_alert_says_what_its_transition_did() -> None:
     assert later.id != alert.id
 
 
-#: What makes two transitions of a kind two alerts, besides kind, node and incident.
+#: The details that make two transitions of a kind two alerts, besides kind, node and incident.
 ABOUT = {
     "pod": {K.BLOCKED, K.FORCED},
     "limit": {K.HELD},

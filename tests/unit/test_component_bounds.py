@@ -1,4 +1,4 @@
-"""What is held of one node's components: as many and as much as one message may have."""
+"""The kept part of one node's components: as many and as much as one message may have."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What is computed from a node's components is computed anew after each change, and only then."""
+"""Values computed from a node's components are computed anew after each change, and only then."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What credentials prove: which nodes they speak for, and which refusals may pass by themselves."""
+"""Credentials: the nodes that they prove, and the refusals that may pass by themselves."""
 
 import pytest
 

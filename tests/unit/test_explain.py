@@ -1,4 +1,4 @@
-"""What the rules would do about one piece of evidence: each part of the answer."""
+"""The answer of the rules about one piece of evidence: each part of the answer."""
 
 from dataclasses import replace
 from typing import Any

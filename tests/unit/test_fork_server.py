@@ -1,4 +1,4 @@
-"""What the fork server starts is as what a shell starts."""
+"""A program that the fork server starts is like one that a shell starts."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def start(log: Path) -> Start:
 
 
 def read_line(log: Path) -> dict[str, Any]:
-    """What the process has told first."""
+    """The first line of the process."""
     line = wait_until(lambda: "\n" in (text := log.read_text()) and text, what="its line")
     found: dict[str, Any] = json.loads(str(line).splitlines()[0])
     return found

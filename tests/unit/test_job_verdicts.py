@@ -1,4 +1,4 @@
-"""What the Job of a test says about its node: only a program's own exit code is a verdict."""
+"""The verdict of a test's Job about its node: only a program's own exit code is a verdict."""
 
 from dataclasses import replace
 from typing import Any

@@ -41,7 +41,7 @@ EVERY = [
 
 
 def model(selector: LabelSelector, given_labels: Mapping[str, str]) -> bool:
-    """What `kubectl get nodes -l` selects: apimachinery's Requirement.Matches, in sets."""
+    """The nodes of `kubectl get nodes -l`: apimachinery's Requirement.Matches, in sets."""
     for key, value in selector.matchLabels.items():
         if key not in given_labels or given_labels[key] != value:
             return False

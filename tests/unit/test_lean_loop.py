@@ -50,7 +50,7 @@ Steps = list[tuple[str, float, int]]
 
 
 def _played(loop: asyncio.AbstractEventLoop, tasks: list[Steps]) -> list[Any]:
-    """What happens when the tasks run, in its order, each with its time."""
+    """The steps of the tasks, in its order, each with its time."""
     told: list[Any] = []
     running: list[asyncio.Task[None]] = []
     timers: list[asyncio.TimerHandle] = []

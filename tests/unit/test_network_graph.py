@@ -1,4 +1,4 @@
-"""Whom the edges of the network accuse: each bound of one node's look, on both of its sides."""
+"""The nodes that failing edges accuse: each bound of one node's look, on both of its sides."""
 
 import pytest
 

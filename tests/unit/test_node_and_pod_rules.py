@@ -1,4 +1,4 @@
-"""What stands on a node or a pod: gangs, maintenance, what people ask, pods that came back."""
+"""Marks on a node or a pod: gangs, maintenance, people's requests, pods that came back."""
 
 from dataclasses import replace
 from typing import Any

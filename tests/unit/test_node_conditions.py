@@ -1,4 +1,4 @@
-"""What a condition for other tools says, by its entry in the configuration."""
+"""The content of a condition for other tools, by its entry in the configuration."""
 
 from dataclasses import replace
 from typing import Literal

@@ -248,7 +248,7 @@ def others() -> Iterator[str]:
     yield from re.findall(r'getLogger\("(sickbay[^"]*)"\)', code())
 
 
-#: What finds the names of each section: called by the tests, as it reads all of the code.
+#: The functions that find the names of each section, by reading all of the code.
 SECTIONS: Mapping[str, Callable[[], Iterable[str]]] = {
     "gRPC": grpc,
     "The Quarantine object": quarantine,

@@ -1,4 +1,4 @@
-"""What bench-repair counts as a lost and as a double order."""
+"""The lost and the double orders that bench-repair counts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ Attempts = Sequence[Mapping[str, str]]
 
 
 class Shop:
-    """What the repairers carried out."""
+    """The operations that the repairers carried out."""
 
     resent = 0
 

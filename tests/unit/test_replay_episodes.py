@@ -1,4 +1,4 @@
-"""What a replay makes of one node's past: episodes, what differs between two lists, and sums."""
+"""The replay of one node's past: episodes, the difference of two lists, and sums."""
 
 from dataclasses import replace
 

@@ -35,7 +35,7 @@ ATTEMPT = RepairAttempt("q-1", "reboot", RepairState.ORDERED, began_at=40.0)
 STATUS_NOW = QuarantineStatus(
     Phase.DRAINED, cordoned_at=10.0, drained_at=20.0, repair=RepairStatus((ATTEMPT,))
 )
-#: What no version has in any field: neither a text, a time, a number, a list nor an object.
+#: A value that no version has in any field: neither a text, a time, a number, a list nor an object.
 UNKNOWN = [{"later": 1}, "later"]
 
 

@@ -145,7 +145,7 @@ def _words(error: object) -> str:
     return _CONTENT.sub("{...}", str(error))
 
 
-#: What an invalid kubeconfig or plugin causes.
+#: The errors of an invalid kubeconfig or plugin.
 _CONFIG_ERRORS = (KubeconfigError, OSError, ValueError)
 
 

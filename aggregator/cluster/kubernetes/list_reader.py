@@ -61,7 +61,7 @@ class ListReader(Generic[T]):
             self._searched -= start
 
     def finish(self) -> list[T]:
-        """What is kept of all objects. Raises Refused for a body that is no list."""
+        """The kept part of all objects. Raises Refused for a body that is no list."""
         rest = decode(self._head + self._buffer, RawList)
         return [*self._found, *(self._read(bytes(raw)) for raw in rest.items or ())]
 

@@ -114,7 +114,7 @@ class Watch:
         return found
 
     async def pages(self) -> AsyncGenerator[list[msgspec.Raw]]:
-        """What `read_all` returns, a page at a time: one state of the server, in parts."""
+        """The answer of `read_all`, a page at a time: one state of the server, in parts."""
         async with contextlib.aclosing(list_pages(self._transport, self._kind)) as pages:
             async for page in pages:
                 self._version = page.metadata.resource_version

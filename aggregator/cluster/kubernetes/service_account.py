@@ -9,7 +9,7 @@ REREAD = 60.0
 
 
 class ServiceAccount:
-    """What `KubeconfigSettings` is for a kubeconfig, for a pod.
+    """The counterpart of `KubeconfigSettings` for a pod.
 
     ``folder`` has "token" and "ca.crt". ``now`` is monotonic seconds. Raises OSError or ValueError
     where something is missing.

@@ -340,7 +340,7 @@ class LocalStore:
             db.execute("UPDATE nodes SET drained_for = ? WHERE name = ?", (uid, name))
 
     def drain_of(self, name: str) -> str:
-        """What was recorded about the drain in the workload manager; empty: none is ours."""
+        """The record of the drain in the workload manager; empty: none is ours."""
         rows = self._read("SELECT text FROM drains WHERE node = ?", name)
         return str(rows[0][0]) if rows else ""
 

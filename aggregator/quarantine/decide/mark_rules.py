@@ -102,7 +102,7 @@ def applied_taint(applied: AppliedChanges, kind: str = "") -> Taint:
 
 
 def taint_text(taint: Taint, kind: str) -> str:
-    """What `AppliedChanges` records of a taint; empty for the one of every version."""
+    """The part of a taint that `AppliedChanges` records; empty for the one of every version."""
     if taint == PLAIN.taint.of(kind):
         return ""
     return f"{taint.key}={taint.value}:{taint.effect}"

@@ -202,7 +202,7 @@ class RepairFacts:
 def next_repair(
     status: RepairStatus | None, facts: RepairFacts, rules: RepairRules, now: float
 ) -> NextRepair:
-    """What to do now; ``now`` is wall clock seconds."""
+    """The next step; ``now`` is wall clock seconds."""
     status = status or RepairStatus()
     wrong = malformed(status)
     if wrong:
@@ -324,7 +324,7 @@ def _ask_a_person(status: RepairStatus, since: float, why: str) -> NextRepair:
 
 
 def _after(last: RepairAttempt, rules: RepairRules, now: float) -> NextRepair | None:
-    """What follows from the end of the last attempt; None: the next rung."""
+    """The step that follows from the end of the last attempt; None: the next rung."""
     match last.state:
         case RepairState.UNKNOWN:
             text = f"the outcome of {last.repair} is not known, and it is not repeated"

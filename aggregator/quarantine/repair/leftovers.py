@@ -52,7 +52,7 @@ class RepairLeftovers:
     async def remove(
         self, node_state: NodeState, attempt: RepairAttempt, state: RepairState
     ) -> str | None:
-        """What the order has left behind, in words; None: its removal is to be tried again.
+        """The leftovers of the order, in words; None: its removal is to be tried again.
 
         ``state``: in which the attempt ends.
         """

@@ -1,4 +1,4 @@
-"""What a repairer is asked, and how it answers. Each is one file of `aggregator/repairers`."""
+"""A repairer's requests and answers. Each is one file of `aggregator/repairers`."""
 
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class RepairOrder:
     began_at: float = 0.0
 
     def values(self) -> dict[str, str]:
-        """What a site's command or endpoint is told."""
+        """The values for a site's command or endpoint."""
         return {
             "operation": self.operation,
             "repair": self.repair,

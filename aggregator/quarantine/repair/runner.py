@@ -70,7 +70,7 @@ class RepairRunner:
         self._acts = acts
         self._clocks = clocks
         self._settings = settings
-        #: What mode observe has reported, by node: the quarantine's uid, and the repair.
+        #: The reports of mode observe, by node: the quarantine's uid, and the repair.
         self._observed: dict[str, tuple[str, str]] = {}
         self._status = RepairStatusWriter(acts, clocks, settings.rules.mode)
         self._tests = TestsBeforeRelease(settings, clocks, self._status)
@@ -251,7 +251,7 @@ class RepairRunner:
     async def _take_answer(
         self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer
     ) -> None:
-        """What the answer to an order makes of the attempt."""
+        """The effect of the answer to an order on the attempt."""
         self._ends.keep_details(attempt, answer)
         outcome = outcome_of(attempt, answer)
         match answer.state:
@@ -334,7 +334,7 @@ class RepairRunner:
             return
         entry = self._settings.repairers.get(attempt.repair)
         order = self._orders.order_of(quarantine, attempt)
-        # What was certainly not sent needs no repairer to take it back.
+        # An order that was certainly not sent needs no repairer to take it back.
         unsent = self._sender.is_unsent(node_state, attempt)
         if unsent or (entry is not None and await entry.repairer.cancel(order)):
             outcome = AttemptOutcome(RepairState.CANCELLED, step.because)

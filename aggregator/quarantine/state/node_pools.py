@@ -70,7 +70,7 @@ class NodePools:
         return self.pools.name_of(labels), selection
 
     def facts(self, nodes: Iterable[str]) -> PoolFacts:
-        """What admission needs; ``nodes`` are those in quarantine, with an entry or without."""
+        """The facts for admission; ``nodes`` are those in quarantine, with an entry or without."""
         if not self.pools:
             return NO_POOLS
         present = {node: self.name_of(node) for node in nodes}

@@ -1,4 +1,4 @@
-"""What this replica does, and has still to do, about a node."""
+"""The work of this replica on a node, and the work that is left."""
 
 import asyncio
 from dataclasses import dataclass
