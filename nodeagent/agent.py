@@ -35,6 +35,7 @@ from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
     from nodeagent.repair.executor import RepairExecutor
+    from nodeagent.repair.gpu_use import GpuUse
     from nodeagent.repair.wire import OrderGateway
     from nodeagent.uplink.uplink import Uplink
 
@@ -211,6 +212,7 @@ class Agent:
             scheduler=self._scheduler,
             nvml=self._sources.nvml,
             peers=self._sources.peers,
+            gpu_use=self._gpu_use,
             measurements=self._measured,
         )
         self._repairs: RepairExecutor | None = None
@@ -240,6 +242,18 @@ class Agent:
         )
         self._orders = OrderGateway(self._repairs)
         self._commands.orders = self._orders
+
+    def _gpu_use(self) -> "GpuUse":
+        """Imported here, as the modules are needed only where a repair is due."""
+        from nodeagent.repair.gpu_use import MONITORS, find_gpu_use
+
+        return find_gpu_use(
+            self._machine,
+            self._config.repair,
+            children_of=os.getpid(),
+            leave_out=MONITORS,
+            killed=False,
+        )
 
     def _were_reset(self, gpus: Sequence[str]) -> None:
         """A reset that was proved ends the faults that a reset ends."""

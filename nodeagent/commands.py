@@ -22,6 +22,16 @@ class CommandRefused(Exception):
     """A command cannot be carried out; the text goes back to its sender."""
 
 
+class GpuUse(Protocol):
+    """Who uses a GPU of this node, in words; ``unknown``: why that can't be seen, or empty."""
+
+    @property
+    def users(self) -> Sequence[str]: ...
+
+    @property
+    def unknown(self) -> str: ...
+
+
 class Orders(Protocol):
     """Takes the aggregator's orders to act on the node. Messages are those of the contract."""
 
@@ -63,6 +73,8 @@ class Host(Protocol):
 
     async def run_checks(self, names: Sequence[str]) -> str: ...
 
+    def gpu_use(self) -> GpuUse: ...
+
     def name_peers(self, addresses: Sequence[str]) -> None: ...
 
     @property
@@ -79,6 +91,7 @@ class Commands:
         scheduler: Scheduler,
         nvml: Nvml,
         peers: Peers,
+        gpu_use: Callable[[], GpuUse],
         measurements: Callable[[], Sequence[Measured]] = tuple,
     ) -> None:
         #: None where the configuration allows no order: the modules are not loaded then.
@@ -87,6 +100,7 @@ class Commands:
         self._scheduler = scheduler
         self._nvml = nvml
         self._peers = peers
+        self._gpu_use = gpu_use
         self._measurements = measurements
         if recorder.quiesced_until:  # an earlier agent's order of this boot
             nvml.stand_aside_until(recorder.quiesced_until)
@@ -102,6 +116,10 @@ class Commands:
     def quiesced_for(self) -> float:
         """Seconds for which NVML is still released; 0 when it is in use."""
         return self._nvml.quiesced_for
+
+    def gpu_use(self) -> GpuUse:
+        """Whether a restart of the machine by another party would interrupt work on a GPU."""
+        return self._gpu_use()
 
     def measurements(self) -> Sequence[Measured]:
         """The present measurements of the node's parts."""

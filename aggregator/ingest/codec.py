@@ -31,6 +31,7 @@ from aggregator.health.model import (
 )
 from aggregator.quarantine.repair.protocol import PermissionRequest
 from aggregator.repairers.agent_orders import AgentOrder, AgentResult, Measured, OrderState
+from aggregator.repairers.gpu_use import GpuUse
 from aggregator.runtime.interning import intern_text
 from aggregator.runtime.node_name import EXPECTED, is_node_name
 from aggregator.runtime.text import truncate
@@ -45,6 +46,7 @@ from sickbay.v1.limits import (
     MAX_EVIDENCE_BYTES,
     MAX_FAULTS,
     MAX_GONE,
+    MAX_GPU_USERS,
     MAX_HISTORY,
     MAX_LOST,
     MAX_NAME,
@@ -322,6 +324,12 @@ def permission_request(message: pb.PermissionRequest) -> PermissionRequest:
     )
 
 
+def gpu_use(message: pb.GpuUse) -> tuple[str, GpuUse]:
+    """The request that it answers, and who uses a GPU."""
+    users = tuple(_text(one) for one in message.users[:MAX_GPU_USERS])
+    return _name("request_id", message.request_id), GpuUse(users, _text(message.unknown))
+
+
 def _components(
     states: Sequence[pb.ComponentState], history: "_History", dropped: Dropped | None
 ) -> tuple[Component, ...]:
@@ -582,3 +590,7 @@ def permission(operation: str, refusal: str) -> pb.AggregatorMessage:
             operation_id=operation, granted=not refusal, reason=truncate(refusal, MAX_TEXT)
         )
     )
+
+
+def gpu_use_request(request: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(gpu_use_request=pb.GpuUseRequest(request_id=request))

@@ -415,6 +415,9 @@ class Stream:
                 case "permission_request":
                     request = codec.permission_request(message.permission_request)
                     self._rules.orders.permissions.on_request(self.node, request)
+                case "gpu_use":
+                    request, use = codec.gpu_use(message.gpu_use)
+                    self._rules.orders.gpu_use.on_answer(self.node, request, use)
                 case "hello":
                     self._second_hello(message.hello)
                 case _:
@@ -569,6 +572,9 @@ class Stream:
 
     def answer_permission(self, operation: str, refusal: str) -> None:
         self._outbox.put(codec.permission(operation, refusal))
+
+    def request_gpu_use(self, request: str) -> None:
+        self._outbox.put(codec.gpu_use_request(request))
 
     def close(self, reason: str) -> None:
         self._stop(StreamClosed(CloseReason.CLOSED, Code.UNAVAILABLE, reason))

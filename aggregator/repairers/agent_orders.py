@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from aggregator.repairers.gpu_use import GpuUseRequests
 from aggregator.repairers.permission_answers import PermissionAnswers
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ class OrderLine(Protocol):
 
     def answer_permission(self, operation: str, refusal: str) -> None: ...
 
+    def request_gpu_use(self, request: str) -> None: ...
+
 
 class OrderLines(Protocol):
     """The streams of this replica."""
@@ -119,6 +122,7 @@ class AgentOrders:
     def __init__(self) -> None:
         self._lines: OrderLines | None = None
         self.permissions = PermissionAnswers(self.line_of)
+        self.gpu_use = GpuUseRequests(self.line_of)
         self._note_end: Callable[[str], None] | None = None
         self._results: dict[str, dict[str, AgentResult]] = {}
         #: The quarantine of each operation that this process has ordered or follows, by node.

@@ -1,12 +1,13 @@
 """The configured repairers."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.objects import ObjectStore
 from aggregator.config.repair import RepairConfig, RepairerSection
+from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, Repairer, RepairSettings
 from aggregator.repairers.agent import AgentRepairer
@@ -14,6 +15,7 @@ from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
+from aggregator.repairers.gpu_use import UnlessGpuInUse
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
@@ -44,7 +46,7 @@ def repair_settings(
     for section in config.repairers:
         by_objects = _object_repairer(section, objects, taint) if objects is not None else None
         if by_objects is not None:
-            repairers[section.kind] = by_objects
+            repairers[section.kind] = _unless_in_use(section.kind, by_objects, by_agents)
             continue
         if section.agent is not None:
             agent = AgentRepairer(by_agents)
@@ -59,10 +61,18 @@ def repair_settings(
             continue
         repairer = _repairer(section, wall)
         if repairer is not None:
-            repairers[section.kind] = ConfiguredRepairer(
+            configured = ConfiguredRepairer(
                 repairer, section.timeout, pauses_operands=section.pause_gpu_operator
             )
+            repairers[section.kind] = _unless_in_use(section.kind, configured, by_agents)
     return RepairSettings(rules, repairers, domain_labels, by_agents.collected)
+
+
+def _unless_in_use(kind: str, entry: ConfiguredRepairer, agents: AgentOrders) -> ConfiguredRepairer:
+    """A ticket interrupts nothing, and a test requests its GPUs or finds them in use."""
+    if kind in (TEST, *ASKS_A_PERSON):
+        return entry
+    return replace(entry, repairer=UnlessGpuInUse(entry.repairer, agents.gpu_use))
 
 
 def _repairer(section: RepairerSection, wall: Callable[[], float]) -> Repairer | None:

@@ -36,6 +36,7 @@ from nodeagent.config.settings import Config, ConfigError
 from nodeagent.dataclass import dataclass
 from nodeagent.repair import acts, evidence
 from nodeagent.repair.acts import ActEnd
+from nodeagent.repair.gpu_use import GpuUse, allocated_gpus, find_gpu_use
 from nodeagent.repair.journal import Journal, NotRecorded
 from nodeagent.repair.lock import LOCK, lock_file
 from nodeagent.repair.operation import (
@@ -51,9 +52,7 @@ from nodeagent.repair.operation import (
 )
 from nodeagent.repair.permission import BeginPermission, NotPermitted
 from nodeagent.sources.gpu_sample import GpuSample
-from nodeagent.sources.gpu_users import GpuUsersUnknown, gpu_users
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.kubelet_devices import pods_with_devices
 
 __all__ = ["Driver", "OperationReport", "RepairExecutor"]
 
@@ -429,29 +428,13 @@ class RepairExecutor:
         self._no_gpu_users(ours_too=True)
 
     def _no_allocated_gpus(self) -> None:
-        """Raises _Refused while the kubelet has given a GPU to a pod, which may open it now."""
-        pods = pods_with_devices(self._machine, "nvidia.com")
-        if pods:
-            raise _Refused("in-use", f"the kubelet has GPUs allocated to pod {', '.join(pods[:5])}")
+        """Raises _Refused while the kubelet has given a GPU to a pod."""
+        _raise_if_used(allocated_gpus(self._machine))
 
     def _no_gpu_users(self, *, ours_too: bool) -> None:
         """Raises _Refused while a pod or a process has a GPU, or it cannot be seen."""
-        self._no_allocated_gpus()
-        try:
-            users = gpu_users(
-                self._machine,
-                leave_out=self._repair.gpu_daemons,
-                children_of=0 if ours_too else os.getpid(),
-                own_namespace=self._repair.insecure_own_pid_namespace,
-            )
-        except GpuUsersUnknown as error:
-            raise _Refused(
-                "in-use", f"it cannot be seen whether a GPU is in use: {error}"
-            ) from error
-        except OSError as error:
-            raise _Refused("in-use", f"{self._machine.proc} cannot be read: {error}") from error
-        if users:
-            raise _Refused("in-use", "; ".join(map(str, users[:5])))
+        children_of = 0 if ours_too else os.getpid()
+        _raise_if_used(find_gpu_use(self._machine, self._repair, children_of=children_of))
 
     async def _let_go(self, seconds: float) -> None:
         try:
@@ -634,6 +617,13 @@ class _Refused(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+
+def _raise_if_used(found: GpuUse) -> None:
+    if found.unknown:
+        raise _Refused("in-use", f"it cannot be seen whether a GPU is in use: {found.unknown}")
+    if found.users:
+        raise _Refused("in-use", "; ".join(found.users))
 
 
 def _refused(operation: Operation, reason: str, message: str) -> Operation:

@@ -10,6 +10,7 @@ from nodeagent.commands import CommandRefused
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, Observation, Status
+from nodeagent.repair.gpu_use import GpuUse
 from nodeagent.simulate import machine
 from nodeagent.simulate.events import Act, Away, Clear, Fault, ScenarioReboot
 from nodeagent.simulate.events import ScenarioState as PlayedState
@@ -254,6 +255,10 @@ class SimulatedNode:
                 f"there are {', '.join(machine.CHECKS)}"
             )
         return f"ran {len(names or machine.CHECKS)} checks (simulated)"
+
+    def gpu_use(self) -> GpuUse:
+        """Nobody works on it."""
+        return GpuUse()
 
     @property
     def orders(self) -> None:

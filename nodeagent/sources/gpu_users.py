@@ -17,6 +17,9 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd")
 #: The kernel's number of the first PID namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h).
 _HOST_NAMESPACE = "pid:[4026531836]"
 _MOST = 20
+#: SIGKILL in a mask of pending signals. The kernel keeps it until the process ends.
+_KILLED = 1 << 8
+_PENDING = (b"SigPnd:", b"ShdPnd:")
 
 
 class GpuUsersUnknown(Exception):
@@ -41,11 +44,13 @@ def gpu_users(
     leave_out: Collection[str] = (),
     children_of: int = 0,
     own_namespace: bool = False,
+    killed: bool = True,
 ) -> list[GpuUser]:
     """At most 20 of them, without processes whose name is in ``leave_out``.
 
     Processes with the parent ``children_of`` (the agent's own NVML worker) are left out, too.
-    ``own_namespace``: this PID namespace is the whole machine. Raises GpuUsersUnknown.
+    ``own_namespace``: this PID namespace is the whole machine. ``killed``: with those that SIGKILL
+    has ended, which wait for the driver. Raises GpuUsersUnknown.
     """
     if not own_namespace:
         _check_namespace(machine)
@@ -65,6 +70,8 @@ def gpu_users(
             unreadable += 1
         elif file and stat is not None:
             if stat.name in names or (children_of and stat.parent == children_of):
+                continue
+            if not killed and _is_killed(f"{folder}/status"):
                 continue
             found.append(GpuUser(int(entry), stat.name, file))
             if len(found) >= _MOST:
@@ -89,6 +96,17 @@ def _check_namespace(machine: HostRoots) -> None:
             "or proc to the host's (or, where this container is the whole machine, "
             "repair.insecure_own_pid_namespace = true)"
         )
+
+
+def _is_killed(path: str) -> bool:
+    """Whether SIGKILL is pending for the process: it does no more work, however long it hangs."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  # as the readers above
+            lines = file.read().splitlines()
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith(_PENDING)]
+    except (OSError, ValueError, IndexError):
+        return False
+    return any(mask & _KILLED for mask in masks)
 
 
 def _device_of_threads(folder: str) -> str | None:

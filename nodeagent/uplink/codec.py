@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+from nodeagent.commands import GpuUse
 from nodeagent.evidence.bounds import bounded_details, cut, identifier
 from nodeagent.evidence.entries import ComponentEntry, FaultEntry
 from nodeagent.evidence.latch import Outgoing
@@ -158,6 +159,16 @@ def credentials(token: str) -> pb.AgentMessage:
 def result(command_id: str, *, ok: bool, message: str) -> pb.AgentMessage:
     return pb.AgentMessage(
         command_result=pb.CommandResult(command_id=command_id, ok=ok, message=message)
+    )
+
+
+def gpu_use(request_id: str, use: GpuUse) -> pb.AgentMessage:
+    return pb.AgentMessage(
+        gpu_use=pb.GpuUse(
+            request_id=cut(request_id, limits.MAX_NAME),
+            users=[cut(user, limits.MAX_TEXT) for user in use.users[: limits.MAX_GPU_USERS]],
+            unknown=cut(use.unknown, limits.MAX_TEXT),
+        )
     )
 
 

@@ -358,6 +358,8 @@ class Stream:
                 )
             case "clear_faults" | "quiesce" | "run_checks":
                 self._begin(message)
+            case "gpu_use_request":
+                self._answer_gpu_use(message.gpu_use_request.request_id)
             case "repair_order":
                 self._take_order(message.repair_order)
             case "repair_result_taken" | "cancel_repair" | "permission":
@@ -412,6 +414,12 @@ class Stream:
             self._reply(command_id, ok=False, message=str(refused))
         else:
             self._reply(command_id, ok=True, message=said)
+
+    def _answer_gpu_use(self, request_id: str) -> None:
+        """Beyond so many at once the aggregator requests it again."""
+        if len(self._replies) < COMMANDS:
+            self._replies.append(codec.gpu_use(request_id, self._host.gpu_use()))
+            self._wake.set()
 
     def _take_order(self, order: pb.RepairOrder) -> None:
         if self._host.orders is not None:

@@ -268,3 +268,50 @@ async def test_a_silent_aggregator_begins_nothing_and_its_late_answer_neither(
             assert _acts(node) == (0, 0, 0)
         finally:
             node.close()
+
+
+# -- before another party's act -------------------------------------------------------------------
+
+
+def _process(proc: Path, pid: int, name: str, *, killed: bool = False) -> None:
+    """A process with a GPU open."""
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "fd/3").symlink_to("/dev/nvidia0")
+    (folder / "stat").write_text(f"{pid} ({name}) D 1 {' '.join(['0'] * 17)} 7 0\n")
+    mask = f"{1 << 8 if killed else 0:016x}"
+    (folder / "status").write_text(f"Name:\t{name}\nSigPnd:\t{mask}\nShdPnd:\t{'0' * 16}\n")
+
+
+async def test_an_agent_that_obeys_no_order_reports_who_uses_a_gpu(tmp_path: Path) -> None:
+    async with aggregator() as server:
+        node = RepairNode(tmp_path, server.address, allow=())
+        _alone(node)
+        proc = node.folder / "proc"
+
+        async def gpu_use(request: str) -> pb.GpuUse:
+            server.latest.send(gpu_use_request=pb.GpuUseRequest(request_id=request))
+            await until(
+                lambda: any(found.request_id == request for found in _gpu_uses(server)),
+                what=node.log,
+            )
+            return _gpu_uses(server)[-1]
+
+        try:
+            await node.start().up()
+            await server.stream()
+            assert await gpu_use("1") == pb.GpuUse(request_id="1")
+            _process(proc, 70, "dcgm-exporter")
+            _process(proc, 71, "nvidia-device-p")
+            _process(proc, 72, "train", killed=True)
+            assert await gpu_use("2") == pb.GpuUse(request_id="2")
+            _process(proc, 73, "slurmstepd")
+            used = ["slurmstepd (pid 73) has /dev/nvidia0 open"]
+            assert await gpu_use("3") == pb.GpuUse(request_id="3", users=used)
+        finally:
+            node.close()
+
+
+def _gpu_uses(server: Aggregator) -> list[pb.GpuUse]:
+    sent = [message for stream in server.streams for _, message in stream.messages]
+    return [message.gpu_use for message in sent if message.HasField("gpu_use")]

@@ -12,6 +12,7 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     RepairSettings,
 )
+from aggregator.repairers.gpu_use import GpuUseRequests, UnlessGpuInUse
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
 from tests.support.replica import (
@@ -41,6 +42,8 @@ class Site:
         self.twice = self.seen = False
         #: Whether orders leave objects in the cluster.
         self.keeps_objects = True
+        #: What the nodes' agents report of GPU users before each order; None: nobody requests it.
+        self.gpu_use: GpuUseRequests | None = None
         self.replica: Replica
         self.mode, self.policy = RepairMode.REPAIR, POLICY
         self.rules: dict[str, Any] = {}
@@ -65,6 +68,13 @@ class Site:
             (kind, ShopRepairer(self.shop, cluster, sends_twice=self.twice)) for kind in self.kinds
         ]
         settings = repair_settings(*made, mode=self.mode, **self.rules)
+        if self.gpu_use is not None:
+            checked = {
+                kind: replace(one, repairer=UnlessGpuInUse(one.repairer, self.gpu_use))
+                for kind, one in settings.repairers.items()
+                if kind != "ticket"
+            }
+            settings = replace(settings, repairers=settings.repairers | checked)
         if self.keeps_objects:
             return settings
         found = {kind: replace(one, clean_up=None) for kind, one in settings.repairers.items()}

@@ -49,6 +49,7 @@ from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
+from aggregator.repairers.gpu_use import GpuUse, UnlessGpuInUse
 from aggregator.repairers.ipmi import IpmiRepairer, IpmiTarget
 from aggregator.repairers.job import JobRepairer
 from aggregator.repairers.karpenter import KarpenterRepairer
@@ -601,6 +602,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.ordered: list[object] = []
+        self.requested: list[str] = []
 
     def line_of(self, node: str) -> Any:
         return self
@@ -608,12 +610,28 @@ class Stream:
     def order_repair(self, order: object) -> None:
         self.ordered.append(order)
 
+    def request_gpu_use(self, request: str) -> None:
+        self.requested.append(request)
+
 
 async def by_agent(here: World) -> bool:
     """Whether the order was sent."""
     orders, stream = AgentOrders(), Stream()
     orders.connect(stream)
     await AgentRepairer(orders).order(ORDER, here.guard)
+    return bool(stream.ordered)
+
+
+async def after_gpu_use(here: World) -> bool:
+    """Whether the order was sent: the agent's answer is a wait of its own."""
+    orders, stream = AgentOrders(), Stream()
+    orders.connect(stream)
+    repairer = UnlessGpuInUse(AgentRepairer(orders), orders.gpu_use)
+    acting = asyncio.ensure_future(repairer.order(ORDER, here.guard))
+    await until(lambda: bool(stream.requested))
+    assert here.checks == 0
+    orders.gpu_use.on_answer("n1", stream.requested[0], GpuUse())
+    await acting
     return bool(stream.ordered)
 
 
@@ -641,6 +659,7 @@ async def local_pods(here: World) -> bool:
 
 AT_ONCE: Mapping[str, Callable[[World], Awaitable[bool]]] = {
     "AgentRepairer": by_agent,
+    "UnlessGpuInUse": after_gpu_use,
     "local.write_record": local_record,
     "local.create_quarantine": local_quarantine,
     "local.pods_on": local_pods,

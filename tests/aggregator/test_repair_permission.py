@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from aggregator.cluster.port import Phase, RepairState, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
+from aggregator.repairers.gpu_use import GpuUse, GpuUseRequests
 from aggregator.repairers.permission_answers import PermissionAnswers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.aggregator.repair_site import Site
@@ -396,3 +398,101 @@ async def test_a_request_goes_by_a_gateway_to_the_controller_and_its_answer_back
             answer = await agent.expect("permission")
             assert (answer.granted, answer.reason) == (False, "there is no controller now")
             assert len(decided) == 2
+
+
+# -- before another party's act -------------------------------------------------------------------
+
+
+class Agents:
+    """Agents that report ``users`` of a GPU, while they are connected and answer."""
+
+    def __init__(self, *users: str, unknown: str = "") -> None:
+        self.use = GpuUse(users, unknown)
+        self.connected = self.answers = True
+        self.requests = GpuUseRequests(lambda _: self if self.connected else None)
+
+    def request_gpu_use(self, request: str) -> None:
+        self.requests.on_answer("n1", "0", GpuUse(("an earlier request's",)))
+        if self.answers:
+            loop = asyncio.get_running_loop()
+            loop.call_later(1, self.requests.on_answer, "n1", request, self.use)
+
+
+@in_virtual_time
+async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
+    site, agents = Site(), Agents("slurmstepd (pid 7) has /dev/nvidia0 open")
+    site.gpu_use = agents.requests
+    site.start()
+    await site.settles(lambda: site.world.quarantines and site.is_exhausted())
+    assert site.repaired == ["ticket"]
+    assert site.attempts() == [
+        ("reboot", RepairState.FAILED),
+        ("ticket", RepairState.SUCCEEDED),
+    ]
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    text = "a GPU of the node is in use: slurmstepd (pid 7) has /dev/nvidia0 open"
+    assert repair.attempts[0].message == text
+    site.check()
+    await site.replica.stop()
+
+
+@in_virtual_time
+async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> None:
+    site, agents = Site(), Agents("slurmstepd (pid 7) has /dev/nvidia0 open")
+    site.gpu_use, site.twice = agents.requests, True
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
+    await asyncio.sleep(300)
+    assert site.repaired == []
+    agents.use = GpuUse()
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+@pytest.mark.parametrize(
+    ("agents", "why"),
+    [
+        ({"connected": False}, "the node's agent is not connected"),
+        ({"answers": False}, "the node's agent has not answered within 5 s"),
+        ({"use": GpuUse(unknown="another PID namespace")}, "another PID namespace"),
+        ({}, ""),
+    ],
+)
+@in_virtual_time
+async def test_an_agent_without_an_answer_holds_up_no_bmc(agents: dict[str, Any], why: str) -> None:
+    site, silent = Site(), Agents()
+    for name, value in agents.items():
+        setattr(silent, name, value)
+    site.gpu_use = silent.requests
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    repair = site.quarantine().status.repair
+    assert repair is not None
+    note = f"whether a GPU was in use is not known: {why}" if why else ""
+    assert repair.attempts[0].message == note
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot"]
+    site.check()
+    await site.replica.stop()
+
+
+async def test_the_request_goes_by_a_gateway_to_the_agent_and_its_answer_back(
+    tmp_path: Path,
+) -> None:
+    async with replicas(tmp_path, "a", "b") as site:
+        controller, gateway = site.all["a"], site.all["b"]
+        assert controller.streams is not None
+        async with gateway.agent() as agent:
+            await agent.attend()
+            orders = controller.streams.table._rules.orders
+            reading = asyncio.create_task(orders.gpu_use.read("node-1"))
+            request = await agent.expect("gpu_use_request")
+            long = "x" * 5000
+            told = pb.GpuUse(request_id=request.request_id, users=[long] * 9, unknown=long)
+            await agent.send(pb.AgentMessage(gpu_use=told))
+            use = await reading
+            assert len(use.users) == 5
+            assert {len(text) for text in (*use.users, use.unknown)} == {1000}

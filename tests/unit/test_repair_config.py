@@ -12,7 +12,9 @@ from aggregator.repairers.cluster_api import ClusterApiRepairer
 from aggregator.repairers.command import CommandRepairer
 from aggregator.repairers.external import ExternalRepairer
 from aggregator.repairers.factory import repair_settings
+from aggregator.repairers.gpu_use import UnlessGpuInUse
 from aggregator.repairers.karpenter import KarpenterRepairer
+from aggregator.repairers.webhook import WebhookRepairer
 from tests.unit.repair_config import IMAGE, KUBERNETES, checked, loaded, problems
 
 
@@ -37,7 +39,10 @@ def test_each_kind_has_the_repairer_that_is_configured(tmp_path: Path) -> None:
     assert set(made.repairers) == {"gpu-reset", "reboot", "ticket"}
     assert made.repairers["gpu-reset"].timeout == 600.0
     assert made.repairers["gpu-reset"].repairer.sends_twice
-    assert isinstance(made.repairers["reboot"].repairer, CommandRepairer)
+    reboot = made.repairers["reboot"].repairer
+    assert isinstance(reboot, UnlessGpuInUse)
+    assert isinstance(reboot.inner, CommandRepairer)
+    assert isinstance(made.repairers["ticket"].repairer, WebhookRepairer)
     assert not made.repairers["reboot"].repairer.sends_twice
     assert made.rules.mode is RepairMode.REPAIR
     assert made.domain_labels == ("rack",)
@@ -382,7 +387,8 @@ def test_a_replacement_is_by_karpenter_or_cluster_api(
 
     made = repair_settings(found, domain_labels=(), wall=lambda: 0.0, objects=objects)  # type: ignore[arg-type]
     one = made.repairers["replace"]
-    assert isinstance(one.repairer, repairer)
+    assert isinstance(one.repairer, UnlessGpuInUse)
+    assert isinstance(one.repairer.inner, repairer)
     assert one.repairer.sends_twice
     assert one.missing_rights is not None
     assert (one.clean_up is not None) is (repairer is ClusterApiRepairer)
@@ -396,7 +402,9 @@ def test_a_template_serves_every_kind_but_a_ticket(tmp_path: Path, kind: str) ->
     made = repair_settings(
         found, domain_labels=(), wall=lambda: 0.0, objects=lambda _: cluster.objects()
     )
-    assert isinstance(made.repairers[kind].repairer, ExternalRepairer)
+    found_repairer = made.repairers[kind].repairer
+    assert isinstance(found_repairer, UnlessGpuInUse)
+    assert isinstance(found_repairer.inner, ExternalRepairer)
     assert made.repairers[kind].clean_up is not None
 
 

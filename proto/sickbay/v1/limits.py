@@ -44,6 +44,8 @@ MAX_TEST_MEASUREMENTS = 1_024
 #: GPUs that one order names, test profiles that one Hello names.
 MAX_ORDER_GPUS = 64
 MAX_TEST_PROFILES = 64
+#: Users of GPUs that one GpuUse names.
+MAX_GPU_USERS = 5
 #: Seconds for which a Permission counts, from the sending of its PermissionRequest on.
 PERMISSION_SECONDS = 10.0
 #: Ten years: no machine is up for longer.

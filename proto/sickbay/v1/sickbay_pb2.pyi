@@ -181,6 +181,7 @@ class AgentMessage(_message.Message):
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
     REPAIR_RESULT_FIELD_NUMBER: _builtins.int
     PERMISSION_REQUEST_FIELD_NUMBER: _builtins.int
+    GPU_USE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -199,6 +200,8 @@ class AgentMessage(_message.Message):
     def repair_result(self) -> Global___RepairResult: ...
     @_builtins.property
     def permission_request(self) -> Global___PermissionRequest: ...
+    @_builtins.property
+    def gpu_use(self) -> Global___GpuUse: ...
     def __init__(
         self,
         *,
@@ -211,12 +214,13 @@ class AgentMessage(_message.Message):
         measurements: Global___Measurements | None = ...,
         repair_result: Global___RepairResult | None = ...,
         permission_request: Global___PermissionRequest | None = ...,
+        gpu_use: Global___GpuUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "permission_request", b"permission_request", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "gpu_use", b"gpu_use", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "permission_request", b"permission_request", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "permission_request", b"permission_request", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "gpu_use", b"gpu_use", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "permission_request", b"permission_request", "repair_result", b"repair_result", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements", "repair_result", "permission_request"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements", "repair_result", "permission_request", "gpu_use"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -889,6 +893,39 @@ class PermissionRequest(_message.Message):
 Global___PermissionRequest: _TypeAlias = PermissionRequest  # noqa: Y015
 
 @_typing.final
+class GpuUse(_message.Message):
+    """The answer to GpuUseRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    unknown: _builtins.str
+    """Why processes can't be seen ("another PID namespace"); empty: they can."""
+    @_builtins.property
+    def users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Pods that have a GPU by the kubelet's record, and processes that have one open: the first few, for
+        people. Empty: no GPU is in use, as far as that can be seen.
+        """
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        users: _abc.Iterable[_builtins.str] | None = ...,
+        unknown: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "unknown", b"unknown", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuUse: _TypeAlias = GpuUse  # noqa: Y015
+
+@_typing.final
 class TestStep(_message.Message):
     """One program of a test profile."""
 
@@ -981,6 +1018,7 @@ class AggregatorMessage(_message.Message):
     REPAIR_RESULT_TAKEN_FIELD_NUMBER: _builtins.int
     CANCEL_REPAIR_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
+    GPU_USE_REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -1003,6 +1041,8 @@ class AggregatorMessage(_message.Message):
     def cancel_repair(self) -> Global___CancelRepair: ...
     @_builtins.property
     def permission(self) -> Global___Permission: ...
+    @_builtins.property
+    def gpu_use_request(self) -> Global___GpuUseRequest: ...
     def __init__(
         self,
         *,
@@ -1017,12 +1057,13 @@ class AggregatorMessage(_message.Message):
         repair_result_taken: Global___RepairResultTaken | None = ...,
         cancel_repair: Global___CancelRepair | None = ...,
         permission: Global___Permission | None = ...,
+        gpu_use_request: Global___GpuUseRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "permission", b"permission", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "gpu_use_request", b"gpu_use_request", "permission", b"permission", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "permission", b"permission", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "cancel_repair", b"cancel_repair", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "gpu_use_request", b"gpu_use_request", "permission", b"permission", "quiesce", b"quiesce", "repair_order", b"repair_order", "repair_result_taken", b"repair_result_taken", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair", "permission"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped", "repair_order", "repair_result_taken", "cancel_repair", "permission", "gpu_use_request"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1365,3 +1406,24 @@ class Permission(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Permission: _TypeAlias = Permission  # noqa: Y015
+
+@_typing.final
+class GpuUseRequest(_message.Message):
+    """Requests whether a GPU of the node is in use, before another party than the agent restarts the machine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuUseRequest: _TypeAlias = GpuUseRequest  # noqa: Y015

@@ -1,0 +1,101 @@
+"""Whether a GPU of a node is in use, by its agent, before another party restarts the machine.
+
+A BMC, a command or another controller sees no processes. The agent sees them, and those outside of
+Kubernetes too. An agent that gives no answer holds nothing up: a machine that hangs needs its BMC.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from aggregator.cluster.port import Guard, GuardRefused
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    RepairAnswer,
+    Repairer,
+    RepairOrder,
+)
+
+#: Seconds for the agent's answer: it reads the open files of each process.
+_ANSWER_WITHIN = 5.0
+_SENT = (AnswerState.TAKEN, AnswerState.DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """``users``: the first few, in words. ``unknown``: why they can't be seen, or empty."""
+
+    users: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+class GpuUseLine(Protocol):
+    """The stream of one node's agent."""
+
+    def request_gpu_use(self, request: str) -> None: ...
+
+
+class GpuUseRequests:
+    """The requests to agents that wait for an answer."""
+
+    def __init__(self, line_of: Callable[[str], GpuUseLine | None]) -> None:
+        self._line_of = line_of
+        self._numbers = itertools.count(1)
+        self._waiting: dict[tuple[str, str], asyncio.Future[GpuUse]] = {}
+
+    async def read(self, node: str) -> GpuUse:
+        """What the node's agent answers within seconds."""
+        line = self._line_of(node)
+        if line is None:
+            return GpuUse(unknown="the node's agent is not connected")
+        key = node, str(next(self._numbers))
+        answer = self._waiting[key] = asyncio.get_running_loop().create_future()
+        line.request_gpu_use(key[1])
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN):
+                return await answer
+        except TimeoutError:
+            return GpuUse(unknown=f"the node's agent has not answered within {_ANSWER_WITHIN:g} s")
+        finally:
+            del self._waiting[key]
+
+    def on_answer(self, node: str, request: str, use: GpuUse) -> None:
+        """One that was not requested, or comes late, changes nothing."""
+        answer = self._waiting.get((node, request))
+        if answer is not None and not answer.done():
+            answer.set_result(use)
+
+
+class UnlessGpuInUse:
+    """A `Repairer` whose orders leave only while no GPU of the node is known to be in use."""
+
+    def __init__(self, inner: Repairer, gpu_use: GpuUseRequests) -> None:
+        self.sends_twice = inner.sends_twice
+        self.inner = inner
+        self._gpu_use = gpu_use
+
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        unknown = ""
+
+        async def check() -> None:
+            nonlocal unknown
+            use = await self._gpu_use.read(order.node)
+            if use.users:
+                raise GuardRefused(f"a GPU of the node is in use: {'; '.join(use.users)}")
+            unknown = use.unknown
+            await guard()  # last, as the agent's answer took its time
+
+        answer = await self.inner.order(order, Guard(check, guard.lost))
+        if not unknown or answer.state not in _SENT:
+            return answer
+        note = f"whether a GPU was in use is not known: {unknown}"
+        text = "; ".join(part for part in (answer.text, note) if part)
+        return RepairAnswer(answer.state, text, answer.details)
+
+    async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
+        return await self.inner.read_outcome(order)
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        return await self.inner.cancel(order)
