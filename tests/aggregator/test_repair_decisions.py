@@ -17,7 +17,7 @@ from aggregator.quarantine.decide.admission_record import (
     Rebuilt,
     Record,
     RecordUnreadable,
-    RunningRepair,
+    RunningOperation,
     dump_record,
     parse_record,
 )
@@ -30,7 +30,7 @@ from aggregator.quarantine.decide.repair import (
     Do,
     NextRepair,
     RepairFacts,
-    RepairProposal,
+    RepairLimits,
     RepairRequest,
     RepairRules,
     domains_of,
@@ -41,9 +41,9 @@ from aggregator.quarantine.decide.repair import (
     operation_id,
     other_party,
     read_request,
-    reserve,
     running_of,
 )
+from aggregator.quarantine.decide.reservation import OperationProposal, reserve
 from aggregator.quarantine.decide.verdicts import is_verified
 
 ALL = dict.fromkeys(REPAIRS, False)
@@ -525,18 +525,18 @@ def test_a_test_by_hand_has_the_profile_that_was_asked_for_else_the_configured_o
 def test_a_test_keeps_the_fleets_limits_and_counts_for_no_bound_of_repairs() -> None:
     record = WHOLE
     for number in range(5):
-        proposal = RepairProposal("n1", f"t{number}", TEST, 600, domains=("rack=1",))
-        record, hold = reserve(record, proposal, RULES, SIZE, now=NOW)
+        proposal = OperationProposal("n1", f"t{number}", TEST, 600, domains=("rack=1",))
+        record, hold = reserve(record, proposal, LIMITS, SIZE, now=NOW)
         assert hold is None
         assert record.past_repairs == {}
-        other = RepairProposal("n2", "x", TEST, 600, domains=("rack=1",))
-        _, hold = reserve(record, other, RULES, SIZE, now=NOW)
+        other = OperationProposal("n2", "x", TEST, 600, domains=("rack=1",))
+        _, hold = reserve(record, other, LIMITS, SIZE, now=NOW)
         assert hold is not None
         assert hold.limit == "repair.domain"
-        record = record.end_repair("n1", f"t{number}")
+        record = record.without_operations({f"t{number}"})
     full = {"n1": tuple(PastRepair(NOW, "reboot", str(one)) for one in range(RULES.attempts))}
-    proposal = RepairProposal("n1", "t", TEST, 600)
-    assert reserve(replace(record, past_repairs=full), proposal, RULES, SIZE, now=NOW)[1] is None
+    proposal = OperationProposal("n1", "t", TEST, 600)
+    assert reserve(replace(record, past_repairs=full), proposal, LIMITS, SIZE, now=NOW)[1] is None
 
 
 # -- other parties --------------------------------------------------------------------------
@@ -564,12 +564,13 @@ def test_other_parties_at_work_are_known_by_their_marks() -> None:
 NODES = tuple(f"n{number}" for number in range(8))
 WHOLE = Record(entries={name: Entry(name, "i", "", "drain", NOW) for name in NODES})
 SIZE = FleetSize(100, 100)
+LIMITS = RepairLimits(RULES)
 
 proposals = st.builds(
-    RepairProposal,
+    OperationProposal,
     node=st.sampled_from(NODES),
     operation=st.sampled_from(["a", "b", "c", "d", "e"]),
-    repair=st.sampled_from([*REPAIRS[:-1], TEST]),
+    kind=st.sampled_from([*REPAIRS[:-1], TEST]),
     lasts=st.floats(60, 5000),
     pool=st.sampled_from(["", "p1", "p2"]),
     domains=st.sampled_from([(), ("rack=1",), ("rack=2",), ("rack=1", "clique=x")]),
@@ -591,7 +592,7 @@ events = st.lists(
     ),
 )
 def test_no_order_of_reservations_passes_a_limit(
-    things: list[tuple[float, RepairProposal | str]], rules: RepairRules
+    things: list[tuple[float, OperationProposal | str]], rules: RepairRules
 ) -> None:
     record, now = WHOLE, NOW
     begun: dict[str, list[tuple[float, str]]] = {}
@@ -600,19 +601,20 @@ def test_no_order_of_reservations_passes_a_limit(
         if isinstance(thing, str):
             known = record.repairs.get(thing)
             if known is not None:
-                record = record.end_repair(thing, known.operation)
+                record = record.without_operations({known.operation})
             continue
+        thing = replace(thing, operation=f"{thing.node}-{thing.operation}")
         record = record.without_operations(
             {one.operation for one in record.repairs.values() if one.until <= now}
         )
         standing = record.repairs.get(thing.node)
-        record, held = reserve(record, thing, rules, SIZE, now=now)
+        record, held = reserve(record, thing, RepairLimits(rules), SIZE, now=now)
         if held is not None:
             assert held.reason
             continue
         if standing is not None and standing.operation == thing.operation:
             continue  # it had it already
-        if thing.repair != TEST:
+        if thing.kind != TEST:
             begun.setdefault(thing.node, []).append((now, thing.operation))
         running = list(record.repairs.values())
         assert len(running) <= min(rules.concurrent, max(1, int(rules.concurrent_percent)))
@@ -627,12 +629,15 @@ def test_no_order_of_reservations_passes_a_limit(
         assert parse_record(dump_record(record)) == record
 
 
-def proposal(node: str = "n1", **more: object) -> RepairProposal:
-    return replace(RepairProposal(node, f"q-1-{node}", "reboot", 600.0), **more)  # type: ignore[arg-type]
+def proposal(node: str = "n1", **more: object) -> OperationProposal:
+    return replace(OperationProposal(node, f"q-1-{node}", "reboot", 600.0), **more)  # type: ignore[arg-type]
 
 
-def held_by(record: Record, one: RepairProposal, **more: object) -> str:
-    after, held = reserve(record, one, RULES, SIZE, now=NOW + 1, **more)  # type: ignore[arg-type]
+def held_by(
+    record: Record, one: OperationProposal, *, by_hand: bool = False, stop: str = ""
+) -> str:
+    limits = RepairLimits(RULES, by_hand=by_hand)
+    after, held = reserve(record, one, limits, SIZE, now=NOW + 1, stop=stop)
     if held is None:
         return ""
     assert after == record
@@ -640,9 +645,9 @@ def held_by(record: Record, one: RepairProposal, **more: object) -> str:
 
 
 def test_a_reservation_is_idempotent_by_its_operation() -> None:
-    once, held = reserve(WHOLE, proposal(), RULES, SIZE, now=NOW)
+    once, held = reserve(WHOLE, proposal(), LIMITS, SIZE, now=NOW)
     assert held is None
-    again, held = reserve(once, proposal(), RULES, SIZE, now=NOW + 5)
+    again, held = reserve(once, proposal(), LIMITS, SIZE, now=NOW + 5)
     assert held is None
     assert again == once
     assert held_by(once, proposal(operation="another")) == "repair.concurrent"
@@ -650,27 +655,27 @@ def test_a_reservation_is_idempotent_by_its_operation() -> None:
 
 def test_a_reservation_that_is_over_has_to_keep_the_limits_again() -> None:
     one = proposal("n1", domains=("rack=1",))
-    once, _ = reserve(WHOLE, one, RULES, SIZE, now=NOW)
+    once, _ = reserve(WHOLE, one, LIMITS, SIZE, now=NOW)
     late = NOW + 600 + 300 + 1
     assert held_by(once, proposal("n2", domains=("rack=1",))) == "repair.domain"
     once = once.without_operations({one.operation})
-    other, held = reserve(once, proposal("n2", domains=("rack=1",)), RULES, SIZE, now=late)
+    other, held = reserve(once, proposal("n2", domains=("rack=1",)), LIMITS, SIZE, now=late)
     assert held is None
-    _, held = reserve(other, one, RULES, SIZE, now=late)
+    _, held = reserve(other, one, LIMITS, SIZE, now=late)
     assert held is not None
     assert held.limit == "repair.domain"
-    again, held = reserve(once, one, RULES, SIZE, now=late)
+    again, held = reserve(once, one, LIMITS, SIZE, now=late)
     assert held is None
     assert again.repairs["n1"].until > late
     assert len(again.past_repairs["n1"]) == 1, "it is one attempt"
 
 
 def test_what_holds_a_repair_is_named() -> None:
-    one, _ = reserve(WHOLE, proposal("n1", domains=("rack=1",), pool="p"), RULES, SIZE, now=NOW)
+    one, _ = reserve(WHOLE, proposal("n1", domains=("rack=1",), pool="p"), LIMITS, SIZE, now=NOW)
     assert held_by(one, proposal("n2", domains=("rack=1",))) == "repair.domain"
     assert held_by(one, proposal("n2", pool="p")) == "repair.pool_concurrent"
     assert held_by(one, proposal("n2", domains=("rack=2",))) == ""
-    two, _ = reserve(one, proposal("n2"), RULES, SIZE, now=NOW)
+    two, _ = reserve(one, proposal("n2"), LIMITS, SIZE, now=NOW)
     assert held_by(two, proposal("n3")) == "repair.concurrent"
     assert held_by(WHOLE, proposal("n9")) == "repair"
     assert held_by(WHOLE, proposal(), stop="a fire") == "stop"
@@ -679,30 +684,31 @@ def test_what_holds_a_repair_is_named() -> None:
     past = {"n1": tuple(PastRepair(NOW, "reboot", str(number)) for number in range(3))}
     tired = replace(WHOLE, past_repairs=past)
     assert held_by(tired, proposal()) == "repair.attempts"
-    assert held_by(tired, proposal(by_hand=True)) == ""
+    assert held_by(tired, proposal(), by_hand=True) == ""
 
 
 def test_an_end_is_of_its_own_attempt_alone() -> None:
-    one, _ = reserve(WHOLE, proposal(), RULES, SIZE, now=NOW)
-    assert one.end_repair("n1", "another") == one
-    over = one.end_repair("n1", "q-1-n1")
+    one, _ = reserve(WHOLE, proposal(), LIMITS, SIZE, now=NOW)
+    assert one.without_operations({"another"}) == one
+    over = one.without_operations({"q-1-n1"})
     assert over.repairs == {}
     assert len(over.past_repairs["n1"]) == 1
 
 
 def test_a_record_without_repairs_has_the_text_of_before() -> None:
     assert "epairs" not in dump_record(WHOLE)
+    assert "perations" not in dump_record(WHOLE)
 
 
 def test_a_record_whose_repairs_cannot_be_read_is_no_record() -> None:
-    text = dump_record(reserve(WHOLE, proposal(), RULES, SIZE, now=NOW)[0])
+    text = dump_record(reserve(WHOLE, proposal(), LIMITS, SIZE, now=NOW)[0])
     with pytest.raises(RecordUnreadable):
-        parse_record(text.replace('"operation":"q-1-n1"', '"operatio":"q-1-n1"'))
+        parse_record(text.replace('"kind":"reboot"', '"kinds":"reboot"'))
 
 
 def test_a_record_made_anew_keeps_the_repairs_that_run_and_those_that_were() -> None:
-    before, _ = reserve(WHOLE, proposal("n1"), RULES, SIZE, now=NOW)
-    found = RunningRepair("n2", "q-1-n2", "reboot", NOW, NOW + 900)
+    before, _ = reserve(WHOLE, proposal("n1"), LIMITS, SIZE, now=NOW)
+    found = RunningOperation("n2", "q-1-n2", "reboot", NOW, NOW + 900)
     anew = rebuild(
         Record(),
         Known("uid", "", before),

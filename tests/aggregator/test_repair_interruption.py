@@ -16,7 +16,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.controller import ROUNDS
 from aggregator.quarantine.decide.admission_record import (
-    RunningRepair,
+    RunningOperation,
     dump_record,
     parse_record,
 )
@@ -48,7 +48,7 @@ async def test_a_reservation_that_the_record_has_lost_is_counted_again() -> None
     record = parse_record(site.world.record.text)
     known = record.repairs["n1"]
     assert known.domains == ("rack=7",)
-    older = replace(record, repairs={}, past_repairs={}, generation=record.generation + 1)
+    older = replace(record, operations={}, past_repairs={}, generation=record.generation + 1)
     site.world.person_rolls_back_record(dump_record(older))
     await later(60)
     again = parse_record(site.world.record.text).repairs["n1"]
@@ -82,12 +82,12 @@ class Dropped(MemoryCluster):
         if status.repair is not None and status.repair.attempts:
             record = parse_record(self.world.record.text)
             others = {
-                name: RunningRepair(name, f"{name}-1", "reboot", one.at, one.until)
+                f"{name}-1": RunningOperation(name, f"{name}-1", "reboot", one.at, one.until)
                 for name in ("n8", "n9")
                 for one in record.repairs.values()
             }
             text = dump_record(
-                replace(record, repairs=others, generation=record.generation + len(others))
+                replace(record, operations=others, generation=record.generation + len(others))
             )
             if others:
                 self.world.person_rolls_back_record(text)

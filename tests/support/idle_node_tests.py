@@ -6,10 +6,13 @@ from typing import Any
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
 from aggregator.cluster.port import Action, Unreachable
-from aggregator.quarantine.decide.admission_record import RunningRepair, parse_record
+from aggregator.quarantine.decide.admission_record import (
+    IDLE_TEST,
+    RunningOperation,
+    parse_record,
+)
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
-from aggregator.quarantine.decide.node_tests import IDLE_TEST
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import (
@@ -48,8 +51,8 @@ class IdleProgram(TestProgram):
         node, name = self.world.nodes[order.node], order.operation
         told = json.loads(node.annotations.get(NODE_TEST, "{}"))
         found = parse_record(self.world.record.text).node_tests
-        idle = {key: one for key, one in found.items() if one.repair == IDLE_TEST}
-        mine: RunningRepair | None = idle.pop(order.node, None)
+        idle = {key: one for key, one in found.items() if one.kind == IDLE_TEST}
+        mine: RunningOperation | None = idle.pop(order.node, None)
         racks = [domain for one in idle.values() for domain in one.domains]
         checks = {
             "is not durable": (told.get("operation"), told.get("state")) != (name, "Ordering"),

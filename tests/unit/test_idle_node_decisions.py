@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Pod, RepairState
-from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide import reservation
+from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
+    IDLE_TEST,
+    NEW_NODE_TEST,
     Record,
-    RunningRepair,
+    RunningOperation,
     dump_record,
     parse_record,
 )
@@ -31,10 +34,9 @@ from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     next_test,
 )
-from aggregator.quarantine.decide.node_test_limits import reserve_test
+from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
-    IDLE_TEST,
     NodeTest,
     NodeTestFacts,
     NodeTestStep,
@@ -48,6 +50,7 @@ from aggregator.quarantine.decide.node_tests import (
     verdict_at,
     write_test,
 )
+from aggregator.quarantine.decide.reservation import OperationProposal
 
 DAY = 86400.0
 RULES = IdleNodeRules(every=7 * DAY, concurrent=2)
@@ -277,18 +280,19 @@ def test_a_refused_test_is_over_and_changes_nothing_of_what_is_known(
 # -- the limits -------------------------------------------------------------------------------
 
 
-def wanted(node: str, kind: str, number: int, until: float) -> RunningRepair:
+def wanted(node: str, kind: str, number: int = 1, lasts: float = 90.0) -> OperationProposal:
     rack = (f"rack={ord(node) % 3}",) if kind == IDLE_TEST else ()
-    return RunningRepair(node, f"{node}-{number}-{kind}", kind, 1.0, until, domains=rack)
+    return OperationProposal(node, f"{node}-{number}-{kind}", kind, lasts, domains=rack)
 
 
 def reserve(
-    record: Record, one: RunningRepair, most: int, *, now: float, stop: str = ""
+    record: Record, one: OperationProposal, most: int, *, now: float, stop: str = ""
 ) -> tuple[Record, Held | None]:
     """By limits that let so many of each kind run at once, whatever the fleet's size."""
     idle = IdleNodeRules(concurrent=most, concurrent_percent=100.0)
-    rules = idle if one.repair == IDLE_TEST else NewNodeRules(concurrent=most)
-    return reserve_test(record, one, rules, 100, now=now, stop=stop)
+    rules = idle if one.kind == IDLE_TEST else NewNodeRules(concurrent=most)
+    size = FleetSize(100, 100)
+    return reservation.reserve(record, one, NodeTestLimits(rules), size, now=now, stop=stop)
 
 
 @pytest.mark.slow
@@ -296,9 +300,9 @@ def reserve(
     st.lists(
         st.tuples(
             st.sampled_from("abcdefgh"),
-            st.sampled_from([IDLE_TEST, "test"]),
+            st.sampled_from([IDLE_TEST, NEW_NODE_TEST]),
             st.integers(1, 2),
-            st.sampled_from([12.0, 400.0]),
+            st.sampled_from([-299.0, 90.0]),
         ),
         max_size=40,
     )
@@ -307,33 +311,31 @@ def test_no_order_of_reservations_passes_a_limit_or_meets_in_a_rack(
     asked: list[tuple[str, str, int, float]],
 ) -> None:
     record = Record()
-    for count, (node, kind, number, until) in enumerate(asked):
-        one, now = wanted(node, kind, number, until), 10.0 + count / 10
+    for count, (node, kind, number, lasts) in enumerate(asked):
+        one, now = wanted(node, kind, number, lasts), 10.0 + count / 10
         record, held = reserve(record, one, 2, now=now)
         record = record.without_operations(
             {each.operation for each in record.node_tests.values() if each.until <= now}
         )
         runs = list(record.node_tests.values())
-        idle = [each for each in runs if each.repair == IDLE_TEST]
+        idle = [each for each in runs if each.kind == IDLE_TEST]
         racks = [domain for each in idle for domain in each.domains]
         assert len(idle) <= 2
         assert len(runs) - len(idle) <= 2
         assert len(racks) == len(set(racks))
-        if held is None and now < until:
-            assert record.node_tests[node] == one or record.node_tests[node].operation == (
-                one.operation
-            )
+        if held is None:
+            assert record.node_tests[node].operation == one.operation
         assert parse_record(dump_record(record)) == record
 
 
 def test_idle_tests_and_tests_of_new_nodes_do_not_hold_each_other() -> None:
-    record, _ = reserve(Record(), wanted("a", IDLE_TEST, 1, 400.0), 1, now=10.0)
-    record, held = reserve(record, wanted("b", "test", 1, 400.0), 1, now=10.0)
+    record, _ = reserve(Record(), wanted("a", IDLE_TEST), 1, now=10.0)
+    record, held = reserve(record, wanted("b", NEW_NODE_TEST), 1, now=10.0)
     assert held is None
-    _, held = reserve(record, wanted("c", "test", 1, 400.0), 1, now=10.0)
+    _, held = reserve(record, wanted("c", NEW_NODE_TEST), 1, now=10.0)
     assert held is not None
     assert held.limit == "repair.new_nodes.concurrent"
-    _, held = reserve(record, wanted("c", IDLE_TEST, 1, 400.0), 1, now=10.0)
+    _, held = reserve(record, wanted("c", IDLE_TEST), 1, now=10.0)
     assert held is not None
     assert held.limit == "repair.idle_nodes.concurrent"
 
@@ -354,8 +356,9 @@ def test_the_count_or_the_share_of_the_fleet_whichever_is_less_bounds_idle_tests
     rules = IdleNodeRules(concurrent=concurrent, concurrent_percent=percent)
     record, begun = Record(), 0
     for number in range(concurrent + 1):
-        one = RunningRepair(f"n{number}", f"o{number}", IDLE_TEST, 1.0, 400.0)
-        record, held = reserve_test(record, one, rules, nodes, now=10.0)
+        one = OperationProposal(f"n{number}", f"o{number}", IDLE_TEST, 90.0)
+        size, limits = FleetSize(nodes, nodes), NodeTestLimits(rules)
+        record, held = reservation.reserve(record, one, limits, size, now=10.0)
         begun += held is None
     assert begun == most
     assert held is not None
@@ -374,9 +377,9 @@ def test_no_share_is_passed_and_a_share_above_none_is_at_least_one_node(
 
 
 def test_no_idle_test_begins_beside_a_repair_of_its_domain() -> None:
-    repair = RunningRepair("z", "z-1", "reboot", 1.0, 400.0, domains=("rack=1",))
-    record = Record(repairs={"z": repair})
-    near, far = wanted("a", IDLE_TEST, 1, 400.0), wanted("b", IDLE_TEST, 1, 400.0)
+    repair = RunningOperation("z", "z-1", "reboot", 1.0, 400.0, domains=("rack=1",))
+    record = Record(operations={"z-1": repair})
+    near, far = wanted("a", IDLE_TEST), wanted("b", IDLE_TEST)
     assert (near.domains, far.domains) == (("rack=1",), ("rack=2",))
     _, held = reserve(record, near, 2, now=10.0)
     assert held is not None
@@ -387,15 +390,15 @@ def test_no_idle_test_begins_beside_a_repair_of_its_domain() -> None:
 
 
 def test_the_stop_switch_holds_the_beginning_of_an_idle_test() -> None:
-    one = wanted("a", IDLE_TEST, 1, 400.0)
+    one = wanted("a", IDLE_TEST)
     assert reserve(Record(), one, 2, now=10.0, stop="maintenance")[1] is not None
 
 
 def test_the_reservation_names_the_kind_and_the_domains() -> None:
     found = running_of("n", a_test(), at=1.0, domains=("rack=1",))
-    assert (found.repair, found.domains) == (IDLE_TEST, ("rack=1",))
+    assert (found.kind, found.domains) == (IDLE_TEST, ("rack=1",))
     found = running_of("n", a_test(reason=""), at=1.0, domains=("rack=1",))
-    assert (found.repair, found.domains) == ("test", ())
+    assert (found.kind, found.domains) == (NEW_NODE_TEST, ())
 
 
 def test_a_refused_request_does_not_delay_the_periodic_test() -> None:

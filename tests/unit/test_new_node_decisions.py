@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Node, RepairState, Taint
+from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
+    NEW_NODE_TEST,
     Record,
-    RunningRepair,
     dump_record,
     parse_record,
 )
@@ -24,7 +25,7 @@ from aggregator.quarantine.decide.new_nodes import (
     why_untested,
     without_taint,
 )
-from aggregator.quarantine.decide.node_test_limits import reserve_test
+from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     NodeTest,
     NodeTestFacts,
@@ -37,6 +38,7 @@ from aggregator.quarantine.decide.node_tests import (
     running_of,
     write_test,
 )
+from aggregator.quarantine.decide.reservation import OperationProposal, reserve
 
 KEY = "sickbay.dev/untested"
 RULES = NewNodeRules(KEY, "quick", attempts=3, concurrent=2)
@@ -256,8 +258,15 @@ def test_why_a_new_node_still_has_its_taint(
 # -- the limit ------------------------------------------------------------------------------
 
 
-def wanted(node: str, number: int = 1, until: float = 400.0) -> RunningRepair:
-    return RunningRepair(node, f"{node}-{number}", "test", 1.0, until)
+def wanted(node: str, number: int = 1) -> OperationProposal:
+    return OperationProposal(node, f"{node}-{number}", NEW_NODE_TEST, 90.0)
+
+
+def reserve_test(
+    record: Record, one: OperationProposal, most: int, *, now: float, stop: str = ""
+) -> tuple[Record, Held | None]:
+    limits = NodeTestLimits(NewNodeRules(concurrent=most))
+    return reserve(record, one, limits, FleetSize(100, 100), now=now, stop=stop)
 
 
 @pytest.mark.slow
@@ -265,32 +274,22 @@ def wanted(node: str, number: int = 1, until: float = 400.0) -> RunningRepair:
 def test_no_order_of_reservations_passes_the_limit(asked: list[tuple[str, int]]) -> None:
     record = Record()
     for number, (node, operation) in enumerate(asked):
-        record, held = reserve_test(
-            record, wanted(node, operation), NewNodeRules(concurrent=2), 100, now=10.0 + number
-        )
+        record, held = reserve_test(record, wanted(node, operation), 2, now=10.0 + number)
         assert len(record.node_tests) <= 2
         assert (held is None) is (node in record.node_tests)
         assert parse_record(dump_record(record)) == record
 
 
 def test_a_reservation_is_idempotent_ends_with_its_operation_and_holds_to_the_stop() -> None:
-    record, held = reserve_test(Record(), wanted("a"), NewNodeRules(concurrent=1), 100, now=10.0)
+    record, held = reserve_test(Record(), wanted("a"), 1, now=10.0)
     assert held is None
-    assert reserve_test(record, wanted("a"), NewNodeRules(concurrent=1), 100, now=11.0) == (
-        record,
-        None,
-    )
-    assert (
-        reserve_test(record, wanted("b"), NewNodeRules(concurrent=1), 100, now=11.0)[1] is not None
-    )
+    assert reserve_test(record, wanted("a"), 1, now=11.0) == (record, None)
+    assert reserve_test(record, wanted("b"), 1, now=11.0)[1] is not None
     over = record.without_operations({wanted("a").operation})
-    assert reserve_test(over, wanted("b"), NewNodeRules(concurrent=1), 100, now=11.0)[1] is None
-    assert (
-        reserve_test(record, wanted("b"), NewNodeRules(concurrent=5), 100, now=11.0, stop="x")[1]
-        is not None
-    )
-    assert record.end_node_test("a", "another").node_tests == record.node_tests
-    assert record.end_node_test("a", "a-1").node_tests == {}
+    assert reserve_test(over, wanted("b"), 1, now=11.0)[1] is None
+    assert reserve_test(record, wanted("b"), 5, now=11.0, stop="x")[1] is not None
+    assert record.without_operations({"another"}).node_tests == record.node_tests
+    assert record.without_operations({"a-1"}).node_tests == {}
 
 
 def test_the_reservation_of_a_test_lasts_beyond_its_deadline() -> None:

@@ -40,12 +40,9 @@ from aggregator.quarantine.decide.admission_record import (
     Record,
     RecordSerializer,
     RecordUnreadable,
-    RunningRepair,
+    RunningOperation,
     parse_record,
 )
-from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
-from aggregator.quarantine.decide.new_nodes import NewNodeRules
-from aggregator.quarantine.decide.node_test_limits import reserve_test
 from aggregator.quarantine.decide.pool_budget import NO_POOLS, PoolBudget, PoolFacts
 from aggregator.quarantine.decide.record_continuity import (
     Known,
@@ -55,7 +52,8 @@ from aggregator.quarantine.decide.record_continuity import (
     rebuild,
     takes_a_place,
 )
-from aggregator.quarantine.decide.repair import RepairProposal, RepairRules, reserve, running_of
+from aggregator.quarantine.decide.repair import running_of
+from aggregator.quarantine.decide.reservation import OperationLimits, OperationProposal, reserve
 from aggregator.quarantine.state.operation_times import OperationTimes
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.rfc3339 import span
@@ -73,12 +71,9 @@ class _Request:
     forget: Entry | None = None
     withdraw: Entry | None = None
     look: str = ""
-    reserve: tuple[RepairProposal, RepairRules] | None = None
-    unreserve: tuple[str, str] | None = None
-    restore: RunningRepair | None = None
-    reserve_test: tuple[RunningRepair, NewNodeRules | IdleNodeRules] | None = None
-    unreserve_test: tuple[str, str] | None = None
-    restore_test: RunningRepair | None = None
+    reserve: tuple[OperationProposal, OperationLimits] | None = None
+    unreserve: str = ""
+    restore: RunningOperation | None = None
 
 
 class AdmissionRecordWriter:
@@ -276,31 +271,35 @@ class AdmissionRecordWriter:
         if entry is not None:
             await self._ask(withdraw=entry)
 
-    async def reserve_repair(self, proposal: RepairProposal, rules: RepairRules) -> Held | None:
-        """Returns None when the record has the repair under way now, else the hold."""
-        return await self._ask(reserve=(proposal, rules))
+    async def reserve(self, proposal: OperationProposal, limits: OperationLimits) -> Held | None:
+        """Returns None when the record has the operation under way now, else the hold."""
+        return await self._ask(reserve=(proposal, limits))
 
-    async def end_repair(self, node: str, operation: str) -> None:
-        """The attempt has ended: it counts for no limit of repairs at once any more."""
-        known = self._record.repairs.get(node)
-        if known is not None and known.operation == operation:
-            await self._ask(unreserve=(node, operation))
+    async def end_operation(self, operation: str) -> None:
+        """It has ended, and counts for no limit any more."""
+        if operation in self._record.operations:
+            await self._ask(unreserve=operation)
 
-    def has_repair(self, node: str, operation: str) -> bool:
-        """Whether the record, as last read, is whole and has the attempt's reservation."""
-        known = self._record.repairs.get(node)
+    def has_operation(self, node: str, operation: str) -> bool:
+        """Whether the record, as last read, is whole and has the operation's reservation."""
+        known = self._record.operations.get(operation)
         return (
             not (self._lost or self._doubted)
             and known is not None
-            and known.operation == operation
+            and known.node == node
             and not self.is_over(known)
         )
+
+    async def restore_operation(self, lost: RunningOperation) -> None:
+        """Count an operation under way that the record has lost. Never refused."""
+        if self._record.restore(lost) is not self._record and not self.is_over(lost):
+            await self._ask(restore=lost)
 
     def current_record(self) -> Record:
         """The record as last read or written here, without reservations that are over."""
         return self._without_over(self._record)
 
-    def is_over(self, running: RunningRepair) -> bool:
+    def is_over(self, running: RunningOperation) -> bool:
         """Whether a reservation counts no more: its attempt has ended, or no attempt holds it and
         its time is over. No attempt loses its reservation by time.
         """
@@ -311,45 +310,8 @@ class AdmissionRecordWriter:
         return self.times.time_of(running.operation, running.at) >= running.until
 
     def _without_over(self, record: Record) -> Record:
-        running = (*record.repairs.values(), *record.node_tests.values())
-        return record.without_operations({one.operation for one in running if self.is_over(one)})
-
-    async def restore_repair(self, repair: RunningRepair) -> None:
-        """Count a repair under way that the record has lost. Never refused.
-
-        A replica of a version without repairs drops them from each record that it writes.
-        """
-        if repair.node not in self._record.repairs and not self.is_over(repair):
-            await self._ask(restore=repair)
-
-    async def reserve_test(
-        self, wanted: RunningRepair, rules: NewNodeRules | IdleNodeRules
-    ) -> Held | None:
-        """Returns None when the record has the test under way now, else the hold. ``rules`` bound
-        those of its kind, of new or of idle nodes.
-        """
-        return await self._ask(reserve_test=(wanted, rules))
-
-    async def end_test(self, node: str, operation: str) -> None:
-        """The test has ended: it counts for no limit of tests at once any more."""
-        known = self._record.node_tests.get(node)
-        if known is not None and known.operation == operation:
-            await self._ask(unreserve_test=(node, operation))
-
-    def has_test(self, node: str, operation: str) -> bool:
-        """Whether the record, as last read, is whole and has the test's reservation."""
-        known = self._record.node_tests.get(node)
-        return (
-            not (self._lost or self._doubted)
-            and known is not None
-            and known.operation == operation
-            and not self.is_over(known)
-        )
-
-    async def restore_test(self, test: RunningRepair) -> None:
-        """Count a test under way that the record has lost. Never refused."""
-        if test.node not in self._record.node_tests and not self.is_over(test):
-            await self._ask(restore_test=test)
+        running = record.operations.items()
+        return record.without_operations({key for key, one in running if self.is_over(one)})
 
     async def _ask(
         self,
@@ -359,12 +321,9 @@ class AdmissionRecordWriter:
         forget: Entry | None = None,
         withdraw: Entry | None = None,
         look: str = "",
-        reserve: tuple[RepairProposal, RepairRules] | None = None,
-        unreserve: tuple[str, str] | None = None,
-        restore: RunningRepair | None = None,
-        reserve_test: tuple[RunningRepair, NewNodeRules | IdleNodeRules] | None = None,
-        unreserve_test: tuple[str, str] | None = None,
-        restore_test: RunningRepair | None = None,
+        reserve: tuple[OperationProposal, OperationLimits] | None = None,
+        unreserve: str = "",
+        restore: RunningOperation | None = None,
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
         self._wait(
@@ -378,9 +337,6 @@ class AdmissionRecordWriter:
                 reserve=reserve,
                 unreserve=unreserve,
                 restore=restore,
-                reserve_test=reserve_test,
-                unreserve_test=unreserve_test,
-                restore_test=restore_test,
             )
         )
         return await done
@@ -404,14 +360,11 @@ class AdmissionRecordWriter:
             for request in batch:
                 if request.done.done():
                     continue
-                acts = request.propose or request.reserve or request.reserve_test
+                acts = request.propose or request.reserve
                 if acts is not None and unread is not None:
                     request.done.set_exception(unread)
                 elif request.reserve is not None:
-                    request.done.set_result(held.get(_repair_key(request.reserve[0].operation)))
-                elif request.reserve_test is not None:
-                    operation = request.reserve_test[0].operation
-                    request.done.set_result(held.get(_repair_key(operation)))
+                    request.done.set_result(held.get(_operation_key(request.reserve[0])))
                 else:
                     node = request.propose.node if request.propose is not None else request.look
                     request.done.set_result(held.get(node))
@@ -442,15 +395,14 @@ class AdmissionRecordWriter:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
                 sure = any(
-                    one.forget or one.withdraw or one.look or one.unreserve or one.unreserve_test
-                    for one in batch
+                    one.forget or one.withdraw or one.look or one.unreserve for one in batch
                 )
                 if fresh or not (outcome.admitted or sure):
                     return _missing(batch, outcome), unread
                 # After a conflict memory proves neither "it stands already" nor "it has left".
                 self._stored = None
                 continue
-            begun = _begun(outcome.record) - _begun(after)
+            begun = outcome.record.operations.keys() - after.operations.keys()
             admits = bool(begun) or not outcome.admitted <= after.entries.keys()
             try:
                 await self._write(outcome.record, stored.version, admits=admits)
@@ -474,38 +426,24 @@ class AdmissionRecordWriter:
             .forget_nodes(request.forget for request in batch if request.forget is not None)
             .withdraw(request.withdraw for request in batch if request.withdraw is not None)
         )
+        after = after.without_operations({request.unreserve for request in batch})
         for request in batch:
-            if request.unreserve is not None:
-                after = after.end_repair(*request.unreserve)
-            if request.restore is not None and request.restore.node not in after.repairs:
-                after = after.begin_repair(request.restore)
-            if request.unreserve_test is not None:
-                after = after.end_node_test(*request.unreserve_test)
-            lost = request.restore_test
-            if lost is not None and lost.node not in after.node_tests:
-                after = replace(after, node_tests={**after.node_tests, lost.node: lost})
+            if request.restore is not None:
+                after = after.restore(request.restore)
         return after
 
     def _reserve(self, outcome: Outcome, batch: list[_Request]) -> Outcome:
-        """The repairs that are asked for, after the admissions, in the order given."""
+        """The operations that are asked for, after the admissions, in the order given."""
         record, held = outcome.record, dict(outcome.held)
         for request in batch:
-            if request.reserve_test is not None:
-                wanted, limits = request.reserve_test
-                nodes, stop = self._size().nodes, self.switch.reason
-                record, hold = reserve_test(
-                    record, wanted, limits, nodes, now=self._wall(), stop=stop
-                )
-                if hold is not None:
-                    held[_repair_key(wanted.operation)] = hold
             if request.reserve is None:
                 continue
-            proposal, rules = request.reserve
+            proposal, limits = request.reserve
             record, hold = reserve(
-                record, proposal, rules, self._size(), now=self._wall(), stop=self.switch.reason
+                record, proposal, limits, self._size(), now=self._wall(), stop=self.switch.reason
             )
             if hold is not None:
-                held[_repair_key(proposal.operation)] = hold
+                held[_operation_key(proposal)] = hold
         return Outcome(record, outcome.admitted, held)
 
     def _whole(self, record: Record, uid: str) -> Record:
@@ -615,19 +553,14 @@ class AdmissionRecordWriter:
         self.problem = problem
 
 
-def _repair_key(operation: str) -> str:
-    """The key of its hold beside those of nodes; no node has such a name."""
-    return f"repair:{operation}"
-
-
-def _begun(record: Record) -> set[str]:
-    """The operations of the repairs and tests that run."""
-    return {one.operation for one in (*record.repairs.values(), *record.node_tests.values())}
+def _operation_key(proposal: OperationProposal) -> str:
+    """The key of its hold next to those of nodes; no node has such a name."""
+    return f"operation:{proposal.operation}"
 
 
 def _substance(record: Record) -> tuple[object, ...]:
     """The parts of a record: a change of any of them makes it be written."""
-    return record.entries, record.cooldowns, record.repairs, record.node_tests
+    return record.entries, record.cooldowns, record.operations
 
 
 def _logged(repair: "asyncio.Future[Held | None]") -> None:

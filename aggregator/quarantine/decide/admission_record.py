@@ -81,9 +81,14 @@ class Rebuilt:
     uid: str
 
 
+#: The kinds of tests of nodes that are in no quarantine. They have limits of their own.
+NEW_NODE_TEST, IDLE_TEST = "new-node-test", "idle-test"
+_NODE_TESTS = (NEW_NODE_TEST, IDLE_TEST)
+
+
 @dataclass(frozen=True, slots=True)
-class RunningRepair:
-    """A repair that was reserved and has not ended, of the attempt ``operation``.
+class RunningOperation:
+    """A repair, or a test of a node, that was reserved and has not ended.
 
     It counts for the limits until it is taken out, or until ``until`` where no attempt holds it;
     both times are of the clock that wrote them. ``pool`` is the value of ``limits.pool_label``;
@@ -92,11 +97,20 @@ class RunningRepair:
 
     node: str
     operation: str
-    repair: str
+    kind: str
     at: float
     until: float
     pool: str = ""
     domains: tuple[str, ...] = ()
+
+    @property
+    def is_node_test(self) -> bool:
+        """Whether it is the test of a node in no quarantine."""
+        return self.kind in _NODE_TESTS
+
+    def replaces(self, other: "RunningOperation") -> bool:
+        """Whether the other one has ended where this one begins: a node has one of each sort."""
+        return self.node == other.node and self.is_node_test is other.is_node_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +136,8 @@ class Record:
     ``cooldowns`` are by the id of the common cause that tripped; an empty id is the whole fleet.
     ``pool_admissions`` are the times of recent admissions in each pool of the section ``pools``.
     ``generation`` counts the writes: a record whose generation went back was rolled back.
-    ``repairs`` are those that run, by node, and ``past_repairs`` the attempts on each node.
-    ``node_tests`` are the tests of nodes without a quarantine that run, by node.
+    ``past_repairs`` are the attempts on each node. ``operations`` are the repairs and tests that
+    run, by their ids.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -133,9 +147,18 @@ class Record:
     generation: int = 0
     rebuilt: Rebuilt | None = None
     pool_admissions: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    repairs: Mapping[str, RunningRepair] = field(default_factory=dict)
     past_repairs: Mapping[str, tuple[PastRepair, ...]] = field(default_factory=dict)
-    node_tests: Mapping[str, RunningRepair] = field(default_factory=dict)
+    operations: Mapping[str, RunningOperation] = field(default_factory=dict)
+
+    @property
+    def repairs(self) -> dict[str, RunningOperation]:
+        """Those that run in a quarantine, by node."""
+        return {one.node: one for one in self.operations.values() if not one.is_node_test}
+
+    @property
+    def node_tests(self) -> dict[str, RunningOperation]:
+        """The tests of nodes without a quarantine that run, by node."""
+        return {one.node: one for one in self.operations.values() if one.is_node_test}
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
         """With these entries; one that stands already keeps its time and is no new admission."""
@@ -217,35 +240,25 @@ class Record:
             del cooldowns[oldest]
         return replace(self, cooldowns=cooldowns)
 
-    def begin_repair(self, repair: RunningRepair) -> "Record":
-        """With this repair under way, and remembered as an attempt on its node.
+    def begin(self, wanted: RunningOperation) -> "Record":
+        """With this operation under way; a repair is remembered as an attempt on its node.
 
         A test is no repair: the bound of attempts does not remember it.
         """
-        if repair.repair == TEST:
-            return replace(self, repairs={**self.repairs, repair.node: repair})
-        earlier = self.past_repairs.get(repair.node, ())
-        past = [one for one in earlier if one.operation != repair.operation]
-        this = PastRepair(repair.at, repair.repair, repair.operation)
-        return replace(
-            self,
-            repairs={**self.repairs, repair.node: repair},
-            past_repairs={**self.past_repairs, repair.node: (*past, this)[-MOST_PAST_REPAIRS:]},
-        )
+        kept = {k: one for k, one in self.operations.items() if not wanted.replaces(one)}
+        begun = replace(self, operations={**kept, wanted.operation: wanted})
+        if wanted.is_node_test or wanted.kind == TEST:
+            return begun
+        earlier = self.past_repairs.get(wanted.node, ())
+        past = [one for one in earlier if one.operation != wanted.operation]
+        this = PastRepair(wanted.at, wanted.kind, wanted.operation)
+        attempts = (*past, this)[-MOST_PAST_REPAIRS:]
+        return replace(begun, past_repairs={**self.past_repairs, wanted.node: attempts})
 
-    def end_repair(self, node: str, operation: str) -> "Record":
-        """Without this repair under way; a later one of the node stays, and so do the attempts."""
-        known = self.repairs.get(node)
-        if known is None or known.operation != operation:
-            return self
-        return replace(self, repairs={k: v for k, v in self.repairs.items() if k != node})
-
-    def end_node_test(self, node: str, operation: str) -> "Record":
-        """Without this test of a node without a quarantine; a later one of the node stays."""
-        known = self.node_tests.get(node)
-        if known is None or known.operation != operation:
-            return self
-        return replace(self, node_tests={k: v for k, v in self.node_tests.items() if k != node})
+    def restore(self, lost: RunningOperation) -> "Record":
+        """With this operation under way, unless another one has taken its place."""
+        taken = any(lost.replaces(one) for one in self.operations.values())
+        return self if taken else self.begin(lost)
 
     def without_old_attempts(self, now: float, window: float) -> "Record":
         """Without attempts that count no more.
@@ -261,14 +274,9 @@ class Record:
         return replace(self, past_repairs=past)
 
     def without_operations(self, over: Collection[str]) -> "Record":
-        """Without the repairs and tests under way that have these operations."""
-        if not over:
-            return self
-        return replace(
-            self,
-            repairs={k: v for k, v in self.repairs.items() if v.operation not in over},
-            node_tests={k: v for k, v in self.node_tests.items() if v.operation not in over},
-        )
+        """Without the operations under way that have these ids; the attempts stay."""
+        kept = {key: one for key, one in self.operations.items() if key not in over}
+        return replace(self, operations=kept) if len(kept) < len(self.operations) else self
 
     def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
         """Without the times and cooldowns that count no more.
@@ -358,7 +366,6 @@ def parse_record(text: str) -> Record:
                 str(pool): tuple(float(at) for at in times)
                 for pool, times in data.get("poolAdmissions", {}).items()
             },
-            _read_running(data.get("repairs", {})),
             {
                 str(node): tuple(
                     PastRepair(float(at), str(repair), str(operation))
@@ -366,7 +373,7 @@ def parse_record(text: str) -> Record:
                 )
                 for node, attempts in data.get("pastRepairs", {}).items()
             },
-            _read_running(data.get("nodeTests", {})),
+            _read_operations(data.get("operations", {})),
         )
     except (
         ValueError,
@@ -379,18 +386,18 @@ def parse_record(text: str) -> Record:
         raise RecordUnreadable(_what(error)) from error
 
 
-def _read_running(found: Mapping[str, Mapping[str, Any]]) -> dict[str, RunningRepair]:
+def _read_operations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, RunningOperation]:
     return {
-        str(node): RunningRepair(
-            node=str(node),
-            operation=str(one["operation"]),
-            repair=str(one["repair"]),
+        str(operation): RunningOperation(
+            node=str(one["node"]),
+            operation=str(operation),
+            kind=str(one["kind"]),
             at=float(one["at"]),
             until=float(one["until"]),
             pool=str(one.get("pool", "")),
             domains=tuple(str(domain) for domain in one.get("domains", ())),
         )
-        for node, one in found.items()
+        for operation, one in found.items()
     }
 
 
@@ -429,35 +436,30 @@ class RecordSerializer:
         rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
         by_pool = {pool: list(times) for pool, times in record.pool_admissions.items() if times}
         pools = f'"poolAdmissions":{_json(by_pool)},' if by_pool else ""
-        repairs, past, tests = _repairs(record)
+        operations, past = _operations(record)
         return (
             f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
             f'"entries":{{{entries}}},"generation":{record.generation},'
-            f'{tests}{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}{repairs}"version":1}}'
+            f'{operations}{past}"policyHash":{_json(record.policy_hash)},{pools}{rebuilt}"version":1}}'
         )
 
 
-def _repairs(record: Record) -> tuple[str, str, str]:
-    """The keys ``repairs``, ``pastRepairs`` and ``nodeTests``; empty where there are none, as in
-    any record of a version without repairs.
-    """
-    running, tests = _running(record.repairs), _running(record.node_tests)
+def _operations(record: Record) -> tuple[str, str]:
+    """The keys ``operations`` and ``pastRepairs``; empty where there are none."""
+    running = {
+        operation: {name: value for name, value in asdict(one).items() if value}
+        for operation, one in record.operations.items()
+    }
+    for one in running.values():
+        del one["operation"]
     past = {
         node: [[one.at, one.repair, one.operation] for one in attempts]
         for node, attempts in record.past_repairs.items()
     }
     return (
-        f'"repairs":{_json(running)},' if running else "",
+        f'"operations":{_json(running)},' if running else "",
         f'"pastRepairs":{_json(past)},' if past else "",
-        f'"nodeTests":{_json(tests)},' if tests else "",
     )
-
-
-def _running(found: Mapping[str, RunningRepair]) -> dict[str, dict[str, Any]]:
-    return {
-        node: {name: value for name, value in asdict(one).items() if name != "node" and value}
-        for node, one in found.items()
-    }
 
 
 def dump_record(record: Record) -> str:

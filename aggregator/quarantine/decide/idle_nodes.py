@@ -21,11 +21,10 @@ from aggregator.cluster.port import Pod, RepairState
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share, shaped
 from aggregator.quarantine.decide.admission import Held
-from aggregator.quarantine.decide.admission_record import RunningRepair
+from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
 from aggregator.quarantine.decide.drain_plan import work_of
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
-    IDLE_TEST,
     NextTest,
     NodeTest,
     NodeTestFacts,
@@ -225,8 +224,8 @@ def refused(test: NodeTest, why: str, *, at: float) -> NodeTest:
 
 
 def no_room_for_idle(
-    others: Iterable[RunningRepair],
-    repairs: Iterable[RunningRepair],
+    others: Iterable[RunningOperation],
+    repairs: Iterable[RunningOperation],
     domains: Collection[str],
     rules: IdleNodeRules,
     nodes: int,
@@ -237,7 +236,7 @@ def no_room_for_idle(
     Repairs and tests of new nodes count for no limit of idle tests, except that none begins in the
     domain of a repair; and idle tests hold neither of those.
     """
-    idle = [one for one in others if one.repair == IDLE_TEST]
+    idle = [one for one in others if one.kind == IDLE_TEST]
     most, name, value = rules.most(nodes)
     if len(idle) >= most:
         nodes_are = "node is" if len(idle) == 1 else "nodes are"
@@ -246,7 +245,7 @@ def no_room_for_idle(
     for domain in domains:
         near = next((one for one in running if domain in one.domains), None)
         if near is not None:
-            what = "tested" if near.repair == IDLE_TEST else "repaired"
+            what = "tested" if near.kind == IDLE_TEST else "repaired"
             text = f"{near.node} is being {what}, which has {domain} too"
             return Held("repair.domain", "1", text)
     return None

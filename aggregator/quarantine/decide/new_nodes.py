@@ -20,9 +20,8 @@ from aggregator.cluster.port import Node, NodeTestCondition, RepairState, Taint
 from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import LabelKey, refuse, show
 from aggregator.quarantine.decide.admission import Held
-from aggregator.quarantine.decide.admission_record import RunningRepair
+from aggregator.quarantine.decide.admission_record import IDLE_TEST, RunningOperation
 from aggregator.quarantine.decide.node_tests import (
-    IDLE_TEST,
     VERDICTS,
     NextTest,
     NodeTest,
@@ -203,9 +202,9 @@ def condition_of(
 # -- the limit of the fleet -----------------------------------------------------------------------
 
 
-def no_room(others: Iterable[RunningRepair], concurrent: int) -> Held | None:
+def no_room(others: Iterable[RunningOperation], concurrent: int) -> Held | None:
     """Why no further new node may be tested beside the ``others``; None: one may."""
-    new = sum(one.repair != IDLE_TEST for one in others)
+    new = sum(one.kind != IDLE_TEST for one in others)
     if new < concurrent:
         return None
     text = f"{new} new nodes are being tested"

@@ -1,48 +1,32 @@
-"""The reservation of a node's test in the admission record. Pure.
+"""The limits of tests of nodes that are in no quarantine. Pure."""
 
-The record is changed by compare-and-set, so its limits hold for any interleaving of replicas.
-"""
+from dataclasses import dataclass
 
-from dataclasses import replace
-
-from aggregator.quarantine.decide.admission import Held, settling, stopped
-from aggregator.quarantine.decide.admission_record import Record, RunningRepair
+from aggregator.quarantine.decide.admission import FleetSize, Held
+from aggregator.quarantine.decide.admission_record import Record, RunningOperation
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, no_room_for_idle
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, no_room
+from aggregator.quarantine.decide.reservation import OperationProposal
 
 
-def other_tests(record: Record, node: str) -> dict[str, RunningRepair]:
+@dataclass(frozen=True, slots=True)
+class NodeTestLimits:
+    """Implements `OperationLimits`, by the rules of new or of idle nodes."""
+
+    rules: NewNodeRules | IdleNodeRules
+
+    def current(self, record: Record, now: float) -> Record:
+        del now
+        return record
+
+    def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
+        others = other_tests(record, proposal.node).values()
+        if isinstance(self.rules, IdleNodeRules):
+            running = record.repairs.values()
+            return no_room_for_idle(others, running, proposal.domains, self.rules, size.nodes)
+        return no_room(others, self.rules.concurrent)
+
+
+def other_tests(record: Record, node: str) -> dict[str, RunningOperation]:
     """The tests under way on other nodes."""
     return {name: one for name, one in record.node_tests.items() if name != node}
-
-
-def reserve_test(
-    record: Record,
-    wanted: RunningRepair,
-    rules: NewNodeRules | IdleNodeRules,
-    nodes: int,
-    *,
-    now: float,
-    stop: str = "",
-) -> tuple[Record, Held | None]:
-    """The record with the test under way, or why it may not begin now. Idempotent.
-
-    ``rules`` are those of its kind, of new or of idle nodes. ``nodes``: those of the fleet.
-    """
-    if stop:
-        return record, stopped(stop)
-    known = record.node_tests.get(wanted.node)
-    if known is not None and known.operation == wanted.operation:
-        return record, None
-    settles = settling(record, now)
-    if settles is not None:
-        return record, settles
-    others = other_tests(record, wanted.node)
-    if isinstance(rules, IdleNodeRules):
-        running = record.repairs.values()
-        held = no_room_for_idle(others.values(), running, wanted.domains, rules, nodes)
-    else:
-        held = no_room(others.values(), rules.concurrent)
-    if held is not None:
-        return record, held
-    return replace(record, node_tests={**others, wanted.node: wanted}), None

@@ -13,25 +13,26 @@ from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Node, QuarantineStatus, RepairState, RepairStatus
 from aggregator.health.model import Component, Status
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.decide.admission_record import RunningRepair
+from aggregator.quarantine.decide.admission_record import (
+    IDLE_TEST,
+    NEW_NODE_TEST,
+    RunningOperation,
+)
+from aggregator.quarantine.decide.reservation import LINGERS
 from aggregator.runtime.text import truncate
 
 #: The check of evidence about a failed test, in the aggregator's own name.
 CHECK = "active-test"
 #: The reason of a new node's tests in events and metrics.
 NEW_NODE = "new-node"
-#: The same of periodic tests, and their kind in the admission record: they have limits of their
-#: own there.
+#: The same of periodic tests.
 IDLE = "idle"
-IDLE_TEST = "idle-test"
 #: The reason of a test that a person has asked for, in metrics and for people.
 BY_HAND = "by-hand"
 _BUSY = (RepairState.ORDERING, RepairState.ORDERED)
 #: A test that ended so has said nothing about the node.
 _NO_VERDICT = (RepairState.INCONCLUSIVE, RepairState.UNKNOWN)
 VERDICTS = (RepairState.SUCCEEDED, RepairState.FAILED)
-#: A test counts so much longer than its deadline (seconds): until its end is written.
-_LINGERS = 300.0
 _MOST_NUMBER = 1_000_000
 _MOST_MESSAGE = 500
 #: Taints of the kubelet and of cloud controllers: the node is not ready for any pod yet.
@@ -328,14 +329,18 @@ def _failure_of(test: NodeTest) -> str:
     return truncate(text, 2 * _MOST_MESSAGE)
 
 
+def reserved_kind(test: NodeTest) -> str:
+    """Its kind in the admission record."""
+    return IDLE_TEST if test.reason == IDLE else NEW_NODE_TEST
+
+
 def running_of(
     node: str, test: NodeTest, *, at: float, domains: tuple[str, ...] = ()
-) -> RunningRepair:
+) -> RunningOperation:
     """The reservation that a test under way must have. ``domains`` count for idle tests alone."""
-    until = test.deadline_at + _LINGERS
-    if test.reason == IDLE:
-        return RunningRepair(node, test.operation, IDLE_TEST, at, until, domains=domains)
-    return RunningRepair(node, test.operation, TEST, at, until)
+    until, kind = test.deadline_at + LINGERS, reserved_kind(test)
+    counted = domains if kind == IDLE_TEST else ()
+    return RunningOperation(node, test.operation, kind, at, until, domains=counted)
 
 
 def as_details(test: NodeTest) -> dict[str, str]:

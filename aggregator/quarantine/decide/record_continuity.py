@@ -16,7 +16,7 @@ from aggregator.quarantine.decide.admission_record import (
     Entry,
     Rebuilt,
     Record,
-    RunningRepair,
+    RunningOperation,
 )
 
 
@@ -58,7 +58,7 @@ def rebuild(
     *,
     rebuilt: Rebuilt,
     newest: int,
-    repairs: Iterable[RunningRepair] = (),
+    repairs: Iterable[RunningOperation] = (),
 ) -> Record:
     """The record made anew, with the entries of the Quarantines that stand and no others.
 
@@ -79,7 +79,9 @@ def rebuild(
     for ident, one in record.cooldowns.items():
         if ident not in cooldowns or cooldowns[ident].at < one.at:
             cooldowns[ident] = one
-    running = {one.node: one for one in repairs} | {**before.repairs, **record.repairs}
+    running = record
+    for one in (*before.operations.values(), *repairs):  # the later record's come first
+        running = running.restore(one)
     past = {
         node: tuple(
             sorted(
@@ -91,9 +93,8 @@ def rebuild(
     }
     return replace(
         record,
-        repairs=running,
+        operations=running.operations,
         past_repairs=past,
-        node_tests={**before.node_tests, **record.node_tests},
         entries=entries,
         admissions=tuple(sorted([*times.elements(), *new])),
         cooldowns=cooldowns,

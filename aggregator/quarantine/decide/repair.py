@@ -6,7 +6,7 @@ Invariants:
 - An attempt whose outcome is not known is followed by none: a person decides.
 - A node that is to prove itself before its release is tested until it passes, a repair has failed
   it, or a person is asked. Tests that give no verdict are bounded, so this ends too.
-- `reserve` lets no repair begin past a limit, and never two in one failure domain. The record is
+- `RepairLimits` let no repair begin past a limit, and never two in one failure domain. The record is
   changed by compare-and-set, so this holds for any interleaving of replicas.
 """
 
@@ -23,12 +23,12 @@ from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.configfile.values import Duration, Share
 from aggregator.policy.repairs import ASKS_A_PERSON, ATTEMPTS, REPAIRS, TEST, TICKET, rank
 from aggregator.policy.rules import LONGEST_REPEAT
-from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
+from aggregator.quarantine.decide.admission import FleetSize, Held
 from aggregator.quarantine.decide.admission_record import (
     MOST_REPAIRED_NODES,
     PastRepair,
     Record,
-    RunningRepair,
+    RunningOperation,
 )
 from aggregator.quarantine.decide.gpu_operands import paused_by_another
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
@@ -40,6 +40,7 @@ from aggregator.quarantine.decide.operator_requests import (
     REPAIR,
 )
 from aggregator.quarantine.decide.profiles import PROFILE, MaybeProfile
+from aggregator.quarantine.decide.reservation import LINGERS, OperationProposal
 from aggregator.quarantine.decide.shares import allowance
 from aggregator.quarantine.decide.verdicts import (
     is_verified,
@@ -51,9 +52,6 @@ from aggregator.rfc3339 import span
 
 #: Attempts that one Quarantine keeps; its object must stay small.
 MOST_ATTEMPTS = 20
-#: A repair counts for the limits so much longer than its deadline (seconds): until the process
-#: that sees the end of it has written that.
-_LINGERS = 300.0
 #: A person's request, as an annotation of the Node: "KIND ID", "test:PROFILE ID" or "cancel ID",
 #: and in whichever quarantine, or with " quarantine=UID" in that one.
 REQUEST = REPAIR
@@ -520,71 +518,40 @@ def other_party(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RepairProposal:
-    """An attempt that is about to begin. ``by_hand``: the bound of attempts does not hold it.
+class RepairLimits:
+    """Implements `OperationLimits`. ``by_hand``: the bound of attempts does not hold it."""
 
-    ``lasts``: seconds until its deadline.
-    """
-
-    node: str
-    operation: str
-    repair: str
-    lasts: float
-    pool: str = ""
-    domains: tuple[str, ...] = ()
+    rules: RepairRules
     by_hand: bool = False
 
+    def current(self, record: Record, now: float) -> Record:
+        return record.without_old_attempts(now, self.rules.window)
 
-def reserve(
-    record: Record,
-    proposal: RepairProposal,
-    rules: RepairRules,
-    size: FleetSize,
-    *,
-    now: float,
-    stop: str = "",
-) -> tuple[Record, Held | None]:
-    """The record with the repair under way, or why it may not begin now. Idempotent."""
-    if stop:
-        return record, stopped(stop)
-    kept = record.without_old_attempts(now, rules.window)
-    known = kept.repairs.get(proposal.node)
-    if known is not None and known.operation == proposal.operation:
-        return record, None
-    hold = _hold(kept, proposal, rules, size, now)
-    if hold is not None:
-        return record, hold
-    begun = RunningRepair(
-        proposal.node,
-        proposal.operation,
-        proposal.repair,
-        now,
-        now + proposal.lasts + _LINGERS,
-        proposal.pool,
-        proposal.domains,
-    )
-    return kept.begin_repair(begun), None
+    def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
+        return _hold(record, proposal, self.rules, size, by_hand=self.by_hand)
 
 
 def _hold(
-    record: Record, proposal: RepairProposal, rules: RepairRules, size: FleetSize, now: float
+    record: Record,
+    proposal: OperationProposal,
+    rules: RepairRules,
+    size: FleetSize,
+    *,
+    by_hand: bool,
 ) -> Held | None:
-    settles = settling(record, now)
-    if settles is not None:
-        return settles
     if proposal.node not in record.entries:
         return Held("repair", "no entry", "the admission record has no entry of the node")
     others = record.repairs
     if proposal.node in others:
-        text = f"its {others[proposal.node].repair} of another attempt has not ended"
+        text = f"its {others[proposal.node].kind} of another attempt has not ended"
         return Held("repair.concurrent", "1", text)
     past = [
         one
         for one in record.past_repairs.get(proposal.node, ())
         if one.operation != proposal.operation
     ]
-    repairs = proposal.repair != TEST  # a test counts for no bound of repairs
-    if repairs and len(past) >= rules.attempts and not proposal.by_hand:
+    repairs = proposal.kind != TEST  # a test counts for no bound of repairs
+    if repairs and len(past) >= rules.attempts and not by_hand:
         text = f"the node has had {len(past)} repairs within {span(rules.window)}"
         return Held("repair.attempts", str(rules.attempts), text)
     if repairs and len(record.past_repairs) >= MOST_REPAIRED_NODES and not past:
@@ -614,12 +581,12 @@ def domains_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...
     return tuple(f"{key}={labels[key]}" for key in dict.fromkeys(keys) if labels.get(key))
 
 
-def running_of(node: str, status: RepairStatus | None, pool: str) -> RunningRepair | None:
+def running_of(node: str, status: RepairStatus | None, pool: str) -> RunningOperation | None:
     """The reservation that an attempt under way must have, for a record that has lost it."""
     last = status.attempts[-1] if status is not None and status.attempts else None
     if last is None or last.state not in BUSY or last.repair in ASKS_A_PERSON:
         return None
-    until = last.deadline_at + _LINGERS
-    return RunningRepair(
+    until = last.deadline_at + LINGERS
+    return RunningOperation(
         node, last.operation, last.repair, last.began_at, until, pool, last.domains
     )

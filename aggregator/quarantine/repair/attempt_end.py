@@ -83,7 +83,7 @@ class AttemptEnds:
         await self._status.change(node_state, attempt, ended)
         self.announce(node_state, ended, text)
         node_state.own_quarantine_view().delay_repair(self._clocks.now())
-        await self._reservations.end(node_state, attempt)
+        await self._reservations.end(attempt)
 
     def announce(self, node_state: NodeState, ended: RepairAttempt, text: str) -> None:
         """Count an end that is durable, and report it to the repairer and to people."""

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission_record import IDLE_TEST
 from aggregator.quarantine.decide.idle_nodes import (
     IdleCandidate,
     IdleNodeRules,
     choose,
     waits_for,
 )
-from aggregator.quarantine.decide.node_tests import IDLE_TEST, NodeTest
+from aggregator.quarantine.decide.node_tests import NodeTest
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_state import LOOK_EVERY, WatchedNode
 from aggregator.quarantine.state.node import NodeState
@@ -68,7 +69,7 @@ class IdleNodeChoice:
         runs = [
             one
             for one in self._record_writer.current_record().node_tests.values()
-            if one.repair == IDLE_TEST
+            if one.kind == IDLE_TEST
         ]
         most, _, _ = idle.most(self._registry.size().nodes)
         room = most - len(runs) - sum(one.chosen for one in watched.values())

@@ -16,20 +16,23 @@ from aggregator.cluster.port import Cluster, Conflict, Guard, Node, NodeChange, 
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.act_guard import FreshRead, RememberedRefusal
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.decide.admission_record import RunningRepair
-from aggregator.quarantine.decide.idle_nodes import IdleNodeRules, in_use, refused, why_refused
+from aggregator.quarantine.decide.admission_record import RunningOperation
+from aggregator.quarantine.decide.idle_nodes import in_use, refused, why_refused
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
+from aggregator.quarantine.decide.node_test_limits import NodeTestLimits
 from aggregator.quarantine.decide.node_tests import (
     IDLE,
     NextTest,
     NodeTest,
     NodeTestStep,
     ended,
+    reserved_kind,
     running_of,
     write_test,
 )
 from aggregator.quarantine.decide.own_pods import without_tests
 from aggregator.quarantine.decide.repair import RepairMode, followed_change
+from aggregator.quarantine.decide.reservation import OperationProposal
 from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
 from aggregator.quarantine.repair.node_test_state import LOOK_BUSY, WatchedNode, parse_test
@@ -88,7 +91,7 @@ class NodeTestSteps:
     async def take_step(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         test = watched.test
         if test is not None and test.is_busy and step.do is not NodeTestStep.SEND:
-            await self._record_writer.restore_test(self._running_of(name, watched, test))
+            await self._record_writer.restore_operation(self._running_of(name, watched, test))
         match step.do:
             case NodeTestStep.ORDER if step.test is not None and step.test.reason == IDLE:
                 begin = self._begin_by_hand if step.test.request else self._begin_idle
@@ -109,13 +112,24 @@ class NodeTestSteps:
             case _:
                 pass
 
-    def _running_of(self, name: str, watched: WatchedNode, test: NodeTest) -> RunningRepair:
+    def _running_of(self, name: str, watched: WatchedNode, test: NodeTest) -> RunningOperation:
         at = self._clocks.trusted_wall()
         return running_of(name, test, at=at, domains=watched.domains)
 
-    def _limits(self, test: NodeTest) -> NewNodeRules | IdleNodeRules:
-        """The rules that bound tests of its kind."""
-        return self._settings.rules.in_service if test.reason == IDLE else self._rules
+    async def _reserve(
+        self, name: str, watched: WatchedNode, test: NodeTest, lasts: float
+    ) -> bool:
+        """Whether the limits count the test now; else it is held. ``lasts``: seconds until its
+        deadline.
+        """
+        kind = reserved_kind(test)
+        domains = watched.domains if test.reason == IDLE else ()
+        proposal = OperationProposal(name, test.operation, kind, lasts, domains=domains)
+        rules = self._settings.rules.in_service if test.reason == IDLE else self._rules
+        held = await self._record_writer.reserve(proposal, NodeTestLimits(rules))
+        if held is not None:
+            watched.held = held.text
+        return held is None
 
     async def ask_to_end(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> bool:
         """Whether the test has ended, as its agent tells; the agent is asked to end it.
@@ -125,7 +139,7 @@ class NodeTestSteps:
         entry = self._settings.repairers.get(TEST)
         if entry is None or test.operation in self._ends:
             return True
-        await self._record_writer.restore_test(self._running_of(name, watched, test))
+        await self._record_writer.restore_operation(self._running_of(name, watched, test))
         order = self._order(name, watched.uid, test)
         is_over = await entry.repairer.cancel(order)
         if not is_over:  # a test that has ended before can't be taken back either
@@ -139,7 +153,7 @@ class NodeTestSteps:
         known, test = self._record_writer.record.node_tests.get(name), watched.test
         busy = test is not None and test.is_busy
         if known is not None and not (busy and test and test.operation == known.operation):
-            await self._record_writer.end_test(name, known.operation)
+            await self._record_writer.end_operation(known.operation)
 
     async def change(
         self, name: str, watched: WatchedNode, before: NodeTest, after: NodeTest
@@ -213,10 +227,7 @@ class NodeTestSteps:
         if watched.held:
             return
         test = replace(test, began_at=now, deadline_at=now + entry.timeout)
-        wanted = self._running_of(name, watched, test)
-        held = await self._record_writer.reserve_test(wanted, self._limits(test))
-        if held is not None:
-            watched.held = held.text
+        if not await self._reserve(name, watched, test, entry.timeout):
             return
         change: dict[str, str | None] = {NODE_TEST: write_test(test)}
         change |= followed_change(node.annotations, (test.request,))
@@ -262,11 +273,9 @@ class NodeTestSteps:
         if test.operation in self._ends:
             await self._end(name, watched, test, *self._ends[test.operation])
             return
-        if not self._record_writer.has_test(name, test.operation):
-            wanted = self._running_of(name, watched, test)
-            held = await self._record_writer.reserve_test(wanted, self._limits(test))
-            if held is not None:
-                watched.held = held.text
+        if not self._record_writer.has_operation(name, test.operation):
+            left = max(0.0, test.deadline_at - self._time_of(test))
+            if not await self._reserve(name, watched, test, left):
                 return
         await self._checks.order_guard()()
         watched.look_at = self._clocks.now() + LOOK_BUSY
@@ -414,7 +423,7 @@ class NodeTestSteps:
             entry.note_end(name, test.operation)
         if written is not None:
             self._events.emit_end(name, watched, written)
-        await self._record_writer.end_test(name, test.operation)
+        await self._record_writer.end_operation(test.operation)
 
     async def _write_end(
         self,

@@ -234,7 +234,7 @@ class NodeTests:
         if why:
             return why
         await self._checks.order_guard()()
-        if not self._record_writer.has_test(name, request.operation):
+        if not self._record_writer.has_operation(name, request.operation):
             return "the admission record does not have the test any more"
         return ""
 

@@ -95,6 +95,6 @@ class RepairPermissions:
         if why:
             return why
         await self._acts.guard(node_state)()
-        if not self._record_writer.has_repair(node_state.node, request.operation):
+        if not self._record_writer.has_operation(node_state.node, request.operation):
             return "the admission record does not have the repair any more"
         return ""

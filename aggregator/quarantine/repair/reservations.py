@@ -9,10 +9,11 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import (
     Do,
     NextRepair,
-    RepairProposal,
+    RepairLimits,
     operation_id,
     running_of,
 )
+from aggregator.quarantine.decide.reservation import OperationProposal
 from aggregator.quarantine.repair.attempts import held_text
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.state.node import NodeState
@@ -37,17 +38,16 @@ class RepairReservations:
         """Reserve an attempt that is to begin. Returns what holds it; empty: it is reserved."""
         if step.repair in ASKS_A_PERSON:
             return ""
-        held = await self._record_writer.reserve_repair(
-            RepairProposal(
+        held = await self._record_writer.reserve(
+            OperationProposal(
                 node_state.node,
                 operation,
                 step.repair,
                 self._settings.repairers[step.repair].timeout,
                 self._pool_of(node_state),
                 domains,
-                by_hand=bool(step.request),
             ),
-            self._settings.rules,
+            RepairLimits(self._settings.rules, by_hand=bool(step.request)),
         )
         return held_text(step.repair, held) if held is not None else ""
 
@@ -58,23 +58,23 @@ class RepairReservations:
         if self.counts(node_state, attempt):
             return ""
         times = self._record_writer.times
-        held = await self._record_writer.reserve_repair(
-            RepairProposal(
+        held = await self._record_writer.reserve(
+            OperationProposal(
                 node_state.node,
                 attempt.operation,
                 attempt.repair,
                 max(0.0, attempt.deadline_at - times.time_of(attempt.operation, attempt.began_at)),
                 self._pool_of(node_state),
                 attempt.domains,
-                by_hand=True,  # it was admitted within the bound of attempts
             ),
-            self._settings.rules,
+            # It was admitted within the bound of attempts.
+            RepairLimits(self._settings.rules, by_hand=True),
         )
         return held_text(attempt.repair, held) if held is not None else ""
 
     def counts(self, node_state: NodeState, attempt: RepairAttempt) -> bool:
         """Whether the record counts the attempt; a ticket counts for no limit."""
-        reserved = self._record_writer.has_repair(node_state.node, attempt.operation)
+        reserved = self._record_writer.has_operation(node_state.node, attempt.operation)
         return attempt.repair in ASKS_A_PERSON or reserved
 
     async def restore_lost(self, node_state: NodeState, quarantine: Quarantine) -> None:
@@ -86,10 +86,10 @@ class RepairReservations:
         lost = running_of(quarantine.node, repair, self._pool_of(node_state))
         if lost is None or repair is None:
             return
-        entry = self._settings.repairers.get(lost.repair)
+        entry = self._settings.repairers.get(lost.kind)
         again = entry is not None and entry.repairer.sends_twice
         if not (again and repair.attempts[-1].state is RepairState.ORDERING):
-            await self._record_writer.restore_repair(lost)
+            await self._record_writer.restore_operation(lost)
 
     async def forget_leftover(
         self, node_state: NodeState, quarantine: Quarantine, step: NextRepair
@@ -103,10 +103,10 @@ class RepairReservations:
             return
         coming = operation_id(quarantine.uid, quarantine.status.repair, step.repair)
         if step.do is not Do.ORDER or known.operation != coming:
-            await self._record_writer.end_repair(node_state.node, known.operation)
+            await self._record_writer.end_operation(known.operation)
 
-    async def end(self, node_state: NodeState, attempt: RepairAttempt) -> None:
-        await self._record_writer.end_repair(node_state.node, attempt.operation)
+    async def end(self, attempt: RepairAttempt) -> None:
+        await self._record_writer.end_operation(attempt.operation)
 
     def _pool_of(self, node_state: NodeState) -> str:
         """The pool for the limits, by the labels as last seen."""

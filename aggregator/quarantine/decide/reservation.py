@@ -1,0 +1,70 @@
+"""The reservation of an operation in the admission record, a repair or a node's test. Pure.
+
+The record is changed by compare-and-set, so its limits hold for any interleaving of replicas.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from aggregator.quarantine.decide.admission import FleetSize, Held, settling, stopped
+from aggregator.quarantine.decide.admission_record import Record, RunningOperation
+
+#: An operation counts for the limits so much longer than its deadline (seconds): until the process
+#: that sees the end of it has written that.
+LINGERS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperationProposal:
+    """An operation that is about to begin. ``lasts``: seconds until its deadline."""
+
+    node: str
+    operation: str
+    kind: str
+    lasts: float
+    pool: str = ""
+    domains: tuple[str, ...] = ()
+
+
+class OperationLimits(Protocol):
+    """The limits of one kind of operations."""
+
+    def current(self, record: Record, now: float) -> Record:
+        """The record without what counts no more for these limits."""
+        ...
+
+    def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
+        """Why it may not begin now; None: it may. ``record`` is a current one."""
+        ...
+
+
+def reserve(
+    record: Record,
+    proposal: OperationProposal,
+    limits: OperationLimits,
+    size: FleetSize,
+    *,
+    now: float,
+    stop: str = "",
+) -> tuple[Record, Held | None]:
+    """The record with the operation under way, or why it may not begin now. Idempotent."""
+    if stop:
+        return record, stopped(stop)
+    known = record.operations.get(proposal.operation)
+    if known is not None and known.node == proposal.node:
+        return record, None
+    kept = limits.current(record, now)
+    hold = settling(kept, now) or limits.hold(kept, proposal, size)
+    if hold is not None:
+        return record, hold
+    until = now + proposal.lasts + LINGERS
+    begun = RunningOperation(
+        proposal.node,
+        proposal.operation,
+        proposal.kind,
+        now,
+        until,
+        proposal.pool,
+        proposal.domains,
+    )
+    return kept.begin(begun), None
