@@ -12,9 +12,15 @@ from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.repair.protocol import (
     RepairSettings,
 )
-from aggregator.repairers.gpu_use import GpuUseRequests, UnlessGpuInUse
+from aggregator.repairers.gpu_use import GpuUseRequests
 from tests.support.memory_cluster import MemoryCluster, World
-from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
+from tests.support.repair_shop import (
+    TIMEOUT,
+    Shop,
+    ShopRepairer,
+    repair_settings,
+    unless_in_use,
+)
 from tests.support.replica import (
     SETTINGS,
     Replica,
@@ -69,12 +75,7 @@ class Site:
         ]
         settings = repair_settings(*made, mode=self.mode, **self.rules)
         if self.gpu_use is not None:
-            checked = {
-                kind: replace(one, repairer=UnlessGpuInUse(one.repairer, self.gpu_use))
-                for kind, one in settings.repairers.items()
-                if kind != "ticket"
-            }
-            settings = replace(settings, repairers=settings.repairers | checked)
+            settings = unless_in_use(settings, self.gpu_use)
         if self.keeps_objects:
             return settings
         found = {kind: replace(one, clean_up=None) for kind, one in settings.repairers.items()}

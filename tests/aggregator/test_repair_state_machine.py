@@ -18,10 +18,17 @@ from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.decide.planner import RECOVERED
 from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.gpu_use import GpuUse, GpuUseRequests
 from tests.aggregator.controller_world import HOW, QUIET, nodes
 from tests.aggregator.test_controller_state_machine import ControllerMachine
 from tests.support.memory_cluster import MemoryCluster
-from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings
+from tests.support.repair_shop import (
+    TIMEOUT,
+    Shop,
+    ShopRepairer,
+    repair_settings,
+    unless_in_use,
+)
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -64,6 +71,18 @@ class CheckedShop(Shop):
         return answer
 
 
+class GpuReport:
+    """The stream of a node's agent, which answers at once."""
+
+    def __init__(self, machine: "RepairMachine", node: str) -> None:
+        self._machine, self._node = machine, node
+
+    def request_gpu_use(self, request: str) -> None:
+        opened = self._node in self._machine.world.facts.gpus_open
+        use = GpuUse(("a process of the test",) if opened else ())
+        self._machine._gpu_use.on_answer(self._node, request, use)
+
+
 class RepairMachine(ControllerMachine):
     """``requests``: the operation by which each person's request on each Node was followed."""
 
@@ -75,6 +94,7 @@ class RepairMachine(ControllerMachine):
         self.judged: set[str] = set()
         self.freed: dict[str, float] = {}
         self.requests: dict[tuple[str, str], str] = {}
+        self._gpu_use = GpuUseRequests(self._line_of)
         super().__init__()
 
     def own_labels(self, name: str) -> Mapping[str, str]:
@@ -87,7 +107,11 @@ class RepairMachine(ControllerMachine):
         made = [(k, ShopRepairer(self.shop, cluster, sends_twice=t)) for k, t in KINDS.items()]
         rules: Any = {"concurrent": AT_ONCE, "concurrent_percent": 100.0, "attempts": 20}
         rules |= {"verify": PROFILE, "test_pause": 30.0, "verify_within": 600.0}
-        return {"repair": repair_settings(*made, **rules)}
+        checked = unless_in_use(repair_settings(*made, **rules), self._gpu_use)
+        return {"repair": checked}
+
+    def _line_of(self, name: str) -> "GpuReport":
+        return GpuReport(self, name)
 
     def note_test(self, order: RepairOrder) -> None:
         """The orders of a test come one after the other on a node."""
@@ -207,10 +231,17 @@ class RepairMachine(ControllerMachine):
         self.world.person_annotates(name, REQUEST, f"{what} {ident}")
         self._go(20)
 
+    @rule(name=nodes)
+    def a_process_opens_a_gpu_or_ends(self, name: str) -> None:
+        self.world.note_change(name)
+        self.world.facts.gpus_open ^= {name}
+        self._go(20)
+
     def _nothing_is_in_the_way(self, name: str) -> None:
         """Neither a stop nor a person nor a pod that stays: the node can be drained."""
         self.errors.clear()
         self.stopped_at = None
+        self.world.facts.gpus_open.discard(name)
         self.world.person_stops("")
         self.exempt.pop(name, None)
         for key in (EXEMPT, PIN):
@@ -261,6 +292,7 @@ class RepairMachine(ControllerMachine):
         assert self.shop is not None
         self.shop.answer = self.shop.look = RepairAnswer(AnswerState.TAKEN)
         self.shop.verdicts = [RepairAnswer(AnswerState.DONE, "passed")]
+        self.world.facts.gpus_open.clear()
         for name in self.agents:
             self.world.person_annotates(name, REQUEST, None)
         super()._settles()

@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
     RecordText,
 )
 from aggregator.health.model import Delta, Snapshot
-from aggregator.policy.repairs import ASKS_A_PERSON
+from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
@@ -110,6 +110,8 @@ class Facts:
     ordered: Counter[str] = field(default_factory=Counter)
     evicted: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
+    #: Nodes on which a process outside of the cluster has a GPU open, as their agents report.
+    gpus_open: set[str] = field(default_factory=set)
     #: The nodes, by uid, that had our marks.
     marked: set[str] = field(default_factory=set)
 
@@ -294,6 +296,8 @@ def no_work_is_interrupted(world: "World", act: Act) -> Iterator[str]:
     ]
     if work:
         yield f"{act.order.operation} ordered while {work} are on {act.node}"
+    if act.order.repair != TEST and act.node in world.facts.gpus_open:
+        yield f"{act.order.operation} ordered while a GPU of {act.node} is open"
 
 
 def nothing_happens_twice(world: "World", act: Act) -> Iterator[str]:

@@ -13,6 +13,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
+from aggregator.repairers.gpu_use import GpuUseRequests, UnlessGpuInUse
 from tests.support.invariants import Watch
 from tests.support.memory_cluster import MemoryCluster, World
 
@@ -162,3 +163,13 @@ def repair_settings(
         domain_labels=("rack",),
         collected=collected,
     )
+
+
+def unless_in_use(settings: RepairSettings, gpu_use: GpuUseRequests) -> RepairSettings:
+    """The same, with the agents' report before each order that interrupts work."""
+    checked = {
+        kind: replace(one, repairer=UnlessGpuInUse(one.repairer, gpu_use))
+        for kind, one in settings.repairers.items()
+        if kind not in ("ticket", "test")
+    }
+    return replace(settings, repairers={**settings.repairers, **checked})
