@@ -7,12 +7,12 @@ by every user of the machine. The Node's other boot id proves the restart.
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.alerts.http_channel import SecretError, read_secret
+from aggregator.alerts.http_channel import SecretError
 from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
 from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.secret import secret_of
 from aggregator.repairers.sent_once import SentOnce
-from aggregator.runtime.worker_thread import WorkerThread
 
 _ATTEMPT = 60.0
 #: Bytes of a password in IPMI 2.0 (section 22.30, Set User Password).
@@ -63,13 +63,10 @@ class IpmiRepairer(SentOnce):
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         target = self._target
-        thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
         try:
-            password = (await thread.run(read_secret, target.password_file)).decode()
+            password = (await secret_of(target.password_file)).decode()
         except (SecretError, UnicodeDecodeError) as error:
             return RepairAnswer(AnswerState.NOT_SENT, str(error))
-        finally:
-            thread.stop()
         if len(password.encode()) > _MOST_PASSWORD:
             text = f"IPMI takes a password of {_MOST_PASSWORD} bytes at most"
             return RepairAnswer(AnswerState.FAILED, f"{target.password_file}: {text}")

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import aiohttp
 
-from aggregator.alerts.http_channel import SecretError, read_secret, words_of
+from aggregator.alerts.http_channel import SecretError, words_of
 from aggregator.cluster.port import ClusterError, Guard
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.secret import secret_of
 from aggregator.repairers.sent_once import SentOnce
 from aggregator.runtime.guarded_connector import guarded_post
-from aggregator.runtime.worker_thread import WorkerThread
 from aggregator.tls.client_context import CaFileError, client_context
 
 _ATTEMPT = 60.0
@@ -53,9 +53,8 @@ class RedfishRepairer(SentOnce):
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
         target = self._target
-        thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
         try:
-            password = (await thread.run(read_secret, target.password_file)).decode()
+            password = (await secret_of(target.password_file)).decode()
             proof = base64.b64encode(f"{target.user}:{password}".encode()).decode()
             url = target.url.replace("{node}", order.node).rstrip("/")
             context = client_context(target.ca_file) if target.ca_file is not None else None
@@ -82,8 +81,6 @@ class RedfishRepairer(SentOnce):
             return RepairAnswer(AnswerState.UNSURE, f"no answer within {lasts:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
             return RepairAnswer(AnswerState.UNSURE, words_of(error))
-        finally:
-            thread.stop()
         if response.status in _TAKEN:
             return RepairAnswer(AnswerState.TAKEN, f"{target.reset_type}: HTTP {response.status}")
         refused = 300 <= response.status < 500 or response.status in _NOT_IMPLEMENTED

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import aiohttp
 
-from aggregator.alerts.http_channel import SecretError, read_secret, words_of
+from aggregator.alerts.http_channel import SecretError, words_of
 from aggregator.alerts.webhook import headers
 from aggregator.cluster.port import UNGUARDED, ClusterError, Guard
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
+from aggregator.repairers.secret import secret_of
 from aggregator.runtime.guarded_connector import guarded_post
 from aggregator.runtime.text import truncate
-from aggregator.runtime.worker_thread import WorkerThread
 
 BODY_VERSION = 1
 #: Seconds for one request: an endpoint that needs longer answers 202.
@@ -75,9 +75,8 @@ class WebhookRepairer:
         if order.bundle:
             told["evidence"] = json.loads(order.bundle)
         content = json.dumps(told).encode()
-        thread = WorkerThread("repair-secret")  # a file system that hangs stops no event loop
         try:
-            secret = await thread.run(read_secret, self._secret_file)
+            secret = await secret_of(self._secret_file)
             ident = order.operation if event == "order" else f"{order.operation}-{event}"
             proof = headers(ident, content, secret, self._wall())
             async with guarded_post(
@@ -95,8 +94,6 @@ class WebhookRepairer:
             return RepairAnswer(AnswerState.UNSURE, f"no answer within {timeout.total:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
             return RepairAnswer(AnswerState.UNSURE, words_of(error))
-        finally:
-            thread.stop()
 
 
 def _verdict(answer: RepairAnswer, text: str) -> RepairAnswer:

@@ -394,9 +394,7 @@ class AdmissionRecordWriter:
             if unread is None:
                 outcome = self._reserve(outcome, batch)
             if not self._lost and _substance(outcome.record) == _substance(before):
-                sure = any(
-                    one.forget or one.withdraw or one.look or one.unreserve for one in batch
-                )
+                sure = any(one.forget or one.withdraw or one.look or one.unreserve for one in batch)
                 if fresh or not (outcome.admitted or sure):
                     return _missing(batch, outcome), unread
                 # After a conflict memory proves neither "it stands already" nor "it has left".

@@ -1,6 +1,5 @@
 """Ends an attempt: what its order left, its end on the Quarantine, the event, the reservation."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aggregator.clock import Clocks
@@ -16,37 +15,31 @@ from aggregator.quarantine.repair.attempts import (
 )
 from aggregator.quarantine.repair.leftovers import RepairLeftovers
 from aggregator.quarantine.repair.outcome import AttemptOutcome
-from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairAnswer
+from aggregator.quarantine.repair.repairer_calls import RepairerCalls
 from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 
 
 class AttemptEnds:
-    """Remembers what repairers have told of attempts until these end."""
+    """Each end is written once what its order left is removed."""
 
     def __init__(
         self,
         *,
         acts: NodeActions,
         clocks: Clocks,
-        repairers: Mapping[str, ConfiguredRepairer],
+        calls: RepairerCalls,
         leftovers: RepairLeftovers,
         status: RepairStatusWriter,
         reservations: RepairReservations,
     ) -> None:
         self._acts = acts
         self._clocks = clocks
-        self._repairers = repairers
+        self._calls = calls
         self._leftovers = leftovers
         self._status = status
         self._reservations = reservations
-        #: The repairer's details in addition to the text, by operation, for the event of its end.
-        self._details: dict[str, Mapping[str, str]] = {}
-
-    def keep_details(self, attempt: RepairAttempt, answer: RepairAnswer) -> None:
-        if answer.details:
-            self._details[attempt.operation] = answer.details
 
     async def end(
         self,
@@ -88,10 +81,7 @@ class AttemptEnds:
     def announce(self, node_state: NodeState, ended: RepairAttempt, text: str) -> None:
         """Count an end that is durable, and report it to the repairer and to people."""
         self._acts.stages.note_repair(ended)
-        details = self._details.pop(ended.operation, {})
-        entry = self._repairers.get(ended.repair)
-        if entry is not None and entry.note_end is not None:
-            entry.note_end(node_state.node, ended.operation)
+        details = self._calls.note_end(ended.repair, node_state.node, ended.operation)
         reply = f": {text}" if text else ""
         self._acts.emit_event(
             node_state,

@@ -9,14 +9,12 @@ from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.outcome import AttemptOutcome
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
+from aggregator.quarantine.repair.repairer_calls import REMOVE_WITHIN
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.operation_times import OperationTimes
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: An attempt that has ended waits so long beyond its deadline (seconds) for the removal of what its
-#: order left in the cluster. Then its end is written without that.
-_CLEANS_UP = 300.0
 #: So long a release waits for the same (seconds): it must not be held up.
 _WITHDRAWS = 5.0
 _CANCELLED = AttemptOutcome(RepairState.CANCELLED, "the node is released")
@@ -59,7 +57,7 @@ class RepairLeftovers:
         entry = self._settings.repairers.get(attempt.repair)
         quarantine = node_state.node_summary.quarantine
         now = self._times.time_of(attempt.operation, attempt.began_at)
-        late = now > attempt.deadline_at + _CLEANS_UP
+        late = now > attempt.deadline_at + REMOVE_WITHIN
         if entry is not None and entry.pauses_operands:
             stopped_for = await self._operands.resume(node_state, attempt)
             if stopped_for:  # the release starts them too

@@ -15,7 +15,6 @@ from aggregator.quarantine.decide.new_nodes import (
 )
 from aggregator.quarantine.decide.node_tests import BY_HAND, IDLE, NEW_NODE, NodeTest, as_details
 from aggregator.quarantine.repair.node_test_state import WatchedNode
-from aggregator.quarantine.repair.protocol import RepairAnswer
 from aggregator.quarantine.state.fleet import FleetState
 
 _IN_WORDS: Mapping[RepairState, str] = {
@@ -26,7 +25,7 @@ _IN_WORDS: Mapping[RepairState, str] = {
 
 
 class NodeTestEvents:
-    """Counts the tests that have ended, too, and remembers what repairers have told of each."""
+    """Counts the tests that have ended, too."""
 
     def __init__(
         self, *, clocks: Clocks, event_sink: EventSink, fleet: FleetState, rules: NewNodeRules
@@ -35,8 +34,6 @@ class NodeTestEvents:
         self._event_sink = event_sink
         self._fleet = fleet
         self._rules = rules
-        #: The repairer's details in addition to the text, by operation, for the event of its end.
-        self._details: dict[str, Mapping[str, str]] = {}
         #: The Nodes whose test mode observe has reported, by uid.
         self._observed: set[str] = set()
         #: Whether mode observe has reported that idle nodes would be tested.
@@ -45,14 +42,6 @@ class NodeTestEvents:
     def keep_observed(self, uids: AbstractSet[str]) -> None:
         """Forget the Nodes that are gone."""
         self._observed &= uids
-
-    def keep_operations(self, operations: AbstractSet[str]) -> None:
-        """Forget the tests that are under way no more."""
-        self._details = {key: one for key, one in self._details.items() if key in operations}
-
-    def keep_details(self, test: NodeTest, answer: RepairAnswer) -> None:
-        if answer.details:
-            self._details[test.operation] = answer.details
 
     def emit_suppressed(self, name: str, uid: str) -> None:
         """Mode observe orders no test of this new node: say so once."""
@@ -88,21 +77,22 @@ class NodeTestEvents:
         text = f"test {test.profile} of the {node_kind(test)} is ordered: {why}"
         self._emit(name, EventKind.REPAIR_ORDERED, text, as_details(test))
 
-    def emit_end(self, name: str, watched: WatchedNode, test: NodeTest) -> None:
-        """The end is durable, with the removal of the taint."""
+    def emit_end(
+        self, name: str, watched: WatchedNode, test: NodeTest, told: Mapping[str, str]
+    ) -> None:
+        """The end is durable, with the removal of the taint. ``told``: by the repairer."""
         passed, rules = test.state is RepairState.SUCCEEDED, self._rules
         reason = BY_HAND if test.request else test.reason or NEW_NODE
         self._fleet.stages.note_test(reason, test.state.value)
-        told = f": {test.message}" if test.message else ""
+        reply = f": {test.message}" if test.message else ""
         words = _IN_WORDS.get(test.state, "gave no verdict about it")
         opened = passed and rules.remove_taint and not test.reason
         removed = f"; the taint {rules.taint} is removed" if opened else ""
-        details = self._details.pop(test.operation, {})
         self._emit(
             name,
             EventKind.REPAIR_ENDED,
-            f"test {test.profile} of the {node_kind(test)} {words}{told}{removed}",
-            {**details, **as_details(test), "outcome": test.state.value},
+            f"test {test.profile} of the {node_kind(test)} {words}{reply}{removed}",
+            {**told, **as_details(test), "outcome": test.state.value},
         )
         if watched.tainted and not test.reason and needs_a_person(test, watched.boot_id, rules):
             why = why_over(test, watched.boot_id, rules)

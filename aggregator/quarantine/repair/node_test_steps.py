@@ -6,7 +6,6 @@ with the removal of the taint, and the reservation out of the record. So a proce
 any two of them leaves behind at least as much as it has done.
 """
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
 from aggregator.cluster.port import Cluster, Conflict, Guard, Node, NodeChange, RepairState
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.actions.act_guard import FreshRead, RememberedRefusal
+from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import RunningOperation
 from aggregator.quarantine.decide.idle_nodes import in_use, refused, why_refused
@@ -37,22 +36,18 @@ from aggregator.quarantine.repair.node_test_checks import NodeTestChecks
 from aggregator.quarantine.repair.node_test_events import NodeTestEvents, node_kind
 from aggregator.quarantine.repair.node_test_state import LOOK_BUSY, WatchedNode, parse_test
 from aggregator.quarantine.repair.protocol import AnswerState, RepairOrder, RepairSettings
+from aggregator.quarantine.repair.repairer_calls import (
+    REMOVE_WITHIN,
+    SEND_WITHIN,
+    RepairerCalls,
+    end_state,
+)
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 
-#: An order that its process could not send within so long of writing it is not sent (seconds).
-_SEND_WITHIN = 20.0
-#: A test that has ended waits so long beyond its deadline (seconds) for the removal of what its
-#: order left, and for its node's agent.
-_ENDS_WITHIN = 300.0
 #: The pod of an idle node's test must have begun so long after the order (seconds): work has come.
 _BEGINS_WITHIN = 600.0
 _TRIES = 5
-_ANSWERS: Mapping[AnswerState, RepairState] = {
-    AnswerState.DONE: RepairState.SUCCEEDED,
-    AnswerState.FAILED: RepairState.FAILED,
-    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
-}
 
 
 class NodeTestSteps:
@@ -75,6 +70,7 @@ class NodeTestSteps:
         self._record_writer = record_writer
         self._clocks = clocks
         self._settings = settings
+        self._calls = RepairerCalls(settings.repairers)
         self._rules = rules
         self._registry = node_registry
         self._fleet = fleet
@@ -86,7 +82,7 @@ class NodeTestSteps:
     def keep_operations(self, operations: AbstractSet[str]) -> None:
         """Forget the tests that are under way no more."""
         self._ends = {key: one for key, one in self._ends.items() if key in operations}
-        self._events.keep_operations(operations)
+        self._calls.forget_all_but(operations)
 
     async def take_step(self, name: str, watched: WatchedNode, node: Node, step: NextTest) -> None:
         test = watched.test
@@ -116,9 +112,7 @@ class NodeTestSteps:
         at = self._clocks.trusted_wall()
         return running_of(name, test, at=at, domains=watched.domains)
 
-    async def _reserve(
-        self, name: str, watched: WatchedNode, test: NodeTest, lasts: float
-    ) -> bool:
+    async def _reserve(self, name: str, watched: WatchedNode, test: NodeTest, lasts: float) -> bool:
         """Whether the limits count the test now; else it is held. ``lasts``: seconds until its
         deadline.
         """
@@ -141,9 +135,9 @@ class NodeTestSteps:
             return True
         await self._record_writer.restore_operation(self._running_of(name, watched, test))
         order = self._order(name, watched.uid, test)
-        is_over = await entry.repairer.cancel(order)
+        is_over = await self._calls.cancel(order)
         if not is_over:  # a test that has ended before can't be taken back either
-            is_over = (await entry.repairer.read_outcome(order)).state in _ANSWERS
+            is_over = end_state(TEST, await self._calls.outcome(order)) is not None
         if is_over:
             self._ends[test.operation] = RepairState.CANCELLED, why
         return is_over
@@ -237,7 +231,7 @@ class NodeTestSteps:
         )
         watched.test, watched.requested = test, ""
         self._events.emit_ordered(name, test, step.because)
-        if self._clocks.now() - begun_at <= _SEND_WITHIN:  # else the process was paused in between
+        if self._clocks.now() - begun_at <= SEND_WITHIN:  # else the process was paused in between
             await self._send(name, watched, test, first=True)
 
     async def _send_again(
@@ -279,13 +273,11 @@ class NodeTestSteps:
                 return
         await self._checks.order_guard()()
         watched.look_at = self._clocks.now() + LOOK_BUSY
-        refusal = RememberedRefusal(self._order_guard(name, watched.uid, test))
-        answer = await entry.repairer.order(self._order(name, watched.uid, test), refusal.guard)
-        if answer.state is AnswerState.NOT_SENT:
-            refusal.raise_it()
-        self._events.keep_details(test, answer)
-        if answer.state in _ANSWERS:
-            await self._end(name, watched, test, _ANSWERS[answer.state], answer.text)
+        guard = self._order_guard(name, watched.uid, test)
+        answer = await self._calls.order(self._order(name, watched.uid, test), guard)
+        end = end_state(TEST, answer)
+        if end is not None:
+            await self._end(name, watched, test, end, answer.text)
         elif answer.state is AnswerState.TAKEN:
             taken = replace(test, state=RepairState.ORDERED, message=answer.text[:500])
             await self.change(name, watched, test, taken)
@@ -348,28 +340,25 @@ class NodeTestSteps:
         if test.operation in self._ends:
             await self._end(name, watched, test, *self._ends[test.operation])
             return True
-        entry = self._settings.repairers.get(TEST)
-        if entry is None or test.state is not RepairState.ORDERED:
+        if test.state is not RepairState.ORDERED:
             return False
-        answer = await entry.repairer.read_outcome(self._order(name, watched.uid, test))
-        self._events.keep_details(test, answer)
-        if answer.state not in _ANSWERS:
+        answer = await self._calls.outcome(self._order(name, watched.uid, test))
+        end = end_state(TEST, answer)
+        if end is None:
             late = self._time_of(test) >= test.began_at + _BEGINS_WITHIN
             if test.reason == IDLE and answer.text and late:  # its pod waits behind work
                 text = f"it has not begun within {_BEGINS_WITHIN:g} s: {answer.text}"
-                await entry.repairer.cancel(self._order(name, watched.uid, test))
+                await self._calls.cancel(self._order(name, watched.uid, test))
                 await self._end(name, watched, test, RepairState.INCONCLUSIVE, text)
                 return True
             return False
-        await self._end(name, watched, test, _ANSWERS[answer.state], answer.text)
+        await self._end(name, watched, test, end, answer.text)
         return True
 
     async def _stop(self, name: str, watched: WatchedNode, test: NodeTest, why: str) -> None:
         """The test has lost its purpose: it says nothing about the node any more."""
         if test.operation not in self._ends:
-            entry = self._settings.repairers.get(TEST)
-            if entry is not None:
-                await entry.repairer.cancel(self._order(name, watched.uid, test))
+            await self._calls.cancel(self._order(name, watched.uid, test))
         same = test.is_of_boot(watched.boot_id)
         state = RepairState.CANCELLED if same else RepairState.INCONCLUSIVE
         await self._end(name, watched, test, state, why)
@@ -378,11 +367,9 @@ class NodeTestSteps:
         """Its time is over. One last look: a verdict that has come counts."""
         if await self._prove(name, watched, test):
             return
-        entry = self._settings.repairers.get(TEST)
-        if entry is not None:
-            await entry.repairer.cancel(self._order(name, watched.uid, test))
-            if await self._prove(name, watched, test):
-                return
+        await self._calls.cancel(self._order(name, watched.uid, test))
+        if await self._prove(name, watched, test):
+            return
         text = watched.held or "it gave no verdict in its time"
         await self._end(name, watched, test, RepairState.INCONCLUSIVE, text)
 
@@ -401,7 +388,7 @@ class NodeTestSteps:
         """
         self._ends[test.operation] = state, text
         entry = self._settings.repairers.get(TEST)
-        in_time = self._time_of(test) < test.deadline_at + _ENDS_WITHIN
+        in_time = self._time_of(test) < test.deadline_at + REMOVE_WITHIN
         verdict = state in (RepairState.SUCCEEDED, RepairState.FAILED)
         order = self._order(name, watched.uid, test)
         if entry is not None and entry.clean_up is not None and not verdict:
@@ -419,10 +406,9 @@ class NodeTestSteps:
         del self._ends[test.operation]
         if entry is not None and entry.clean_up is not None and verdict:
             await entry.clean_up(order)  # what stays is deleted by the cluster: job_manifest.py
-        if entry is not None and entry.note_end is not None:
-            entry.note_end(name, test.operation)
+        details = self._calls.note_end(TEST, name, test.operation)
         if written is not None:
-            self._events.emit_end(name, watched, written)
+            self._events.emit_end(name, watched, written, details)
         await self._record_writer.end_operation(test.operation)
 
     async def _write_end(

@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import GuardRefused, Phase, Quarantine, RepairAttempt, RepairState
-from aggregator.quarantine.actions.act_guard import RememberedRefusal
+from aggregator.cluster.port import (
+    ClusterError,
+    GuardRefused,
+    Phase,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+)
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.repair.attempts import LOOK_SOON
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
@@ -12,14 +18,11 @@ from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.protocol import AnswerState, ConfiguredRepairer, RepairAnswer
+from aggregator.quarantine.repair.repairer_calls import SEND_WITHIN, RepairerCalls
 from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
-
-#: An order that its process could not send within so long of writing it is not sent (seconds): the
-#: process was paused, and another one may have gone on.
-_SEND_WITHIN = 20.0
 
 
 class OrderSender:
@@ -32,6 +35,7 @@ class OrderSender:
         clocks: Clocks,
         repairers: Mapping[str, ConfiguredRepairer],
         orders: RepairOrders,
+        calls: RepairerCalls,
         tests: TestsBeforeRelease,
         reservations: RepairReservations,
         requests: FollowedRequests,
@@ -42,6 +46,7 @@ class OrderSender:
         self._clocks = clocks
         self._repairers = repairers
         self._orders = orders
+        self._calls = calls
         self._tests = tests
         self._reservations = reservations
         self._requests = requests
@@ -68,7 +73,7 @@ class OrderSender:
         entry = self._repairers.get(attempt.repair)
         if entry is None or not await self._is_prepared(node_state, quarantine, attempt, entry):
             return None
-        if self._clocks.now() - written > _SEND_WITHIN:
+        if self._clocks.now() - written > SEND_WITHIN:
             return None  # the process was paused in between
         order = self._orders.order_of(quarantine, attempt)
 
@@ -85,7 +90,6 @@ class OrderSender:
         guard = self._acts.guard(
             node_state, against=against, quarantine=quarantine, read_at=written
         )
-        refusal = RememberedRefusal(guard)
         try:
             await (
                 guard()
@@ -94,14 +98,16 @@ class OrderSender:
             if still():
                 raise
             return None
-        unsent = self._take_unsent(node_state, attempt)
-        answer = await while_it_stands(
-            node_state, entry.repairer.order(order, refusal.guard), still
-        )
-        if answer is not None and answer.state is AnswerState.NOT_SENT:
-            if unsent is not None:
+        unsent, was_sent = self._take_unsent(node_state, attempt), True
+        try:
+            answer = await while_it_stands(node_state, self._calls.order(order, guard), still)
+            was_sent = answer is None or answer.state is not AnswerState.NOT_SENT
+        except ClusterError:
+            was_sent = False
+            raise
+        finally:
+            if unsent is not None and not was_sent:
                 self._unsent[node_state.node] = unsent
-            refusal.raise_it()
         return answer
 
     async def _is_prepared(

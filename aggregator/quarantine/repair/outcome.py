@@ -8,6 +8,7 @@ from aggregator.policy.repairs import REBOOT, REPLACE, TEST
 from aggregator.quarantine.repair.attempts import is_proved_by_node
 from aggregator.quarantine.repair.orders import RepairOrders
 from aggregator.quarantine.repair.protocol import AnswerState, ConfiguredRepairer, RepairAnswer
+from aggregator.quarantine.repair.repairer_calls import RepairerCalls, end_state
 from aggregator.quarantine.state.node import NodeState
 
 
@@ -18,13 +19,6 @@ class AttemptOutcome(NamedTuple):
     text: str
 
 
-#: Answers that end an attempt, whatever the Node shows.
-_ENDS: Mapping[AnswerState, RepairState] = {
-    AnswerState.FAILED: RepairState.FAILED,
-    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
-}
-
-
 def known_outcome(attempt: RepairAttempt) -> AttemptOutcome | None:
     """The outcome of an attempt that is over, where its end only waits for what its order left."""
     return AttemptOutcome(attempt.ends_as, attempt.message) if attempt.ends_as is not None else None
@@ -32,9 +26,7 @@ def known_outcome(attempt: RepairAttempt) -> AttemptOutcome | None:
 
 def outcome_of(attempt: RepairAttempt, answer: RepairAnswer) -> AttemptOutcome | None:
     """The outcome that the repairer's answer gives the attempt, or None while it gives none."""
-    state = _ENDS.get(answer.state)
-    if answer.state is AnswerState.DONE and not is_proved_by_node(attempt.repair):
-        state = RepairState.SUCCEEDED
+    state = end_state(attempt.repair, answer)
     return AttemptOutcome(state, answer.text) if state is not None else None
 
 
@@ -42,11 +34,16 @@ class RepairOutcomes:
     """Reads the Node and asks the repairer; changes nothing."""
 
     def __init__(
-        self, cluster: Cluster, repairers: Mapping[str, ConfiguredRepairer], orders: RepairOrders
+        self,
+        cluster: Cluster,
+        repairers: Mapping[str, ConfiguredRepairer],
+        orders: RepairOrders,
+        calls: RepairerCalls,
     ) -> None:
         self._cluster = cluster
         self._repairers = repairers
         self._orders = orders
+        self._calls = calls
 
     async def proved(self, node_state: NodeState, attempt: RepairAttempt) -> AttemptOutcome | None:
         """The success that the Node itself shows, or None while it shows none."""
@@ -83,10 +80,7 @@ class RepairOutcomes:
         """
         if attempt.state is not RepairState.ORDERED:
             return RepairAnswer(AnswerState.UNSURE)
-        entry = self._repairers.get(attempt.repair)
-        if entry is None:  # the configuration has lost it since
-            return RepairAnswer(AnswerState.TAKEN)
-        return await entry.repairer.read_outcome(self._orders.order_of(quarantine, attempt))
+        return await self._calls.outcome(self._orders.order_of(quarantine, attempt))
 
     async def elsewhere(
         self, node_state: NodeState, attempt: RepairAttempt

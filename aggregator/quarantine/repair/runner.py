@@ -40,6 +40,7 @@ from aggregator.quarantine.repair.outcome import (
     outcome_of,
 )
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairSettings
+from aggregator.quarantine.repair.repairer_calls import RepairerCalls
 from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.start_checks import RepairStartChecks
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
@@ -82,6 +83,7 @@ class RepairRunner:
             tests=self._tests,
         )
         self._orders = RepairOrders(settings.collected, record_writer.times)
+        self._calls = RepairerCalls(settings.repairers)
         self._requests = FollowedRequests(cluster)
         self._reservations = RepairReservations(record_writer, settings, pool_label)
         self._starts = AttemptStarts(
@@ -101,20 +103,21 @@ class RepairRunner:
             clocks=clocks,
             repairers=settings.repairers,
             orders=self._orders,
+            calls=self._calls,
             tests=self._tests,
             reservations=self._reservations,
             requests=self._requests,
             operands=operands,
             status=self._status,
         )
-        self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders)
+        self._outcomes = RepairOutcomes(cluster, settings.repairers, self._orders, self._calls)
         self._leftovers = RepairLeftovers(
             settings=settings, orders=self._orders, operands=operands, times=record_writer.times
         )
         self._ends = AttemptEnds(
             acts=acts,
             clocks=clocks,
-            repairers=settings.repairers,
+            calls=self._calls,
             leftovers=self._leftovers,
             status=self._status,
             reservations=self._reservations,
@@ -252,7 +255,6 @@ class RepairRunner:
         self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer
     ) -> None:
         """The effect of the answer to an order on the attempt."""
-        self._ends.keep_details(attempt, answer)
         outcome = outcome_of(attempt, answer)
         match answer.state:
             case _ if outcome is not None:
@@ -286,7 +288,6 @@ class RepairRunner:
         outcome = known_outcome(attempt) or await self._outcomes.proved(node_state, attempt)
         if outcome is None:
             answer = await self._outcomes.answer(quarantine, attempt)
-            self._ends.keep_details(attempt, answer)
             outcome = outcome_of(attempt, answer)
             outcome = outcome or await self._outcomes.elsewhere(node_state, attempt)
         if outcome is None:
@@ -316,9 +317,9 @@ class RepairRunner:
         self, node_state: NodeState, quarantine: Quarantine, attempt: RepairAttempt
     ) -> None:
         """It must not go on beside the next one, so that its repairer is asked to end it."""
-        entry = self._settings.repairers.get(TEST)
-        if entry is not None and not self._sender.is_unsent(node_state, attempt):
-            await entry.repairer.cancel(self._orders.order_of(quarantine, attempt))
+        known = TEST in self._settings.repairers
+        if known and not self._sender.is_unsent(node_state, attempt):
+            await self._calls.cancel(self._orders.order_of(quarantine, attempt))
             if await self._prove(node_state, quarantine) is None:
                 return
         outcome = AttemptOutcome(RepairState.INCONCLUSIVE, "it gave no verdict in its time")
@@ -332,11 +333,10 @@ class RepairRunner:
         if outcome is not None:  # it is over
             await self._ends.end(node_state, attempt, outcome)
             return
-        entry = self._settings.repairers.get(attempt.repair)
         order = self._orders.order_of(quarantine, attempt)
         # An order that was certainly not sent needs no repairer to take it back.
         unsent = self._sender.is_unsent(node_state, attempt)
-        if unsent or (entry is not None and await entry.repairer.cancel(order)):
+        if unsent or await self._calls.cancel(order):
             outcome = AttemptOutcome(RepairState.CANCELLED, step.because)
             await self._ends.end(node_state, attempt, outcome, request=step.request)
         else:

@@ -1,0 +1,85 @@
+"""The calls of an operation's repairer, of a repair and of a node's test: order, outcome, end."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from aggregator.cluster.port import Guard, RepairState
+from aggregator.quarantine.actions.act_guard import RememberedRefusal
+from aggregator.quarantine.repair.attempts import is_proved_by_node
+from aggregator.quarantine.repair.protocol import (
+    AnswerState,
+    ConfiguredRepairer,
+    RepairAnswer,
+    RepairOrder,
+)
+
+#: An order that its process could not send within so long of writing it is not sent (seconds): the
+#: process was paused, and another one may have gone on.
+SEND_WITHIN = 20.0
+#: An operation that has ended waits so long beyond its deadline (seconds) for the removal of what
+#: its order left in the cluster. Then its end is written without that.
+REMOVE_WITHIN = 300.0
+_ENDS: Mapping[AnswerState, RepairState] = {
+    AnswerState.DONE: RepairState.SUCCEEDED,
+    AnswerState.FAILED: RepairState.FAILED,
+    AnswerState.INCONCLUSIVE: RepairState.INCONCLUSIVE,
+}
+
+
+def end_state(kind: str, answer: RepairAnswer) -> RepairState | None:
+    """The state in which the answer ends an operation; None while it ends none.
+
+    Where the Node is the proof, a repairer's word that the repair is done ends nothing.
+    """
+    if answer.state is AnswerState.DONE and is_proved_by_node(kind):
+        return None
+    return _ENDS.get(answer.state)
+
+
+class RepairerCalls:
+    """Remembers what repairers have reported of operations until these end."""
+
+    def __init__(self, repairers: Mapping[str, ConfiguredRepairer]) -> None:
+        self._repairers = repairers
+        #: The repairer's details in addition to the text, by operation, for the event of its end.
+        self._details: dict[str, Mapping[str, str]] = {}
+
+    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+        """Send the order. Raises what its guard raised: then it was not sent, and is decided anew.
+
+        The caller knows that the kind has a repairer.
+        """
+        refusal = RememberedRefusal(guard)
+        repairer = self._repairers[order.repair].repairer
+        answer = await repairer.order(order, refusal.guard)
+        if answer.state is AnswerState.NOT_SENT:
+            refusal.raise_it()
+        return self._keep(order, answer)
+
+    async def outcome(self, order: RepairOrder) -> RepairAnswer:
+        """How far the order has come; a kind without a repairer now is under way."""
+        entry = self._repairers.get(order.repair)
+        if entry is None:  # the configuration has lost it since
+            return RepairAnswer(AnswerState.TAKEN)
+        return self._keep(order, await entry.repairer.read_outcome(order))
+
+    async def cancel(self, order: RepairOrder) -> bool:
+        """Take the order back. False: it may be carried out all the same."""
+        entry = self._repairers.get(order.repair)
+        return entry is not None and await entry.repairer.cancel(order)
+
+    def note_end(self, kind: str, node: str, operation: str) -> Mapping[str, str]:
+        """The end is durable. Returns the details that the repairer reported."""
+        entry = self._repairers.get(kind)
+        if entry is not None and entry.note_end is not None:
+            entry.note_end(node, operation)
+        return self._details.pop(operation, {})
+
+    def forget_all_but(self, operations: AbstractSet[str]) -> None:
+        """Forget the operations that are under way no more."""
+        self._details = {key: one for key, one in self._details.items() if key in operations}
+
+    def _keep(self, order: RepairOrder, answer: RepairAnswer) -> RepairAnswer:
+        if answer.details:
+            self._details[order.operation] = answer.details
+        return answer
