@@ -574,7 +574,7 @@ proposals = st.builds(
     lasts=st.floats(60, 5000),
     pool=st.sampled_from(["", "p1", "p2"]),
     domains=st.sampled_from([(), ("rack=1",), ("rack=2",), ("rack=1", "clique=x")]),
-)
+).map(lambda one: replace(one, operation=f"{one.node}-{one.operation}"))
 events = st.lists(
     st.tuples(st.floats(0, 100_000), st.one_of(proposals, st.sampled_from(NODES))), max_size=40
 )
@@ -603,7 +603,6 @@ def test_no_order_of_reservations_passes_a_limit(
             if known is not None:
                 record = record.without_operations({known.operation})
             continue
-        thing = replace(thing, operation=f"{thing.node}-{thing.operation}")
         record = record.without_operations(
             {one.operation for one in record.repairs.values() if one.until <= now}
         )

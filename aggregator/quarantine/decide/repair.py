@@ -6,8 +6,8 @@ Invariants:
 - An attempt whose outcome is not known is followed by none: a person decides.
 - A node that is to prove itself before its release is tested until it passes, a repair has failed
   it, or a person is asked. Tests that give no verdict are bounded, so this ends too.
-- `RepairLimits` let no repair begin past a limit, and never two in one failure domain. The record is
-  changed by compare-and-set, so this holds for any interleaving of replicas.
+- `RepairLimits` let no repair begin past a limit, and never two in one failure domain. The record
+  is changed by compare-and-set, so this holds for any interleaving of replicas.
 """
 
 import enum
