@@ -416,8 +416,8 @@ class Stream:
                     request = codec.permission_request(message.permission_request)
                     self._rules.orders.permissions.on_request(self.node, request)
                 case "gpu_use":
-                    request, use = codec.gpu_use(message.gpu_use)
-                    self._rules.orders.gpu_use.on_answer(self.node, request, use)
+                    number, use = codec.gpu_use(message.gpu_use)
+                    self._rules.orders.gpu_use.on_answer(self.node, number, use)
                 case "hello":
                     self._second_hello(message.hello)
                 case _:

@@ -51,7 +51,8 @@ class GpuUseRequests:
         if line is None:
             return GpuUse(unknown="the node's agent is not connected")
         key = node, str(next(self._numbers))
-        answer = self._waiting[key] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[GpuUse] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = answer
         line.request_gpu_use(key[1])
         try:
             async with asyncio.timeout(_ANSWER_WITHIN):

@@ -19,6 +19,7 @@ from aggregator.repairers.agent_orders import (
     OrderLine,
     OrderState,
 )
+from aggregator.repairers.gpu_use import GpuUse
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1.limits import MAX_EVIDENCE_BYTES
 from tests.support.ingest import Agent, Site, site
@@ -61,6 +62,9 @@ class FakeStream:
 
     def answer_permission(self, operation: str, refusal: str) -> None:
         self.permissions.append((operation, refusal))
+
+    def request_gpu_use(self, request: str) -> None:
+        self.orders.gpu_use.on_answer("node-1", request, GpuUse())
 
     def _answer(self, operation: str) -> None:
         for one in self.states:

@@ -408,8 +408,8 @@ async def test_an_idle_test_holds_no_new_node_and_none_of_those_it() -> None:
     site.set_taints(POOL, UNTESTED, name=new)
     await later(TIMEOUT / 2)
     running = parse_record(site.world.record.text).node_tests
-    assert sorted(one.repair for one in running.values()) == ["idle-test", "test"]
-    assert running[new].repair == "test"
+    assert sorted(one.kind for one in running.values()) == ["idle-test", "new-node-test"]
+    assert running[new].kind == "new-node-test"
     site.check()
     await site.replica.stop()
 

@@ -80,8 +80,8 @@ def rebuild(
         if ident not in cooldowns or cooldowns[ident].at < one.at:
             cooldowns[ident] = one
     running = record
-    for one in (*before.operations.values(), *repairs):  # the later record's come first
-        running = running.restore(one)
+    for lost in (*before.operations.values(), *repairs):  # the later record's come first
+        running = running.restore(lost)
     past = {
         node: tuple(
             sorted(

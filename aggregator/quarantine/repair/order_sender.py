@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
-    ClusterError,
     GuardRefused,
     Phase,
     Quarantine,
@@ -17,7 +16,7 @@ from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.followed_requests import FollowedRequests
 from aggregator.quarantine.repair.operand_pause import OperandPause
 from aggregator.quarantine.repair.orders import RepairOrders
-from aggregator.quarantine.repair.protocol import AnswerState, ConfiguredRepairer, RepairAnswer
+from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairAnswer
 from aggregator.quarantine.repair.repairer_calls import SEND_WITHIN, RepairerCalls
 from aggregator.quarantine.repair.reservations import RepairReservations
 from aggregator.quarantine.repair.status_writer import RepairStatusWriter
@@ -98,17 +97,14 @@ class OrderSender:
             if still():
                 raise
             return None
-        unsent, was_sent = self._take_unsent(node_state, attempt), True
-        try:
-            answer = await while_it_stands(node_state, self._calls.order(order, guard), still)
-            was_sent = answer is None or answer.state is not AnswerState.NOT_SENT
-        except ClusterError:
-            was_sent = False
-            raise
-        finally:
-            if unsent is not None and not was_sent:
+        unsent = self._take_unsent(node_state, attempt)
+
+        def note_unsent() -> None:
+            if unsent is not None:
                 self._unsent[node_state.node] = unsent
-        return answer
+
+        ordering = self._calls.order(order, guard, on_unsent=note_unsent)
+        return await while_it_stands(node_state, ordering, still)
 
     async def _is_prepared(
         self,

@@ -1,6 +1,6 @@
 """The calls of an operation's repairer, of a repair and of a node's test: order, outcome, end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from aggregator.cluster.port import Guard, RepairState
@@ -44,15 +44,19 @@ class RepairerCalls:
         #: The repairer's details in addition to the text, by operation, for the event of its end.
         self._details: dict[str, Mapping[str, str]] = {}
 
-    async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
+    async def order(
+        self, order: RepairOrder, guard: Guard, *, on_unsent: Callable[[], None] = lambda: None
+    ) -> RepairAnswer:
         """Send the order. Raises what its guard raised: then it was not sent, and is decided anew.
 
-        The caller knows that the kind has a repairer.
+        ``on_unsent`` is called where it was certainly not sent. The caller knows that the kind has
+        a repairer.
         """
         refusal = RememberedRefusal(guard)
         repairer = self._repairers[order.repair].repairer
         answer = await repairer.order(order, refusal.guard)
         if answer.state is AnswerState.NOT_SENT:
+            on_unsent()
             refusal.raise_it()
         return self._keep(order, answer)
 

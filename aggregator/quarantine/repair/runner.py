@@ -249,10 +249,14 @@ class RepairRunner:
         """The attempt is durable, and was read or written just now: send its order."""
         answer = await self._sender.send(node_state, quarantine, attempt, self._clocks.now())
         if answer is not None:
-            await self._take_answer(node_state, attempt, answer)
+            await self._take_answer(node_state, quarantine, attempt, answer)
 
     async def _take_answer(
-        self, node_state: NodeState, attempt: RepairAttempt, answer: RepairAnswer
+        self,
+        node_state: NodeState,
+        quarantine: Quarantine,
+        attempt: RepairAttempt,
+        answer: RepairAnswer,
     ) -> None:
         """The effect of the answer to an order on the attempt."""
         outcome = outcome_of(attempt, answer)
@@ -264,6 +268,9 @@ class RepairRunner:
                 if not self._settings.repairers[attempt.repair].repairer.sends_twice:
                     outcome = AttemptOutcome(_not_carried_out(attempt), answer.text)
                     await self._ends.end(node_state, attempt, outcome)
+                elif answer.text:
+                    why = f"{attempt.repair} waits: {answer.text}"
+                    await self._status.hold(node_state, quarantine, why)
             case AnswerState.TAKEN | AnswerState.DONE:
                 taken = replace(attempt, state=RepairState.ORDERED, message=answer.text[:MOST_TEXT])
                 await self._status.change(node_state, attempt, taken)
@@ -305,7 +312,9 @@ class RepairRunner:
             await self._give_up_test(node_state, quarantine, attempt)
             return
         if self._sender.is_unsent(node_state, attempt):
-            outcome = AttemptOutcome(RepairState.FAILED, "the order was never sent")
+            held = quarantine.status.repair.held if quarantine.status.repair is not None else ""
+            text = f"the order was never sent; {held}".rstrip("; ")
+            outcome = AttemptOutcome(RepairState.FAILED, text)
         elif attempt.state is RepairState.ORDERED and answer.state is not AnswerState.UNSURE:
             outcome = AttemptOutcome(RepairState.FAILED, "no proof of it came in its time")
         else:
