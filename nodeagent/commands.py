@@ -22,7 +22,7 @@ class CommandRefused(Exception):
     """A command cannot be carried out; the text goes back to its sender."""
 
 
-class GpuUse(Protocol):
+class GpuUseReport(Protocol):
     """Who uses a GPU of this node, in words; ``unknown``: why that can't be seen, or empty."""
 
     @property
@@ -73,7 +73,7 @@ class Host(Protocol):
 
     async def run_checks(self, names: Sequence[str]) -> str: ...
 
-    def gpu_use(self) -> GpuUse: ...
+    def gpu_use(self) -> GpuUseReport: ...
 
     def name_peers(self, addresses: Sequence[str]) -> None: ...
 
@@ -91,7 +91,7 @@ class Commands:
         scheduler: Scheduler,
         nvml: Nvml,
         peers: Peers,
-        gpu_use: Callable[[], GpuUse],
+        gpu_use: Callable[[], GpuUseReport],
         measurements: Callable[[], Sequence[Measured]] = tuple,
     ) -> None:
         #: None where the configuration allows no order: the modules are not loaded then.
@@ -117,7 +117,7 @@ class Commands:
         """Seconds for which NVML is still released; 0 when it is in use."""
         return self._nvml.quiesced_for
 
-    def gpu_use(self) -> GpuUse:
+    def gpu_use(self) -> GpuUseReport:
         """Whether a restart of the machine by another party would interrupt work on a GPU."""
         return self._gpu_use()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from nodeagent.commands import GpuUse
+from nodeagent.commands import GpuUseReport
 from nodeagent.evidence.bounds import bounded_details, cut, identifier
 from nodeagent.evidence.entries import ComponentEntry, FaultEntry
 from nodeagent.evidence.latch import Outgoing
@@ -162,7 +162,7 @@ def result(command_id: str, *, ok: bool, message: str) -> pb.AgentMessage:
     )
 
 
-def gpu_use(request_id: str, use: GpuUse) -> pb.AgentMessage:
+def gpu_use(request_id: str, use: GpuUseReport) -> pb.AgentMessage:
     return pb.AgentMessage(
         gpu_use=pb.GpuUse(
             request_id=cut(request_id, limits.MAX_NAME),
