@@ -89,7 +89,7 @@ class AgentResult:
 class OrderLine(Protocol):
     """The stream of one node's agent, which has proved its identity. No method blocks or raises.
 
-    What is sent on a stream that ends may be lost.
+    A message on a stream that ends may be lost.
     """
 
     #: The verbs that the node's own configuration allows, as the agent has told.

@@ -46,7 +46,7 @@ class GpuUseRequests:
         self._waiting: dict[tuple[str, str], asyncio.Future[GpuUse]] = {}
 
     async def read(self, node: str) -> GpuUse:
-        """What the node's agent answers within seconds."""
+        """The answer of the node's agent, which comes within seconds."""
         line = self._line_of(node)
         if line is None:
             return GpuUse(unknown="the node's agent is not connected")

@@ -34,7 +34,7 @@ class OperationLimits(Protocol):
         ...
 
     def hold(self, record: Record, proposal: OperationProposal, size: FleetSize) -> Held | None:
-        """Why it may not begin now; None: it may. ``record`` is a current one."""
+        """Why it may not begin now, or None. ``record`` is a current one."""
         ...
 
 

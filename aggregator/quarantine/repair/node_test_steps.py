@@ -399,7 +399,7 @@ class NodeTestSteps:
         node_state = self._registry.known(name)
         passed = state is RepairState.SUCCEEDED
         if passed and in_time and not (node_state is not None and node_state.agent.is_fresh):
-            # It has passed: what else is known of it has to be heard before the taint goes.
+            # It has passed: its agent's evidence comes before the taint goes.
             watched.held, watched.look_at = "its agent is awaited", self._clocks.now() + LOOK_BUSY
             return
         written = await self._write_end(name, watched, test, state, text)

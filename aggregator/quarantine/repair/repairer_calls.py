@@ -27,7 +27,7 @@ _ENDS: Mapping[AnswerState, RepairState] = {
 
 
 def end_state(kind: str, answer: RepairAnswer) -> RepairState | None:
-    """The state in which the answer ends an operation; None while it ends none.
+    """The state in which the answer ends an operation, if it ends it.
 
     Where the Node is the proof, a repairer's word that the repair is done ends nothing.
     """
