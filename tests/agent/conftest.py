@@ -6,13 +6,38 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodeagent.sources.child_process import ChildProcess
 from tests.agent import fuse_server
 from tests.agent.agent_process import AgentProcess, Make
 from tests.agent.fuse_server import Filer
 from tests.support.fake_aggregator import FakeAggregator
+
+
+@pytest.fixture(autouse=True)
+def _ended_children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Children that a test's sources have started end with it, read or not.
+
+    A probe answers before its child ends, and most tests end with the answer.
+    """
+    started: list[ChildProcess] = []
+    start = ChildProcess.__init__
+
+    def record(child: ChildProcess, *arguments: Any, **options: Any) -> None:
+        start(child, *arguments, **options)
+        started.append(child)
+
+    monkeypatch.setattr(ChildProcess, "__init__", record)
+    yield
+    for child in started:
+        process = child._process
+        assert process.stdout is not None
+        process.stdout.close()
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -30,9 +30,14 @@ NOT_FOUND = response("", "404 Not Found")
 
 @contextlib.asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[str]:
-    """Gives the server's URL, without a path. With an empty answer the server hangs."""
+    """Gives the server's URL, without a path. With an empty answer the server hangs.
+
+    At the end each connection is closed, so that no test leaves one.
+    """
+    writers: list[asyncio.StreamWriter] = []
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             first, *rest = head.rstrip().split("\r\n")
@@ -48,5 +53,11 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(respond, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server:
-        yield f"http://127.0.0.1:{port}"
+    try:
+        async with server:
+            yield f"http://127.0.0.1:{port}"
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()

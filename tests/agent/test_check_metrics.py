@@ -11,7 +11,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.site_package import install
 from tests.support.waiting import PATIENCE
 
-DOCS = (Path(__file__).parents[2] / "docs/agent.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs/reference/agent-metrics.md").read_text()
 
 PACKAGE = """
 import asyncio

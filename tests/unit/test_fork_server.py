@@ -94,6 +94,8 @@ def test_a_signal_ends_a_process_and_its_code_says_so(
     process.send_signal(number)
     assert process.wait(300) == -number
     process.kill()  # of a process that has ended: no other one is killed
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONHASHSEED"])
