@@ -50,41 +50,65 @@ def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float)
 def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float) -> str:
     """The text of ``GET /metrics``: the agent's own health, and counts of its evidence."""
     page = _MetricsText()
-    page.family("sickbay_agent_info", "gauge", "The agent.", [({"version": about.version}, 1)])
-    page.one("sickbay_agent_uptime_seconds", "gauge", "Since the agent's start.", about.uptime)
+    page.family(
+        "sickbay_agent_info",
+        "gauge",
+        "1 for the version that runs.",
+        [({"version": about.version}, 1)],
+    )
+    page.one(
+        "sickbay_agent_uptime_seconds", "gauge", "Seconds since the agent's start.", about.uptime
+    )
     connected = int(about.uplink.get("state") == "streaming")
-    page.one("sickbay_agent_streaming", "gauge", "An aggregator takes the evidence.", connected)
+    page.one(
+        "sickbay_agent_streaming", "gauge", "1 while an aggregator takes the evidence.", connected
+    )
     unacked = latch.last_seq - latch.last_acked
-    page.one("sickbay_agent_unacknowledged_messages", "gauge", "Sent, not yet safe.", unacked)
+    page.one(
+        "sickbay_agent_unacknowledged_messages",
+        "gauge",
+        "Messages that were sent and are not safe yet.",
+        unacked,
+    )
     saved = int(not about.state_problem)
-    page.one("sickbay_agent_state_saved", "gauge", "The latest save of the state went.", saved)
+    page.one(
+        "sickbay_agent_state_saved",
+        "gauge",
+        "1 when the latest save of the latch succeeded.",
+        saved,
+    )
     current = int(not (about.config.problem or about.config.restart_for))
-    text = "The agent runs by the configuration's file as it is now."
+    text = "1 while the agent runs with the contents of its file."
     page.one("sickbay_agent_config_current", "gauge", text, current)
-    text = "Changed configurations that were taken over."
+    text = "Changed configurations that were applied."
     page.one("sickbay_agent_config_reloads_total", "counter", text, about.config.reloads)
-    text = "Changed configurations that were refused."
+    text = "Changed configurations with mistakes."
     page.one("sickbay_agent_config_refused_total", "counter", text, about.config.failures)
     records = about.kernel_records
-    page.one("sickbay_agent_kernel_records_total", "counter", "Kernel log records.", records)
-    text = "Spent on reading them, all checks together."
+    page.one(
+        "sickbay_agent_kernel_records_total",
+        "counter",
+        "Kernel log records that were read.",
+        records,
+    )
+    text = "Seconds spent on them, all kernel log checks together."
     page.one("sickbay_agent_kernel_log_read_seconds_total", "counter", text, about.kernel_seconds)
     _log_check_metrics(page, about.log_checks)
     statuses = Counter((e.check, e.status.name.lower()) for e in latch.components.values())
     page.family(
         "sickbay_agent_components",
         "gauge",
-        "Components by check and status.",
+        "Components by their check's status.",
         [({"check": c, "status": s}, n) for (c, s), n in sorted(statuses.items())],
     )
     codes = Counter(f.code for f in latch.faults.values())
     page.family(
         "sickbay_agent_faults",
         "gauge",
-        "Latched faults by code.",
+        "Latched faults.",
         [({"code": code}, n) for code, n in sorted(codes.items())],
     )
-    text = "Seconds for which the GPU driver is still let go of."
+    text = "How long the GPU driver stays released."
     page.one("sickbay_agent_quiesced_seconds", "gauge", text, about.quiesced_for)
     _check_metrics(page, list(checks), now)
     return page.text()
@@ -92,10 +116,10 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
 
 def _log_check_metrics(page: "_MetricsText", tallies: Mapping[str, Tally]) -> None:
     faults = [({"check": name}, tally.faults) for name, tally in tallies.items()]
-    text = "Faults seen in the kernel log."
+    text = "Faults that a kernel log check found."
     page.family("sickbay_agent_log_check_faults_total", "counter", text, faults)
     errors = [({"check": name}, tally.errors) for name, tally in tallies.items()]
-    text = "Records on which the check failed itself."
+    text = "Records on which the check itself failed: 0, or it has a defect."
     page.family("sickbay_agent_log_check_errors_total", "counter", text, errors)
 
 
@@ -105,16 +129,16 @@ def _check_metrics(page: "_MetricsText", checks: Sequence[Scheduled], now: float
         page.family(f"sickbay_agent_check_{name}", kind, text, samples)
 
     each("runs_total", "counter", "Runs that ended.", "looks")
-    each("errors_total", "counter", "Runs that ended with the check's own error.", "errors")
-    each("hangs_total", "counter", "Runs that outlived their deadline.", "hangs")
+    each("errors_total", "counter", "Runs that ended with a defect of the check.", "errors")
+    each("hangs_total", "counter", "Runs that exceeded their deadline.", "hangs")
     each("duration_seconds", "gauge", "How long the latest run took.", "last_duration")
     # A look that hangs has not ended, and its check is no success for as long as that goes on.
     looked = [check for check in checks if check.looks or check.hung_since is not None]
     well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in looked]
-    about = "The latest run ended well and in time, whatever it saw."
+    about = "1 when the latest run ended without error and in time, also if it found a fault."
     page.family("sickbay_agent_check_success", "gauge", about, well)
     ages = [({"check": c.name}, now - c.last_success) for c in checks if c.last_success is not None]
-    about = "Since the check last ended well."
+    about = "Seconds since the last such run."
     page.family("sickbay_agent_check_success_age_seconds", "gauge", about, ages)
 
 

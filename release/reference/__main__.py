@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from release.reference import (
+    agent_metrics,
     api,
     checks,
     commands,
@@ -23,6 +24,7 @@ FOLDER = ROOT / "docs" / "reference"
 def files() -> Mapping[str, str]:
     """The content of each file by its name."""
     return {
+        "agent-metrics.md": agent_metrics.page(),
         "agent.schema.json": _json(schemas.agent_schema()),
         "aggregator-configuration.md": configuration.page(),
         "aggregator.schema.json": _json(schemas.aggregator_schema()),
