@@ -197,6 +197,13 @@ def section(message: Message, alert: Alert) -> str:
     return address(message.documentation_url, of_alert(alert.kind, alert.details.get("limit", "")))
 
 
+def links(message: Message, most: int = 3) -> Sequence[str]:
+    """The URLs of `sections`. None where no address is configured: chats and mailboxes make a wrong
+    link of the name of a file.
+    """
+    return sections(message, most) if message.documentation_url else ()
+
+
 def sections(message: Message, most: int = 3) -> Sequence[str]:
     """The sections of the alerts that have not ended, the worst first, each once."""
     begun = [one for one in message.alerts if one.ending is None] or message.alerts

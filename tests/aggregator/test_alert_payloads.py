@@ -190,7 +190,7 @@ def rack(count: int, kind: EventKind = EventKind.CORDONED) -> list[Alert]:
 def test_a_rack_is_a_few_lines_and_not_one_for_each_node() -> None:
     one = message(*rack(64), *rack(64, EventKind.AGENT_SILENT))
     document = slack.render(one, PLAIN)
-    assert len(document["blocks"]) == 5  # headline, cordoned, silent, page, what to do
+    assert len(document["blocks"]) == 4  # headline, cordoned, silent, page
     [event] = pagerduty.render(one, KEY, PLAIN)
     assert event["payload"]["custom_details"]["node_count"] == 64
     assert event["payload"]["component"] == "r1"
@@ -233,8 +233,8 @@ def test_each_alert_of_a_storm_is_counted_once(codes: list[str]) -> None:
     assert len(lines) <= 4
 
 
-@pytest.mark.parametrize("base", ["", "https://docs.test/sickbay/0.1.0/"])
-def test_every_receiver_gets_the_section_that_says_what_to_do(base: str) -> None:
+def test_every_receiver_gets_the_section_that_says_what_to_do() -> None:
+    base = "https://docs.test/sickbay/0.1.0/"
     held = alert_of(Transition(NOW, EventKind.HELD, "n1", "n1: held", "i", {"limit": "stop"}))
     assert held is not None
     one = message(held, documentation_url=base)
@@ -252,6 +252,22 @@ def test_every_receiver_gets_the_section_that_says_what_to_do(base: str) -> None
         written("{{ documentation }} {{ alerts[0].documentation }}", one)
         == f"{expected} {expected}"
     )
+
+
+def test_without_addresses_no_receiver_of_people_gets_a_path_that_it_makes_a_link_of() -> None:
+    """Chats and mailboxes link docs/alert-kinds.md to a host of that name."""
+    one = message(alert(), page="")
+    for name, payload in payloads(one):
+        check(name, payload)
+        found = [text for text in texts(payload) if ".md" in text or "://" in text]
+        assert [text for text in found if "schema" not in text] == [], name
+    assert ".md" not in email.render(one, MAIL, PLAIN, NOW).get_content()
+    [postable] = alertmanager.render(one, NOW)
+    assert "generatorURL" not in postable
+    assert "runbook_url" not in postable["annotations"]
+    assert [alert["documentation"] for alert in webhook.render(one)] == [
+        "docs/alert-kinds.md#quarantinecordoned"
+    ]
 
 
 def test_links_to_the_documentation_are_links_only_where_there_is_an_address() -> None:
@@ -362,7 +378,7 @@ def test_a_long_template_for_teams_is_cut_to_what_it_takes(text: str) -> None:
 
 def test_a_template_that_fails_at_a_delivery_gives_way_to_the_built_in_text() -> None:
     broken = MessageTemplate(TemplateOptions(text="{{ alerts[1].kind }}"), lambda value: value)
-    [_, block, _] = slack.render(message(alert(), page=""), broken)["blocks"]
+    [_, block] = slack.render(message(alert(), page=""), broken)["blocks"]
     assert "gpu-0117: cordoned" in block["text"]["text"]
 
 

@@ -75,7 +75,7 @@ def _postable(message: Message, alert: Alert, now: float) -> dict[str, Any]:
         begun = min(begun, now)
     annotations = {
         "summary": visible(alert.summary, _MOST_TEXT),
-        "runbook_url": section(message, alert),
+        "runbook_url": section(message, alert) if message.documentation_url else "",
         "resolved": visible(alert.ending.summary, _MOST_TEXT) if alert.ending else "",
         **{_name(key): visible(value, _MOST_TEXT) for key, value in alert.details.items()},
         "description": visible(alert.advice, _MOST_TEXT) if alert.ending is None else "",

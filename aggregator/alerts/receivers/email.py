@@ -15,7 +15,7 @@ from pydantic import Field
 
 from aggregator.alerts.alert import AlertState, rfc3339
 from aggregator.alerts.http_channel import Exchange, HttpOptions, read_secret, tls_context
-from aggregator.alerts.message import Message, digest, headline, link, next_steps, sections
+from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -154,7 +154,8 @@ def _text(message: Message) -> str:
     parts += ["", f"since {rfc3339(first)}"]
     if url := link(message):
         parts += ["", url]
-    parts += ["", f"What to do: {' '.join(sections(message))}"]
+    if documents := links(message):
+        parts += ["", f"What to do: {' '.join(documents)}"]
     return "\n".join(parts) + "\n"
 
 

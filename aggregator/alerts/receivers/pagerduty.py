@@ -12,7 +12,7 @@ from typing import Any
 
 from aggregator.alerts.alert import Alert, AlertState, rfc3339
 from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_secret
-from aggregator.alerts.message import Message, digest, headline, link, next_steps, sections
+from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import Delivery, WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -93,7 +93,7 @@ def _trigger(message: Message, routing_key: str, template: MessageTemplate) -> M
         "nodes": [visible(node, _MOST_SOURCE) for node in message.nodes[:_MOST_NODES]],
         "node_count": len(message.nodes),
         "to_do": list(next_steps(message)),
-        "documentation": list(sections(message)),
+        "documentation": list(links(message)),
     }
     if written := template.text(message)[:_MOST_TEMPLATE]:
         details["text"] = written
@@ -114,11 +114,10 @@ def _trigger(message: Message, routing_key: str, template: MessageTemplate) -> M
     for name, label in (("component", "rack"), ("group", "pool")):
         if label in message.labels:
             event["payload"][name] = visible(message.labels[label], _MOST_SOURCE)
-    links = [{"href": url, "text": "status page"}] if url else []
-    if message.documentation_url:
-        links += [{"href": one, "text": "what to do"} for one in sections(message)]
-    if links:
-        event["links"] = links
+    shown = [{"href": url, "text": "status page"}] if url else []
+    shown += [{"href": one, "text": "what to do"} for one in links(message)]
+    if shown:
+        event["links"] = shown
     if url:
         event["client_url"] = url
     return event

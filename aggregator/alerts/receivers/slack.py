@@ -11,7 +11,7 @@ from typing import Any
 
 from aggregator.alerts.alert import AlertState
 from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
-from aggregator.alerts.message import Line, Message, digest, headline, link, next_steps, sections
+from aggregator.alerts.message import Line, Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -70,11 +70,9 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
     url = link(message)
     if url:
         blocks.append(_section("mrkdwn", f"<{url}|status page>"))
-    if message.documentation_url:
-        shown = [f"<{one}|{one.partition('#')[2] or 'documentation'}>" for one in sections(message)]
+    shown = [f"<{one}|{one.partition('#')[2] or 'documentation'}>" for one in links(message)]
+    if shown:
         blocks.append(_section("mrkdwn", f"What to do: {', '.join(shown)}"))
-    elif not written:
-        blocks.append(_section("plain_text", f"What to do: {', '.join(sections(message))}"))
     # The values in a template's title are escaped already.
     return {"text": own or escape(title), "blocks": blocks}
 

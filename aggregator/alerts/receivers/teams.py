@@ -12,7 +12,7 @@ from typing import Any
 
 from aggregator.alerts.alert import AlertState
 from aggregator.alerts.http_channel import PLAIN, Exchange, HttpOptions, post, read_url
-from aggregator.alerts.message import Message, digest, headline, link, next_steps, sections
+from aggregator.alerts.message import Message, digest, headline, link, links, next_steps
 from aggregator.alerts.templates import BUILT_IN, MessageTemplate, TemplateOptions
 from aggregator.alerts.webhook import WebhookResponse
 from aggregator.configfile.section import SectionDataclass
@@ -69,8 +69,6 @@ def render(message: Message, template: MessageTemplate) -> Mapping[str, Any]:
             if len(lines) > most:
                 shown.append(f"and {len(lines) - most} more")
             shown += [f"To do: {one}" for one in next_steps(message)]
-        if not (message.documentation_url or written):
-            shown = [*shown, f"What to do: {', '.join(sections(message))}"]
         items = [_text(title[:_MOST_TITLE], colour, bold=True)]
         document = _document([*items, *(_text(line, "default") for line in shown)], message)
         if len(_encoded(document)) <= MOST_BYTES:
@@ -93,12 +91,10 @@ def _document(items: Sequence[Mapping[str, Any]], message: Message) -> Mapping[s
         "version": "1.4",
         "body": items,
     }
-    links = {"Status page": link(message)}
-    if message.documentation_url:
-        links["What to do"] = sections(message, 1)[0]
+    shown = {"Status page": link(message), "What to do": next(iter(links(message, 1)), "")}
     actions = [
         {"type": "Action.OpenUrl", "title": title, "url": url}
-        for title, url in links.items()
+        for title, url in shown.items()
         if url
     ]
     if actions:
