@@ -80,7 +80,12 @@ class AccessGate:
 
 def missing_right(identity: UserIdentity, access: Access) -> AccessRefused:
     """403: the identity is proven, and lacks a right."""
-    if identity.how == "static-token":
+    if identity.how == "oidc":
+        hint = (
+            "A group of yours has to be among access.oidc.operators, or to read among "
+            "access.oidc.viewers."
+        )
+    elif identity.how == "static-token":
         hint = "The line of your token in access.tokens_file has to have the role operator."
     else:
         role = "sickbay-viewer" if access in {READ, METRICS} else "sickbay-operator"

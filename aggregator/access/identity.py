@@ -9,7 +9,7 @@ from aggregator.cluster.users import Access, User
 
 @dataclass(frozen=True, slots=True)
 class UserIdentity:
-    """A proven user. ``how``: token, certificate, front-proxy or static-token.
+    """A proven user. ``how``: token, certificate, front-proxy, static-token or oidc.
 
     ``ambient``: the browser sends the proof by itself, with requests of other sites too, so that an
     action needs a proof that the page itself asks for it.
@@ -28,13 +28,14 @@ class UserIdentity:
 class RequestFacts:
     """The proof of a request. ``certificate``: the client's in DER, verified by TLS; None without.
 
-    ``token``: of the Authorization header; ``cookie``: of the log-in. ``header`` gives the values
-    of a header, by its name.
+    ``token``: of the Authorization header; ``cookie``: the token of a log-in; ``session``: that of
+    a log-in by OpenID Connect. ``header`` gives the values of a header, by its name.
     """
 
     address: str = ""
     token: str = field(default="", repr=False)
     cookie: str = field(default="", repr=False)
+    session: str = field(default="", repr=False)
     certificate: bytes | None = field(default=None, repr=False)
     header: Callable[[str], Sequence[str]] = field(default=lambda _: (), repr=False)
 

@@ -3,12 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
 from aggregator.access.gate import AccessGate
-from aggregator.access.identity import AccessRefused, RequestAuthenticator
+from aggregator.access.identity import AccessRefused, Authorizer, RequestAuthenticator
+from aggregator.access.oidc_claims import ClaimNames
+from aggregator.access.oidc_log_in import OidcLogIn
+from aggregator.access.oidc_provider import OidcProvider, ProviderAway, ProviderSettings
+from aggregator.access.oidc_session import BegunLogIns, OidcRoles, OidcSessions, SignedCookies
 from aggregator.access.static_tokens import StaticTokens, StaticTokensError
 from aggregator.access.subject_access_review import SubjectAccessAuthorizer
 from aggregator.access.token_review import TokenReviewAuthenticator
@@ -19,6 +24,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.transport import Transport
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.composition.replica import replica_authenticator
+from aggregator.config.access import OidcConfig
 from aggregator.config.settings import Config
 from aggregator.events import Transition
 from aggregator.ingest.identity import IdentityError
@@ -43,11 +49,48 @@ def build_access(
     wall: Callable[[], float],
 ) -> PageAccess:
     """``keys`` verify the tokens of gateways that pass requests on. Raises AccessSetupError."""
-    gate = _gate(config, cluster, now=now, wall=wall) if config.access.on else None
+    oidc = build_oidc(config.access.oidc, now=now, wall=wall) if config.access.on else None
+    gate = _gate(config, cluster, oidc, now=now, wall=wall) if config.access.on else None
     if not config.replicas.on or keys is None:
-        return PageAccess(gate=gate)
+        return PageAccess(gate=gate, oidc=oidc)
     replicas = replica_authenticator(config, keys)
-    return PageAccess(gate=gate, verify_replica=page_verifier(replicas.renew))
+    return PageAccess(gate=gate, oidc=oidc, verify_replica=page_verifier(replicas.renew))
+
+
+def build_oidc(
+    config: OidcConfig | None, *, now: Callable[[], float], wall: Callable[[], float]
+) -> OidcLogIn | None:
+    """The log-in by OpenID Connect, or None without one. Raises AccessSetupError.
+
+    The issuer may be away at a start: its metadata is read when the first person logs in.
+    """
+    if config is None:
+        return None
+    settings = ProviderSettings(
+        issuer=config.issuer,
+        client_id=config.client_id,
+        client_secret_file=config.client_secret_file,
+        page=config.page.rstrip("/"),
+        scopes=config.scopes,
+        ca_file=config.ca_file,
+    )
+    provider = OidcProvider(settings, now=now)
+    try:
+        provider.secret()
+    except ProviderAway as error:
+        raise AccessSetupError(str(error)) from error
+    client = f"{config.issuer} {config.client_id}"
+    cookies = SignedCookies(provider.secret, client=client, wall=wall)
+    groups = frozenset((*config.viewers, *config.operators))
+    return OidcLogIn(
+        provider,
+        BegunLogIns(cookies),
+        OidcSessions(cookies, known=groups, lasts=config.session),
+        names=ClaimNames(config.user_claim, config.groups_claim),
+        groups=groups,
+        now=now,
+        wall=wall,
+    )
 
 
 class _LoopCalls:
@@ -103,21 +146,19 @@ def build_actions(
 def _gate(
     config: Config,
     cluster: KubeCluster | LocalCluster,
+    oidc: OidcLogIn | None,
     *,
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> AccessGate:
     access = config.access
     rules = {"anonymous": access.anonymous, "actions": access.actions}
+    found: list[RequestAuthenticator] = [oidc.sessions] if oidc is not None else []
     if isinstance(cluster, LocalCluster):
-        assert access.tokens_file is not None, "the configuration requires it"
-        try:
-            tokens = StaticTokens(access.tokens_file)
-        except StaticTokensError as error:
-            raise AccessSetupError(f"access.tokens_file: {error}") from error
-        return AccessGate([tokens], tokens, **rules)
+        tokens = _static_tokens(access.tokens_file)
+        found += [tokens] if tokens is not None else []
+        return AccessGate(found, _authorizer(access.oidc, tokens), **rules)
     reviews = cluster.access_reviews()
-    found: list[RequestAuthenticator] = []
     proxy = access.front_proxy
     try:
         if proxy is not None:
@@ -135,7 +176,25 @@ def _gate(
             found.append(ClientCertificateAuthenticator(authorities, wall=wall))
     except (OSError, ValueError) as error:
         raise AccessSetupError(f"access: a CA file can't be read: {error}") from error
-    return AccessGate(found, SubjectAccessAuthorizer(reviews, now=now), **rules)
+    by_review = SubjectAccessAuthorizer(reviews, now=now)
+    return AccessGate(found, _authorizer(access.oidc, by_review), **rules)
+
+
+def _static_tokens(file: Path | None) -> StaticTokens | None:
+    """Raises AccessSetupError."""
+    if file is None:
+        return None
+    try:
+        return StaticTokens(file)
+    except StaticTokensError as error:
+        raise AccessSetupError(f"access.tokens_file: {error}") from error
+
+
+def _authorizer(oidc: OidcConfig | None, others: Authorizer | None) -> Authorizer:
+    if oidc is not None:
+        return OidcRoles(oidc.viewers, oidc.operators, others)
+    assert others is not None, "the configuration requires tokens_file or oidc"
+    return others
 
 
 def page_verifier(verify: Callable[[str], Awaitable[float]]) -> VerifyReplica:

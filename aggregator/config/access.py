@@ -3,13 +3,20 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from aggregator.configfile.section import Section, Strings
-from aggregator.configfile.values import MaybePath, OrdinaryPath, shaped
+from aggregator.configfile.values import Duration, MaybePath, OrdinaryPath, PageUrl, shaped
 from aggregator.configfile.yaml_source import Key
 
+ClaimName = Annotated[
+    str, shaped(r"[A-Za-z0-9_:/.-]{1,128}", 'the name of a claim, such as "groups"')
+]
+IssuerUrl = Annotated[
+    str, shaped(r"https?://[^\s?#]{1,500}", 'the address of an issuer, "https://HOST/PATH"')
+]
 HeaderName = Annotated[
     str, shaped(r"[A-Za-z0-9-]{1,64}", 'the name of a header, such as "X-Remote-User"')
 ]
@@ -28,6 +35,41 @@ class FrontProxyConfig(Section):
     """The header with the user."""
     groups_header: HeaderName = "X-Remote-Group"
     """The header with the groups: several of it, or one with commas."""
+
+
+class OidcConfig(Section):
+    """A log-in by OpenID Connect: authorization code flow with PKCE."""
+
+    issuer: IssuerUrl
+    """A log-in by OpenID Connect (docs/security.md#log-in-by-openid-connect), where readers need an
+    identity: the provider, exactly as its metadata names it. ``https``, or on loopback ``http``.
+    """
+    client_id: Annotated[str, Field(min_length=1, max_length=256)]
+    """The client at the provider: a confidential one, for the authorization code flow."""
+    client_secret_file: OrdinaryPath
+    """A file with the client's secret. Read anew at each log-in. Another secret ends all
+    sessions.
+    """
+    page: Annotated[PageUrl, Field(min_length=1)]
+    """The address of the page in browsers. The client's redirect URI is this and
+    ``/login/oidc/callback``.
+    """
+    scopes: Strings = ("profile", "email")
+    """The scopes besides ``openid``. Some providers name groups with the scope ``groups`` alone."""
+    user_claim: ClaimName = "email"
+    """The claim with the user's name."""
+    groups_claim: ClaimName = "groups"
+    """The claim with the user's groups."""
+    viewers: Strings = ()
+    """Groups that may read."""
+    operators: Strings = ()
+    """Groups that may read, and act where ``access.actions`` is true."""
+    session: Annotated[Duration, Field(ge=60, le=86400)] = 3600.0
+    """The length of a session, from a minute to a day. Until its end a group that the provider took
+    from a person counts.
+    """
+    ca_file: MaybePath = None
+    """The CA of the provider's certificate (PEM). Not set: the system's."""
 
 
 class AccessConfig(Section):
@@ -50,6 +92,7 @@ class AccessConfig(Section):
     group. Needs TLS. Read again when it changes.
     """
     front_proxy: FrontProxyConfig | None = None
+    oidc: OidcConfig | None = None
     tokens_file: MaybePath = None
     """With ``cluster.kind: local``: a file with a line ``TOKEN,USER,ROLE`` for each reader, ROLE
     being ``viewer`` or ``operator``. Tokens have 22 characters or more (``openssl rand -base64
@@ -94,8 +137,10 @@ def cross_field_errors(
             "(kubectl create token), client certificates, or access.front_proxy"
         )
         yield (section, "tokens_file"), text
-    if access.on and not kubernetes and access.tokens_file is None:
+    if access.on and not kubernetes and access.tokens_file is None and access.oidc is None:
         yield (section, "tokens_file"), "not given, so that no request could prove an identity"
+    if access.oidc is not None:
+        yield from _oidc_errors(access.oidc)
     for name in ("client_ca_file", "front_proxy"):
         if kube_only[name] and not tls:
             text = "client certificates need TLS; expected listen.tls or automatic certificates"
@@ -111,3 +156,14 @@ def cross_field_errors(
         text = "the CA of the nodes' certificates (listen.tls.client_ca_file); expected another one"
         key = "client_ca_file" if node_ca == access.client_ca_file else "front_proxy"
         yield (section, key), text
+
+
+def _oidc_errors(oidc: OidcConfig) -> Iterator[tuple[Key, str]]:
+    section = ("access", "oidc")
+    if not (oidc.viewers or oidc.operators):
+        yield (*section, "viewers"), "no group has a role; expected viewers, operators or both"
+    for name, url in (("issuer", oidc.issuer), ("page", oidc.page)):
+        parts = urlsplit(url)
+        if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            text = "secrets and cookies would go in plain text; expected https://"
+            yield (*section, name), text

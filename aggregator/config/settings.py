@@ -593,6 +593,9 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     yield ("access", "tokens_file"), config.access.tokens_file
     if config.access.front_proxy is not None:
         yield ("access", "front_proxy", "ca_file"), config.access.front_proxy.ca_file
+    if config.access.oidc is not None:
+        yield ("access", "oidc", "client_secret_file"), config.access.oidc.client_secret_file
+        yield ("access", "oidc", "ca_file"), config.access.oidc.ca_file
     yield ("policy", "file"), config.policy.file
     yield ("history", "password_file"), config.history.password_file
     yield ("history", "ca_file"), config.history.ca_file

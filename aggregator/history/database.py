@@ -215,6 +215,17 @@ class Database:
         found.sort(key=lambda one: one.at, reverse=True)
         return found[:most]
 
+    def of_incident(self, incident: str, most: int) -> list[Transition]:
+        """The newest ``most`` transitions of this incident, newest first."""
+        table = transitions.c
+        query = (
+            sa.select(transitions)
+            .where(table.incident == incident)
+            .order_by(table.at.desc(), table.id.desc())
+            .limit(most)
+        )
+        return [one for one in map(from_row, self._read(query)) if one is not None]
+
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.
 

@@ -235,6 +235,11 @@ class History:
         database = self._reader.database
         return await self._reader.ask(database.of_kinds, names, since, until, MOST_OF_KINDS)
 
+    async def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
+        """The newest transitions of this incident, newest first. Raises `OSError` as `recent`."""
+        database = self._reader.database
+        return await self._reader.ask(database.of_incident, incident, min(limit, MOST_READ))
+
     # -- writing -------------------------------------------------------------------
 
     async def _write(self) -> None:

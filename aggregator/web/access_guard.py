@@ -5,18 +5,21 @@ Open to all are the probes, the log-in and the page's static files.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
+from aggregator.access.oidc_log_in import OidcLogIn
 from aggregator.web.forwarded_client import VerifyReplica, accept, address_of, certificate_of
 from aggregator.web.same_origin import ACTION_HEADER, foreign_because
 
 log = logging.getLogger("sickbay.access")
 
-_OPEN = frozenset({"/healthz", "/readyz", "/login", "/logout"})
+_OPEN = frozenset(
+    {"/healthz", "/readyz", "/login", "/logout", "/login/oidc", "/login/oidc/callback"}
+)
 _IDENTITY: web.RequestKey[UserIdentity] = web.RequestKey("sickbay.identity", UserIdentity)
 #: Seconds between two log lines of one reason: clients may try without end.
 _LOG_EVERY = 10.0
@@ -27,11 +30,13 @@ _READING = frozenset({"GET", "HEAD"})
 class PageAccess:
     """Access control as the page needs it. Without ``gate`` all may read, and none may act.
 
-    ``verify_replica`` is None where no other replica passes requests on.
+    ``verify_replica`` is None where no other replica passes requests on, ``oidc`` where nobody
+    logs in by OpenID Connect.
     """
 
     gate: AccessGate | None = None
     verify_replica: VerifyReplica | None = None
+    oidc: OidcLogIn | None = None
 
     @property
     def actions(self) -> bool:
@@ -43,6 +48,9 @@ class AccessGuard:
 
     def __init__(self, access: PageAccess, *, now: Callable[[], float]) -> None:
         self._access = access
+        self._session = ""
+        if access.oidc is not None:
+            self._session = session_name(secure=access.oidc.page.startswith("https:"))
         self._now = now
         self._logged: dict[str, tuple[float, int]] = {}
 
@@ -60,7 +68,7 @@ class AccessGuard:
             return
         try:
             rights = (READ, METRICS) if path == "/metrics" else (READ,)
-            request[_IDENTITY] = await gate.require(facts_of(request), *rights)
+            request[_IDENTITY] = await gate.require(self.facts(request), *rights)
         except AccessRefused as refused:
             self.note(request, refused)
             raise
@@ -81,7 +89,7 @@ class AccessGuard:
         if found is not None or gate is None:
             return found
         try:
-            return await gate.identify(facts_of(request))
+            return await gate.identify(self.facts(request))
         except AccessRefused:
             return None
 
@@ -105,12 +113,18 @@ class AccessGuard:
                 "access.actions: true of the configuration allows actions here.",
             )
         try:
-            identity = await gate.require(facts_of(request))
+            identity = await gate.require(self.facts(request))
             expect_own_site(request, identity)
         except AccessRefused as refused:
             self.note(request, refused)
             raise
         return identity
+
+    def facts(self, request: web.Request) -> RequestFacts:
+        """The proofs that the request presents."""
+        found = facts_of(request)
+        session = request.cookies.get(self._session, "") if self._session else ""
+        return replace(found, session=session) if session else found
 
     def note(self, request: web.Request, refused: AccessRefused) -> None:
         """Log it, at most once in a while for each reason."""
@@ -132,21 +146,21 @@ class AccessGuard:
             },
         )
 
-    def log_log_in(self, request: web.Request, identity: UserIdentity) -> None:
+    def log_log_in(self, request: web.Request, user: str, how: str) -> None:
         """A person has logged in."""
         log.info(
             "a person logged in",
             extra={
                 "event": "access.logged_in",
-                "user": identity.name,
-                "how": identity.how,
+                "user": user,
+                "how": how,
                 "address": address_of(request),
             },
         )
 
 
 def facts_of(request: web.Request) -> RequestFacts:
-    """The proofs that the request presents."""
+    """The proofs that the request presents, except a session by OpenID Connect."""
 
     def header(name: str) -> Sequence[str]:
         return request.headers.getall(name, [])
@@ -163,6 +177,11 @@ def facts_of(request: web.Request) -> RequestFacts:
 def cookie_name(request: web.Request) -> str:
     """A browser takes a name with __Host- from this very host by TLS alone."""
     return "__Host-sickbay-token" if request.secure else "sickbay-token"
+
+
+def session_name(*, secure: bool) -> str:
+    """Of the cookie of a session by OpenID Connect. ``secure``: the page's address is https."""
+    return "__Host-sickbay-session" if secure else "sickbay-session"
 
 
 def bearer(request: web.Request) -> str:

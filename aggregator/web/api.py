@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from aggregator.web import models, node_table, node_view
+from aggregator.web import map_view, models, node_table, node_view
 from aggregator.web.job_models import JobReport
 from aggregator.web.job_view import PARAMS as JOB_PARAMS
 from aggregator.web.job_view import job_report
@@ -236,11 +236,12 @@ async def _trend(
     )
 
 
-async def _map(queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]) -> models.Map:
+async def _map(
+    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
+) -> models.Map:
     look = await queries.current_snapshot()
-    return models.Map(
-        revision=look.revision, names=list(look.found.names), standings=look.found.letters
-    )
+    layout = queries.map_layout(look, values["blocks"])
+    return map_view.map_model(layout, look.found, look.revision)
 
 
 def _limit(default: int, most: int = MOST) -> Param:
@@ -257,6 +258,13 @@ GROUPS = (
     Param("key", Form.TEXT, "The label's key, such as topology.kubernetes.io/rack.", ""),
     *node_table.FILTERS,
     node_table.GROUP_SORT,
+)
+
+MAP_BLOCKS = Param(
+    "blocks",
+    Form.TEXT,
+    "The label that divides the map; `none` for one block. Default: a rack's, else a pool's.",
+    "",
 )
 
 ENDPOINTS = (
@@ -346,5 +354,7 @@ ENDPOINTS = (
         models.ReplicaList,
         _replicas,
     ),
-    Endpoint("/api/v1/map", "Every node in one letter, for drawing.", models.Map, _map),
+    Endpoint(
+        "/api/v1/map", "Every node in one letter, for drawing.", models.Map, _map, (MAP_BLOCKS,)
+    ),
 )

@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 
 from aggregator.health.gpu_names import hide_gpus
 from aggregator.web import models
+from aggregator.web.cases import Case
 from aggregator.web.page_delta import tag_of
 
-Row = TypeVar("Row", models.Incident, models.Quarantine, models.Hold, models.Event)
+Row = TypeVar("Row", Case, models.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +37,49 @@ class EqualRows(Generic[Row]):
         return list(dict.fromkeys(getattr(row, field) for row in self.rows))
 
 
-def equal_incidents(found: Iterable[models.Incident]) -> list[EqualRows[models.Incident]]:
-    """Equal: kind, action, state, and the evidence by rule and code, whatever its component."""
+def equal_cases(found: Iterable[Case]) -> list[EqualRows[Case]]:
+    """Equal: the state of the node, its quarantine, its hold and its incidents."""
     return _grouped(
         found,
         lambda one: (
-            one.kind,
-            one.action,
-            one.doing,
-            one.recovering_since is not None,
-            *sorted({(item.code, item.rule, item.over, item.lost) for item in one.evidence}),
+            one.standing,
+            _quarantine_key(one.quarantine) if one.quarantine is not None else (),
+            _hold_key(one.hold) if one.hold is not None else (),
+            tuple(_incident_key(incident) for incident in one.incidents),
+            hide_gpus(one.why),
         ),
     )
 
 
-def equal_quarantines(found: Iterable[models.Quarantine]) -> list[EqualRows[models.Quarantine]]:
-    """Equal: phase, action, kind, reason and requester, whichever GPU the reason names. One that
-    waits for a person is alone.
+def _incident_key(one: models.Incident) -> tuple[object, ...]:
+    """Kind, action, state, and the evidence by rule and code, whatever its component."""
+    return (
+        one.kind,
+        one.action,
+        one.doing,
+        one.recovering_since is not None,
+        *sorted({(item.code, item.rule, item.over, item.lost) for item in one.evidence}),
+    )
+
+
+def _quarantine_key(one: models.Quarantine) -> tuple[object, ...]:
+    """Phase, action, kind, reason and requester, whichever GPU the reason names. One that waits
+    for a person is alone.
     """
-    return _grouped(
-        found,
-        lambda one: (
-            one.phase,
-            one.action,
-            one.kind,
-            hide_gpus(one.reason),
-            one.requester,
-            one.message,
-            one.override,
-            one.node if _needs_person(one) else "",
-        ),
+    return (
+        one.phase,
+        one.action,
+        one.kind,
+        hide_gpus(one.reason),
+        one.requester,
+        one.message,
+        one.override,
+        one.node if _needs_person(one) else "",
     )
 
 
-def equal_holds(found: Iterable[models.Hold]) -> list[EqualRows[models.Hold]]:
-    """Equal: the limit, its value and the reason."""
-    return _grouped(found, lambda one: (one.limit, one.value, one.reason))
+def _hold_key(one: models.Hold) -> tuple[object, ...]:
+    return (one.limit, one.value, one.reason)
 
 
 def equal_events(found: Iterable[models.Event]) -> list[EqualRows[models.Event]]:
@@ -85,19 +93,13 @@ def equal_events(found: Iterable[models.Event]) -> list[EqualRows[models.Event]]
     )
 
 
-def titles(group: EqualRows[models.Incident]) -> list[str]:
-    """The different summaries of a group, in the order of its rows: with "a GPU" for each GPU where
-    they are several incidents.
+def titles(group: EqualRows[Case]) -> list[str]:
+    """The different reasons of a group, in the order of its rows: with "a GPU" for each GPU where
+    they are of several nodes.
     """
     if len(group.rows) == 1:
-        return [group.first.summary]
-    return list(dict.fromkeys(hide_gpus(row.summary) for row in group.rows))
-
-
-def reason_of(group: EqualRows[models.Quarantine]) -> str:
-    """The reason of a group, with GPUs as in `titles`."""
-    reason = group.first.reason
-    return reason if len(group.rows) == 1 else hide_gpus(reason)
+        return list(group.first.reasons)
+    return list(dict.fromkeys(hide_gpus(text) for row in group.rows for text in row.reasons))
 
 
 def rows_in(groups: Iterable[EqualRows[Row]]) -> int:

@@ -4,6 +4,7 @@ Adding is the costly part (a few microseconds a node), so a caller that does it 
 yield to other tasks in between; only ``at`` in the result depends on the time.
 """
 
+import datetime as dt
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -73,6 +74,15 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class WarnedNode:
+    """A node with a warning and no open incident. ``since``: of its worst component, if any."""
+
+    node: str
+    why: str
+    since: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class FleetViewFindings:
     """The content of the fleet's page and API, except history. Lists are whole and sorted."""
 
@@ -81,6 +91,7 @@ class FleetViewFindings:
     incidents: tuple[models.Incident, ...] = ()
     quarantines: tuple[models.Quarantine, ...] = ()
     holds: tuple[models.Hold, ...] = ()
+    warned: tuple[WarnedNode, ...] = ()
     silent: tuple[models.NodeRow, ...] = ()
     requested: tuple[models.NodeRow, ...] = ()
     exempt: int = 0
@@ -111,11 +122,6 @@ class FleetViewFindings:
         found = Counter(self.standings.values())
         return {standing: found[standing] for standing in QuarantineSummary}
 
-    @property
-    def letters(self) -> str:
-        """One letter for each of ``names``."""
-        return "".join(LETTERS[self.standings[name]] for name in self.names)
-
     def marked_only(self) -> list[str]:
         """Nodes that count as quarantined, without a Quarantine that is known."""
         known = {one.node for one in self.quarantines}
@@ -135,6 +141,7 @@ class FleetViewBuilder:
         self._incidents: list[models.Incident] = []
         self._quarantines: list[models.Quarantine] = []
         self._holds: list[models.Hold] = []
+        self._warned: list[WarnedNode] = []
         self._silent: list[tuple[float, models.NodeRow]] = []
         self._pools: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
@@ -172,6 +179,10 @@ class FleetViewBuilder:
         mode = self._fleet.mode_of(node_summary)
         if node_summary.decision.incidents:
             self._incidents.extend(node_view.incidents(node_summary, moment, mode, self._fleet.how))
+        elif standing is QuarantineSummary.WARNING:
+            why = node_view.why(node_summary, standing)
+            since = node_view.worst_since(node_summary, moment)
+            self._warned.append(WarnedNode(node_summary.node, why, since))
         if node_summary.quarantine is not None:
             shown = self._quarantine(node_summary, node_summary.quarantine)
             self._quarantines.append(shown)
@@ -214,6 +225,7 @@ class FleetViewBuilder:
             ),
             quarantines=tuple(sorted(self._quarantines, key=_urgency)),
             holds=tuple(sorted(self._holds, key=lambda one: natural(one.node))),
+            warned=tuple(self._warned),
             silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
             requested=tuple(sorted(self._requested, key=lambda one: natural(one.node))),
             exempt=self._exempt,

@@ -28,6 +28,10 @@ class HistoryReader(Protocol):
         """
         ...
 
+    async def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
+        """The newest transitions of this incident, newest first. Raises `OSError` as `recent`."""
+        ...
+
     async def of_kinds(
         self, kinds: Iterable[EventKind], since: float, until: float
     ) -> list[Transition]:

@@ -25,10 +25,18 @@ Render = Callable[[int, str, str, str, bool], web.Response]
 class LogIn:
     """The routes /login and /logout, and the answer to a browser that is not logged in."""
 
-    def __init__(self, access: PageAccess, guard: AccessGuard, render: Render) -> None:
+    def __init__(
+        self,
+        access: PageAccess,
+        guard: AccessGuard,
+        render: Render,
+        end_session: Callable[[web.Request, web.Response], None] = lambda *_: None,
+    ) -> None:
+        """``end_session`` ends a session by OpenID Connect, and forgets its cookie."""
         self._access = access
         self._guard = guard
         self._render = render
+        self._end_session = end_session
 
     async def form(self, request: web.Request) -> web.Response:
         """GET /login."""
@@ -49,6 +57,8 @@ class LogIn:
         response = self._respond(
             refused.status, told, hint, safe_path(request.path_qs), again=again
         )
+        if refused.reason == "invalid_session":
+            self._end_session(request, response)
         if refused.reason == "invalid_token":
             response.del_cookie(cookie_name(request), path="/", secure=request.secure)
         return response
@@ -76,6 +86,7 @@ class LogIn:
             self._guard.note(request, refused)
             return self._respond(refused.status, refused.error, refused.hint, path)
         response = web.Response(status=303, headers={"Location": path})
+        self._end_session(request, response)
         response.set_cookie(
             cookie_name(request),
             token,
@@ -84,7 +95,7 @@ class LogIn:
             httponly=True,
             samesite="Strict",
         )
-        self._guard.log_log_in(request, identity)
+        self._guard.log_log_in(request, identity.name, identity.how)
         return response
 
     async def log_out(self, request: web.Request) -> web.Response:
@@ -94,7 +105,12 @@ class LogIn:
             return self._respond(403, f"this log-out is not the page's own: {why}", "", "/")
         response = web.Response(status=303, headers={"Location": "/login"})
         response.del_cookie(cookie_name(request), path="/", secure=request.secure)
+        self._end_session(request, response)
         return response
+
+    def refuse(self, refused: AccessRefused, path: str) -> web.Response:
+        """The form after a log-in by OpenID Connect that failed."""
+        return self._respond(refused.status, refused.error, refused.hint, path)
 
     def _respond(
         self, status: int, error: str, hint: str, path: str, *, again: bool = False

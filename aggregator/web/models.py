@@ -665,15 +665,25 @@ class EventPage(Shape, frozen=True, kw_only=True):
     trouble: str
 
 
+class MapBlock(Shape, frozen=True, kw_only=True):
+    """A block of the map: the value of its label, empty for nodes without it, and its nodes."""
+
+    value: str
+    nodes: int
+
+
 class Map(Shape, frozen=True, kw_only=True):
     """Every node in one letter, for drawing: ``standings[i]`` is that of ``names[i]``.
 
-    o ok, u unknown, s silent, w warning, h held, q quarantined.
+    o ok, u unknown, s silent, w warning, h held, q quarantined. ``names`` come block by block,
+    ``blocks`` by the values of the label ``label``; without a label one block has all.
     """
 
     revision: int
     names: list[str]
     standings: str
+    label: str = ""
+    blocks: list[MapBlock] = []
 
 
 class Tick(Shape, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import fleet_view, models
+from aggregator.web.cases import WORST_FIRST
 from aggregator.web.query_params import BadQuery, Form, Param
 from aggregator.web.snapshot_cache import FleetSnapshot
 
@@ -28,19 +29,7 @@ _TERM = re.compile(
 )
 #: Terms of one selector.
 _MOST_TERMS = 16
-_WORST_FIRST = {
-    standing: number
-    for number, standing in enumerate(
-        (
-            QuarantineSummary.QUARANTINED,
-            QuarantineSummary.HELD,
-            QuarantineSummary.WARNING,
-            QuarantineSummary.SILENT,
-            QuarantineSummary.UNKNOWN,
-            QuarantineSummary.OK,
-        )
-    )
-}
+_WORST_FIRST = {standing: number for number, standing in enumerate(WORST_FIRST)}
 
 FILTERS = (
     Param("standing", Form.STANDING, "Only nodes that stand so.", ""),

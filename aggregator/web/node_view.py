@@ -145,14 +145,26 @@ def _worst(node_summary: NodeSummary) -> str:
         return name_gpus(incidents[0].summary, node_summary.agent.health)
     if node_summary.agent.health is None:
         return ""
-    bad = node_summary.agent.health.components.that_are(Status.DEGRADED, Status.FAILED)
-    if bad:
-        worst = min(bad, key=lambda component: _WORST[component.status])
+    worst = _worst_component(node_summary.agent.health)
+    if worst is not None:
         named = gpu_name(node_summary.agent.health, worst.component) or worst.component
         name = f"{worst.check} {named}".rstrip()
         return f"{name} {worst.status.name.lower()}: {worst.message or worst.reason}"
     latched = [fault for fault in node_summary.agent.health.faults.values() if not fault.historical]
     return f"{latched[0].code}: {latched[0].message}" if latched else ""
+
+
+def _worst_component(health: NodeHealth) -> Component | None:
+    """A failed component, else a degraded one, else None."""
+    bad = health.components.that_are(Status.DEGRADED, Status.FAILED)
+    return min(bad, key=lambda component: _WORST[component.status]) if bad else None
+
+
+def worst_since(node_summary: NodeSummary, moment: ViewMoment) -> dt.datetime | None:
+    """Since when its worst component is so, or None where all are well."""
+    health = node_summary.agent.health
+    worst = _worst_component(health) if health is not None else None
+    return None if worst is None else moment.when(worst.since)
 
 
 def lemon(one: Lemon) -> models.Lemon:

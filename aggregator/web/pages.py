@@ -23,6 +23,7 @@ from markupsafe import Markup
 from aggregator.jobs.report import GROUPS
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web import (
+    cases,
     doc_links,
     equal_rows,
     job_view,
@@ -35,14 +36,17 @@ from aggregator.web import (
     trend_chart,
 )
 from aggregator.web.api import (
+    MAP_BLOCKS,
     MOST,
     NODES,
+    NotThere,
     page_of_nodes,
     story_or_none_such,
 )
 from aggregator.web.assets import Assets
 from aggregator.web.drift_view import drift_rows
-from aggregator.web.page_delta import PageDeltas, tag_of
+from aggregator.web.fleet_trend import point_of
+from aggregator.web.page_delta import PageDeltas
 from aggregator.web.queries import FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
 from aggregator.web.snapshot_cache import FleetSnapshot
@@ -63,8 +67,6 @@ FEW = 60
 
 #: Fragments that are kept for the next reader.
 _MOST_TEXTS = 16
-#: Letters of the map in a line of a fragment, so that one node's change is one line.
-_CELLS = 64
 
 #: The order of the page of nodes, unless a person chooses another.
 _WORST_FIRST = "standing"
@@ -72,6 +74,8 @@ _WORST_FIRST = "standing"
 _FRAGMENT = Param("fragment", Form.TEXT, "", "")
 _BASE = Param("base", Form.TEXT, "", "")
 _GROUP = Param("group", Form.TEXT, "Groups by the values of this label.", "")
+#: The filters of the table of cases.
+_CASES = tuple(one for one in node_table.FILTERS if one.name != "agent")
 _ROWS = Param("rows", Form.WHOLE, "Rows of each table at most.", ROWS, MOST)
 
 _JOB_ROWS = 100
@@ -111,11 +115,14 @@ class Pages:
         *,
         access: bool = False,
         actions: bool = False,
+        oidc: str = "",
     ) -> None:
+        """``oidc``: the issuer by which people can log in; empty: there is none."""
         self._queries = queries
         self._deltas = PageDeltas()
         self._texts: OrderedDict[tuple[object, ...], _Text] = OrderedDict()
         self._assets, self._access, self._actions = assets, access, actions
+        self._oidc = oidc
 
     @cached_property
     def _jinja(self) -> "jinja2.Environment":
@@ -138,6 +145,7 @@ class Pages:
             asset=self._assets.url,
             Standing=QuarantineSummary,
             how=self._queries.fleet.how,
+            rule_why=self._rule_why,
         )
         environment.globals["documentation_url"] = self._queries.fleet.documentation_url
         environment.filters.update(
@@ -151,18 +159,33 @@ class Pages:
             span=timefmt.span,
             pieces=doc_links.pieces,
             titles=equal_rows.titles,
-            reason_of=equal_rows.reason_of,
+            deciding_rule=cases.deciding_rule,
         )
         return environment
 
+    def _rule_why(self, name: str) -> str:
+        """The reason of a rule of the policy in force; empty for a rule that it lacks."""
+        policy = self._queries.fleet.repairs.policy
+        rule = policy.by_name.get(name) if policy is not None else None
+        return " ".join(rule.why.split()) if rule is not None else ""
+
     async def fleet(self, request: web.Request) -> web.Response:
         """The fleet at a glance."""
-        values = read_query((_ROWS, _FRAGMENT, _BASE), request.query)
+        values = read_query((_ROWS, *_CASES, MAP_BLOCKS, _FRAGMENT, _BASE), request.query)
         look = await self._queries.current_snapshot()
+        layout = self._queries.map_layout(look, values["blocks"])
         known = self._known_text("fleet.html", values, look)
         if known is not None:
             return self._respond(known.text, values, known.tag)
         found, rows = look.found, values["rows"]
+        chosen = cases.selected(
+            cases.open_cases(found),
+            standing=values["standing"],
+            part=values["q"],
+            why=values["why"],
+            has_labels=self._label_filter(values["label"]),
+        )
+        few = len(found.names) <= FEW
         lemons = self._queries.lemons()
         lately = [node_view.event(one) for one in self._queries.feed.recent(limit=_LATELY_READ)]
         return self._page(
@@ -170,10 +193,11 @@ class Pages:
             values,
             look=look,
             fleet=self._queries.fleet_summary(look),
-            incidents=equal_rows.equal_incidents(found.incidents)[:rows],
-            quarantines=equal_rows.equal_quarantines(found.quarantines)[:rows],
+            cases=cases.by_state(equal_rows.equal_cases(chosen)),
+            asked=values,
+            rows=rows,
+            with_query=_with_query("/", values, (*(one.name for one in _CASES), "blocks", "rows")),
             marked_only=found.marked_only(),
-            holds=equal_rows.equal_holds(found.holds)[:rows],
             members=max(rows, _MEMBERS),
             rows_in=equal_rows.rows_in,
             silent=found.silent[:rows],
@@ -182,14 +206,23 @@ class Pages:
             lemons_in_all=len(lemons),
             lately=equal_rows.equal_events(lately)[:_LATELY],
             drifted=drift_rows(found.incidents),
-            few=[(name, found.standings[name]) for name in found.names]
-            if len(found.names) <= FEW
-            else [],
-            cells=_cells(found.names, found.letters) if len(found.names) > FEW else [],
+            few=layout.blocks if few else (),
+            standings=found.standings,
+            cells=[] if few else layout.cells(found),
+            map_key=layout.key,
+            map_keys=self._queries.map_keys(),
             more=MOST,
             trend=self._queries.trend.points(self._queries.snapshots.moment().wall),
+            present=point_of(found, 0.0),
             trend_trouble=self._queries.trend.trouble,
         )
+
+    def _label_filter(self, text: str) -> Callable[[str], bool] | None:
+        """Whether a node has the labels, or None without a selector. Raises BadQuery."""
+        matches = node_table.selector(text)
+        if matches is None:
+            return None
+        return lambda name: matches(self._queries.labels(name))
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         """Nodes, or groups of them; redirects to the node when its whole name was given."""
@@ -221,7 +254,7 @@ class Pages:
             columns=_label_columns(self._queries, page, values),
             keys=self._queries.fleet.group_labels,
             agents=node_table.AGENTS,
-            with_query=_with_query(values),
+            with_query=_with_query("/nodes", values, _KEPT),
             most_groups=_GROUPS,
             groups_url=_groups_url(values),
         )
@@ -236,6 +269,43 @@ class Pages:
             values,
             fleet=self._queries.fleet_summary(look),
             node=story,
+        )
+
+    async def quarantine(self, request: web.Request) -> web.Response:
+        """The quarantine of a node; says so where the node has none now."""
+        values = read_query((_FRAGMENT, _BASE), request.query)
+        story = await story_or_none_such(self._queries, request.match_info["node"])
+        look = await self._queries.current_snapshot()
+        return self._page(
+            "quarantine.html", values, fleet=self._queries.fleet_summary(look), node=story
+        )
+
+    async def incident(self, request: web.Request) -> web.Response:
+        """One incident, open or closed, with its events."""
+        values = read_query((_FRAGMENT, _BASE), request.query)
+        id_, look = request.match_info["id"], await self._queries.current_snapshot()
+        past = await self._queries.past_of_incident(id_)
+        names = [one.node for one in look.found.incidents if one.id == id_]
+        names += [one.node for one in past.transitions if one.node]
+        if not names and not past.trouble:
+            raise NotThere(
+                f'no open incident and no event is known by the id "{id_[:100]}"',
+                "`sickbay incidents` lists those that are open, `sickbay history` the events. "
+                "An event that is older than history.keep is deleted.",
+            )
+        name = names[0] if names else ""
+        node = self._queries.details.of(name) if name else None
+        incidents = node.incidents if node is not None else []
+        return self._page(
+            "incident.html",
+            values,
+            fleet=self._queries.fleet_summary(look),
+            id=id_,
+            of=name,
+            node=node,
+            one=next((one for one in incidents if one.id == id_), None),
+            events=[node_view.event(one) for one in past.transitions],
+            trouble=past.trouble,
         )
 
     async def jobs(self, request: web.Request) -> web.Response:
@@ -265,9 +335,14 @@ class Pages:
         """The form to log in; ``path`` is to be returned to. ``again``: ask once more at once."""
         local = "--local" in self._queries.fleet.how
         text = self._jinja.get_template("login.html").render(
-            error=error, hint=hint, path=path, again=again, local=local
+            error=error, hint=hint, path=path, again=again, local=local, oidc=self._oidc
         )
         return web.Response(text=text, status=status, content_type="text/html")
+
+    def logged_in(self, path: str) -> web.Response:
+        """The page after a log-in by OpenID Connect, which leads on to ``path``."""
+        text = self._jinja.get_template("logged_in.html").render(path=path)
+        return web.Response(text=text, content_type="text/html")
 
     def _page(
         self,
@@ -337,17 +412,25 @@ class _Text:
 
 #: Parameters of the page of nodes that a link to another view of it keeps.
 _KEPT = ("standing", "q", "why", "agent", "label", "group", "sort")
+#: Their values that need no place in an address.
+_DEFAULTS = {
+    ("sort", _WORST_FIRST),
+    ("sort", node_table.GROUP_SORT.default),
+    ("rows", ROWS),
+}
 
 
-def _with_query(values: Mapping[str, Any]) -> Callable[..., str]:
-    """Makes the address of the page of nodes with other values of some parameters."""
+def _with_query(path: str, values: Mapping[str, Any], kept: Sequence[str]) -> Callable[..., str]:
+    """Makes the address of a page with other values of some of its parameters."""
 
-    def address(**changes: str) -> str:
-        merged = {name: values[name] for name in _KEPT} | changes
-        query = {name: text for name, text in merged.items() if text}
-        if query.get("sort") in (_WORST_FIRST, node_table.GROUP_SORT.default):
-            del query["sort"]
-        return f"/nodes?{urlencode(query)}" if query else "/nodes"
+    def address(**changes: str | int) -> str:
+        merged = {name: values[name] for name in kept} | changes
+        query = {
+            name: value
+            for name, value in merged.items()
+            if value and (name, value) not in _DEFAULTS
+        }
+        return f"{path}?{urlencode(query)}" if query else path
 
     return address
 
@@ -372,9 +455,3 @@ def _label_columns(
 def _key(name: str, values: Mapping[str, Any]) -> tuple[object, ...]:
     """Which text of a template is asked for."""
     return name, *((key, value) for key, value in values.items() if key != "base")
-
-
-def _cells(names: Sequence[str], letters: str) -> list[str]:
-    """A tag of the names, and a letter for each of them in lines of one length."""
-    rows = [letters[at : at + _CELLS] for at in range(0, len(letters), _CELLS)]
-    return [tag_of("\n".join(names)), *rows]

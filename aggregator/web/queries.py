@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,9 +17,10 @@ from aggregator.web import models, node_view
 from aggregator.web.event_broker import REMEMBERED, EventBroker
 from aggregator.web.fleet_trend import FleetTrend
 from aggregator.web.history_interface import HistoryReader
+from aggregator.web.map_view import POOL, MapLayout, MapLayouts
 from aggregator.web.mode_effect import EffectCache, Preview
 from aggregator.web.node_detail import NodeDetails
-from aggregator.web.node_table import RowCache
+from aggregator.web.node_table import RowCache, check_key
 from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
 from aggregator.web.summary import summarize
 
@@ -60,6 +61,7 @@ class FleetQueries:
     trend: FleetTrend = field(default_factory=FleetTrend)
     preview: Preview | None = None
     effects: EffectCache = field(default_factory=EffectCache)
+    layouts: MapLayouts = field(default_factory=MapLayouts)
 
     async def current_snapshot(self) -> FleetSnapshot:
         """The fleet, a moment ago at most."""
@@ -93,6 +95,31 @@ class FleetQueries:
         meta = node_summary.cluster.meta if node_summary is not None else None
         return meta.labels if meta is not None else EMPTY
 
+    def map_keys(self) -> list[str]:
+        """The labels that can divide the map: places before pools."""
+        pool_label = self.fleet.limits.get("pool_label", "")
+        places = [key for key in self.fleet.group_labels if key != pool_label]
+        pools = [key for key in (pool_label, POOL if self.fleet.pools else "") if key]
+        return [*places, *pools]
+
+    def map_layout(self, look: FleetSnapshot, asked: str) -> MapLayout:
+        """The order and the blocks of the map. Raises BadQuery for what is no label's key."""
+        if asked:
+            check_key(asked)
+        return self.layouts.of(
+            look.found.names,
+            asked,
+            value_of=self._map_value,
+            keys=self.map_keys(),
+            now=self.snapshots.now(),
+        )
+
+    def _map_value(self, name: str, key: str) -> str:
+        value = self.labels(name).get(key, "")
+        if not value and key == POOL:
+            return self.fleet.pool_of(self.fleet.node_summaries.get(name))
+        return value
+
     def _with_labels(self, row: models.NodeRow, shown: Iterable[str]) -> models.NodeRow:
         labels = self.labels(row.node)
         found = {key: labels[key] for key in shown if key in labels}
@@ -121,14 +148,13 @@ class FleetQueries:
         most = limit if until == math.inf else REMEMBERED
         lately = self.feed.recent(node, most)
         fresh = [one for one in lately if since <= one.at <= until][:limit]
-        try:
-            async with asyncio.timeout(PATIENCE):
-                kept = await self.history.recent(node, since, limit, until)
-        except TimeoutError:
-            return PastEvents(fresh, f"history gave no answer in {PATIENCE:g} s")
-        except OSError as error:
-            return PastEvents(fresh, f"history can't be read: {error}")
-        return PastEvents(_merged(kept, fresh, limit))
+        return await _with_kept(fresh, self.history.recent(node, since, limit, until), limit)
+
+    async def past_of_incident(self, incident: str) -> PastEvents:
+        """The transitions of one incident, those that the history may lack included."""
+        lately = self.feed.recent(limit=2 * REMEMBERED)
+        fresh = [one for one in lately if one.incident == incident][:TIMELINE]
+        return await _with_kept(fresh, self.history.of_incident(incident, TIMELINE), TIMELINE)
 
     async def prime(self) -> None:
         """Give the event broker the transitions from before this process."""
@@ -136,6 +162,20 @@ class FleetQueries:
         if past.trouble:
             log.warning("the page begins without its past", extra={"reason": past.trouble})
         self.feed.prime(past.transitions)
+
+
+async def _with_kept(
+    fresh: list[Transition], read: Awaitable[list[Transition]], limit: int
+) -> PastEvents:
+    """``fresh`` and the rows that ``read`` gets from the history."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            kept = await read
+    except TimeoutError:
+        return PastEvents(fresh, f"history gave no answer in {PATIENCE:g} s")
+    except OSError as error:
+        return PastEvents(fresh, f"history can't be read: {error}")
+    return PastEvents(_merged(kept, fresh, limit))
 
 
 def _merged(one: list[Transition], other: list[Transition], limit: int) -> list[Transition]:

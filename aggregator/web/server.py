@@ -36,6 +36,7 @@ from aggregator.web.login import LogIn
 from aggregator.web.metrics import ScrapeContent, registry_of
 from aggregator.web.mode_effect import Preview
 from aggregator.web.node_detail import NodeDetails
+from aggregator.web.oidc_routes import OidcRoutes
 from aggregator.web.pages import Pages
 from aggregator.web.person_actions import ACTIONS
 from aggregator.web.queries import FleetQueries
@@ -126,9 +127,20 @@ class Web:
             assets,
             access=access.gate is not None,
             actions=actions is not None and access.actions,
+            oidc=access.oidc.label if access.oidc is not None else "",
         )
         self._guard_access = AccessGuard(access, now=clocks.now)
-        self._log_in = LogIn(access, self._guard_access, self._pages.log_in)
+        self._oidc = None
+        if access.oidc is not None:
+            self._oidc = OidcRoutes(
+                access.oidc, self._guard_access, self._refuse_log_in, self._pages.logged_in
+            )
+        self._log_in = LogIn(
+            access,
+            self._guard_access,
+            self._pages.log_in,
+            *([self._oidc.log_out] if self._oidc is not None else []),
+        )
         self._actions = ActionEndpoints(access, self._guard_access, actions)
         self._change_notifier = ChangeNotifier(self._queries.current_snapshot, details, feed)
         self._feed, self._fleet = feed, fleet
@@ -202,6 +214,8 @@ class Web:
         get("/", self._pages.fleet, name="fleet")
         get("/nodes", self._pages.nodes, name="nodes")
         get("/nodes/{name}", self._pages.node, name="node")
+        get("/incidents/{id}", self._pages.incident)
+        get("/quarantines/{node}", self._pages.quarantine)
         get("/jobs", self._pages.jobs)
         for endpoint in ENDPOINTS:
             get(endpoint.path, self._answer(endpoint))
@@ -213,6 +227,9 @@ class Web:
         get("/readyz", self._readyz)
         get("/static/{name}", assets.serve)
         get("/login", self._log_in.form)
+        if self._oidc is not None:
+            get("/login/oidc", self._oidc.begin, allow_head=False)
+            get("/login/oidc/callback", self._oidc.finish, allow_head=False)
         post = app.router.add_post
         for action in ACTIONS.values():
             post(action.path, self._actions.handler(action))
@@ -312,6 +329,9 @@ class Web:
             self._connections.end(request.protocol)
         self._count(request, response.status, self._now() - began)
         return response
+
+    def _refuse_log_in(self, refused: AccessRefused, path: str) -> web.Response:
+        return self._log_in.refuse(refused, path)
 
     def _refused(self, request: web.Request, refused: AccessRefused) -> web.StreamResponse:
         machine = request.path.startswith("/api/") or request.path == "/metrics"

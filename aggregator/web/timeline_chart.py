@@ -18,6 +18,8 @@ from aggregator.web.timefmt import span
 #: Events in the chart at most, the newest.
 MOST = 60
 WIDTH, HEIGHT = 720.0, 150.0
+#: On a phone of 360 pixels.
+NARROW = 330.0
 _LEFT, _RIGHT = 76.0, 16.0
 _LANES = ("evidence", "decision", "action")
 _HEIGHTS = {"evidence": 28.0, "decision": 64.0, "action": 100.0}
@@ -95,10 +97,13 @@ class TimelineChart:
     first: dt.datetime
     last: dt.datetime
     events: int
-    left: float = _LEFT
-    right: float = WIDTH - _RIGHT
     width: float = WIDTH
+    left: float = _LEFT
     height: float = HEIGHT
+
+    @property
+    def right(self) -> float:
+        return self.width - _RIGHT
 
 
 def lane_of(kind: str) -> str:
@@ -108,31 +113,32 @@ def lane_of(kind: str) -> str:
     return "evidence" if kind.startswith(_EVIDENCE) else "action"
 
 
-def timeline_chart(timeline: Sequence[models.Event]) -> TimelineChart | None:
+def timeline_chart(timeline: Sequence[models.Event], width: float = WIDTH) -> TimelineChart | None:
     """The chart of the newest events of a timeline, which is newest first; None without events."""
     events = sorted(timeline[:MOST], key=lambda one: one.at)
     if not events:
         return None
-    places = _places([one.at for one in events])
+    right = width - _RIGHT
+    places = _places([one.at for one in events], right - _LEFT)
     return TimelineChart(
         marks=tuple(_marks(events, places)),
-        bars=tuple(bar for lane in _LANES for bar in _bars(lane, events, places)),
+        bars=tuple(bar for lane in _LANES for bar in _bars(lane, events, places, right)),
         gaps=tuple(_gaps(events, places)),
         lanes=tuple((lane, _HEIGHTS[lane]) for lane in _LANES),
         first=events[0].at,
         last=events[-1].at,
         events=len(events),
+        width=width,
     )
 
 
-def _places(times: Sequence[dt.datetime]) -> list[float]:
+def _places(times: Sequence[dt.datetime], room: float) -> list[float]:
     """Where each event is: the distances are logarithms of the times between."""
     steps = [0.0]
     for before, after in pairwise(times):
         steps.append(math.log1p((after - before).total_seconds() / _SHORTEST))
     total = sum(steps)
-    room = WIDTH - _LEFT - _RIGHT
-    places, at = [], 0.0
+    places, at = list[float](), 0.0
     for step in steps:
         at += step
         places.append(round(_LEFT + (at / total * room if total else room / 2), 1))
@@ -176,7 +182,9 @@ def _outline(lane: str, x: float, y: float, *, good: bool) -> str:
     return f"M{x - s:g},{y - s:g}h{2 * s}v{2 * s}h{-2 * s}z"
 
 
-def _bars(lane: str, events: Sequence[models.Event], places: Sequence[float]) -> Iterable[Bar]:
+def _bars(
+    lane: str, events: Sequence[models.Event], places: Sequence[float], right: float
+) -> Iterable[Bar]:
     """From the first event that begins one to the one that ends it, or to the edge."""
     begins, ends = _BARS[lane]
     began: float | None = None
@@ -194,7 +202,7 @@ def _bars(lane: str, events: Sequence[models.Event], places: Sequence[float]) ->
                 yield Bar(lane, start, _HEIGHTS[lane], round(x - start, 1))
             began = None
     if began is not None:
-        yield Bar(lane, began, _HEIGHTS[lane], round(WIDTH - _RIGHT - began, 1))
+        yield Bar(lane, began, _HEIGHTS[lane], round(right - began, 1))
 
 
 def _gaps(events: Sequence[models.Event], places: Sequence[float]) -> Iterable[tuple[float, str]]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from aggregator.web.fleet_trend import LENGTH, STEP, TrendSample
 
 WIDTH, HEIGHT = 960.0, 190.0
+#: On a phone of 360 pixels.
+NARROW = 330.0
 _LEFT, _RIGHT = 64.0, 16.0
 #: The upper and lower edge of each part of the chart.
 _WELL, _REST = (12.0, 60.0), (82.0, 162.0)
@@ -38,7 +40,7 @@ class TrendLine:
 @dataclass(frozen=True, slots=True)
 class TrendChart:
     """All in units of the view box. ``scales``: heights and the value there. ``hours``: the points
-    nearest to each full hour, newest first, for a table.
+    nearest to each full hour, newest first, for a table. ``is_short``: they cover less than a day.
     """
 
     lines: tuple[TrendLine, ...]
@@ -46,21 +48,24 @@ class TrendChart:
     first: dt.datetime
     last: dt.datetime
     hours: tuple[tuple[dt.datetime, TrendSample], ...]
-    left: float = _LEFT
-    right: float = WIDTH - _RIGHT
+    is_short: bool
     width: float = WIDTH
+    left: float = _LEFT
     height: float = HEIGHT
 
+    @property
+    def right(self) -> float:
+        return self.width - _RIGHT
 
-def trend_chart(points: Sequence[TrendSample]) -> TrendChart | None:
-    """The chart of points, oldest first; None with fewer than two."""
+
+def trend_chart(points: Sequence[TrendSample], width: float = WIDTH) -> TrendChart | None:
+    """The chart of points, oldest first, or None with fewer than two."""
     if len(points) < 2:
         return None
     first, last = points[0].at, points[-1].at
-    begin = min(first, last - LENGTH)
 
     def x(at: float) -> float:
-        return _LEFT + (at - begin) / (last - begin) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (at - first) / (last - first) * (width - _LEFT - _RIGHT)
 
     well = [one.well for one in points]
     low, high = min(well), max(well)
@@ -79,9 +84,11 @@ def trend_chart(points: Sequence[TrendSample]) -> TrendChart | None:
     return TrendChart(
         lines=tuple(lines),
         scales=tuple(scales),
-        first=_date(begin),
+        first=_date(first),
         last=_date(last),
         hours=tuple(_hours(points)),
+        is_short=last - first < LENGTH - 2 * STEP,
+        width=width,
     )
 
 

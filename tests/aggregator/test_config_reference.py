@@ -58,7 +58,8 @@ def referenced(root: Path) -> Path:
     )
     own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt", "people.crt", "proxy.crt")]
     receivers = ("etc/sickbay-alerts/pagerduty-key", "etc/sickbay-alerts/slack-url")
-    for path in (*own, *receivers, "var/run/secrets/sickbay-replicas/token"):
+    oidc = ("etc/sickbay-oidc/client-secret", "etc/sickbay-oidc/ca.crt")
+    for path in (*own, *receivers, *oidc, "var/run/secrets/sickbay-replicas/token"):
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
@@ -80,6 +81,17 @@ EXAMPLES = {
     "access.front_proxy.groups_header",
     "access.front_proxy.names",
     "access.front_proxy.user_header",
+    "access.oidc.ca_file",
+    "access.oidc.client_id",
+    "access.oidc.client_secret_file",
+    "access.oidc.groups_claim",
+    "access.oidc.issuer",
+    "access.oidc.operators",
+    "access.oidc.page",
+    "access.oidc.scopes",
+    "access.oidc.session",
+    "access.oidc.user_claim",
+    "access.oidc.viewers",
     "pools",
     "alerts.page",
     "alerts.receivers",

@@ -104,6 +104,10 @@ class ListHistory:
         found = [one for one in self.items if node in {"", one.node} and since <= one.at <= until]
         return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
 
+    async def of_incident(self, incident: str, limit: int = 200) -> list[Transition]:
+        found = await self.recent(limit=100_000)
+        return [one for one in found if one.incident == incident][:limit]
+
     async def of_kinds(
         self, kinds: Iterable[EventKind], since: float, until: float
     ) -> list[Transition]:

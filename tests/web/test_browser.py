@@ -114,10 +114,10 @@ async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: 
         served.feed.record_event(
             Transition(hands.wall, EventKind.CORDONED, "node-8", "node-8: tainted gpu")
         )
-        row = page.locator("#quarantines tr", has_text="node-8")
+        row = page.locator("#cases tr", has_text="node-8")
         await expect(row).to_contain_text("Cordoned")
         await expect(page.locator("h1")).to_contain_text("3 in quarantine")
-        await expect(page.locator("#incidents tr", has_text="node-8")).to_be_visible()
+        await expect(row).to_contain_text("xid:79")
         await expect(page.locator("#lately")).to_contain_text("node-8: tainted gpu")
         await expect(page).to_have_title("3 in quarantine · sickbay")
         # Pods leave: no event reports it.
@@ -216,15 +216,15 @@ async def test_41_nodes_with_one_fault_are_short_on_a_phone(browser: Browser) ->
         one = await tab(browser, served.url, width=390, height=844)
         await one.screenshot("rack-narrow")
         assert await one.page.evaluate("document.documentElement.scrollHeight") < 4500
-        rows = one.page.locator("#incidents tbody tr")
+        rows = one.page.locator("#cases tbody tr[data-key]")
         await expect(rows).to_have_count(2)
-        await rows.nth(1).locator("summary").click()
-        await expect(rows.nth(1).locator("a.node")).to_have_count(13)
+        await rows.nth(0).locator(".nodes summary").click()
+        await expect(rows.nth(0).locator("a.node")).to_have_count(13)
         assert await overflowing(one.page) == []
         assert one.complaints == []
 
 
-async def test_on_a_phone_no_label_covers_another_and_charts_begin_at_their_newest_end(
+async def test_on_a_phone_no_label_covers_another_and_header_and_charts_fit(
     browser: Browser,
 ) -> None:
     hands = monotonic_hands()
@@ -237,13 +237,31 @@ async def test_on_a_phone_no_label_covers_another_and_charts_begin_at_their_newe
             .filter((cell) => cell.getBoundingClientRect().height < 15).length"""
         )
         assert overlaps == 0
-        one = await tab(browser, served.url + "/nodes/node-2", width=390, height=844)
-        chart = one.page.locator("figure.scrolls")
-        left, right = await chart.evaluate(
-            "(box) => [box.querySelector('svg').getBoundingClientRect().right,"
-            " box.getBoundingClientRect().right]"
-        )
-        assert abs(left - right) < 30
+        assert await TrendRecorder(served.web._queries).record()
+        for path, chart in (("/nodes/node-2", "timeline"), ("/", "trend")):
+            one = await tab(browser, served.url + path, width=360, height=780)
+            await one.screenshot(f"{chart}-360")
+            sizes: list[float] = await one.page.evaluate(
+                """(chart) => {
+              const shown = [...document.querySelectorAll(`svg.${chart}`)]
+                .filter((e) => e.checkVisibility());
+              const texts = [...shown[0].querySelectorAll("text")]
+                .map((e) => e.getBoundingClientRect());
+              const bar = document.querySelector(".bar").getBoundingClientRect();
+              const brand = document.querySelector(".brand").getBoundingClientRect();
+              const live = document.querySelector("#live").getBoundingClientRect();
+              return [shown.length, Math.min(...texts.map((e) => e.left)),
+                Math.max(...texts.map((e) => e.right)), Math.min(...texts.map((e) => e.height)),
+                bar.height, Math.abs(brand.top + brand.bottom - live.top - live.bottom) / 2];
+            }""",
+                chart,
+            )
+            number, left, right, text, bar, off = sizes
+            assert number == 1, chart
+            assert 0 <= left < right <= 360, chart  # no lane's name and no time is cut off
+            assert text >= 9, chart
+            assert bar < 110
+            assert off < 12  # brand, pages and the connection's state are one line
 
 
 async def test_an_opened_group_stays_open_and_focused_when_a_node_joins_it(
@@ -253,14 +271,16 @@ async def test_an_opened_group_stays_open_and_focused_when_a_node_joins_it(
     fleet = rack_fleet(hands)
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
-        fold = one.page.locator("#incidents tr", has_text="13 nodes").locator("details")
+        fold = one.page.locator("#state-quarantined tr", has_text="13 nodes").locator(".nodes")
         await fold.locator("summary").focus()
         await one.page.keyboard.press("Enter")
         await expect(fold.locator("a.node")).to_have_count(13)
         joining = fleet.node_summaries["node-50"]
-        incident_of(joining, hands.now, code="xid:48", summary="xid:48 (double-bit ECC error)")
-        quarantine_of(joining, hands.wall, reason="xid:48 (double-bit ECC error) on 1 GPU")
-        grown = one.page.locator("#incidents tr", has_text="14 nodes").locator("details")
+        gpu = "GPU-00000050-7f43-4b6e-9a20-1f2e3d4c5b6a"
+        text = f"xid:48 (double-bit ECC error) on {gpu}"
+        incident_of(joining, hands.now, code="xid:48", summary=text)
+        quarantine_of(joining, hands.wall, reason=text)
+        grown = one.page.locator("#state-quarantined tr", has_text="14 nodes").locator(".nodes")
         await expect(grown).to_have_attribute("open", "")
         await expect(grown.locator("a.node", has_text="node-50")).to_be_visible()
         assert await one.page.evaluate("document.activeElement.tagName") == "SUMMARY"
@@ -501,7 +521,7 @@ async def test_hostile_text_is_text_in_the_browser_too(browser: Browser) -> None
             fleet.node_summaries["node-1"], hands.now, summary=evil, message=evil, code=evil
         )
         served.feed.record_event(Transition(hands.wall, EventKind.INCIDENT_OPENED, "node-1", evil))
-        await expect(one.page.locator("#incidents")).to_contain_text(evil)
+        await expect(one.page.locator("#cases")).to_contain_text(evil)
         await expect(one.page.locator("#lately")).to_contain_text(evil)
         assert await one.page.evaluate("window.pwned") is None
         assert one.complaints == []
@@ -512,9 +532,9 @@ async def test_focus_stays_where_it_was_when_the_page_changes(browser: Browser) 
     fleet = small_fleet(hands)
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
-        await one.page.locator("#incidents a", has_text="node-3").focus()
+        await one.page.locator("#cases a.node", has_text="node-3").focus()
         incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
-        await expect(one.page.locator("#incidents")).to_contain_text("node-8")
+        await expect(one.page.locator("#cases")).to_contain_text("node-8")
         focused = await one.page.evaluate("document.activeElement.textContent")
         assert focused == "node-3"
 
@@ -528,7 +548,7 @@ async def test_a_page_by_a_gateway_is_live_and_says_when_there_is_no_controller(
         one = await tab(browser, gateway.url)
         await expect(one.page.locator("h1")).to_contain_text("in quarantine")
         incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
-        await expect(one.page.locator("#incidents")).to_contain_text("node-8")
+        await expect(one.page.locator("#cases")).to_contain_text("node-8")
         await one.page.goto(f"{gateway.url}/nodes/node-2")
         await expect(one.page.locator("h1")).to_contain_text("node-2")
         assert one.complaints == []
@@ -553,7 +573,7 @@ async def test_an_open_page_goes_on_at_the_next_controller(browser: Browser) -> 
         await until(lambda: served.feed.streams == 0)
         gateway.name_controller(gateway.candidate)
         incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
-        await expect(one.page.locator("#incidents")).to_contain_text("node-8", timeout=40_000)
+        await expect(one.page.locator("#cases")).to_contain_text("node-8", timeout=40_000)
 
 
 async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Browser) -> None:
@@ -599,11 +619,102 @@ async def test_commands_are_copied_and_times_are_local_on_demand(browser: Browse
         await page.locator("#notices .copy").first.click()
         await expect(page.locator("#notices .copy.copied")).to_have_count(1)
         assert await page.evaluate("navigator.clipboard.readText()") == "sickbay resume"
-        clock = page.locator("#quarantines time small").first
+        clock = page.locator("#cases time small").first
         await expect(clock).to_contain_text("UTC")
         await page.get_by_role("button", name="Use local time").click()
         await expect(clock).not_to_contain_text("UTC")
         await expect(page.locator("#zone")).to_have_text("Times are this browser's.")
         await page.get_by_role("button", name="Use UTC").click()
         await expect(clock).to_contain_text("UTC")
+        assert one.complaints == []
+
+
+async def test_the_map_has_blocks_and_is_read_and_opened_by_keyboard(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = big_fleet(hands, 720)
+    rack = "topology.kubernetes.io/rack"
+    fleet.group_labels = (rack,)
+    for name, summary in fleet.node_summaries.items():
+        assert summary.cluster.meta is not None
+        summary.cluster.meta = replace(summary.cluster.meta, labels={rack: name[:7]})
+    async with serving(fleet, running_clocks()) as served:
+        for width in (1440, 360):
+            one = await tab(browser, served.url, width=width)
+            page, canvas = one.page, one.page.locator("#map canvas")
+            await expect(canvas).to_be_visible()
+            await expect(page.locator(".blocks [aria-current]")).to_have_text("rack")
+            await expect(page.locator(".legend.states li")).to_have_count(6)
+            await canvas.focus()
+            await page.keyboard.press("ArrowRight")
+            await expect(page.locator("#tip")).to_have_text("gpu-000-00 in gpu-000: well")
+            await page.keyboard.press("End")
+            await expect(page.locator("#tip")).to_contain_text("gpu-039-17 in gpu-039")
+            assert await contrast(page) == []
+            found = await Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            await one.screenshot(f"blocks-{width}")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("h1")).to_contain_text("gpu-039-17")
+            assert one.complaints == []
+        await page.goto(f"{served.url}/?blocks=none")
+        await canvas.hover(position={"x": 2, "y": 2})
+        await expect(page.locator("#tip")).to_have_text("gpu-000-00: well")
+
+
+async def test_filters_survive_a_reload_and_hold_while_the_page_changes(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        page, rows = one.page, one.page.locator("#cases tr[data-key]")
+        await expect(rows).to_have_count(4)
+        await page.locator("select[name=standing]").select_option("quarantined")
+        await page.get_by_label("Text contains").fill("xid:79")
+        await page.get_by_role("button", name="Show").click()
+        await expect(rows).to_have_count(1)
+        await page.reload()
+        await expect(rows).to_have_count(1)
+        await expect(page.get_by_label("Text contains")).to_have_value("xid:79")
+        incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
+        quarantine_of(fleet.node_summaries["node-8"], hands.wall, phase=Phase.CORDONED)
+        incident_of(fleet.node_summaries["node-1"], hands.now, action="observe", ago=1.0)
+        await expect(rows).to_have_count(2)  # node-8 matches, node-1 is no quarantine
+        await page.get_by_role("link", name="Reset").click()
+        await expect(rows).to_have_count(6)
+        assert one.complaints == []
+
+
+async def test_an_incident_and_a_quarantine_have_live_pages_of_their_own(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    evil = '<img src=x onerror="window.pwned=1">'
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url, width=360, height=780)
+        page = one.page
+        row = page.locator("#cases tr", has_text="node-2")
+        await row.get_by_role("link", name="its quarantine").click()
+        await expect(page.locator("h1")).to_contain_text("Quarantine of node-2")
+        await expect(page.locator("#story")).to_contain_text("Draining")
+        node_summary = fleet.node_summaries["node-2"]
+        quarantine_of(node_summary, hands.wall, phase=Phase.DRAINED, pods=0, reason=evil)
+        await expect(page.locator("#story")).to_contain_text("Drained")
+        await expect(page.locator("#story")).to_contain_text(evil)
+        for name in ("quarantine", "incident"):
+            assert await overflowing(page) == [], name
+            assert await contrast(page) == [], name
+            found = await Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            await one.screenshot(f"{name}-360")
+            if name == "quarantine":
+                [incident] = node_summary.decision.incidents
+                await page.goto(f"{served.url}/incidents/{incident}")
+                await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.locator("#story")).to_contain_text("off-bus")
+        node_summary.decision.incidents = EMPTY
+        served.feed.record_event(
+            Transition(hands.wall, EventKind.INCIDENT_CLOSED, "node-2", evil, incident)
+        )
+        await expect(page.locator("#story")).to_contain_text("No longer open")
+        await expect(page.locator("#timeline")).to_contain_text(evil)
+        assert await page.evaluate("window.pwned") is None
         assert one.complaints == []

@@ -10,13 +10,9 @@ from aggregator.cluster.port import Blocker, Phase
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.cases import open_cases
 from aggregator.web.drift_view import drift_rows
-from aggregator.web.equal_rows import (
-    equal_holds,
-    equal_incidents,
-    equal_quarantines,
-    rows_in,
-)
+from aggregator.web.equal_rows import equal_cases, rows_in
 from aggregator.web.node_view import ViewMoment
 from tests.support.fleet_views import view_fleet
 from tests.web.support import Hands, incident_of, quarantine_of, rack_fleet, serving, well
@@ -27,15 +23,12 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil <img src=x onerror=alert(
 
 
 def test_a_rack_with_one_fault_takes_a_row_for_each_state() -> None:
-    found = view_fleet(rack_fleet(HANDS), NOW)
-    incidents = equal_incidents(found.incidents)
-    assert [len(group.rows) for group in incidents] == [28, 13]
-    assert [group.first.doing for group in incidents] == [
-        "held by limits.concurrent",
+    groups = equal_cases(open_cases(view_fleet(rack_fleet(HANDS), NOW)))
+    assert [len(group.rows) for group in groups] == [13, 28]
+    assert [group.first.incidents[0].doing for group in groups] == [
         "in quarantine: Draining",
+        "held by limits.concurrent",
     ]
-    assert [len(group.rows) for group in equal_quarantines(found.quarantines)] == [13]
-    assert [len(group.rows) for group in equal_holds(found.holds)] == [28]
 
 
 def test_incidents_with_another_code_action_or_state_are_not_equal() -> None:
@@ -51,7 +44,7 @@ def test_incidents_with_another_code_action_or_state_are_not_equal() -> None:
     for number, changed in enumerate(changes):
         node_summary = well(fleet, f"node-{number}", HANDS.now)
         incident_of(node_summary, HANDS.now, **({"code": "xid:48"} | changed))
-    groups = equal_incidents(view_fleet(fleet, NOW).incidents)
+    groups = equal_cases(open_cases(view_fleet(fleet, NOW)))
     assert sorted(len(group.rows) for group in groups) == [1, 1, 1, 1, 2]
 
 
@@ -62,7 +55,7 @@ def test_a_quarantine_that_needs_a_person_has_a_row_of_its_own() -> None:
         stuck = (Blocker("a/b", "budget", HANDS.wall),) if number == 3 else ()
         quarantine_of(node_summary, HANDS.wall, blockers=stuck)
     fleet.node_summaries["node-4"].work.last_error = "conflict"
-    groups = equal_quarantines(view_fleet(fleet, NOW).quarantines)
+    groups = equal_cases(open_cases(view_fleet(fleet, NOW)))
     assert sorted([row.node for row in group.rows] for group in groups) == [
         ["node-0", "node-1", "node-2"],
         ["node-3"],
@@ -75,7 +68,7 @@ def test_holds_by_another_limit_or_for_another_reason_are_not_equal() -> None:
     for number, (limit, reason) in enumerate((("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"))):
         node_summary = well(fleet, f"node-{number}", HANDS.now)
         node_summary.decision.hold = NodeHold(limit, "1", reason, HANDS.wall)
-    groups = equal_holds(view_fleet(fleet, NOW).holds)
+    groups = equal_cases(open_cases(view_fleet(fleet, NOW)))
     assert [len(group.rows) for group in groups] == [2, 1, 1]
 
 
@@ -84,8 +77,8 @@ def test_no_row_is_lost_or_shown_twice(phases: list[Phase]) -> None:
     fleet = FleetState(mode="drain")
     for number, phase in enumerate(phases):
         quarantine_of(well(fleet, f"node-{number}", HANDS.now), HANDS.wall, phase=phase)
-    found = view_fleet(fleet, NOW).quarantines
-    groups = equal_quarantines(found)
+    found = open_cases(view_fleet(fleet, NOW))
+    groups = equal_cases(found)
     assert rows_in(groups) == len(found)
     assert {row.node for group in groups for row in group.rows} == {one.node for one in found}
     assert len({group.key for group in groups}) == len(groups) == len(set(phases))
@@ -101,11 +94,11 @@ async def test_the_page_names_the_nodes_of_a_group_and_keeps_hostile_text_harmle
         node_summary.decision.hold = NodeHold(HOSTILE, HOSTILE, HOSTILE, HANDS.wall)
     async with serving(fleet, HANDS.clocks()) as served:
         text = await served.text("/")
-        assert text.count('<details class="fold"') == 2
+        assert text.count('<details class="fold nodes"') == 1
         assert "<script>" not in text
         assert "<img" not in text
         for name in fleet.node_summaries:
-            assert len(re.findall(f'<li data-key="{re.escape(escaped(name))}">', text)) == 2
+            assert len(re.findall(f'<li data-key="{re.escape(escaped(name))}">', text)) == 1
         # Left alone, a mark that reverses text would change the page's own words after it.
         assert sorted({char for char in text if not char.isprintable()}) == ["\n"]
 
@@ -119,10 +112,10 @@ def escaped(text: str) -> str:
 
 
 def test_a_group_keeps_its_key_while_its_nodes_come_and_go() -> None:
-    found = view_fleet(rack_fleet(HANDS), NOW).incidents
-    fewer = equal_incidents([one for one in found if one.node != "node-1"])
-    assert [group.key for group in fewer] == [group.key for group in equal_incidents(found)]
-    assert len(fewer[0].rows) == 27
+    found = open_cases(view_fleet(rack_fleet(HANDS), NOW))
+    fewer = equal_cases([one for one in found if one.node != "node-1"])
+    assert [group.key for group in fewer] == [group.key for group in equal_cases(found)]
+    assert [len(group.rows) for group in fewer] == [13, 27]
 
 
 async def test_events_that_say_the_same_of_several_nodes_are_folded() -> None:

@@ -229,9 +229,16 @@ async def test_page_and_api_have_the_day_from_history_and_a_table_of_it() -> Non
         assert told["own_since"].startswith("2026-03-14T03:14:07")
         assert told["points"][0]["quarantined"] == 1  # node-7 was, and node-2 was not
         text = await served.text("/")
-        assert text.count('<svg class="chart trend"') == 1
+        assert text.count('<svg class="chart trend wide"') == 1
+        assert text.count('<svg class="chart trend phone"') == 1
         assert text.count('<td data-label="Time">') in (25, 26)
         assert "in quarantine <b>2</b>" in text
+        assert "A short history" not in text
+        # The legend has the present numbers, as the headline does, not those of the last point.
+        incident_of(served.fleet.node_summaries["node-8"], hands.now, action="observe")
+        hands.advance(2)
+        text = await served.text("/")
+        assert "well <b>1</b>" in text.partition('id="trend"')[2]
 
 
 async def test_without_a_history_the_day_begins_now_and_the_page_says_why() -> None:
@@ -241,7 +248,7 @@ async def test_without_a_history_the_day_begins_now_and_the_page_says_why() -> N
         assert await TrendRecorder(served.web._queries).record()
         assert len((await served.json("/api/v1/trend"))["points"]) == 1
         text = await served.text("/")
-        assert "The first lines come within ten minutes" in text
+        assert "No history yet: the first lines come within ten minutes" in text
         assert "is not known: history can&#39;t be read: disk I/O error &lt;script&gt;" in text
 
 
@@ -253,6 +260,12 @@ async def test_nothing_is_drawn_of_the_time_before_the_history_began() -> None:
         points = served.web._queries.trend.points(NIGHT)
         assert 11 <= len(points) <= 13
         assert points[0].at >= NIGHT - 3600
+        text = await served.text("/")
+        assert "A short history: nothing is known of the time before 02:1" in text
+        chart = trend_chart(points)
+        assert chart is not None
+        # An hour takes the whole width, not a stroke at the end of an axis of a day.
+        assert chart.lines[0].path.startswith(f"M{chart.left:.0f},")
 
 
 async def test_a_running_server_records_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

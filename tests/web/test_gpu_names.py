@@ -116,7 +116,7 @@ async def test_a_title_names_the_gpu_and_a_group_of_them_no_gpu() -> None:
         assert text.count("xid:48 (GPU ECC DBE) on GPU 3 at 0000:1b:00") == 1
         assert "like it" not in text
         text = await served.text("/nodes/node-1")
-        assert "<b>xid:48 (GPU ECC DBE) on GPU 3 at 0000:1b:00</b>" in text
+        assert ">xid:48 (GPU ECC DBE) on GPU 3 at 0000:1b:00</a></b>" in text
 
 
 async def test_equal_quarantines_of_different_gpus_are_one_row() -> None:

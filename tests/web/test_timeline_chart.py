@@ -122,8 +122,9 @@ async def test_the_page_of_a_node_has_chart_and_list_and_hostile_text_stays_text
     async with serving(fleet, hands.clocks(), history=ListHistory(past)) as served:
         text = await served.text("/nodes/node-2")
         assert "<script>alert" not in text
-        (chart,) = re.findall(r'<svg class="chart timeline".*?</svg>', text, re.DOTALL)
+        chart, narrow = re.findall(r'<svg class="chart timeline .*?</svg>', text, re.DOTALL)
         assert chart.count("<path") >= 4
+        assert 'viewBox="0 0 330' in narrow
         assert "8 events from 2026-03-14" in chart
         assert "node-2: tainted gpu and unschedulable" in chart
         assert "<p>node-2: tainted gpu and unschedulable</p>" in text  # in the list, too

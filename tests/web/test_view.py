@@ -19,6 +19,7 @@ from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.web import node_view, timefmt
 from aggregator.web.fleet_view import FleetViewFindings, natural
+from aggregator.web.map_view import map_layout
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.summary import headline, summarize
 from tests.support.fleet_views import view_fleet
@@ -63,7 +64,7 @@ def test_every_standing_is_counted_even_those_of_nobody() -> None:
 def test_the_small_fleet_has_one_of_each() -> None:
     found = view_of(small_fleet(HANDS))
     assert set(found.counts.values()) == {1, 2}
-    assert found.letters == "oqhwsuqo"
+    assert map_layout(found.names, lambda _, __: "", "").letters(found) == "oqhwsuqo"
     assert [one.node for one in found.incidents] == ["node-3", "node-2", "node-4"]
     assert [one.node for one in found.quarantines] == ["node-2", "node-7"]
     assert [one.node for one in found.holds] == ["node-3"]

@@ -18,7 +18,7 @@
 
   function sayReader(reader) {
     const told = make("span", "Logged in as " + reader.user + ". ", { id: "reader" });
-    if (reader.how === "token" || reader.how === "static-token") {
+    if (["token", "static-token", "oidc"].includes(reader.how)) {
       const out = make("form", "", { method: "post", action: "/logout", className: "inline" });
       out.append(make("button", "Log out", { type: "submit" }));
       told.append(out);

@@ -223,12 +223,16 @@
     if (focus) Array.from(mine.querySelectorAll("a"), (a) => a.href === focus && a.focus());
   }
 
-  // -- the map: every node as a cell, in order of name ---------------------------------------
+  // -- the map: every node as a cell, in blocks by a label -----------------------------------
   const figure = document.getElementById("map");
   const canvas = figure && figure.querySelector("canvas");
   const tip = document.getElementById("tip");
+  const HEAD = 14; // pixels for the name above a block
+  const GAP = 8;
   let fleet = null;
-  let grid = { columns: 1, pitch: 10 };
+  let pitch = 10;
+  let placed = []; // blocks as drawn: the first cell's number, how many, columns, x and y
+  let cursor = -1; // the cell that the keyboard has reached
 
   // The letters come with the page; the names, which seldom change, come by themselves.
   async function drawMap() {
@@ -240,22 +244,41 @@
     if (!fleet || fleet.known !== known) {
       const response = await fetch(figure.dataset.src, { cache: "no-store" });
       if (!response.ok) return;
-      fleet = { known, names: (await response.json()).names };
+      const told = await response.json();
+      fleet = { known, names: told.names, blocks: told.blocks };
     }
     if (fleet.names.length !== standings.length) fleet.known = ""; // nodes came in between
     fleet.standings = standings;
     paint();
   }
 
+  // Blocks stand side by side, each about twice as wide as it is high; one block takes all.
+  function place(width) {
+    const total = fleet.names.length;
+    pitch = Math.max(7, Math.min(18, Math.floor(Math.sqrt((width * 260) / total))));
+    const most = Math.max(1, Math.floor(width / pitch));
+    if (fleet.blocks.length < 2) {
+      placed = [{ first: 0, count: total, columns: most, x: 0, y: 0, value: null }];
+      return Math.ceil(total / most) * pitch;
+    }
+    placed = [];
+    let [first, x, y, high] = [0, 0, 0, 0];
+    for (const { value, nodes } of fleet.blocks) {
+      const columns = Math.min(most, Math.max(1, Math.ceil(Math.sqrt(nodes * 2))));
+      const wide = Math.min(width, Math.max(columns * pitch, 48));
+      if (x && x + wide > width) [x, y, high] = [0, y + high + GAP, 0];
+      placed.push({ first, count: nodes, columns, x, y: y + HEAD, value: value || "(none)", wide });
+      first += nodes;
+      high = Math.max(high, HEAD + Math.ceil(nodes / columns) * pitch);
+      x += wide + GAP;
+    }
+    return y + high;
+  }
+
   function paint() {
     if (!fleet || !fleet.standings || figure.hidden) return;
     const width = canvas.clientWidth;
-    const count = fleet.standings.length;
-    const fits = Math.floor(Math.sqrt((width * 260) / count));
-    const pitch = Math.max(7, Math.min(18, fits));
-    const columns = Math.max(1, Math.floor(width / pitch));
-    grid = { columns, pitch };
-    const height = Math.ceil(count / columns) * pitch;
+    const height = place(width);
     const scale = window.devicePixelRatio || 1;
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
@@ -267,11 +290,38 @@
     for (const letter in STANDINGS) {
       colours[letter] = style.getPropertyValue("--" + STANDINGS[letter][0] + "-cell").trim();
     }
-    for (let i = 0; i < count; i++) {
-      const x = (i % columns) * pitch;
-      const y = Math.floor(i / columns) * pitch;
-      cell(pen, fleet.standings[i], colours, x, y, pitch - (pitch < 8 ? 1 : 2));
+    pen.font = "10px " + getComputedStyle(document.body).fontFamily;
+    const soft = style.getPropertyValue("--soft").trim();
+    for (const block of placed) {
+      if (block.value !== null) {
+        pen.fillStyle = soft;
+        pen.fillText(shortened(pen, block.value, block.wide), block.x, block.y - 4);
+      }
+      for (let i = 0; i < block.count; i++) {
+        const [x, y] = corner(block, i);
+        cell(pen, fleet.standings[block.first + i], colours, x, y, pitch - (pitch < 8 ? 1 : 2));
+      }
     }
+    if (cursor >= 0 && document.activeElement === canvas) {
+      const block = blockOf(cursor);
+      const [x, y] = corner(block, cursor - block.first);
+      pen.strokeStyle = style.getPropertyValue("--ink").trim();
+      pen.lineWidth = 2;
+      pen.strokeRect(x - 1, y - 1, pitch, pitch);
+    }
+  }
+
+  const corner = (block, i) => [
+    block.x + (i % block.columns) * pitch,
+    block.y + Math.floor(i / block.columns) * pitch,
+  ];
+  const blockOf = (index) => placed.find((one) => index < one.first + one.count);
+
+  function shortened(pen, text, wide) {
+    if (pen.measureText(text).width <= wide) return text;
+    let end = text.length;
+    while (end > 1 && pen.measureText(text.slice(0, end) + "\u2026").width > wide) end -= 1;
+    return text.slice(0, end) + "\u2026";
   }
 
   // Shapes as in the legend at every size: a well node is a dot, so that all others stand out.
@@ -304,28 +354,62 @@
   }
 
   function under(event) {
+    if (!fleet) return -1;
     const box = canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - box.left) / grid.pitch);
-    const row = Math.floor((event.clientY - box.top) / grid.pitch);
-    const index = row * grid.columns + column;
-    const inside = fleet && column >= 0 && column < grid.columns && index < Math.min(fleet.names.length, fleet.standings.length);
-    return inside ? index : -1;
+    const [left, top] = [event.clientX - box.left, event.clientY - box.top];
+    for (const block of placed) {
+      const column = Math.floor((left - block.x) / pitch);
+      const row = Math.floor((top - block.y) / pitch);
+      const i = row * block.columns + column;
+      if (column >= 0 && column < block.columns && row >= 0 && i < block.count) return block.first + i;
+    }
+    return -1;
+  }
+
+  function sayCell(index) {
+    tip.hidden = !fleet || index < 0 || index >= Math.min(fleet.names.length, fleet.standings.length);
+    if (tip.hidden) return;
+    const block = blockOf(index);
+    const [x, y] = corner(block, index - block.first);
+    const where = block.value === null ? "" : " in " + block.value;
+    tip.textContent = fleet.names[index] + where + ": " + STANDINGS[fleet.standings[index]][1];
+    const half = tip.offsetWidth / 2;
+    tip.style.left = Math.max(half, Math.min(canvas.clientWidth - half, x + pitch / 2)) + "px";
+    tip.classList.toggle("below", y < 30);
+    tip.style.top = (y < 30 ? y + pitch : y) + "px";
+  }
+
+  const openCell = (index) => {
+    if (index >= 0) location.href = "/nodes/" + encodeURIComponent(fleet.names[index]);
+  };
+
+  function step(key, from) {
+    const last = fleet.names.length - 1;
+    const columns = from < 0 ? 1 : blockOf(from).columns;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
+    if (key === "Home") return 0;
+    if (key === "End") return last;
+    return key in steps ? Math.max(0, Math.min(last, from < 0 ? 0 : from + steps[key])) : -1;
   }
 
   if (figure) {
-    canvas.addEventListener("mousemove", (event) => {
-      const index = under(event);
-      tip.hidden = index < 0;
-      if (index < 0) return;
-      tip.textContent = fleet.names[index] + ": " + STANDINGS[fleet.standings[index]][1];
-      const box = figure.getBoundingClientRect();
-      tip.style.left = event.clientX - box.left + "px";
-      tip.style.top = event.clientY - box.top + "px";
-    });
+    canvas.addEventListener("mousemove", (event) => sayCell(under(event)));
     canvas.addEventListener("mouseleave", () => (tip.hidden = true));
-    canvas.addEventListener("click", (event) => {
-      const index = under(event);
-      if (index >= 0) location.href = "/nodes/" + encodeURIComponent(fleet.names[index]);
+    canvas.addEventListener("click", (event) => openCell(under(event)));
+    canvas.addEventListener("keydown", (event) => {
+      if (!fleet) return;
+      if (event.key === "Enter") openCell(cursor);
+      const next = step(event.key, cursor);
+      if (next < 0) return;
+      event.preventDefault();
+      cursor = next;
+      paint();
+      sayCell(cursor);
+    });
+    canvas.addEventListener("blur", () => {
+      cursor = -1;
+      tip.hidden = true;
+      paint();
     });
     new ResizeObserver(paint).observe(figure);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
