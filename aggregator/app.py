@@ -18,8 +18,9 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.port import ClusterError, ClusterTooOld
-from aggregator.cluster.slurm.client import SlurmPrograms
+from aggregator.cluster.slurm.client import SlurmClient, SlurmPrograms
 from aggregator.cluster.slurm.cluster import SlurmCluster
+from aggregator.cluster.slurm.rest import SlurmRest
 from aggregator.composition.access import build_access
 from aggregator.composition.certificates import prepare_certificates
 from aggregator.composition.controller_parts import ControllerParts
@@ -52,9 +53,19 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
     where = config.cluster
     if where.kind == "slurm":
         slurm = where.slurm
-        client = SlurmPrograms(
+        programs = SlurmPrograms(
             str(slurm.programs or ""), str(slurm.conf or ""), slurm.command_timeout
         )
+        client: SlurmClient = programs
+        if (rest := slurm.rest) is not None:
+            client = SlurmRest(
+                rest.url,
+                rest.token_file,
+                programs,
+                name=rest.user,
+                ca_file=rest.ca_file,
+                limit=slurm.command_timeout,
+            )
         return SlurmCluster(slurm.database, client=client, poll=slurm.poll, wall=time.time)
     if where.kind == "kubernetes":
         return KubeCluster(
@@ -144,7 +155,11 @@ class _Process:
         )
         self._config = config = self._certificates.config
         me = local_candidate(config, hostname=hostname, epoch=secrets.token_hex(8), version=VERSION)
-        self._fleet = FleetState(how=config.cluster.how, documentation_url=config.documentation_url)
+        self._fleet = FleetState(
+            how=config.cluster.how,
+            words=self._cluster.words,
+            documentation_url=config.documentation_url,
+        )
         self._keys = _keys(config, self._cluster)
         self._replica = Replica(
             config,
@@ -195,7 +210,7 @@ class _Process:
         await _connect(self._cluster, self._fleet, self._rng)
         log.info(
             "connected to the cluster",
-            extra={"event": "cluster.connected", "cluster": self._cluster.kind},
+            extra={"event": "cluster.connected", "cluster": self._cluster.words.kind},
         )
         lease = self._replica.lease
         if lease is None:

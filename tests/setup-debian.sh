@@ -24,6 +24,8 @@ PACKAGES=(
   slurm-client # scontrol, sinfo, squeue, sbatch (the same)
   slurmctld   # a real Slurm of the tests' own (the same)
   slurmd      # its nodes (the same)
+  slurmrestd  # its REST API (the same)
+  slurm-wlm-jwt-plugin # its tokens (the same)
   util-linux  # fsfreeze: a probe that hangs
   zsh         # completion of commands (tests/unit)
 )

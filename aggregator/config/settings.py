@@ -37,6 +37,9 @@ from aggregator.config.repair import cross_field_errors as repair_contradictions
 from aggregator.config.repair import files as repair_files
 from aggregator.config.replicas import ReplicasConfig
 from aggregator.config.replicas import cross_field_errors as replicas_contradictions
+from aggregator.config.slurm import SlurmConfig
+from aggregator.config.slurm import cross_field_errors as slurm_contradictions
+from aggregator.config.slurm import files as slurm_files
 from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
@@ -81,23 +84,6 @@ class LocalConfig(Section):
     commands: Commands = Commands()
     command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
     """A command that takes longer has failed, and is tried again."""
-
-
-class SlurmConfig(Section):
-    """A Slurm cluster, through its own programs; the rest is in a file, as without one."""
-
-    database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
-    """The file with the quarantines of a Slurm cluster (docs/slurm.md), and with our record of each
-    drain.
-    """
-    programs: MaybePath = None
-    """The folder of ``scontrol``, ``sinfo`` and ``squeue``. Not set: they are on the path."""
-    conf: MaybePath = None
-    """``SLURM_CONF`` for them. Not set: Slurm's own default."""
-    command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
-    """A program that takes longer has failed, and is tried again."""
-    poll: Annotated[Duration, Field(ge=1)] = 5.0
-    """How often the nodes that sickbay has drained are read, for changes by people."""
 
 
 class ClusterConfig(Section):
@@ -389,6 +375,8 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _same_port(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
+    for key, text in slurm_contradictions(config.cluster.slurm):
+        yield _finding(("cluster", "slurm", *key), text)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
     for key, text in repair_contradictions(
@@ -581,6 +569,8 @@ def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
 def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     """Every file that must exist before the start."""
     yield ("cluster", "kubeconfig"), config.cluster.kubeconfig
+    for key, file in slurm_files(config.cluster.slurm):
+        yield ("cluster", "slurm", *key), file
     tls = config.listen.tls
     if tls is not None:
         yield ("listen", "tls", "cert_file"), tls.cert_file

@@ -197,11 +197,13 @@ def _unusable_rules(config: Config) -> Iterator[tuple[Key, str]]:
     if config.policy.file is None:
         return
     from aggregator.policy.defaults import read_policy
+    from aggregator.policy.slurm_reason import SLURM_TYPES
 
     written = {one.type for one in config.conditions}
     for rule in read_policy(config.policy.file).rules:
         what = f"rule {rule.name!r} is about the node condition {rule.condition}"
-        if rule.condition and not config.cluster.on_kubernetes:
+        shipped = rule.condition in SLURM_TYPES
+        if rule.condition and not shipped and not config.cluster.on_kubernetes:
             kind = config.cluster.kind
             text = f'{what}, and cluster.kind is "{kind}"; expected no such rule without Kubernetes'
             yield ("policy", "file"), text

@@ -413,6 +413,14 @@ def test_owners_of_pods_are_refused_where_there_are_no_pods(
     assert f"alerts.{name}[0].owners: pods have owners on Kubernetes alone" in problem
 
 
+def test_a_token_for_slurmrestd_is_sent_in_plaintext_to_loopback_alone(tmp_path: Path) -> None:
+    for host, refused in (("10.0.0.7", True), ("127.0.0.1", False)):
+        rest = f"{{url: 'http://{host}:6820', token_file: /t}}"
+        found = problems(tmp_path, f"{LOCAL}cluster: {{slurm: {{rest: {rest}}}}}\n")
+        assert any("/t can't be read" in str(one) for one in found)
+        assert any("sends the token in plaintext" in str(one) for one in found) is refused
+
+
 @pytest.mark.parametrize(("line", "says"), BAD, ids=[line[:50] for line, _ in BAD])
 def test_what_is_wrong_is_said_with_its_line_and_what_was_expected(
     tmp_path: Path, line: str, says: str

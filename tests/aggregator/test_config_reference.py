@@ -54,6 +54,7 @@ def referenced(root: Path) -> Path:
         "tls/tls.key",
         "tls/clients.crt",
         "webhook-secret",
+        "slurm.jwt",
         "kubeconfig",
     )
     own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt", "people.crt", "proxy.crt")]
@@ -111,6 +112,10 @@ EXAMPLES = {
     "cluster.local.commands.release",
     "cluster.slurm.conf",
     "cluster.slurm.programs",
+    "cluster.slurm.rest.ca_file",
+    "cluster.slurm.rest.token_file",
+    "cluster.slurm.rest.url",
+    "cluster.slurm.rest.user",
     "documentation_url",
     "drain.gang_keys",
     "jobs.job_keys",

@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,10 @@ NEEDED = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatc
 LACKING = [
     name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
 ]
+needs_rest = pytest.mark.skipif(
+    shutil.which("slurmrestd", path=f"{os.environ['PATH']}:/usr/sbin") is None,
+    reason="slurmrestd not installed (tests/setup-debian.sh)",
+)
 needs_slurm = pytest.mark.skipif(
     bool(LACKING), reason=f"{', '.join(LACKING)} not installed (tests/setup-debian.sh)"
 )
@@ -46,6 +50,7 @@ SchedulerParameters=sched_interval=1
 JobAcctGatherType=jobacct_gather/none
 KillWait=1
 CommunicationParameters=NoInAddrAny
+GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -54,6 +59,8 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 class Slurm:
     """``working``: nodes with a slurmd of their own; ``silent``: nodes that never answer.
 
+    ``lacking``: nodes that work and register one GPU less than they have in slurm.conf.
+    ``tokens``: slurmctld accepts tokens that `jwt_key` signs.
     ``guard`` receives the pid of each program: another process may have to end it.
     """
 
@@ -63,20 +70,32 @@ class Slurm:
         *,
         working: int = 1,
         silent: int = 2,
+        lacking: int = 0,
+        tokens: bool = False,
         guard: Callable[[int], object] = id,
     ) -> None:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.working = [f"w{number}" for number in range(1, working + 1)]
-        self.nodes = [*self.working, *(f"s{number}" for number in range(1, silent + 1))]
+        self.lacking = [f"l{number}" for number in range(1, lacking + 1)]
+        silent_ones = [f"s{number}" for number in range(1, silent + 1)]
+        self.nodes = [*self.working, *self.lacking, *silent_ones]
         self._guard = guard
         self._stack = ExitStack()
         self._controller: subprocess.Popen[bytes] | None = None
         ports = _free_ports(1 + len(self.nodes))
         lines = [
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=1"
+            + (" Gres=gpu:2" if name in self.lacking else "")
             for name, port in zip(self.nodes, ports[1:], strict=True)
         ]
+        gpus = "".join(f"NodeName={name} Name=gpu Count=1\n" for name in self.lacking)
+        (folder / "gres.conf").write_text(gpus)
+        self.jwt_key = folder / "jwt.key"
+        if tokens:
+            self.jwt_key.write_bytes(os.urandom(32))
+            self.jwt_key.chmod(0o600)
+            lines += ["AuthAltTypes=auth/jwt", f"AuthAltParameters=jwt_key={self.jwt_key}"]
         self.conf.write_text(
             CONF.format(folder=folder, controller=ports[0], nodes="\n".join(lines))
         )
@@ -99,7 +118,7 @@ class Slurm:
         )
         wait_until(files["socket"].exists, what=self.log)
         self.start_controller(clean=True)
-        for name in self.working:
+        for name in (*self.working, *self.lacking):
             self._start(["slurmd", "-D", "-N", name])
         wait_until(lambda: all(self.state(name) == "IDLE" for name in self.working), what=self.log)
         return self
@@ -118,6 +137,19 @@ class Slurm:
         assert self._controller is not None
         self._controller.terminate()
         self._controller.wait(300)
+
+    def start_rest(self) -> str:
+        """Start slurmrestd; its URL."""
+        [port] = _free_ports(1)
+        api = ["-s", "openapi/v0.0.37,openapi/v0.0.38", "-a", "rest_auth/jwt"]
+        # The daemon itself has no token: each request carries its user's.
+        safe = "disable_user_check,disable_unshare_sysv,disable_unshare_files"
+        self._start(
+            ["slurmrestd", *api, f"127.0.0.1:{port}"],
+            {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": safe},
+        )
+        wait_until(lambda: _answers(port), what=self.log)
+        return f"http://127.0.0.1:{port}"
 
     def run(self, *command: str, check: bool = True) -> str:
         """The output of one of Slurm's programs."""
@@ -168,9 +200,12 @@ class Slurm:
         path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
         return os.environ | {"SLURM_CONF": str(self.conf), "PATH": path}
 
-    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def _start(
+        self, command: list[str], more: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
         out = (self.folder / f"{command[0]}-{time.monotonic_ns()}.out").open("wb")
-        process = subprocess.Popen(command, env=self._environ, stdout=out, stderr=out)
+        environ = self._environ | (more or {})
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
         out.close()
         self._guard(process.pid)
 
@@ -181,6 +216,12 @@ class Slurm:
 
         self._stack.callback(end)
         return process
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def _free_ports(count: int) -> list[int]:

@@ -60,14 +60,18 @@ def test_drained_goes_by_the_flags_of_the_state(words: list[str], *, at_work: bo
 
 def test_a_job_that_ends_still_has_its_node_and_one_that_waits_has_none() -> None:
     jobs = read_jobs(
-        "1|RUNNING|ann|vision|main|1795887654|a|b\n"
-        "2|COMPLETING|ann|(null)|main|N/A|b\nthe rest of its name\n"
-        "3|PENDING|ann|vision|main|N/A|c\n"
-        "4|COMPLETED|ann|vision|main|7|d\n"
+        "1|RUNNING|ann|vision|main|1795887654|gres:gpu:8|a|b\n"
+        "2|COMPLETING|ann|(null)|main|N/A|N/A|b\nthe rest of its name\n"
+        "3|PENDING|ann|vision|main|N/A|N/A|c\n"
+        "4|COMPLETED|ann|vision|main|7|N/A|d\n"
+        "5|RUNNING|ann|vision|main|7|gres/gpu:h100:4,gres/gpu:a30:2,gres/nic:9|e\n"
     )
-    assert [(job.job_id, job.state, job.name, job.ends_at) for job in jobs] == [
-        ("1", "RUNNING", "a|b", 1795887654),
-        ("2", "COMPLETING", "b", 0),
+    assert [
+        (job.job_id, job.state, job.name, job.account, job.ends_at, job.gpus) for job in jobs
+    ] == [
+        ("1", "RUNNING", "a|b", "vision", 1795887654, 8),
+        ("2", "COMPLETING", "b", "", 0, 0),
+        ("5", "RUNNING", "e", "vision", 7, 6),
     ]
 
 

@@ -29,8 +29,9 @@ from aggregator.runtime.node_name import expect_one_node
 log = logging.getLogger("sickbay.slurm")
 
 #: Parts of slurm's own messages (src/common/slurm_errno.c).
-_NO_NODE = "Invalid node name specified"
-_NO_RIGHT = ("Access/permission denied", "Invalid user id", "Protocol authentication error")
+NO_NODE = "Invalid node name specified"
+NO_PROOF = ("Protocol authentication error", "Authentication failure", "Invalid user id")
+NO_RIGHT = ("Access/permission denied", *NO_PROOF)
 _START = re.compile(r"^BOOT_TIME *= *(\S+)", re.MULTILINE)
 _NO_OPTION = ("unrecognized option", "invalid option")
 
@@ -82,20 +83,20 @@ class SlurmPrograms:
     async def read_nodes(self, names: Collection[str] | None = None) -> list[SlurmNode]:
         if names is not None and not names:
             return []
-        chosen = ",".join(sorted(_checked(names))) if names is not None else ""
+        chosen = ",".join(sorted(checked_names(names))) if names is not None else ""
         if self._scontrol_has_json is not False:
             command = ["scontrol", "--json", "show", "nodes", *([chosen] if chosen else [])]
             code, output = await self._run(command)
             self._scontrol_has_json = not any(text in output for text in _NO_OPTION)
             if self._scontrol_has_json:
-                if code != 0 and _NO_NODE in output and names is not None and len(names) > 1:
+                if code != 0 and NO_NODE in output and names is not None and len(names) > 1:
                     return await self._chosen_of_all(names)
-                return [] if _NO_NODE in output else _nodes(_answer(command, code, output))
+                return [] if NO_NODE in output else nodes_of(_answer(command, code, output))
         command = ["sinfo", "--json", *(["--nodes", chosen] if chosen else [])]
         code, output = await self._run(command)
-        if code != 0 and _NO_NODE in output and names is not None:
+        if code != 0 and NO_NODE in output and names is not None:
             return await self._chosen_of_all(names)
-        found = _nodes(_answer(command, code, output))
+        found = nodes_of(_answer(command, code, output))
         # sinfo of 22.05 prints all nodes, whatever it was told.
         return found if names is None else [one for one in found if one.name in names]
 
@@ -104,11 +105,11 @@ class SlurmPrograms:
         return [one for one in await self.read_nodes() if one.name in names]
 
     async def read_jobs(self, node: str) -> list[SlurmJob]:
-        [name] = _checked([node])
+        [name] = checked_names([node])
         options = ["--noheader", "--states=all", f"--format={JOB_FORMAT}"]
         command = ["squeue", *options, "--nodelist", name]
         code, output = await self._run(command)
-        if code != 0 and _NO_NODE in output:
+        if code != 0 and NO_NODE in output:
             return []
         if code != 0:
             raise _error_of(command, code, output)
@@ -132,7 +133,7 @@ class SlurmPrograms:
         await self._update(node, f"reason={words}")
 
     async def _update(self, node: str, *words: str, guard: Guard = UNGUARDED) -> None:
-        [name] = _checked([node])
+        [name] = checked_names([node])
         command = ["scontrol", "update", f"nodename={name}", *words]
         code, output = await self._run(command, guard=guard)
         log.info(
@@ -175,7 +176,7 @@ class SlurmPrograms:
             return 0, output.read().decode(errors="replace")
 
 
-def _checked(names: Collection[str]) -> list[str]:
+def checked_names(names: Collection[str]) -> list[str]:
     """Names that mean one node each. Raises `Refused`: another text may mean every node."""
     for name in names:
         try:
@@ -185,7 +186,8 @@ def _checked(names: Collection[str]) -> list[str]:
     return list(names)
 
 
-def _nodes(answer: dict[str, Any]) -> list[SlurmNode]:
+def nodes_of(answer: dict[str, Any]) -> list[SlurmNode]:
+    """The nodes of an answer in JSON. Raises `Unreachable`."""
     try:
         return read_nodes(answer)
     except UnreadableOutput as error:
@@ -209,10 +211,16 @@ def _answer(command: Sequence[str], code: int, output: str) -> dict[str, Any]:
 def _error_of(command: Sequence[str], code: int, output: str) -> Exception:
     last = output.splitlines()[-1] if output else "no output"
     text = f"{' '.join(command[:2])} exited with {code}: {last}"
-    if _NO_NODE in output:
+    if NO_NODE in output:
         return NotFound(text)
-    if any(part in output for part in _NO_RIGHT):
-        return Refused(
-            f"{text}; the aggregator's user needs AdminLevel Operator, or to be SlurmUser"
-        )
+    if any(part in output for part in NO_RIGHT):
+        return Refused(refusal(text))
     return Unreachable(text)
+
+
+def refusal(text: str, user: str = "") -> str:
+    """The text of a refusal, with the right or the proof that is missing."""
+    who = f"user {user}" if user else "the aggregator's user"
+    if any(part in text for part in NO_PROOF):
+        return f"{text}; slurmctld does not accept the proof of {who}: renew the token or munge.key"
+    return f"{text}; {who} needs AdminLevel Operator, or to be SlurmUser"

@@ -7,7 +7,7 @@ says that no job runs or ends there. Slurm's own state decides: the row of a nod
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,23 +32,27 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.slurm.client import SlurmClient
 from aggregator.cluster.slurm.drain import OurDrain, Whose, has_our_words, reason_of, whose
+from aggregator.cluster.slurm.reasons import conditions_of
 from aggregator.cluster.slurm.shared_read import SharedRead
 from aggregator.cluster.slurm.state import SlurmJob, SlurmNode
+from aggregator.cluster.words import SLURM
+from aggregator.policy.node_condition import ReportedConditions
+from aggregator.policy.slurm_reason import SLURM_TYPES
 from aggregator.runtime.text import truncate
 
 log = logging.getLogger("sickbay.slurm")
 
 #: The label with a node's first partition, by which pools and rules choose nodes.
 PARTITION = "slurm.schedmd.com/partition"
-#: The kind of the owner of a pod that is a job.
-JOB = "SlurmJob"
+#: As `aggregator.jobs.families.slurm` reads a job.
+JOB, ACCOUNT = "SlurmJob", "slurm.schedmd.com/account"
 _RECORD = msgspec.json.Decoder(OurDrain)
 
 
 class SlurmCluster(LocalCluster):
     """The `Cluster` protocol on Slurm. ``poll``: seconds between two reads of the drained nodes."""
 
-    kind = "slurm"
+    words = SLURM
     lists_all = True
 
     def __init__(
@@ -92,6 +96,23 @@ class SlurmCluster(LocalCluster):
     async def wait_for_node(self, name: str) -> None:
         while await self._reads.get(name) is None:  # noqa: ASYNC110 - Slurm has no watch
             await asyncio.sleep(self._poll)
+
+    def has_condition(self, kind: str) -> bool:
+        return kind in SLURM_TYPES
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
+        """Slurm's own reasons as conditions: True while they are in force, else False."""
+        rows = {row.name: row for row in await self._in_thread(self._open.nodes)}
+        drains = await self._in_thread(self._open.drains)
+        now = self._wall()
+        return [
+            ReportedConditions(
+                one.name,
+                _uid(rows[one.name].uid, one) if one.name in rows else "",
+                conditions_of(one, _decoded(drains.get(one.name, "")), types, now),
+            )
+            for one in await self._client.read_nodes()
+        ]
 
     # -- the drain -----------------------------------------------------------------------
 
@@ -184,8 +205,7 @@ class SlurmCluster(LocalCluster):
         return found
 
     async def _recorded(self, name: str) -> OurDrain | None:
-        text = await self._in_thread(self._open.drain_of, name)
-        return _RECORD.decode(text) if text else None
+        return _decoded(await self._in_thread(self._open.drain_of, name))
 
     async def _record(self, name: str, ours: OurDrain | None) -> None:
         text = msgspec.json.encode(asdict(ours)).decode() if ours is not None else ""
@@ -200,15 +220,12 @@ class SlurmCluster(LocalCluster):
         del background
         if guard is not None:
             await guard()
-        quarantine = await self.read_quarantine(node)
-        if quarantine is None:
-            return []
         found = await self._reads.get(node)
         if found is None:
             return []
         jobs = await self._client.read_jobs(node)
         if not jobs and found.is_at_work:
-            jobs = [SlurmJob(f"unknown-on-{node}", "", "", "", "", found.shown)]
+            jobs = [SlurmJob("of unknown id", "", "", "", "", found.shown)]
         return [_pod(job, node) for job in jobs]
 
     async def evict(
@@ -282,6 +299,10 @@ class SlurmCluster(LocalCluster):
             await self._write(self._open.delete_quarantine, name)
 
 
+def _decoded(text: str) -> OurDrain | None:
+    return _RECORD.decode(text) if text else None
+
+
 def _uid(row: str, one: SlurmNode) -> str:
     """The identity of the machine: another instance of a cloud under an old name is another one."""
     return f"{row}+{one.instance_id}" if one.instance_id else row
@@ -303,27 +324,28 @@ def _labels(one: SlurmNode, labels: object) -> dict[str, str]:
 
 
 def _pod(job: SlurmJob, node: str) -> Pod:
-    words = {"name": job.name, "user": job.user, "account": job.account, "state": job.state}
+    words = {"name": job.name, "user": job.user, "state": job.state}
+    queue = {ACCOUNT: job.account, PARTITION: job.partition}
     return Pod(
-        namespace="slurm",
-        name=f"job-{job.job_id}",
+        namespace="",
+        name=f"job {job.job_id}",
         uid=job.job_id,
         version="",
         phase="Running",
         deleting=job.state == "COMPLETING",
         mirror=False,
         owner_kind=JOB,
-        owner_name=job.name,
+        owner_name=job.job_id,
         empty_dirs=(),
-        annotations=words | {"ends-at": str(job.ends_at)},
+        annotations=words | queue | {"ends-at": str(job.ends_at)},
         node=node,
+        gpus=job.gpus,
     )
 
 
 def _why_it_stays(pod: Pod) -> str:
     words = pod.annotations
-    who = f" ({words['name']} of {words['user']})" if words.get("user") else ""
+    who = f"{words['name']} of {words['user']} is " if words.get("user") else ""
     ends = int(words.get("ends-at") or 0)
     until = time.strftime(", at most until %Y-%m-%d %H:%M UTC", time.gmtime(ends)) if ends else ""
-    state = words.get("state", "").lower()
-    return truncate(f"job {pod.uid}{who} is {state}, and DRAIN lets it end{until}", 300)
+    return truncate(f"{who}{words.get('state', '').lower()}, and DRAIN lets it end{until}", 300)

@@ -5,13 +5,17 @@ Two forms are read: openapi/v0.0.38 and earlier (Slurm 22.05: ``state`` is a tex
 ``{"set": ..., "infinite": ..., "number": ...}``): https://slurm.schedmd.com/rest_api.html.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aggregator.cluster.slurm.hostlist import expand
+
 #: Base states: https://slurm.schedmd.com/sinfo.html#lbAG. Every other word is a flag.
 _BASES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE"})
 _AT_WORK = frozenset({"ALLOCATED", "MIXED"})
+_BROKEN = frozenset({"DOWN", "ERROR"})
 #: States of a job that has a node: https://slurm.schedmd.com/squeue.html#lbAG.
 _ON_A_NODE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING"}
@@ -47,6 +51,11 @@ class SlurmNode:
         return "DRAIN" in self.flags
 
     @property
+    def is_down(self) -> bool:
+        """Whether Slurm holds it for broken: it gets no work, with a drain or without one."""
+        return self.base in _BROKEN
+
+    @property
     def is_at_work(self) -> bool:
         """Whether a job runs there or ends there."""
         return self.base in _AT_WORK or "COMPLETING" in self.flags
@@ -59,7 +68,10 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job with nodes. ``ends_at``: when its time limit is over, in wall clock seconds."""
+    """A job with nodes. ``ends_at``: when its time limit is over, in wall clock seconds.
+
+    ``gpus``: those on each of its nodes, 0 where the job did not request them so.
+    """
 
     job_id: str
     name: str
@@ -68,6 +80,7 @@ class SlurmJob:
     partition: str
     state: str
     ends_at: int = 0
+    gpus: int = 0
 
 
 def read_nodes(answer: Mapping[str, Any]) -> list[SlurmNode]:
@@ -76,7 +89,9 @@ def read_nodes(answer: Mapping[str, Any]) -> list[SlurmNode]:
 
 
 #: The fields of `read_jobs`, for `squeue --format`; the name is last, as it may have any character.
-JOB_FORMAT = "%i|%T|%u|%a|%P|%e|%j"
+JOB_FORMAT = "%i|%T|%u|%a|%P|%e|%b|%j"
+#: GPUs on each node, such as gres:gpu:8 or gres/gpu:h100=8.
+_GPUS = re.compile(r"\bgpu(?::[A-Za-z][^:=,]*)?[:=](\d{1,4})\b")
 
 
 def read_jobs(text: str) -> list[SlurmJob]:
@@ -86,13 +101,56 @@ def read_jobs(text: str) -> list[SlurmJob]:
     """
     jobs = []
     for line in text.splitlines():
-        words = line.split("|", 6)
-        if len(words) < 7 or words[1] not in _ON_A_NODE:
+        words = line.split("|", 7)
+        if len(words) < 8 or words[1] not in _ON_A_NODE:
             continue  # the rest of a name with a line break, or a job that waits
-        job_id, state, user, account, partition, ends, name = words
-        ends_at = int(ends) if ends.isdecimal() else 0
-        jobs.append(SlurmJob(job_id, name, user, account, partition, state, ends_at))
+        job_id, state, user, account, partition, ends, gres, name = words
+        jobs.append(
+            SlurmJob(
+                job_id,
+                name,
+                user,
+                "" if account == "(null)" else account,
+                partition,
+                state,
+                ends_at=int(ends) if ends.isdecimal() else 0,
+                gpus=_gpus(gres),
+            )
+        )
     return jobs
+
+
+def jobs_on(answer: Mapping[str, Any], node: str) -> list[SlurmJob]:
+    """The jobs that have the node now, of slurmrestd's answer with all jobs."""
+    jobs = []
+    for one in _list_of(answer, "jobs"):
+        states = {word.upper() for word in _words(one.get("job_state"))}
+        if not states & _ON_A_NODE or node not in _names(one.get("nodes")):
+            continue
+        jobs.append(
+            SlurmJob(
+                str(number_of(one.get("job_id"))),
+                str(one.get("name") or ""),
+                str(one.get("user_name") or ""),
+                str(one.get("account") or ""),
+                str(one.get("partition") or ""),
+                "COMPLETING" if "COMPLETING" in states else min(states & _ON_A_NODE),
+                ends_at=number_of(one.get("end_time")),
+                gpus=_gpus(str(one.get("tres_per_node") or "")),
+            )
+        )
+    return jobs
+
+
+def _names(value: object) -> list[str]:
+    try:
+        return expand(value) if isinstance(value, str) else []
+    except ValueError as error:
+        raise UnreadableOutput(str(error)) from error
+
+
+def _gpus(text: str) -> int:
+    return sum(int(count) for count in _GPUS.findall(text))
 
 
 def first_error(answer: Mapping[str, Any]) -> str:
@@ -127,8 +185,8 @@ def _node(one: Mapping[str, Any]) -> SlurmNode:
         flags=frozenset(words - _BASES),
         reason=str(one.get("reason") or ""),
         reason_user=str(one.get("reason_set_by_user") or ""),
-        reason_at=_number(one.get("reason_changed_at")),
-        boot_time=_number(one.get("boot_time")),
+        reason_at=number_of(one.get("reason_changed_at")),
+        boot_time=number_of(one.get("boot_time")),
         instance_id=str(one.get("instance_id") or ""),
         partitions=tuple(_words(one.get("partitions"))),
     )
@@ -142,7 +200,7 @@ def _words(value: object) -> list[str]:
     return []
 
 
-def _number(value: object) -> int:
+def number_of(value: object) -> int:
     """A number in either form; 0 where it is not set or infinite."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set") and not value.get("infinite") else 0

@@ -64,7 +64,11 @@ class NodeConditionReader:
         clocks: Clocks,
     ) -> None:
         self._cluster = cluster
-        self._unhealthy = unhealthy_statuses(policy.rules)
+        self._unhealthy = {
+            kind: status
+            for kind, status in unhealthy_statuses(policy.rules).items()
+            if cluster.has_condition(kind)
+        }
         self._registry = node_registry
         self._say = say
         self._view = view

@@ -1,0 +1,28 @@
+"""The reasons that Slurm itself writes for a node, as conditions that rules name. Pure.
+
+The texts are those of slurmctld (src/slurmctld/node_mgr.c, job_mgr.c, proc_req.c) from Slurm 22.05.
+"""
+
+import re
+from collections.abc import Mapping
+
+_PATTERNS: Mapping[str, str] = {
+    "SlurmKillTaskFailed": r"Kill task failed",
+    "SlurmGresCountLow": r"gres/\S+ count (?:reported )?(?:too low|lower than configured)",
+    "SlurmResourcesLow": r"Low (?:RealMemory|TmpDisk|socket\*core\*thread count)",
+    "SlurmNotResponding": r"Not responding",
+    "SlurmUnexpectedReboot": r"Node unexpectedly rebooted",
+    "SlurmRebootTimedOut": r"(?:reboot timed out|ResumeTimeout reached)",
+    "SlurmPrologError": r"Prolog (?:error|failed)",
+    "SlurmEpilogError": r"Epilog error",
+    "SlurmBatchFailure": r"batch job complete failure",
+}
+_READ = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _PATTERNS.items()}
+
+#: The types, which no Node of Kubernetes has.
+SLURM_TYPES = frozenset(_PATTERNS)
+
+
+def condition_of(reason: str) -> str:
+    """The type of condition that a node's reason is; empty for the words of anybody else."""
+    return next((kind for kind, pattern in _READ.items() if pattern.match(reason)), "")
