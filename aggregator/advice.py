@@ -1,7 +1,7 @@
 """The next step, in a sentence, for a person on call. Pure.
 
 Each sentence names a command or a place; no code depends on it. ``how``: the options without which
-a command would act on another cluster than this one (`Fleet.how`).
+a command would act on another cluster than this one (`Fleet.how`); ``words``: the cluster's.
 """
 
 import re
@@ -16,6 +16,7 @@ from aggregator.cluster.port import (
     Quarantine,
     RepairStatus,
 )
+from aggregator.cluster.words import ClusterWords
 from aggregator.quarantine.decide.drain_plan import TERMINATING
 from aggregator.quarantine.decide.verdicts import is_about_tests
 from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
@@ -137,9 +138,9 @@ def by_hand(node: str, mode: str, how: str) -> str:
     return f'sickbay quarantine {node} --action {action} --reason "..."{how}'
 
 
-def for_hold(hold: NodeHold, mode: str, how: str) -> str:
+def for_hold(hold: NodeHold, mode: str, how: str, words: ClusterWords) -> str:
     """The step that lifts a hold. ``mode`` is the node's."""
-    said = HOLDS.get(hold.limit)
+    said = words.holds.get(hold.limit) or HOLDS.get(hold.limit)
     if said is None:
         return f"Look at {hold.limit} in the aggregator's configuration."
     return said.format(how=how, by_hand=by_hand("NODE", mode, how))
@@ -175,22 +176,26 @@ _FAILING = {
 }
 
 
-def _for_unclear(quarantine: Quarantine, how: str) -> str:
+def _for_unclear(quarantine: Quarantine, how: str, words: ClusterWords) -> str:
     node = quarantine.node
-    end = f"sickbay release {node}{how}" if how else f"kubectl delete quarantine {node}"
+    end = f"sickbay release {node}{how}" if how else words.release.format(node=node)
     if quarantine.unread:
         return f"{HOLDS[UNREAD_STATUS]} To release: {end}"
     return f"The object makes no sense. Mend it, or: {end}"
 
 
 def for_quarantine(
-    node_summary: NodeSummary, quarantine: Quarantine, clears: Iterable[str], how: str
+    node_summary: NodeSummary,
+    quarantine: Quarantine,
+    clears: Iterable[str],
+    how: str,
+    words: ClusterWords,
 ) -> str:
     """A person's options for a node in quarantine, or the step that it waits for."""
     status, node = quarantine.status, quarantine.node
     ends = status.phase is Phase.RELEASING or quarantine.deleting
     if quarantine.problem or status.phase is Phase.INVALID or (quarantine.unread and not ends):
-        return _for_unclear(quarantine, how)
+        return _for_unclear(quarantine, how, words)
     if node_summary.work.last_error:
         return _FAILING[ends]
     if ends:
@@ -202,12 +207,12 @@ def for_quarantine(
             f"Its cause is over, and it is held: {held}. To do: {unpin}sickbay release {node}{how}"
         )
     if status.phase is Phase.DRAINING and status.blockers:
-        return _for_blockers(status.blockers)
+        return _for_blockers(status.blockers, words)
     hook = status.pre_evict
     if status.phase is Phase.DRAINING and hook is not None and hook.state is HookState.ASKING:
         if hook.ended_at:
             return (
-                "drain.pre_evict was not done in its time, and no pod is evicted until it is. See "
+                "drain.pre_evict was not done in its time, and the drain waits until it is. See "
                 f"to what it says; or give the node back: sickbay release {node}{how}"
             )
         return "No step is needed yet: drain.pre_evict is asked until it is done."
@@ -255,11 +260,7 @@ def _short_of_healthy(reason: str) -> bool:
     return found is not None and int(found[2]) < int(found[1])
 
 
-def _pods(count: int) -> str:
-    return "1 pod" if count == 1 else f"{count} pods"
-
-
-def _for_blockers(blockers: Sequence[Blocker]) -> str:
+def _for_blockers(blockers: Sequence[Blocker], words: ClusterWords) -> str:
     if all(one.reason.startswith(TERMINATING) for one in blockers):
         return (
             "No step is needed yet: the kubelet is not Ready, and its pods in Terminating are "
@@ -273,11 +274,8 @@ def _for_blockers(blockers: Sequence[Blocker]) -> str:
         )
     if any(_short_of_healthy(one.reason) for one in blockers):
         return (
-            f"Waiting for {_pods(len(blockers))}: a disruption budget has fewer healthy pods than "
-            "it needs. Where this node broke them, the budget can't heal: its owner sets "
+            f"Waiting for {words.count(len(blockers))}: a disruption budget has fewer healthy pods "
+            "than it needs. Where this node broke them, the budget can't heal: its owner sets "
             "unhealthyPodEvictionPolicy: AlwaysAllow on the budget, and broken pods are evicted."
         )
-    return (
-        f"Waiting for {_pods(len(blockers))} that may not be evicted now. Ask their owners, or let "
-        "the budget heal; pods are deleted by force only where drain.namespaces says so."
-    )
+    return words.blocked.format(count=words.count(len(blockers)))

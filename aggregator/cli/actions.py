@@ -83,7 +83,7 @@ def exempted(node: str, until: float, reason: str, *, how: str) -> AnnotationCha
     return AnnotationChange(
         {EXEMPT: exemption(until, reason)},
         f"{node}: exempt until {write_time(until)}: {brief(reason)}\n"
-        f"{_SOON} A quarantine that stands stays, and evicts no further pod: sickbay release "
+        f"{_SOON} A quarantine that stands stays, and its drain goes no further: sickbay release "
         f"{node}{how} ends it.\nSooner: sickbay unexempt {node}{how}",
     )
 
@@ -148,7 +148,7 @@ def stopped(before: str, reason: str, *, how: str) -> str:
     was = f' (it was stopped already: "{brief(before)}")' if before else ""
     return (
         f"Stopped{was}: {brief(reason)}\n"
-        "No new quarantine and no eviction from now on, except a few that are in flight. "
+        "No new quarantine and no step of a drain from now on, except a few that are in flight. "
         f"Releases go on.\nTo go on: sickbay resume{how}"
     )
 
@@ -234,10 +234,10 @@ def drain_warning(mode: str) -> str:
         return ""
     if not mode:
         return (
-            "Pods are evicted in mode drain alone; in modes observe and cordon the node is only "
-            "cordoned. No aggregator answers here, so the mode is not known."
+            "A drain begins in mode drain alone; in modes observe and cordon the node is only "
+            "marked. No aggregator answers here, so the mode is not known."
         )
-    return f"WARNING: mode {mode}: the node is cordoned, and no pod is evicted until mode drain."
+    return f"WARNING: mode {mode}: the node is marked, and its drain waits for mode drain."
 
 
 #: Names of pods in a preview.

@@ -11,6 +11,7 @@ from typing import Any
 from aggregator.cli.render_nodes import startup_taint
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import ago, clean, clock
+from aggregator.cli.words import words_of
 
 Answer = dict[str, Any]
 
@@ -23,14 +24,6 @@ _ENDS: Mapping[str, str] = {
     "expiry": "its time: it expires by itself",
     "operator": "a person's word, after the repair",
     "": "its check being healthy again",
-}
-_PHASES: Mapping[str, str] = {
-    "Admitted": "The node gets its taint and its cordon next.",
-    "Cordoned": "No new pod is placed on it.",
-    "Draining": "Its pods are evicted, as fast as disruption budgets allow.",
-    "Drained": "No pod is left on it that would go. No new pod is placed on it.",
-    "Releasing": "What sickbay did to the node is being undone.",
-    "Invalid": "Its Quarantine can't be understood: no step is taken until it is corrected.",
 }
 _STANDINGS: Mapping[str, str] = {
     "ok": "No evidence speaks against the node.",
@@ -147,7 +140,9 @@ def _follows(answer: Answer, now: dt.datetime) -> Iterator[str]:
         elif hold is None and not answer["incidents"]:
             yield "No step of sickbay follows."
         return
-    yield _PHASES.get(quarantine["phase"], f"Its phase is {quarantine['phase']}.")
+    yield words_of(quarantine).phases.get(
+        quarantine["phase"], f"Its phase is {quarantine['phase']}."
+    )
     if quarantine["last_error"]:
         yield f"Its last step failed and is tried again: {quarantine['last_error']}"
     yield from _drain(quarantine, answer["mode"], now)
@@ -187,15 +182,17 @@ def _of_new_node(found: Answer) -> str:
 
 
 def _drain(quarantine: Answer, mode: str, now: dt.datetime) -> Iterator[str]:
+    words = words_of(quarantine)
     if quarantine["action"] != "drain":
-        yield "Pods that run on it stay."
+        yield words.stays
         return
     if mode not in ("", "drain"):
-        yield f"Mode {mode} evicts no pod: its pods stay until the mode is drain."
+        yield words.mode_keeps.format(mode=mode)
     elif quarantine["phase"] == "Cordoned":
         yield "Its drain begins next."
     if quarantine["pods_remaining"]:
-        yield f"{quarantine['pods_remaining']} pods are left."
+        left = quarantine["pods_remaining"]
+        yield f"{words.count(left)} {'is' if left == 1 else 'are'} left."
     for one in quarantine["blockers"]:
         since = f" for {ago(one['since'], now)}" if one["since"] else ""
         yield f"Blocked{since} by {one['pod']}: {one['reason']}"

@@ -115,8 +115,11 @@ class LocalActions:
         return f"\nBUT: {actions.unknown(node)}"
 
     def drain_preview(self, node: str) -> str:
-        """The site's own command drains: its work is known to it alone."""
-        return f"{node}: a drain runs the commands of cluster.local, which end the work on it."
+        """The file does not show the work: the site's commands or Slurm know it."""
+        return (
+            f"{node}: with cluster.kind local a drain runs the site's commands, which end the work "
+            "on it; with slurm it sets DRAIN, and jobs run to their end."
+        )
 
     def annotate(self, node: str, change: actions.AnnotationChange) -> str:
         with self._store() as store:

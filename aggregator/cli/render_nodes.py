@@ -6,6 +6,7 @@ from aggregator.cli import render
 from aggregator.cli.render import UNSEEN, Answer
 from aggregator.cli.screen import Screen
 from aggregator.cli.text_table import ago, clean, evidence, pairs, table
+from aggregator.cli.words import words_of
 from aggregator.cluster.node_names import TEST_CONDITION
 from aggregator.cluster.port import STILL_SCHEDULABLE
 
@@ -83,7 +84,8 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
                 f"{one['reason']}{blocked}{failing}",
             )
         )
-    head = ["NODE", "ACTION", "PHASE", "SINCE", "PODS", "BY", *more, "REASON"]
+    work = words_of(answer["items"][0]).many.upper()
+    head = ["NODE", "ACTION", "PHASE", "SINCE", work, "BY", *more, "REASON"]
     yield table(head, rows, screen.width, colour=screen.colour)
 
 
@@ -242,10 +244,9 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
         return
     reason = one["reason"]
     yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(reason)}"
+    words, left = words_of(one), one["pods_remaining"]
     yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
-        "pods not counted"
-        if one["pods_remaining"] is None
-        else f"{one['pods_remaining']} pods left"
+        f"{words.many} not counted" if left is None else f"{words.count(left)} left"
     )
     if one["release_held"]:
         yield f"  not released: {clean(one['release_held'])}"

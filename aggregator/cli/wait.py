@@ -9,6 +9,7 @@ from typing import Any
 from aggregator.cli.durations import read_duration
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.text_table import clean
+from aggregator.cli.words import words_of
 
 Quarantine = dict[str, Any]
 
@@ -85,7 +86,7 @@ def state(quarantine: Quarantine | None) -> str:
     if quarantine is None:
         return "it is not in quarantine"
     pods = quarantine["pods_remaining"]
-    left = f", {pods} pods left" if pods else ""
+    left = f", {words_of(quarantine).count(pods)} left" if pods else ""
     blocked = "".join(
         f", blocked by {one['pod']}: {one['reason']}" for one in quarantine["blockers"][:1]
     )

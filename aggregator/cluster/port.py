@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aggregator.cluster.condition_record import WrittenCondition
+from aggregator.cluster.words import ClusterWords
 from aggregator.policy.node_condition import ReportedConditions
 
 
@@ -547,7 +548,8 @@ class Pod:
 
     @property
     def key(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        """Names it for people. Outside Kubernetes it has no namespace."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
 class Evicted(enum.StrEnum):
@@ -697,8 +699,8 @@ class Cluster(Protocol):
     changes since; see `Guard`. Methods that undo, report or read take none.
     """
 
-    #: "kubernetes", "local" or "slurm", for people.
-    kind: str
+    #: Its words for people; their ``kind`` is "kubernetes", "local" or "slurm".
+    words: ClusterWords
     #: The installation's name: the namespace of its record. Empty: there is only one.
     installation: str
     #: Whether it has nodes of its own accord. Else it learns of one when it is asked about it.
@@ -722,6 +724,10 @@ class Cluster(Protocol):
 
     async def list_nodes(self) -> list[NodeMeta]:
         """Every node's metadata; may be a little stale (from the cache)."""
+        ...
+
+    def has_condition(self, kind: str) -> bool:
+        """Whether a node of this cluster can have a condition of this type."""
         ...
 
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:

@@ -8,7 +8,7 @@ from aggregator.cluster.port import Pod
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.checkpoint import costs_of
 from aggregator.jobs.family import Loss
-from aggregator.jobs.identity import Job, JobSize, Markers, job_of, lost_with, size_of
+from aggregator.jobs.identity import Job, JobSize, Markers, job_of, lost_with, size_of, within
 from aggregator.jobs.settings import JobRules
 
 _FINISHED = ("Succeeded", "Failed")
@@ -98,7 +98,8 @@ def evicted_details(pod: Pod, gang_keys: Sequence[str]) -> dict[str, str]:
 def from_evicted(details: Mapping[str, str]) -> JobOnNode | None:
     """The evicted pod's job, as far as its transition has it."""
     try:
-        namespace, family, name = details["job"].split("/", 2)
+        key = details["job"]
+        namespace, family, name = (key if key.count("/") > 1 else f"/{key}").split("/", 2)
         size = JobSize(1, int(details["gpus"]))
         job = Job(
             namespace=namespace,
@@ -225,10 +226,13 @@ def _value(kind: Any, text: str) -> str | int | float | bool:
 
 def summary(one: Hit, why: str) -> str:
     """The record in the words of the job's owner."""
-    who = f"{one.kind} {one.namespace}/{one.name} (team {one.team})"
+    team = f" (team {one.team})" if one.team else ""
+    who = f"{one.kind} {within(one.namespace)}{one.name}{team}"
     what = "stopped" if one.stopped else "is on the node"
     size = f"{one.lost_gpus} GPUs" if one.lost_gpus else f"{one.lost_pods} pods"
-    if one.loss == Loss.GANG:
+    if one.loss == Loss.GANG and one.lost_pods == 1 and not one.lost_gpus:
+        then = "it restarts" if one.stopped else "it stops with the node"
+    elif one.loss == Loss.GANG:
         then = f"{size} restart" if one.stopped else f"{size} stop with it"
     else:
         then = f"{one.pods_here} of its pods {'start' if one.stopped else 'would start'} elsewhere"

@@ -37,6 +37,11 @@ class Markers:
 SHIPPED = Markers()
 
 
+def within(namespace: str) -> str:
+    """The namespace before a name in it; empty outside Kubernetes, where there is none."""
+    return f"{namespace}/" if namespace else ""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Job:
     """One job. Equal jobs have the same namespace, family and name.
@@ -60,11 +65,11 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Names the job in history and in addresses."""
-        return f"{self.namespace}/{self.family}/{self.name}"
+        """Names the job in history and in addresses; outside Kubernetes it has no namespace."""
+        return f"{within(self.namespace)}{self.family}/{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.namespace}/{self.name}"
+        return f"{self.kind} {within(self.namespace)}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, Pod
+from aggregator.cluster.words import ClusterWords
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.family import Loss
 from aggregator.jobs.hit import (
@@ -53,7 +54,9 @@ _OVER = frozenset({EventKind.RELEASED, EventKind.OVERRULED})
 
 
 class PodReader(Protocol):
-    """The two reads of the cluster's port that the recorder makes."""
+    """The part of the cluster's port that the recorder reads."""
+
+    words: ClusterWords
 
     async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]: ...
 
@@ -160,7 +163,9 @@ class JobRecorder:
             node.evicted.append(_Eviction(transition.details, incident, at))
             del node.evicted[:-_MOST_EVICTED]
             return
-        why = transition.summary.removeprefix(f"{transition.node}: ").removeprefix("cordoned: ")
+        why = transition.summary.removeprefix(f"{transition.node}: ").removeprefix(
+            f"{self._cluster.words.marked}: "
+        )
         code = transition.details.get("evidence", "").split(" ")[0]
         if incident not in node.faults or code:
             node.faults[incident] = (at, code, visible(why, _MOST_WHY))

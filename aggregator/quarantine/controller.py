@@ -111,7 +111,12 @@ class Controller:
             lists_all=cluster.lists_all,
             now=clocks.now,
             agentless=AgentlessNodes(settings.silence.none_on),
-            others=OthersMarks(settings.maintenance, now=clocks.now, earliest=clocks.earliest),
+            others=OthersMarks(
+                settings.maintenance,
+                now=clocks.now,
+                earliest=clocks.earliest,
+                words=cluster.words,
+            ),
         )
         self._pools = pools = NodePools(Pools(settings.pools, settings.mode), node_registry, policy)
 

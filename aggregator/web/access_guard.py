@@ -12,6 +12,7 @@ from aiohttp import web
 from aggregator.access.gate import METRICS, READ, AccessGate
 from aggregator.access.identity import AccessRefused, RequestFacts, UserIdentity
 from aggregator.access.oidc_log_in import OidcLogIn
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.web.forwarded_client import VerifyReplica, accept, address_of, certificate_of
 from aggregator.web.same_origin import ACTION_HEADER, foreign_because
 
@@ -44,14 +45,17 @@ class PageAccess:
 
 
 class AccessGuard:
-    """``now`` is monotonic seconds."""
+    """``now`` is monotonic seconds; ``words``: those of the cluster."""
 
-    def __init__(self, access: PageAccess, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self, access: PageAccess, *, now: Callable[[], float], words: ClusterWords = KUBERNETES
+    ) -> None:
         self._access = access
         self._session = ""
         if access.oidc is not None:
             self._session = session_name(secure=access.oidc.page.startswith("https:"))
         self._now = now
+        self._words = words
         self._logged: dict[str, tuple[float, int]] = {}
 
     async def admit(self, request: web.Request) -> None:
@@ -109,7 +113,7 @@ class AccessGuard:
                 403,
                 "actions_off",
                 "this page is read only",
-                "To act: kubectl, or the command sickbay with your own kubeconfig. "
+                f"To act: {self._words.read_only}. "
                 "access.actions: true of the configuration allows actions here.",
             )
         try:

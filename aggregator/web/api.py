@@ -102,8 +102,8 @@ async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
         did_you_mean = f"Did you mean {near}? " if near else ""
         raise NotThere(
             f'there is no node "{name[:253]}"',
-            f"{did_you_mean}Names are those of `kubectl get nodes`, and of agents that have "
-            "reported; `sickbay nodes` lists them.",
+            f"{did_you_mean}Names are those of `{queries.fleet.words.nodes}`, and of agents that "
+            "have reported; `sickbay nodes` lists them.",
         )
     return found
 

@@ -17,7 +17,8 @@ _OWN = (
     "quarantines|release|repair|replicas|resume|status|stop|test|unexempt|unpin|wait|watch"
 )
 _KUBECTL = "annotate|apply|create|delete|describe|get|label|logs|patch|taint|uncordon|-n"
-_COMMAND = rf"\b(?:sickbay (?:{_OWN})|kubectl (?:{_KUBECTL}))(?![A-Za-z-])(?: {_WORD})*"
+_PROGRAMS = rf"sickbay (?:{_OWN})|kubectl (?:{_KUBECTL})|scancel|sinfo -N"
+_COMMAND = rf"\b(?:{_PROGRAMS})(?![A-Za-z-])(?: {_WORD})*"
 _PIECE = re.compile(rf"`(?P<quoted>[^`]+)`|(?P<document>{_DOCUMENT})|(?P<command>{_COMMAND})")
 
 

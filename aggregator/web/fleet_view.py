@@ -186,13 +186,15 @@ class FleetViewBuilder:
         if node_summary.quarantine is not None:
             shown = self._quarantine(node_summary, node_summary.quarantine)
             self._quarantines.append(shown)
-        held = node_view.hold(node_summary, mode, self._fleet.how)
+        held = node_view.hold(node_summary, mode, self._fleet.how, self._fleet.words)
         if held is not None:
             self._holds.append(held)
 
     def _quarantine(self, node_summary: NodeSummary, found: Quarantine) -> models.Quarantine:
         fleet = self._fleet
-        return node_view.quarantine(node_summary, found, fleet.how, self._moment, fleet.repairs)
+        return node_view.quarantine(
+            node_summary, found, fleet.how, self._moment, fleet.repairs, fleet.words
+        )
 
     def _count(self, node_summary: NodeSummary) -> None:
         """Count a node for the limits."""

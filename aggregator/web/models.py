@@ -174,7 +174,8 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     ``overdue_at`` when it was reported overdue; ``pods_total`` is the most pods that were left in
     its drain since the asked replica knows of it, null before a drain; ``pre_evict`` is the result
     of the site's own step before the evictions. ``repair`` is null where repairs are off and none
-    ever was. ``uid`` is the object's.
+    ever was. ``uid`` is the object's. ``cluster`` is the kind of its cluster: kubernetes, slurm or
+    local; the pods of a slurm cluster are its jobs.
     """
 
     node: str
@@ -212,6 +213,7 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     pods_total: int | None = None
     repair: Repair | None = None
     uid: str = ""
+    cluster: str = "kubernetes"
 
 
 class Hold(Shape, frozen=True, kw_only=True):

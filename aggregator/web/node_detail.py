@@ -30,6 +30,7 @@ class NodeDetails:
             moment,
             fleet.mode_of(node_summary),
             how=fleet.how,
+            words=fleet.words,
             outliers=found,
             pool=fleet.pool_of(node_summary),
             repairs=fleet.repairs,

@@ -13,6 +13,7 @@ import msgspec
 from aggregator import advice, documentation
 from aggregator.cluster import port
 from aggregator.cluster.port import Phase
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import Transition
 from aggregator.health.gpu_names import gpu_name, name_gpus
 from aggregator.health.model import Component, Fault, Status
@@ -115,7 +116,7 @@ def _others_at_work(node_summary: NodeSummary) -> str:
     if node_summary.cluster.maintained:
         return f"another tool or person is at work on it: {node_summary.cluster.maintained}"
     return (
-        f"cordoned by another tool or person: {node_summary.cluster.foreign}"
+        f"out of service by another tool or person: {node_summary.cluster.foreign}"
         if node_summary.cluster.foreign
         else ""
     )
@@ -278,6 +279,7 @@ def quarantine(
     how: str,
     moment: ViewMoment,
     repairs: RepairPlan = NO_REPAIRS,
+    words: ClusterWords = KUBERNETES,
 ) -> models.Quarantine:
     """The quarantine of the node, its progress, the pods in its way, and the node's repairs."""
     spec, status = found.spec, found.status
@@ -326,7 +328,7 @@ def quarantine(
         agent=agent(node_summary),
         last_error=node_summary.work.last_error,
         evidence=[_durable_evidence(node_summary, item) for item in spec.evidence],
-        advice=advice.for_quarantine(node_summary, found, in_force, how),
+        advice=advice.for_quarantine(node_summary, found, in_force, how, words),
         repair=repair_view.repair(
             found,
             repairs,
@@ -335,6 +337,7 @@ def quarantine(
             unheard=agent(node_summary) == "never" and moment.now < repairs.agents_awaited_until,
         ),
         uid=found.uid,
+        cluster=words.kind,
     )
 
 
@@ -377,7 +380,9 @@ def _durable_evidence(node_summary: NodeSummary, item: port.EvidenceItem) -> mod
     )
 
 
-def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
+def hold(
+    node_summary: NodeSummary, mode: str, how: str, words: ClusterWords = KUBERNETES
+) -> models.Hold | None:
     """Why a node that policy wants in quarantine is not, or why its quarantine does not go on.
 
     Returns None without a hold.
@@ -392,7 +397,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             value=found.value,
             reason=found.reason,
             since=wall_time(found.since),
-            advice=advice.for_hold(found, mode, how),
+            advice=advice.for_hold(found, mode, how, words),
             documentation=documentation.of_hold(found.limit),
         )
     if node_summary.decision.would:
@@ -516,6 +521,7 @@ def node(
     timeline_trouble: str = "",
     *,
     how: str,
+    words: ClusterWords = KUBERNETES,
     outliers: Iterable[models.Outlier] = (),
     pool: str = "",
     repairs: RepairPlan = NO_REPAIRS,
@@ -541,10 +547,10 @@ def node(
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
         incidents=incidents(node_summary, moment, mode, how),
-        quarantine=quarantine(node_summary, held, how, moment, repairs)
+        quarantine=quarantine(node_summary, held, how, moment, repairs, words)
         if held is not None
         else None,
-        hold=hold(node_summary, mode, how),
+        hold=hold(node_summary, mode, how, words),
         mode=mode,
         pool=pool,
         would=node_summary.decision.would,

@@ -146,6 +146,7 @@ class Pages:
             Standing=QuarantineSummary,
             how=self._queries.fleet.how,
             rule_why=self._rule_why,
+            words=self._queries.fleet.words,
         )
         environment.globals["documentation_url"] = self._queries.fleet.documentation_url
         environment.filters.update(

@@ -129,7 +129,7 @@ class Web:
             actions=actions is not None and access.actions,
             oidc=access.oidc.label if access.oidc is not None else "",
         )
-        self._guard_access = AccessGuard(access, now=clocks.now)
+        self._guard_access = AccessGuard(access, now=clocks.now, words=fleet.words)
         self._oidc = None
         if access.oidc is not None:
             self._oidc = OidcRoutes(
@@ -356,7 +356,8 @@ class Web:
         if error.status == 405:
             assert isinstance(error, web.HTTPMethodNotAllowed)
             methods = sorted(error.allowed_methods)
-            hint = _ACTION if "POST" in methods else _READ_ONLY
+            act = self._fleet.words.read_only
+            hint = _ACTION if "POST" in methods else f"This is read only. To act: {act}."
             allowed = self._problem(request, 405, f"{request.method} is not for here", hint)
             allowed.headers["Allow"] = ", ".join(methods)
             return allowed
@@ -385,4 +386,3 @@ class Web:
 
 
 _ACTION = "Expected POST: docs/api.md#actions."
-_READ_ONLY = "This is read only. To act: kubectl, or the command sickbay with your own kubeconfig."

@@ -97,7 +97,7 @@ def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> 
         told = status(world)
         assert told.pre_evict.asked_at == asked_at
         assert told.pre_evict.ended_at < asked_at + 700  # restarts don't prolong its time
-        assert "was not done in 600 s; no pod is evicted" in told.message
+        assert "was not done in 600 s; the drain waits" in told.message
         assert "slurmctld is away" in told.pre_evict.message
         await again.stop()
         third = await begun(world, settings)

@@ -661,7 +661,7 @@ def test_a_late_hook_is_told_of_once_and_holds_the_drain() -> None:
         assert len(bench.kinds()) == 2
         late, done = bench.notes.transitions
         assert late.summary.endswith(
-            "drain.pre_evict was not done in 60 s; no pod is evicted: failed"
+            "drain.pre_evict was not done in 60 s; the drain waits: failed"
         )
         assert "drain.pre_evict is done" in done.summary
         assert bench.loop.time() - began > 60
@@ -703,7 +703,7 @@ def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None
         bench.answers, bench.takes = [LATER], 0.0
         task = asyncio.create_task(bench.made.before_evictions(bench.node_state, bench.still))
         await asyncio.sleep(7.5)
-        assert "is asked; no pod is evicted before" in bench.now().status.message
+        assert "is asked; the drain waits for it" in bench.now().status.message
         assert bench.hook.message == ""
         await asyncio.sleep(8)
         assert bench.now().status.message == ("drain.pre_evict is waited for: not yet: 3 jobs run")

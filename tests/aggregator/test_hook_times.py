@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
@@ -54,6 +55,8 @@ class ScriptedHook:
 
 class Recorder:
     """Stands for `NodeActions`: keeps what is noted and written."""
+
+    words: ClassVar[ClusterWords] = KUBERNETES
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
@@ -141,7 +144,7 @@ def test_what_a_hook_says_is_written_every_ten_seconds_at_most() -> None:
         words = [one.pre_evict.message for one in bench.acts.written if one.pre_evict is not None]
         assert words == ["", "not yet: word 4", "not yet: word 5", "x"]
         assert [one.message for one in bench.acts.written[:2]] == [
-            "drain.pre_evict is asked; no pod is evicted before",
+            "drain.pre_evict is asked; the drain waits for it",
             "drain.pre_evict is waited for: not yet: word 4",
         ]
 
@@ -153,7 +156,7 @@ def test_a_hook_that_is_late_evicts_nothing_and_is_told_once() -> None:
         hook = ScriptedHook(loop, *([FAILED] * 8), DONE)
         bench = Bench(loop, HookRules(hook, pre_evict_timeout=31.0))
         assert await bench.before_evictions()
-        told = "drain.pre_evict was not done in 31 s; no pod is evicted: failed: x"
+        told = "drain.pre_evict was not done in 31 s; the drain waits: failed: x"
         assert bench.acts.notes == [
             ("quarantine.hook_failed", told),
             ("quarantine.hook", "drain.pre_evict is done"),

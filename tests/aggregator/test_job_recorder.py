@@ -3,10 +3,11 @@
 import asyncio
 import random
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Pod, Unreachable
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.hit import evicted_details, hit_of
 from aggregator.jobs.identity import SHIPPED
@@ -26,6 +27,8 @@ def rank(name: str, node: str = "n1", job: str = "llama", **changes: Any) -> Pod
 @dataclass
 class Pods:
     """Pods by node, and the reads that were made of them."""
+
+    words: ClassVar[ClusterWords] = KUBERNETES
 
     pods: list[Pod]
     reads: list[str] = field(default_factory=list)

@@ -29,6 +29,8 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.slurm.client import SlurmPrograms
 from aggregator.cluster.slurm.cluster import SlurmCluster
+from aggregator.jobs.identity import job_of
+from aggregator.policy.slurm_reason import SLURM_TYPES
 from tests.controlplane.waiting import wait_until
 from tests.support.slurm import Slurm, needs_slurm
 from tests.support.waiting import until
@@ -43,7 +45,7 @@ UNMARK = NodeChange(taints=(), unschedulable=False)
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Slurm(tmp_path_factory.mktemp("slurm"), working=2) as found:
+    with Slurm(tmp_path_factory.mktemp("slurm"), working=2, lacking=1) as found:
         yield found
 
 
@@ -53,7 +55,7 @@ async def cluster(slurm: Slurm, tmp_path: Path) -> AsyncIterator[SlurmCluster]:
     await made.start()
     yield made
     await made.close()
-    for name in slurm.nodes:
+    for name in set(slurm.nodes) - set(slurm.lacking):
         if "DRAIN" in slurm.state(name):
             slurm.update(name, "state=undrain")
 
@@ -97,12 +99,12 @@ async def test_a_job_runs_to_its_end_and_the_node_is_drained_when_it_has_ended(
     other, job = slurm.submit("w2"), slurm.submit("w1")
     await quarantined(cluster, "w1")
     [pod] = await cluster.pods_on("w1")
-    assert (pod.key, pod.owner_name) == (f"slurm/job-{job}", "llama")
+    assert pod.key == f"job {job}"
+    found = job_of(pod)
+    assert (str(found), found.queue) == (f"Slurm job {job}", "main")
     result = await cluster.evict(pod)
     assert result.outcome is Evicted.BLOCKED
-    assert f"job {job} (llama of root) is running, and DRAIN lets it end, at most until" in (
-        result.message
-    )
+    assert "llama of root is running, and DRAIN lets it end, at most until" in result.message
     assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"] * 2
     slurm.run("scancel", job)
     async with asyncio.timeout(300):
@@ -157,6 +159,37 @@ async def test_a_node_that_is_down_stays_down_with_the_words_it_had(
     assert slurm.state("s1").startswith("DOWN")
     assert "DRAIN" not in slurm.state("s1")
     assert slurm.shown("s1")["Reason"] == "no power in rack 7"
+
+
+async def conditions(cluster: SlurmCluster) -> dict[str, set[str]]:
+    """The types that are in force, by node."""
+    found = await cluster.list_conditions(SLURM_TYPES)
+    return {
+        one.node: {kind for kind, each in one.conditions.items() if each.status == "True"}
+        for one in found
+    }
+
+
+async def test_slurms_own_reasons_are_conditions_and_our_drain_hides_none(
+    cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    await until(lambda: "count reported lower than configured" in slurm.shown("l1")["Reason"])
+    slurm.update("w2", "state=drain", "reason=Kill task failed")
+    slurm.update("s1", "state=down", "reason=Not responding")
+    slurm.update("w1", "state=drain", "reason=fan 3 dead, Not responding")
+    found = await conditions(cluster)
+    assert found["l1"] == {"SlurmGresCountLow"}
+    assert (found["w2"], found["s1"]) == ({"SlurmKillTaskFailed"}, {"SlurmNotResponding"})
+    assert (found["w1"], found["s2"]) == (set(), set())
+    for name in ("s1", "w2"):
+        await quarantined(cluster, name)
+    found = await conditions(cluster)
+    assert (found["w2"], found["s1"]) == ({"SlurmKillTaskFailed"}, {"SlurmNotResponding"})
+    assert slurm.shown("s1")["Reason"] == OURS
+    for name in ("s1", "w2"):
+        await released(cluster, name)
+    slurm.update("w2", "state=resume")
+    assert (await conditions(cluster))["w2"] == set()
 
 
 async def test_a_drain_whose_end_was_not_seen_is_ours_after_a_restart(

@@ -1,7 +1,9 @@
 """A fault, a real agent, the real aggregator and a real Slurm with a job: drained, and returned."""
 
+import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,28 @@ def sickbay(*words: str) -> str:
     return done.stdout
 
 
+#: Words of Kubernetes, for people; the kinds of events and the phases are names of the API.
+KUBERNETES = re.compile(r"\b(pods?|kubectl|(un)?cordon(ed)?|evict\w*|taint\w*)\b", re.IGNORECASE)
+NAMES = re.compile(r"quarantine\.cordoned|(?<=\S\s)Cordoned")
+
+
+def kubernetes_words(text: str) -> list[str]:
+    shown = NAMES.sub("", re.sub(r"(?s)<script.*?</script>|<[^>]*>", " ", text))
+    return [shown[max(0, one.start() - 60) : one.end() + 60] for one in KUBERNETES.finditer(shown)]
+
+
+def expect_slurms_words(aggregator: LocalAggregator) -> None:
+    """The page and the commands speak of jobs and DRAIN, and of nothing of Kubernetes."""
+    url = f"http://{aggregator.web}"
+    for path in ("", "nodes/w1", "nodes", "jobs"):
+        with urllib.request.urlopen(f"{url}/{path}", timeout=300) as answer:
+            text = answer.read().decode()
+        assert kubernetes_words(text) == [], path
+        assert "DRAIN" in text or path in ("nodes", "jobs")
+    for command in (["explain", "w1"], ["node", "w1"], ["quarantines"], ["history"], ["jobs"]):
+        assert kubernetes_words(sickbay(*command, "--url", url)) == [], command
+
+
 def test_a_fault_drains_the_node_its_job_ends_and_a_persons_release_returns_it(
     site: tuple[Slurm, LocalAggregator, AgentProcess],
 ) -> None:
@@ -63,13 +87,22 @@ def test_a_fault_drains_the_node_its_job_ends_and_a_persons_release_returns_it(
     assert slurm.run("squeue", "--noheader", "--format=%T").split() == ["RUNNING"]
     wait_until(
         lambda: (
-            f"job {job} (llama of root) is running"
+            f"by job {job}: llama of root is running"
             in sickbay("explain", "w1", "--url", f"http://{aggregator.web}")
         ),
         what=aggregator.log,
     )
+    wait_until(
+        lambda: (
+            f"Slurm job {job} (team main) is on the node"
+            in sickbay("history", "--url", f"http://{aggregator.web}")
+        ),
+        what=aggregator.log,
+    )
+    expect_slurms_words(aggregator)
     slurm.run("scancel", job)
     wait_until(lambda: phase() == "Drained", what=aggregator.log)
+    expect_slurms_words(aggregator)
     assert slurm.state("w1") == "IDLE+DRAIN"
     sickbay("release", "w1", "--local", str(aggregator.database))
     wait_until(lambda: slurm.state("w1") == "IDLE", what=aggregator.log)

@@ -197,9 +197,7 @@ def test_a_tool_that_uncordons_again_and_again_is_reported_and_not_fought() -> N
         assert replica.notes.kinds("n1").count(UNCORDONED) == MOST_RECORDONS + 1
         assert is_schedulable(world)
         assert any(taint.key == TAINT for taint in world.nodes["n1"].taints)
-        assert (
-            "Find the tool or person that uncordons it" in world.quarantines["n1"].status.uncordoned
-        )
+        assert "Find the tool or person that does it" in world.quarantines["n1"].status.uncordoned
         await asyncio.sleep(QUIET)
         assert not is_schedulable(world)  # a day later it is tried again
         await replica.stop()

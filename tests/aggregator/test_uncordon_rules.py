@@ -13,6 +13,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     Taint,
 )
+from aggregator.cluster.words import KUBERNETES
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.uncordon import (
@@ -57,7 +58,7 @@ def decide_on(
     rules: UncordonRules | None = None,
     node: Node = NODE,
 ) -> QuarantineStatus:
-    return after_uncordon(known, node, whose, rules or UncordonRules(), AT)
+    return after_uncordon(known, node, whose, rules or UncordonRules(), AT, KUBERNETES)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_evictions_are_held_where_a_person_may_have_meant_the_uncordon(
     known = quarantine(recordons=recordons, uncordoned_at=AT - 9, evictions_held_until=77.0)
     status = decide_on(known, whose, rules, node)
     assert status.evictions_held_until == (AT + 3600 if held else 77.0)
-    assert (f"No pod is evicted before {HOUR_LATER}" in status.uncordoned) == held
+    assert (f"The drain waits until {HOUR_LATER}" in status.uncordoned) == held
 
 
 def test_the_cordon_that_is_set_again_is_remembered_as_ours_until_it_is_given_up() -> None:
@@ -197,10 +198,10 @@ def test_an_uncordon_is_described_with_what_was_done_and_what_to_do() -> None:
     silent = UncordonRules(OnUncordon.RECORDON)
     assert decide_on(quarantine(), rules=silent).uncordoned == f"{again}. {RELEASE}"
     assert decide_on(quarantine()).uncordoned == (
-        f"{again}. {RELEASE}. No pod is evicted before {HOUR_LATER}"
+        f"{again}. {RELEASE}. The drain waits until {HOUR_LATER}"
     )
     assert decide_on(quarantine(), Uncordoned.FOREIGN).uncordoned == (
-        f"{again}, by sickbay: the cordon before it was somebody else's"
+        f"{again}, by sickbay: it was somebody else's before"
     )
     assert decide_on(quarantine(requester=FORCED)).uncordoned == (
         f"{again}: sickbay.dev/force stands on the node. To release it: sickbay release n1"
@@ -210,7 +211,7 @@ def test_an_uncordon_is_described_with_what_was_done_and_what_to_do() -> None:
     given_up = quarantine(recordons=MOST_RECORDONS, uncordoned_at=AT - 1)
     assert decide_on(given_up).uncordoned == (
         f"{begin}, 6 times within a day. It is not cordoned again before {DAY_LATER}; the taint "
-        "still keeps new pods away. Find the tool or person that uncordons it"
+        "still keeps new pods away. Find the tool or person that does it"
     )
 
 

@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Pod
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import EventKind, Transition
 from aggregator.jobs.checkpoint import CHECKPOINT_INTERVAL, LAST_CHECKPOINT, RESTART_TIME
 from aggregator.jobs.hit import evicted_details
@@ -46,6 +48,7 @@ class Statement(Enum):
 class World:
     """Jobs on nodes. ``now`` is wall clock seconds; ``lost`` the true GPU hours by job."""
 
+    words: ClassVar[ClusterWords] = KUBERNETES
     rng: random.Random
     now: float = BEGIN
     jobs: "list[_Job]" = field(default_factory=list)

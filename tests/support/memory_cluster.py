@@ -49,7 +49,9 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.quarantine_conditions import with_conditions
 from aggregator.cluster.unread_status import expect_lossless
+from aggregator.cluster.words import KUBERNETES
 from aggregator.policy.node_condition import ReportedCondition, ReportedConditions
+from aggregator.policy.slurm_reason import SLURM_TYPES
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY
 from aggregator.quarantine.repair.protocol import RepairOrder
 from tests.support.invariants import Facts, Watch
@@ -340,7 +342,7 @@ class Arrival:
 class MemoryCluster:
     """One process's connection to a `World`. ``crash_at`` counts its calls, if given."""
 
-    kind = "memory"
+    words = KUBERNETES
     lists_all = True
     record_place = RecordPlace("memory", "empty it")
 
@@ -499,6 +501,9 @@ class MemoryCluster:
             ]
 
         return await self._call("list_nodes", effect)
+
+    def has_condition(self, kind: str) -> bool:
+        return kind not in SLURM_TYPES
 
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
         def effect() -> list[ReportedConditions]:

@@ -198,6 +198,13 @@ CASES: dict[str, tuple[Pod, str, str, str, str, Loss, int]] = {
         ),
         *("slurm-bridge", "4711", "4711", "chem", Loss.GANG, 0),
     ),
+    "slurm": (
+        pod(
+            owner=("SlurmJob", "4711"),
+            annotations={"slurm.schedmd.com/account": "chem", "slurm.schedmd.com/partition": "a"},
+        ),
+        *("slurm", "4711", "", "chem", Loss.GANG, 0),
+    ),
     "slurmd": (
         pod(owner=("NodeSet", "h100"), labels={"nodeset.slinky.slurm.net/pod-name": "h100-3"}),
         *("slurm-node", "h100-3", "", "", Loss.REPLICA, 0),

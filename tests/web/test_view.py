@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aggregator import advice
 from aggregator.cluster.port import NAMESPACE_DELETED, Blocker, HookState, HookStatus, Phase
+from aggregator.cluster.words import KUBERNETES
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
@@ -519,7 +520,7 @@ def test_advice_about_a_drain_fits_what_is_in_its_way(reason: str, says: str) ->
     incident_of(node_summary, HANDS.now)
     blockers = (Blocker("jobs/a", reason, HANDS.wall),)
     told = quarantine_of(node_summary, HANDS.wall, blockers=blockers)
-    assert says in advice.for_quarantine(node_summary, told, [], "")
+    assert says in advice.for_quarantine(node_summary, told, [], "", KUBERNETES)
 
 
 def test_a_node_whose_quarantine_is_not_known_is_named_beside_those_that_are() -> None:

@@ -91,7 +91,9 @@ from aggregator.cluster.port import (
     StopText,
     WrittenConditions,
 )
+from aggregator.cluster.words import KUBERNETES
 from aggregator.policy.node_condition import ReportedConditions
+from aggregator.policy.slurm_reason import SLURM_TYPES
 
 T = TypeVar("T")
 
@@ -118,7 +120,7 @@ class KubeCluster:
     asks who its readers are. ``actions``: people act by the page.
     """
 
-    kind = "kubernetes"
+    words = KUBERNETES
     lists_all = True
 
     def __init__(
@@ -283,6 +285,9 @@ class KubeCluster:
             sink=reader,
         )
         return reader.finish()
+
+    def has_condition(self, kind: str) -> bool:
+        return kind not in SLURM_TYPES
 
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
         return await list_conditions(self._transport, types)

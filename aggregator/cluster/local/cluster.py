@@ -47,6 +47,7 @@ from aggregator.cluster.port import (
     WrittenConditions,
 )
 from aggregator.cluster.unread_status import expect_lossless
+from aggregator.cluster.words import LOCAL
 from aggregator.configfile.section import SectionDataclass, Strings
 from aggregator.configfile.values import filled_with
 from aggregator.policy.node_condition import ReportedConditions
@@ -91,7 +92,7 @@ class _Told:
 class LocalCluster:
     """The `Cluster` protocol on a SQLite file. ``command_timeout``: seconds of each command."""
 
-    kind = "local"
+    words = LOCAL
     installation = ""
     lists_all = False
 
@@ -251,6 +252,9 @@ class LocalCluster:
         nodes = await self._in_thread(self._open.nodes)
         return [NodeMeta(node.name, node.uid, node.labels, node.annotations) for node in nodes]
 
+    def has_condition(self, kind: str) -> bool:  # noqa: ARG002
+        return False
+
     async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:  # noqa: ARG002
         return []  # without Kubernetes there are none
 
@@ -311,8 +315,8 @@ class LocalCluster:
             return []
         return [
             Pod(
-                namespace="local",
-                name=f"drain-{node}",
+                namespace="",
+                name=f"the drain command of {node}",
                 uid=quarantine.uid,
                 version=quarantine.version,
                 phase="Running",

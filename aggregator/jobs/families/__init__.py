@@ -14,7 +14,7 @@ from aggregator.jobs.families.kueue import KUEUE
 from aggregator.jobs.families.leaderworkerset import LEADERWORKERSET
 from aggregator.jobs.families.mpi_operator import MPI_OPERATOR
 from aggregator.jobs.families.scheduler_plugins import COSCHEDULING
-from aggregator.jobs.families.slurm import SLURM_BRIDGE, SLURM_NODE
+from aggregator.jobs.families.slurm import SLURM_BRIDGE, SLURM_JOB, SLURM_NODE
 from aggregator.jobs.families.statefulset import STATEFULSET
 from aggregator.jobs.families.trainer import TRAINER
 from aggregator.jobs.families.volcano import VOLCANO
@@ -32,6 +32,7 @@ FAMILIES: tuple[Family, ...] = (
     KUBERAY,
     GROVE,
     SLURM_NODE,
+    SLURM_JOB,
     BATCH_JOB,
     ARGO,
     STATEFULSET,
@@ -57,4 +58,5 @@ GANG_FAMILIES: tuple[Family, ...] = (
     KAI,
     KUBERAY,
     SLURM_BRIDGE,
+    SLURM_JOB,
 )

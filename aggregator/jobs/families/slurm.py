@@ -1,4 +1,4 @@
-"""Slurm's jobs in pods (slurm-bridge), and its nodes in pods (slurm-operator). Pure.
+"""Slurm's own jobs, its jobs in pods (slurm-bridge), and its nodes in pods (slurm-operator). Pure.
 
 A pod of slurmd carries jobs that Slurm alone can name: with the pod they all end.
 https://slinky.schedmd.com/
@@ -6,7 +6,20 @@ https://slinky.schedmd.com/
 
 from aggregator.jobs.family import Family, Loss
 
+#: A job of a Slurm cluster: the kind of owner whose name is its id, and what its cluster adds.
+JOB = "SlurmJob"
+ACCOUNT = "slurm.schedmd.com/account"
+PARTITION = "slurm.schedmd.com/partition"
+
 _JOB_ID = "scheduler.slinky.slurm.net/slurm-jobid"
+
+SLURM_JOB = Family(
+    name="slurm",
+    kind="Slurm job",
+    loss=Loss.GANG,
+    owner_kinds=(JOB,),
+    queue_keys=(ACCOUNT, PARTITION),
+)
 
 SLURM_BRIDGE = Family(
     name="slurm-bridge",

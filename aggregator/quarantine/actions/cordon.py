@@ -116,6 +116,7 @@ class NodeActions:
         mode of each node; ``off_load_balancers``: a node that is to be drained leaves those.
         """
         self._cluster = cluster
+        self.words = cluster.words
         self.mark_writer = MarkWriter(cluster, clocks.now)
         self._expected = ExpectedNodes(cluster, pool_of)
         self._record_writer = record_writer
@@ -509,7 +510,7 @@ class NodeActions:
         status = replace(
             quarantine.status,
             phase=Phase.CORDONED,
-            message=f"{patched.name} is tainted and unschedulable",
+            message=self.words.in_force.format(node=patched.name),
             node_uid=patched.uid,
             admitted_at=quarantine.status.admitted_at or now,
             cordoned_at=now,
@@ -521,9 +522,8 @@ class NodeActions:
         node_state.cluster.note_marks(self._clocks.now())
         if again:
             return
-        self.emit_event(
-            node_state, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
-        )
+        text = f"{self.words.marked}: {quarantine.spec.reason or 'by hand'}"
+        self.emit_event(node_state, EventKind.CORDONED, text)
         self.announce(node_state, patched.uid, quarantined=True, message=quarantine.spec.reason)
 
     async def recordon(self, node_state: NodeState) -> None:
@@ -544,7 +544,8 @@ class NodeActions:
             return
         if wall < recordon_due(quarantine.status, wall):
             return
-        status = after_uncordon(quarantine, node, whose, self._uncordon, self._clocks.latest())
+        wall = self._clocks.latest()
+        status = after_uncordon(quarantine, node, whose, self._uncordon, wall, self.words)
         quarantine = await self.write_status(node_state, quarantine, status)
         self.emit_event(node_state, EventKind.UNCORDONED, status.uncordoned, {"whose": whose.value})
         if has_given_up(status):

@@ -43,7 +43,7 @@ class MarkRestorer:
         text = describe_lost(marks, self._rules, quarantine.status.applied) if missing else ""
         status = replace(quarantine.status, marks=None if marks == _NONE else marks)
         if status.phase is Phase.CORDONED:  # its message says that the node is marked
-            status = replace(status, message=text or _marked(node_state.node))
+            status = replace(status, message=text or self._marked(node_state.node))
         await self._acts.write_status(node_state, quarantine, status)
         if set(missing) - set(before.missing):
             self._acts.emit_event(
@@ -73,7 +73,7 @@ class MarkRestorer:
             standing.status, marks=marks, applied=read_applied(node) or standing.status.applied
         )
         if status.phase is Phase.CORDONED:
-            status = replace(status, message=_marked(node_state.node))
+            status = replace(status, message=self._marked(node_state.node))
         await self._acts.write_status(node_state, standing, status)
         times = self._rules.restore_times
         named = describe_missing(missing, status.applied)
@@ -93,6 +93,5 @@ class MarkRestorer:
         exempt = node_state.cluster.operator_requests.exempt(self._clocks.earliest())
         return not node_state.cluster.maintained and not exempt
 
-
-def _marked(node: str) -> str:
-    return f"{node} is tainted and unschedulable"
+    def _marked(self, node: str) -> str:
+        return self._cluster.words.in_force.format(node=node)

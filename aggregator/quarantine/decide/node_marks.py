@@ -29,6 +29,7 @@ from aggregator.cluster.port import (
     QuarantineSpec,
     Taint,
 )
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.policy.incident import incident_id
 from aggregator.quarantine.decide.gpu_operands import resume_change
 from aggregator.quarantine.decide.intent import OURS
@@ -299,7 +300,9 @@ def _pair(found: Any, incident: str) -> tuple[str, str]:
     return "", incident
 
 
-def foreign_hands(node: Node, quarantine: Quarantine | None = None) -> str:
+def foreign_hands(
+    node: Node, quarantine: Quarantine | None = None, words: ClusterWords = KUBERNETES
+) -> str:
     """The other party whose cordon keeps work off the node, for people; empty without one."""
     applied = known_applied(node, quarantine)
     if node.unschedulable and (applied is None or not applied.cordoned):
@@ -308,7 +311,7 @@ def foreign_hands(node: Node, quarantine: Quarantine | None = None) -> str:
                 f"its annotation {APPLIED} is gone, so that it is not known whether it was "
                 "cordoned before; it stays cordoned when sickbay lets go"
             )
-        return "it was cordoned before, and stays so when sickbay lets go"
+        return words.before_us
     return ""
 
 

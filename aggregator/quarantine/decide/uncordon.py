@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from aggregator.cluster.port import STILL_SCHEDULABLE, Node, Quarantine, QuarantineStatus
+from aggregator.cluster.words import ClusterWords
 from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.intent import OURS
@@ -134,10 +135,7 @@ def has_given_up(status: QuarantineStatus) -> bool:
 def describe_left(quarantine: Quarantine, why: str) -> str:
     """For people: the node is schedulable, ``why`` it is not cordoned again, and what to do."""
     name = quarantine.node
-    return (
-        f"{STILL_SCHEDULABLE}it was uncordoned, and {why}. To release it: "
-        f"sickbay release {name}, or kubectl delete quarantine {name}"
-    )
+    return f"{STILL_SCHEDULABLE}it was uncordoned, and {why}. To release it: sickbay release {name}"
 
 
 def is_left_schedulable(status: QuarantineStatus) -> bool:
@@ -146,7 +144,12 @@ def is_left_schedulable(status: QuarantineStatus) -> bool:
 
 
 def after_uncordon(
-    quarantine: Quarantine, node: Node, whose: Uncordoned, rules: UncordonRules, wall: float
+    quarantine: Quarantine,
+    node: Node,
+    whose: Uncordoned,
+    rules: UncordonRules,
+    wall: float,
+    words: ClusterWords,
 ) -> QuarantineStatus:
     """The status that reports the uncordon; written before the node is cordoned again."""
     status = quarantine.status
@@ -169,7 +172,7 @@ def after_uncordon(
         evictions_held_until=held_until,
         applied=applied or status.applied,
     )
-    return replace(told, uncordoned=_describe(quarantine, node, whose, told, rules))
+    return replace(told, uncordoned=_describe(quarantine, node, whose, told, rules, words))
 
 
 def _describe(
@@ -178,26 +181,26 @@ def _describe(
     whose: Uncordoned,
     told: QuarantineStatus,
     rules: UncordonRules,
+    words: ClusterWords,
 ) -> str:
     """For people: the author, the response, and the next step."""
     name, wall = quarantine.node, told.uncordoned_at
-    text = f"uncordoned at {write_time(wall)} {_author(node, whose, rules)}"
+    text = f"{words.taken_out.format(at=write_time(wall))} {_author(node, whose, rules)}"
     if told.recordons > MOST_RECORDONS:
         return (
-            f"{text}, {told.recordons} times within a day. It is not cordoned again before "
-            f"{write_time(wall + QUIET)}; the taint still keeps new pods away. Find the tool "
-            "or person that uncordons it"
+            f"{text}, {told.recordons} times within a day. It is not {words.recordoned} before "
+            f"{write_time(wall + QUIET)}; {words.kept_away}. Find the tool or person that does it"
         )
-    text += f", and cordoned again ({told.recordons} of {MOST_RECORDONS} within a day)"
+    text += f", and {words.recordoned} ({told.recordons} of {MOST_RECORDONS} within a day)"
     if whose is Uncordoned.FOREIGN:
-        return f"{text}, by sickbay: the cordon before it was somebody else's"
+        return f"{text}, by sickbay: it was somebody else's before"
     if quarantine.spec.requester == FORCED:
         return (
             f"{text}: sickbay.dev/force stands on the node. To release it: sickbay release {name}"
         )
-    text += f". To release it: sickbay release {name}, or kubectl delete quarantine {name}"
+    text += f". To release it: {words.release.format(node=name)}"
     if told.evictions_held_until > wall:
-        text += f". No pod is evicted before {write_time(told.evictions_held_until)}"
+        text += f". The drain waits until {write_time(told.evictions_held_until)}"
     return text
 
 

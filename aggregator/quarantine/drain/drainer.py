@@ -35,6 +35,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     Taint,
 )
+from aggregator.cluster.words import ClusterWords
 from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.drain_plan import (
@@ -78,10 +79,7 @@ _LOOK_FIRST = 0.1
 _LOOK_MOST = 30.0
 #: ... unless there are so many such drains that this would be more reads a second than these.
 LOOKS_A_SECOND = 3.0
-_EVICTING = "evicting pods"
 _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
-_EMPTY = "no pods are left that would go"
-_EMPTY_AGAIN = "no pods are left that would go: those that came after the drain are gone"
 _PLACED = "it was placed here after the drain"
 _MOST_NAMED = 3
 
@@ -121,6 +119,7 @@ class Drainer:
         test_namespace: str = "",
     ) -> None:
         self._cluster = cluster
+        self._words = cluster.words
         self._acts = acts
         self._clocks = clocks
         self._rules = rules
@@ -398,7 +397,7 @@ class Drainer:
         drained = replace(
             marks.status,
             phase=Phase.DRAINED,
-            message=_EMPTY,
+            message=self._words.empty,
             drain_started_at=began,
             deadline_at=began + self._deadline,
             drained_at=self._clocks.wall(),
@@ -460,7 +459,7 @@ class Drainer:
         draining = replace(
             status,
             phase=Phase.DRAINING,
-            message=_EVICTING,
+            message=self._words.draining,
             drain_started_at=began,
             deadline_at=status.deadline_at or began + self._deadline,
         )
@@ -474,7 +473,7 @@ class Drainer:
         quarantine, plan = node_state.node_summary.quarantine, read.plan
         if quarantine is None:
             return
-        message = _EMPTY
+        message = self._words.empty
         if plan.stuck:
             message += f"; stuck in Terminating, and not waited for: {', '.join(plan.stuck)}"
             if read.moment.not_ready is not None:
@@ -545,7 +544,7 @@ class Drainer:
             return  # it was empty from the start: the second empty read writes the end
         status = replace(
             quarantine.status,
-            message=_late(plan, moment) if late else _EVICTING,
+            message=_late(plan, moment, self._words) if late else self._words.draining,
             deadline_at=moment.deadline,
             overdue_at=(quarantine.status.overdue_at or moment.now) if late else 0.0,
             pods_remaining=plan.remaining,
@@ -559,7 +558,7 @@ class Drainer:
         memory.written_at = self._clocks.now()
         if newly:
             named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
-            text = f"{status.message}. In the way: {named or 'no pod by name'}"
+            text = f"{status.message}. In the way: {named or f'no {self._words.one} by name'}"
             self._acts.emit_event(
                 node_state, EventKind.OVERDUE, text, {"pods": str(plan.remaining)}
             )
@@ -571,10 +570,9 @@ class Drainer:
             return
         status = quarantine.status
         if node_state.cluster.node_gone and status.node_uid:  # else it was never there
-            message = "the node is gone: no pods are left to drain"
-            status = replace(status, message=message, pods_remaining=0, blockers=())
+            status = replace(status, message=self._words.gone, pods_remaining=0, blockers=())
         elif quarantine.spec.requester == OURS and (why := self._left_alone(node_state)):
-            status = replace(status, message=f"left alone, no pod is evicted: {why}"[:1000])
+            status = replace(status, message=self._words.left_alone.format(why=why)[:1000])
         if status != quarantine.status:
             await self._acts.write_status(node_state, quarantine, status)
             self._report_stale(node_state, quarantine.status.message, status.message)
@@ -612,7 +610,7 @@ class Drainer:
         before = quarantine.status
         status = replace(
             before,
-            message=_after_the_drain(read.plan, before),
+            message=_after_the_drain(read.plan, before, self._words),
             pods_remaining=read.plan.remaining,
             pods_read_at=read.at,
             blockers=_found_again(read, before),
@@ -633,16 +631,13 @@ def _may_be_explained(node_state: NodeState, quarantine: Quarantine) -> bool:
     return quarantine.status.phase in _UNDER_WAY
 
 
-def _after_the_drain(plan: DrainPlan, before: QuarantineStatus) -> str:
+def _after_the_drain(plan: DrainPlan, before: QuarantineStatus, words: ClusterWords) -> str:
     if not plan.remaining:
-        return _EMPTY_AGAIN if before.pods_remaining else before.message
+        return words.empty_again if before.pods_remaining else before.message
     keys = [pod.key for pod in (*plan.evict, *plan.force, *plan.returned, *plan.leaving)]
     keys += [*(plan.kept or ()), *(plan.waiting or ())]
     named = ", ".join(keys[:_MOST_NAMED])
-    return (
-        f"it was drained, and {plan.remaining} pods are on it again: {named}; "
-        "no further pod is evicted"
-    )
+    return words.returned.format(count=words.count(plan.remaining), named=named)
 
 
 def _found_again(read: _Read, before: QuarantineStatus) -> tuple[Blocker, ...]:
@@ -667,9 +662,7 @@ def _is_news(now: QuarantineStatus, before: QuarantineStatus) -> bool:
     return now.pods_read_at - before.pods_read_at >= UNCHANGED_EVERY
 
 
-def _late(plan: DrainPlan, moment: DrainMoment) -> str:
-    asked = span(round(moment.deadline - moment.began))
-    forced = (
-        ", and are deleted" if plan.force else ", no pod is deleted by force; a person must decide"
-    )
-    return f"past its deadline: {plan.remaining} pods have not left in {asked}{forced}"
+def _late(plan: DrainPlan, moment: DrainMoment, words: ClusterWords) -> str:
+    time = span(round(moment.deadline - moment.began))
+    late = words.late.format(count=words.count(plan.remaining), span=time)
+    return f"{late}{words.late_forced if plan.force else words.late_kept}"

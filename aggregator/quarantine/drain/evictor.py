@@ -482,7 +482,7 @@ class Evictor:
     def emit_evictions(self, key: str, reason: str) -> None:
         """Report once for each pod, however often the drain is taken up again."""
         if key not in self.memory.told and key not in self._reasons():
-            text = f"{key} is not evicted: {reason}"
+            text = self.cluster.words.not_moved.format(one=key, reason=reason)
             self.acts.emit_event(self.node_state, EventKind.BLOCKED, text, {"pod": key})
         self.memory.told.add(key)
 

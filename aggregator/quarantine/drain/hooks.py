@@ -100,9 +100,7 @@ class HookRunner:
             return True
         if known is None:
             known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
-            await self._write(
-                node_state, known, "drain.pre_evict is asked; no pod is evicted before"
-            )
+            await self._write(node_state, known, "drain.pre_evict is asked; the drain waits for it")
         return await self._until_done(node_state, hook, known, still)
 
     async def _until_done(
@@ -116,19 +114,23 @@ class HookRunner:
             if answer is None:
                 return False
             if answer.said is HookResult.DONE:
-                await self._end(node_state, HookState.DONE, known, answer.text, "evicting pods")
+                await self._end(
+                    node_state, HookState.DONE, known, answer.text, self._acts.words.draining
+                )
                 self._note(node_state, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
             text = f"{answer.said.value}: {answer.text}".rstrip(": ")
             late = self._clocks.earliest() >= known.asked_at + limit
             if late and self._rules.go_on:
-                await self._end(node_state, HookState.GIVEN_UP, known, text, "evicting pods")
+                await self._end(
+                    node_state, HookState.GIVEN_UP, known, text, self._acts.words.draining
+                )
                 said = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
                 self._note(node_state, EventKind.HOOK_FAILED, "pre_evict", said)
                 return True
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
             if newly or self._clocks.now() - written_at >= _STATUS_EVERY:
-                over = f" was not done in {limit:g} s; no pod is evicted" if late else ""
+                over = f" was not done in {limit:g} s; the drain waits" if late else ""
                 said = f"drain.pre_evict{over or ' is waited for'}: {text}"
                 ended_at = known.ended_at or (round(self._clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)

@@ -84,7 +84,7 @@ class ClusterView:
         self.labels = node.labels
         self.maintained = others.forbids_all(node)
         self.evictions_forbidden = others.forbids_evictions(node)
-        self.foreign = self.maintained or foreign_hands(node, quarantine)
+        self.foreign = self.maintained or foreign_hands(node, quarantine, others.words)
         self.operator_requests, self.operator_requests_known = (
             read_operator_requests(node.annotations),
             True,

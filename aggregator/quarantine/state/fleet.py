@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Phase, Quarantine
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.health.gpu_names import name_gpus
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
@@ -128,6 +129,7 @@ class FleetState:
     node_tests: Mapping[str, NodeTestView] = field(default_factory=dict)
     mode: str = "observe"
     how: str = ""  # flags that a command of `sickbay` needs to act here; begins with a space
+    words: ClusterWords = KUBERNETES  # those of the cluster, for people
     documentation_url: str = ""  # where sections of the documentation are; empty: no address
     stop: str = ""  # the stop switch's reason; empty: not stopped
     clock_doubt: str = ""  # why the wall clock is not believed now; empty: it is

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from aggregator.cluster.port import Node
+from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.quarantine.decide.maintenance import (
     Forbids,
     MaintenanceRules,
@@ -20,7 +21,7 @@ _Seen = dict[tuple[MarkKind, str, str], float]
 
 class OthersMarks:
     """One for all nodes of a replica. ``now``: monotonic seconds; ``earliest``: the earliest wall
-    clock seconds that it may be, for marks with a time of their own.
+    clock seconds that it may be, for marks with a time of their own. ``words``: the cluster's.
 
     The age of a mark without one counts from when this process first saw it: a restart begins anew.
     """
@@ -31,12 +32,14 @@ class OthersMarks:
         *,
         now: Callable[[], float] = time.monotonic,
         earliest: Callable[[], float] = time.time,
+        words: ClusterWords = KUBERNETES,
     ) -> None:
         rules = rules or MaintenanceRules()
         self._marks = rules.all_marks()
         self._acts = rules.on_stale == "act"
         self._now = now
         self._earliest = earliest
+        self.words = words
         self._seen: dict[str, _Seen] = {}
         #: Keys of annotations that are marks: a patch without a read requires their absence.
         self.annotations = frozenset(

@@ -61,7 +61,7 @@
       event.preventDefault();
       const chosen = action.value;
       const quarantines = chosen === "cordon" || chosen === "drain";
-      const asks = "A drain evicts the pods of " + node + ", and their work is lost. Go on?";
+      const asks = document.body.dataset.drain.replace("{node}", node);
       if (chosen === "drain" && !dry.checked && !confirm(asks)) return;
       const name = quarantines ? "quarantine" : chosen;
       const path = node ? "/api/v1/nodes/" + encodeURIComponent(node) + "/" + name : "/api/v1/" + name;
