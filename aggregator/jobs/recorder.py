@@ -56,7 +56,8 @@ _OVER = frozenset({EventKind.RELEASED, EventKind.OVERRULED})
 class PodReader(Protocol):
     """The part of the cluster's port that the recorder reads."""
 
-    words: ClusterWords
+    @property
+    def words(self) -> ClusterWords: ...
 
     async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]: ...
 

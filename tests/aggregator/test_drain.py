@@ -102,7 +102,7 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         assert (told.deadline_at, told.blockers[0].since) == (deadline, since)
         assert told.overdue_at >= deadline
         assert (
-            "past its deadline: 1 pods have not left in 1h, no pod is deleted by force"
+            "past its deadline: 1 pod still there after 1h, no pod is deleted by force"
             in told.message
         )
         await second.stop()

@@ -24,6 +24,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
     Unreachable,
 )
+from aggregator.cluster.words import KUBERNETES
 from aggregator.jobs.gangs import SHIPPED_KEYS, Gang, Gangs
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
@@ -72,6 +73,8 @@ def quarantine(**status: Any) -> Quarantine:
 
 class Bench:
     """An evictor whose cluster answers as the test says."""
+
+    words = KUBERNETES
 
     def __init__(self, loop: VirtualTimeLoop, **rules: Any) -> None:
         self.loop = loop
@@ -436,17 +439,18 @@ def test_how_long_a_pod_is_left_goes_by_what_refused_it(
 
 def test_what_is_on_a_node_after_its_drain_is_named() -> None:
     before = QuarantineStatus(message="drained")
-    assert _after_the_drain(DrainPlan(), before) == "drained"
+    assert _after_the_drain(DrainPlan(), before, KUBERNETES) == "drained"
     there = replace(before, pods_remaining=2)
-    assert _after_the_drain(DrainPlan(), there) == drainer._EMPTY_AGAIN
+    assert _after_the_drain(DrainPlan(), there, KUBERNETES) == KUBERNETES.empty_again
     plan = DrainPlan(
         evict=(pod("a"),), leaving=(pod("b"),), kept={"jobs/c": "x"}, waiting={"jobs/d": "x"}
     )
-    text = _after_the_drain(plan, before)
-    assert "4 pods are on it again: jobs/a, jobs/b, jobs/c;" in text
+    text = _after_the_drain(plan, before, KUBERNETES)
+    assert "4 pods on it again: jobs/a, jobs/b, jobs/c;" in text
     plan = DrainPlan(waiting={"jobs/d": "x"})
-    assert "1 pods are on it again: jobs/d;" in _after_the_drain(plan, before)
-    assert "again: jobs/a;" in _after_the_drain(DrainPlan(force=(pod("a"),)), before)
+    assert "1 pod on it again: jobs/d;" in _after_the_drain(plan, before, KUBERNETES)
+    force = DrainPlan(force=(pod("a"),))
+    assert "again: jobs/a;" in _after_the_drain(force, before, KUBERNETES)
 
 
 def test_pods_that_are_found_again_keep_their_time() -> None:
@@ -470,11 +474,12 @@ def test_the_time_of_a_read_alone_is_news_when_it_is_old() -> None:
 
 def test_a_drain_that_is_late_says_since_when_and_what_follows() -> None:
     moment = DrainMoment(now=9000.0, began=1000.0, deadline=8200.0)
-    assert _late(DrainPlan(evict=(pod("a"),)), moment) == (
-        "past its deadline: 1 pods have not left in 2h, no pod is deleted by force; a person must "
+    assert _late(DrainPlan(evict=(pod("a"),)), moment, KUBERNETES) == (
+        "past its deadline: 1 pod still there after 2h, no pod is deleted by force; a person must "
         "decide"
     )
-    assert _late(DrainPlan(force=(pod("a"),)), moment).endswith("in 2h, and are deleted")
+    late = _late(DrainPlan(force=(pod("a"),)), moment, KUBERNETES)
+    assert late.endswith("after 2h, and deleted by force")
 
 
 def drainer_of(bench: Bench, writes: list[Any]) -> Any:

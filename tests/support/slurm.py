@@ -204,7 +204,7 @@ class Slurm:
         self, command: list[str], more: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         out = (self.folder / f"{command[0]}-{time.monotonic_ns()}.out").open("wb")
-        environ = self._environ | (more or {})
+        environ = self._environ | dict(more or {})
         process = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
         out.close()
         self._guard(process.pid)

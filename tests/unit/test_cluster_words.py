@@ -14,7 +14,7 @@ OF_KUBERNETES = r"\b(pods?|kubectl|(un)?cordon(ed)?|evict\w*|taint\w*|DaemonSet|
 
 
 def texts(words: ClusterWords) -> list[str]:
-    found = []
+    found: list[str] = []
     for one in fields(words):
         value = getattr(words, one.name)
         found += [value] if isinstance(value, str) else value.values()
