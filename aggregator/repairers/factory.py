@@ -46,7 +46,7 @@ def repair_settings(
     for section in config.repairers:
         by_objects = _object_repairer(section, objects, taint) if objects is not None else None
         if by_objects is not None:
-            repairers[section.kind] = _unless_in_use(section.kind, by_objects, by_agents)
+            repairers[section.kind] = _unless_in_use(section, by_objects, by_agents)
             continue
         if section.agent is not None:
             agent = AgentRepairer(by_agents)
@@ -64,13 +64,17 @@ def repair_settings(
             configured = ConfiguredRepairer(
                 repairer, section.timeout, pauses_operands=section.pause_gpu_operator
             )
-            repairers[section.kind] = _unless_in_use(section.kind, configured, by_agents)
+            repairers[section.kind] = _unless_in_use(section, configured, by_agents)
     return RepairSettings(rules, repairers, domain_labels, by_agents.collected)
 
 
-def _unless_in_use(kind: str, entry: ConfiguredRepairer, agents: AgentOrders) -> ConfiguredRepairer:
-    """A ticket interrupts nothing, and a test requests its GPUs or finds them in use."""
-    if kind in (TEST, *ASKS_A_PERSON):
+def _unless_in_use(
+    section: RepairerSection, entry: ConfiguredRepairer, agents: AgentOrders
+) -> ConfiguredRepairer:
+    """A ticket interrupts nothing. A test that is sent again finds its own program: only a Job's
+    repairer knows that one first.
+    """
+    if section.kind in ASKS_A_PERSON or (section.kind == TEST and section.job is None):
         return entry
     return replace(entry, repairer=UnlessGpuInUse(entry.repairer, agents.gpu_use))
 

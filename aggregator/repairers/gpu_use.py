@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aggregator.cluster.port import Guard, GuardRefused
+from aggregator.policy.repairs import TEST
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,
@@ -78,17 +79,20 @@ class UnlessGpuInUse:
         self._gpu_use = gpu_use
 
     async def order(self, order: RepairOrder, guard: Guard) -> RepairAnswer:
-        unknown = ""
+        in_use = unknown = ""
 
         async def check() -> None:
-            nonlocal unknown
+            nonlocal in_use, unknown
             use = await self._gpu_use.read(order.node)
             if use.users:
-                raise GuardRefused(f"a GPU of the node is in use: {'; '.join(use.users)}")
+                in_use = f"a GPU of the node is in use: {'; '.join(use.users)}"
+                raise GuardRefused(in_use)
             unknown = use.unknown
             await guard()  # last, as the agent's answer took its time
 
         answer = await self.inner.order(order, Guard(check, guard.lost))
+        if in_use and order.repair == TEST and answer.state is AnswerState.NOT_SENT:
+            return RepairAnswer(AnswerState.INCONCLUSIVE, in_use)  # as where the agent tests
         if not unknown or answer.state not in _SENT:
             return answer
         note = f"whether a GPU was in use is not known: {unknown}"

@@ -19,6 +19,8 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
+from aggregator.repairers.gpu_use import GpuUse
+from tests.support.gpu_reports import GpuReports
 from tests.support.idle_node_tests import HOUR, IdleNodes, prevent
 from tests.support.memory_cluster import MemoryCluster, phase_of
 from tests.support.new_node_tests import (
@@ -100,6 +102,22 @@ class SlowIdleNodes(IdleNodes):
         slow = replace(entry, repairer=SlowRepairer(self.program, cluster))
         kinds = ("AdvancedDaemonSet",)
         return replace(settings, repairers={"test": slow}, node_owner_kinds=kinds)
+
+
+@in_virtual_time
+async def test_a_process_outside_of_the_cluster_keeps_a_test_away() -> None:
+    site, agent = IdleNodes(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
+    site.gpu_use = agent.requests
+    site.start()
+    await site.settles(lambda: site.last_test().get("state") == "Inconclusive")
+    text = "a GPU of the node is in use: slurmstepd (pid 7) has /dev/nvidia0 open"
+    assert site.last_test()["message"] == text
+    assert site.program.orders == []
+    assert parse_record(site.world.record.text).node_tests == {}
+    agent.use = GpuUse()
+    await site.settles(lambda: site.condition() == ("True", "TestPassed"))
+    site.check()
+    await site.replica.stop()
 
 
 @in_virtual_time

@@ -14,10 +14,11 @@ from aggregator.cluster.port import Phase, RepairState, Unreachable
 from aggregator.ingest.codec import InvalidMessage, permission_request
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
 from aggregator.quarantine.repair.protocol import PermissionRequest
-from aggregator.repairers.gpu_use import GpuUse, GpuUseRequests
+from aggregator.repairers.gpu_use import GpuUse
 from aggregator.repairers.permission_answers import PermissionAnswers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.aggregator.repair_site import Site
+from tests.support.gpu_reports import GpuReports
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.new_node_tests import GOING, NewNodes
 from tests.support.relays import replicas
@@ -403,24 +404,9 @@ async def test_a_request_goes_by_a_gateway_to_the_controller_and_its_answer_back
 # -- before another party's act -------------------------------------------------------------------
 
 
-class Agents:
-    """Agents that report ``users`` of a GPU, while they are connected and answer."""
-
-    def __init__(self, *users: str, unknown: str = "") -> None:
-        self.use = GpuUse(users, unknown)
-        self.connected = self.answers = True
-        self.requests = GpuUseRequests(lambda _: self if self.connected else None)
-
-    def request_gpu_use(self, request: str) -> None:
-        self.requests.on_answer("n1", "0", GpuUse(("an earlier request's",)))
-        if self.answers:
-            loop = asyncio.get_running_loop()
-            loop.call_later(1, self.requests.on_answer, "n1", request, self.use)
-
-
 @in_virtual_time
 async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
-    site, agents = Site(), Agents("slurmstepd (pid 7) has /dev/nvidia0 open")
+    site, agents = Site(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
     site.gpu_use = agents.requests
     site.start()
     await site.settles(lambda: site.repaired == ["ticket"])
@@ -435,7 +421,7 @@ async def test_a_bmc_restarts_no_node_whose_agent_sees_a_gpu_in_use() -> None:
 
 @in_virtual_time
 async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> None:
-    site, agents = Site(), Agents("slurmstepd (pid 7) has /dev/nvidia0 open")
+    site, agents = Site(), GpuReports("slurmstepd (pid 7) has /dev/nvidia0 open")
     site.gpu_use, site.twice = agents.requests, True
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
@@ -462,7 +448,7 @@ async def test_an_order_that_may_be_repeated_waits_for_the_end_of_the_work() -> 
 )
 @in_virtual_time
 async def test_an_agent_without_an_answer_holds_up_no_bmc(agents: dict[str, Any], why: str) -> None:
-    site, silent = Site(), Agents()
+    site, silent = Site(), GpuReports()
     for name, value in agents.items():
         setattr(silent, name, value)
     site.gpu_use = silent.requests

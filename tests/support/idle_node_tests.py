@@ -21,6 +21,7 @@ from aggregator.quarantine.repair.protocol import (
     RepairOrder,
     RepairSettings,
 )
+from aggregator.repairers.gpu_use import GpuUseRequests, UnlessGpuInUse
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.new_node_tests import (
     PASSED,
@@ -97,6 +98,8 @@ class IdleNodes(NewNodes):
         self.timeout = TIMEOUT
         self.pause = 60.0
         self.profiles, self.gives_way = frozenset({"quick", "standard"}), True
+        #: The reports of the nodes' agents before each test; None: nobody requests them.
+        self.gpu_use: GpuUseRequests | None = None
 
     def repair(self, cluster: MemoryCluster) -> RepairSettings:
         one = ProgramRepairer(self.program, cluster, sends_twice=self.twice)
@@ -114,6 +117,8 @@ class IdleNodes(NewNodes):
             gives_way=self.gives_way,
             by_agent=True,
         )
+        if self.gpu_use is not None:
+            entry = replace(entry, repairer=UnlessGpuInUse(one, self.gpu_use))
         return RepairSettings(rules, {"test": entry}, (RACK,))
 
 

@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
     RecordText,
 )
 from aggregator.health.model import Delta, Snapshot
-from aggregator.policy.repairs import ASKS_A_PERSON, TEST
+from aggregator.policy.repairs import ASKS_A_PERSON
 from aggregator.quarantine.actions.act_guard import MOST_AGE
 from aggregator.quarantine.admission.stop_switch import FRESH
 from aggregator.quarantine.decide.admission import Limits
@@ -296,7 +296,7 @@ def no_work_is_interrupted(world: "World", act: Act) -> Iterator[str]:
     ]
     if work:
         yield f"{act.order.operation} ordered while {work} are on {act.node}"
-    if act.order.repair != TEST and act.node in world.facts.gpus_open:
+    if act.node in world.facts.gpus_open:
         yield f"{act.order.operation} ordered while a GPU of {act.node} is open"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aggregator.cluster.node_names import NODE_TEST, is_marked
-from aggregator.cluster.port import Guard, Node, Taint
+from aggregator.cluster.port import Guard, GuardRefused, GuardUnreadable, Node, Taint
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.new_nodes import NewNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
@@ -131,7 +131,10 @@ class ProgramRepairer:
             order=order,
             repeatable=self.sends_twice,
         )
-        return await cluster._call("test", effect, guard)
+        try:
+            return await cluster._call("test", effect, guard)
+        except (GuardRefused, GuardUnreadable) as error:
+            return RepairAnswer(AnswerState.NOT_SENT, str(error))
 
     async def read_outcome(self, order: RepairOrder) -> RepairAnswer:
         def effect() -> RepairAnswer:

@@ -170,6 +170,6 @@ def unless_in_use(settings: RepairSettings, gpu_use: GpuUseRequests) -> RepairSe
     checked = {
         kind: replace(one, repairer=UnlessGpuInUse(one.repairer, gpu_use))
         for kind, one in settings.repairers.items()
-        if kind not in ("ticket", "test")
+        if kind != "ticket"
     }
     return replace(settings, repairers={**settings.repairers, **checked})

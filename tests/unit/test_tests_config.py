@@ -8,6 +8,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.repairers.agent import AgentRepairer
 from aggregator.repairers.agent_orders import AgentOrders
 from aggregator.repairers.factory import repair_settings
+from aggregator.repairers.gpu_use import UnlessGpuInUse
 from aggregator.repairers.job import JobRepairer
 from tests.unit.repair_config import IMAGE, KUBERNETES, TESTS, checked, loaded, problems
 
@@ -70,7 +71,8 @@ def test_a_job_runs_the_tests_of_its_profiles(tmp_path: Path) -> None:
         found, domain_labels=(), wall=lambda: 0.0, objects=lambda _: cluster.objects()
     )
     one = made.repairers["test"]
-    assert isinstance(one.repairer, JobRepairer)
+    assert isinstance(one.repairer, UnlessGpuInUse)
+    assert isinstance(one.repairer.inner, JobRepairer)
     assert one.repairer.sends_twice
     assert one.clean_up is not None
     assert one.missing_rights is not None
