@@ -4,7 +4,7 @@ Pure, except `MapLayouts`, which remembers the latest layouts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aggregator.web import models
 from aggregator.web.fleet_view import LETTERS, FleetViewFindings, natural
@@ -27,7 +27,7 @@ _MOST_LAYOUTS = 8
 class MapLayout:
     """The order of the nodes on the map. ``key``: the label of the blocks; empty: one block.
 
-    ``blocks``: the label's value (empty for nodes without it) and the nodes. ``tag`` is another one
+    ``keys``: the labels that can divide it, because a node has them. ``blocks``: the label's value (empty for nodes without it) and the nodes. ``tag`` is another one
     for each order.
     """
 
@@ -35,6 +35,7 @@ class MapLayout:
     blocks: tuple[tuple[str, tuple[str, ...]], ...]
     names: tuple[str, ...]
     tag: str
+    keys: tuple[str, ...] = ()
 
     def letters(self, found: FleetViewFindings) -> str:
         """One letter for each of ``names``."""
@@ -99,6 +100,8 @@ class MapLayouts:
             return known[2]
         key = asked or suited_key(names, value_of, keys)
         layout = map_layout(names, value_of, "" if key == ONE_BLOCK else key)
+        present = (one for one in keys if any(value_of(name, one) for name in names))
+        layout = replace(layout, keys=tuple(present))
         self._made.pop(asked, None)
         self._made[asked] = (now + _LASTS, names, layout)
         while len(self._made) > _MOST_LAYOUTS:

@@ -211,7 +211,7 @@ class Pages:
             standings=found.standings,
             cells=[] if few else layout.cells(found),
             map_key=layout.key,
-            map_keys=self._queries.map_keys(),
+            map_keys=layout.keys,
             more=MOST,
             trend=self._queries.trend.points(self._queries.snapshots.moment().wall),
             present=point_of(found, 0.0),

@@ -22,6 +22,8 @@ from aggregator.web.action_endpoints import ActionSetup
 from tests.web.support import Served, running_clocks, serving, small_fleet
 from tests.web.test_actions import orders_a_reboot
 from tests.web.test_browser import browser, monotonic_hands, started_browser
+from tests.web.test_oidc import VIEWER as STATIC_VIEWER
+from tests.web.test_oidc import at, site_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 __all__ = ["browser", "started_browser"]
@@ -179,3 +181,29 @@ async def test_another_site_can_neither_read_nor_act_with_the_log_in(
         assert store.stopped() == ""
     finally:
         await runner.cleanup()
+
+
+async def test_a_person_logs_in_by_openid_connect(browser: Browser, tmp_path: Path) -> None:
+    """The session's cookie is Strict, and the issuer is another site (localhost and 127.0.0.1)."""
+    async with site_of(tmp_path) as site:
+        # Not the address that the test's client uses: another site than the issuer's.
+        url = site.served.url.replace("127.0.0.1", "localhost")
+        provider = at(site.oidc, url)._provider
+        page = await (await browser.new_context()).new_page()
+        await page.goto(f"{url}/nodes/node-2")
+        await page.get_by_role("link", name="Log in with").click()
+        await expect(page).to_have_url(f"{url}/nodes/node-2")
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.locator("#reader")).to_contain_text("Logged in as oidc:ada@example.com")
+        assert await page.evaluate("document.cookie") == ""
+        await page.reload()
+        await expect(page.locator("h1")).to_contain_text("node-2")
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.get_by_role("link", name="Log in with")).to_be_visible()
+        site.issuer.status = 503
+        provider._metadata = None
+        await page.get_by_role("link", name="Log in with").click()
+        await expect(page.get_by_role("alert")).to_contain_text("can't be used now")
+        await page.get_by_label("Token").fill(STATIC_VIEWER)
+        await page.get_by_role("button", name="Log in", exact=True).click()
+        await expect(page.locator("h1")).to_contain_text("in quarantine")

@@ -308,6 +308,12 @@ async def test_page_and_api_give_the_map_in_the_same_blocks() -> None:
         pools = await served.json("/api/v1/map?blocks=sickbay.dev/pool")
         assert [one["nodes"] for one in pools["blocks"]] == [8, 72]
         assert len((await served.json("/api/v1/map?blocks=none"))["blocks"]) == 1
+        # A label that no node has is not offered.
+        fleet.group_labels = ("no.node/has-it", *fleet.group_labels)
+        HANDS.advance(60)
+        offered = (await served.text("/")).partition('class="blocks"')[2].partition("</nav>")[0]
+        assert ">rack</a>" in offered
+        assert "has-it" not in offered
         assert text.count('<ul class="legend states"') == 1
         legend = text.partition('<ul class="legend states"')[2].partition("</ul>")[0]
         assert all(f'class="mark {one.value}"' in legend for one in QuarantineSummary)

@@ -36,6 +36,7 @@ class Site:
 
     served: Served
     issuer: Issuer
+    oidc: OidcLogIn
     hands: Hands
     secret: Path
     cookies: dict[str, str]
@@ -100,7 +101,7 @@ async def site_of(folder: Path, algorithm: str = "ES256", **settings: Any) -> As
         async with serving(small_fleet(hands), hands.clocks(), access=access) as served:
             if config.page == "http://localhost:8080":
                 oidc = at(oidc, served.url)
-            yield Site(served, issuer, hands, secret, {}, [])
+            yield Site(served, issuer, oidc, hands, secret, {}, [])
 
 
 def at(oidc: OidcLogIn, url: str) -> OidcLogIn:
