@@ -27,8 +27,8 @@ _MOST_LAYOUTS = 8
 class MapLayout:
     """The order of the nodes on the map. ``key``: the label of the blocks; empty: one block.
 
-    ``keys``: the labels that can divide it, because a node has them. ``blocks``: the label's value (empty for nodes without it) and the nodes. ``tag`` is another one
-    for each order.
+    ``keys``: the labels that can divide it, because a node has them. ``blocks``: the label's value
+    (empty for nodes without it) and the nodes. ``tag`` is another one for each order.
     """
 
     key: str
