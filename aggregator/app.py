@@ -15,12 +15,9 @@ import time
 from contextlib import AsyncExitStack
 
 from aggregator.clock import Clocks
-from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.capabilities import OpenedCluster
+from aggregator.cluster.kind import OpenOptions
 from aggregator.cluster.port import ClusterError, ClusterTooOld
-from aggregator.cluster.slurm.client import SlurmClient, SlurmPrograms
-from aggregator.cluster.slurm.cluster import SlurmCluster
-from aggregator.cluster.slurm.rest import SlurmRest
 from aggregator.composition.access import build_access
 from aggregator.composition.certificates import prepare_certificates
 from aggregator.composition.controller_parts import ControllerParts
@@ -49,46 +46,18 @@ _CONNECT_BACKOFF = Backoff(first=0.5, most=5.0)
 _UNUSABLE = "the cluster can't be used"
 
 
-def _cluster(config: Config) -> KubeCluster | LocalCluster:
-    where = config.cluster
-    if where.kind == "slurm":
-        slurm = where.slurm
-        programs = SlurmPrograms(
-            str(slurm.programs or ""), str(slurm.conf or ""), slurm.command_timeout
-        )
-        client: SlurmClient = programs
-        if (rest := slurm.rest) is not None:
-            client = SlurmRest(
-                rest.url,
-                rest.token_file,
-                programs,
-                name=rest.user,
-                ca_file=rest.ca_file,
-                limit=slurm.command_timeout,
-            )
-        return SlurmCluster(slurm.database, client=client, poll=slurm.poll, wall=time.time)
-    if where.kind == "kubernetes":
-        return KubeCluster(
-            kubeconfig=str(where.kubeconfig or ""),
-            namespace=where.namespace,
-            qps=where.requests_per_second,
-            burst=where.burst,
-            certificates=config.makes_certificates,
-            agents=config.identity.service_account if config.identity.kind == "token" else "",
-            access=config.access.on,
-            actions=config.access.actions,
-        )
-    return LocalCluster(
-        where.local.database,
-        commands=where.local.commands,
-        command_timeout=where.local.command_timeout,
+def _cluster(config: Config) -> OpenedCluster:
+    options = OpenOptions(
         wall=time.time,
+        certificates=config.makes_certificates,
+        agents=config.identity.service_account if config.identity.kind == "token" else "",
+        access=config.access.on,
+        actions=config.access.actions,
     )
+    return config.cluster.traits.open(config.cluster.settings, options)
 
 
-async def _connect(
-    cluster: KubeCluster | LocalCluster, fleet: FleetState, rng: random.Random
-) -> None:
+async def _connect(cluster: OpenedCluster, fleet: FleetState, rng: random.Random) -> None:
     """Try until the cluster lets us in, and report each of its answers meanwhile.
 
     Raises ClusterTooOld.
@@ -340,14 +309,15 @@ class _Process:
         return certificate
 
 
-def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | None:
+def _keys(config: Config, cluster: OpenedCluster) -> JwksCache | None:
     """The verifier of the tokens of agents, and of other replicas, or None where there are no
     tokens.
     """
     wanted = config.identity.kind == "token" or config.replicas.on
-    if not wanted or not isinstance(cluster, KubeCluster):
+    signing_keys = cluster.capabilities.signing_keys
+    if not wanted or signing_keys is None:
         return None
-    return open_keys(config, cluster.signing_keys, now=time.monotonic)
+    return open_keys(config, signing_keys, now=time.monotonic)
 
 
 def _stop_signal() -> asyncio.Task[bool]:

@@ -692,66 +692,13 @@ class RecordPlace:
     empties: str
 
 
-class Cluster(Protocol):
-    """A cluster. Every method may raise `ClusterError`, whose subclass tells what to do.
+class Quarantines(Protocol):
+    """The objects that are intent. Every method may raise `ClusterError`, whose subclass tells what
+    to do.
 
     A request may wait in a queue for seconds. Methods that act take a ``guard``, which checks for
     changes since; see `Guard`. Methods that undo, report or read take none.
     """
-
-    #: Its words for people; their ``kind`` is "kubernetes", "local" or "slurm".
-    words: ClusterWords
-    #: The installation's name: the namespace of its record. Empty: there is only one.
-    installation: str
-    #: Whether it has nodes of its own accord. Else it learns of one when it is asked about it.
-    lists_all: bool
-
-    @property
-    def record_place(self) -> RecordPlace: ...
-
-    async def start(self) -> None:
-        """Connect and check rights; raises `Refused` with those that a person has to grant."""
-        ...
-
-    async def close(self) -> None: ...
-
-    def events(self) -> AsyncIterator[ClusterEvent]:
-        """Every existing object, then `WatchSynced`, then changes as they come; for ever.
-
-        Reconnects by itself, with backoff, and reports `WatchLost` and every object again.
-        """
-        ...
-
-    async def list_nodes(self) -> list[NodeMeta]:
-        """Every node's metadata; may be a little stale (from the cache)."""
-        ...
-
-    def has_condition(self, kind: str) -> bool:
-        """Whether a node of this cluster can have a condition of this type."""
-        ...
-
-    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
-        """Every node's conditions of these types that others wrote. Costs all nodes in full."""
-        ...
-
-    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
-        """The Nodes with a taint of this key, and those that were tested. Costs all nodes in full.
-
-        From a cache: a read decides.
-        """
-        ...
-
-    async def read_record(self) -> RecordText:
-        """The record, made empty if it is not there. Never from a cache."""
-        ...
-
-    async def write_record(
-        self, text: str, version: str, *, guard: Guard | None = None
-    ) -> RecordText: ...
-
-    async def read_stop(self) -> StopText:
-        """The stop switch. Never from a cache, and ahead of all queued requests."""
-        ...
 
     async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
@@ -779,6 +726,32 @@ class Cluster(Protocol):
 
     async def definition_is_going(self) -> bool:
         """Whether the definition of quarantines is being deleted or is gone (an uninstall)."""
+        ...
+
+
+class NodesAndPods(Protocol):
+    """What intent is carried out on. Errors, waits and guards are those of `Quarantines`."""
+
+    #: Whether it has nodes of its own accord. Else it learns of one when it is asked about it.
+    lists_all: bool
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        """Every node's metadata; may be a little stale (from the cache)."""
+        ...
+
+    def has_condition(self, kind: str) -> bool:
+        """Whether a node of this cluster can have a condition of this type."""
+        ...
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
+        """Every node's conditions of these types that others wrote. Costs all nodes in full."""
+        ...
+
+    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
+        """The Nodes with a taint of this key, and those that were tested. Costs all nodes in full.
+
+        From a cache: a read decides.
+        """
         ...
 
     async def read_node(
@@ -846,10 +819,6 @@ class Cluster(Protocol):
         """The node's condition (SickbayQuarantined) and an Event about it. May trail."""
         ...
 
-    async def write_event(self, event: NodeEvent) -> None:
-        """About the node and its quarantine, for `kubectl describe`; once for each name. Trails."""
-        ...
-
     async def write_conditions(
         self,
         node: str,
@@ -870,4 +839,50 @@ class Cluster(Protocol):
         self, node: str, *, node_uid: str, condition: NodeTestCondition
     ) -> None:
         """Write it unless the Node shows just that. `Conflict` where another node has the name."""
+        ...
+
+
+class SharedObjects(Protocol):
+    """Objects of the installation: record, stop switch, Events. As `Quarantines` in the rest."""
+
+    #: The installation's name: the namespace of its record. Empty: there is only one.
+    installation: str
+
+    @property
+    def record_place(self) -> RecordPlace: ...
+
+    async def read_record(self) -> RecordText:
+        """The record, made empty if it is not there. Never from a cache."""
+        ...
+
+    async def write_record(
+        self, text: str, version: str, *, guard: Guard | None = None
+    ) -> RecordText: ...
+
+    async def read_stop(self) -> StopText:
+        """The stop switch. Never from a cache, and ahead of all queued requests."""
+        ...
+
+    async def write_event(self, event: NodeEvent) -> None:
+        """About the node and its quarantine, for `kubectl describe`; once for each name. Trails."""
+        ...
+
+
+class Cluster(Quarantines, NodesAndPods, SharedObjects, Protocol):
+    """All three, and the view of their changes. `aggregator.cluster.registry` has the kinds."""
+
+    #: Its words for people; their ``kind`` is its name in the registry.
+    words: ClusterWords
+
+    async def start(self) -> None:
+        """Connect and check rights; raises `Refused` with those that a person has to grant."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def events(self) -> AsyncIterator[ClusterEvent]:
+        """Every existing object, then `WatchSynced`, then changes as they come; for ever.
+
+        Reconnects by itself, with backoff, and reports `WatchLost` and every object again.
+        """
         ...

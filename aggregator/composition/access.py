@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from aggregator.access.client_certificate import CaCertificates, ClientCertificateAuthenticator
 from aggregator.access.front_proxy import FrontProxyAuthenticator, ProxyHeaders
@@ -20,9 +20,7 @@ from aggregator.access.token_review import TokenReviewAuthenticator
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.kube_actions import KubeActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
-from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.kubernetes.transport import Transport
-from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.composition.replica import replica_authenticator
 from aggregator.config.access import OidcConfig
 from aggregator.config.settings import Config
@@ -33,8 +31,6 @@ from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.forwarded_client import VerifyReplica
 
-T = TypeVar("T")
-
 
 class AccessSetupError(Exception):
     """A file of the section ``access`` can't be used; the text names it and the next step."""
@@ -42,7 +38,7 @@ class AccessSetupError(Exception):
 
 def build_access(
     config: Config,
-    cluster: KubeCluster | LocalCluster,
+    cluster: OpenedCluster,
     keys: JwksCache | None,
     *,
     now: Callable[[], float],
@@ -96,18 +92,26 @@ def build_oidc(
 class _LoopCalls:
     """`ApiCalls` of a thread, carried out on the aggregator's loop and connections."""
 
-    def __init__(self, cluster: KubeCluster, loop: asyncio.AbstractEventLoop) -> None:
-        self._cluster = cluster
+    def __init__(
+        self,
+        carry_out: Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._carry_out = carry_out
         self._loop = loop
 
-    def call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
+    def call(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Raises ClusterError."""
-        return asyncio.run_coroutine_threadsafe(self._cluster.carry_out(work), self._loop).result()
+
+        async def carried_out() -> Any:
+            return await self._carry_out(work)
+
+        return asyncio.run_coroutine_threadsafe(carried_out(), self._loop).result()
 
 
 def build_actions(
     config: Config,
-    cluster: KubeCluster | LocalCluster,
+    cluster: OpenedCluster,
     record: Callable[[Transition], None],
     *,
     known: Callable[[str], bool],
@@ -120,22 +124,23 @@ def build_actions(
         return None
     where, loop = config.cluster, asyncio.get_running_loop()
 
-    @contextmanager
-    def on_kubernetes(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
-        assert isinstance(cluster, KubeCluster)
-        calls = _LoopCalls(cluster, loop)
-        yield KubeActions(calls, where.namespace, how=where.how, dry_run=dry_run)
+    carry_out = cluster.capabilities.carry_out
 
     @contextmanager
-    def on_file(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
-        if not dry_run:
-            yield LocalActions(where.local.database, how=where.how, known=known)
+    def acting(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
+        if carry_out is not None:
+            calls = _LoopCalls(carry_out, loop)
+            yield KubeActions(calls, where.namespace, how=where.how, dry_run=dry_run)
             return
-        with scratch_copy(where.local.database) as copy:
+        database = where.settings.database
+        if not dry_run:
+            yield LocalActions(database, how=where.how, known=known)
+            return
+        with scratch_copy(database) as copy:
             yield LocalActions(copy, how=where.how, known=known)
 
     return ActionSetup(
-        on_kubernetes if isinstance(cluster, KubeCluster) else on_file,
+        acting,
         record,
         wall,
         namespace=where.namespace,
@@ -145,7 +150,7 @@ def build_actions(
 
 def _gate(
     config: Config,
-    cluster: KubeCluster | LocalCluster,
+    cluster: OpenedCluster,
     oidc: OidcLogIn | None,
     *,
     now: Callable[[], float],
@@ -154,11 +159,11 @@ def _gate(
     access = config.access
     rules = {"anonymous": access.anonymous, "actions": access.actions}
     found: list[RequestAuthenticator] = [oidc.sessions] if oidc is not None else []
-    if isinstance(cluster, LocalCluster):
+    reviews = cluster.capabilities.access_reviews
+    if reviews is None:
         tokens = _static_tokens(access.tokens_file)
         found += [tokens] if tokens is not None else []
         return AccessGate(found, _authorizer(access.oidc, tokens), **rules)
-    reviews = cluster.access_reviews()
     proxy = access.front_proxy
     try:
         if proxy is not None:

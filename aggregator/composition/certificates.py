@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from aggregator.clock import Clocks
-from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.config.settings import Config
 from aggregator.tls.automatic import AutomaticCertificates
 from aggregator.tls.pair_files import writable_files
@@ -54,18 +53,19 @@ class ServingCertificates:
 
 def prepare_certificates(
     config: Config,
-    cluster: KubeCluster | LocalCluster,
+    cluster: OpenedCluster,
     *,
     hostname: str,
     clocks: Clocks,
     rng: random.Random,
 ) -> ServingCertificates:
     """Files that exist, so that the listeners can start. No request to the cluster is made."""
-    if not config.makes_certificates or not isinstance(cluster, KubeCluster):
+    authorities = cluster.capabilities.authorities
+    if not config.makes_certificates or authorities is None:
         return ServingCertificates(config)
     files = writable_files(config.certificates.folder)
     automatic = AutomaticCertificates(
-        cluster.authorities(),
+        authorities,
         files,
         serving_names(config, hostname),
         rules=config.certificates.rules,

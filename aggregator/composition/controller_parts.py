@@ -19,8 +19,7 @@ from aggregator.alerts.next_step import FleetAdvice
 from aggregator.alerts.notifier import Notifier
 from aggregator.alerts.store import FileStore, OutboxStore, SharedStore
 from aggregator.clock import Clocks, watch
-from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.composition.access import build_access, build_actions
 from aggregator.composition.event_bus import EventBus
@@ -64,7 +63,7 @@ class ControllerParts:
     def __init__(
         self,
         config: Config,
-        cluster: KubeCluster | LocalCluster,
+        cluster: OpenedCluster,
         policy: Policy,
         keys: JwksCache | None,
         replica: Replica,
@@ -128,7 +127,7 @@ class ControllerParts:
             feed=feed,
             stats=Stats(
                 ingest=self.streams.stats,
-                api=cluster.counters if isinstance(cluster, KubeCluster) else None,
+                api=cluster.capabilities.counters,
                 outbox=self._alerts.depth,
                 alert_trouble=lambda: self._alerts.problem,
                 alerts=self._alerts.overview,
@@ -209,20 +208,23 @@ class ControllerParts:
 
     async def _follow_agent_pods(self) -> None:
         """For ever: tokens of deleted pods are refused, where agents have tokens of pods."""
-        if self._config.identity.kind == "token" and isinstance(self._cluster, KubeCluster):
-            await self._cluster.follow_agent_pods(self._replica.deleted_pods)
+        follow = self._cluster.capabilities.follow_agent_pods
+        if self._config.identity.kind == "token" and follow is not None:
+            await follow(self._replica.deleted_pods)
         await asyncio.Event().wait()
 
     async def _follow_namespaces(self) -> None:
         """For ever: who owns a namespace's pods, where a route of alerts asks for it."""
-        if self._config.alerts.settings.wants_owners and isinstance(self._cluster, KubeCluster):
-            await self._cluster.follow_namespaces(self._owners)
+        follow = self._cluster.capabilities.follow_namespaces
+        if self._config.alerts.settings.wants_owners and follow is not None:
+            await follow(self._owners)
         await asyncio.Event().wait()
 
     async def _follow_pod_ends(self) -> None:
         """For ever: evictions by others, to which NVLink faults of their fabric are attributed."""
-        if isinstance(self._cluster, KubeCluster):
-            await self._cluster.follow_pod_ends(self._controller.evictions)
+        follow = self._cluster.capabilities.follow_pod_ends
+        if follow is not None:
+            await follow(self._controller.evictions)
         await asyncio.Event().wait()
 
     async def _report_repair_rights(self) -> None:
@@ -287,14 +289,14 @@ def _alerts(
 
 def _jobs(
     config: Config,
-    cluster: KubeCluster | LocalCluster,
+    cluster: OpenedCluster,
     fleet: FleetState,
     clocks: Clocks,
     rng: random.Random,
     emit: Callable[[Transition], None],
 ) -> JobRecorder | None:
     """None where nodes have no pods: a local cluster has a command for its drains."""
-    if not isinstance(cluster, KubeCluster):
+    if not cluster.capabilities.runs_jobs:
         return None
     context = FleetContext(fleet, config.limits.pool_label, config.limits.domain_labels)
     return JobRecorder(

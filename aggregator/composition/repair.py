@@ -4,8 +4,7 @@ import logging
 import time
 from pathlib import Path
 
-from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.objects import ObjectStore
 from aggregator.cluster.port import ClusterError
 from aggregator.config.settings import Config
@@ -16,20 +15,19 @@ from aggregator.repairers.factory import repair_settings
 log = logging.getLogger("sickbay.app")
 
 
-def build_repair(
-    config: Config, cluster: KubeCluster | LocalCluster, agents: AgentOrders
-) -> RepairSettings:
+def build_repair(config: Config, cluster: OpenedCluster, agents: AgentOrders) -> RepairSettings:
     """The section ``repair``, with the repairers of this cluster and of the nodes' agents."""
+    found = cluster.capabilities.objects
 
     def objects(kubeconfig: Path | None) -> ObjectStore:
-        assert isinstance(cluster, KubeCluster)
-        return cluster.objects(str(kubeconfig or ""))
+        assert found is not None
+        return found(str(kubeconfig or ""))
 
     return repair_settings(
         config.repair,
         domain_labels=(*config.limits.domain_labels, config.limits.clique_label),
         wall=time.time,
-        objects=objects if isinstance(cluster, KubeCluster) else None,
+        objects=objects if found is not None else None,
         agents=agents,
         taint=config.marks.taint.key,
     )

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.config.settings import Config
 from aggregator.ingest.deleted_pods import DeletedPods
 from aggregator.ingest.from_config import certificate_files, make_authenticator
@@ -45,7 +44,7 @@ class Replica:
     def __init__(
         self,
         config: Config,
-        cluster: KubeCluster | LocalCluster,
+        cluster: OpenedCluster,
         keys: JwksCache | None,
         me: Candidate,
         *,
@@ -60,8 +59,9 @@ class Replica:
         self.stats = IngestStats()
         self.deleted_pods = DeletedPods(now=time.monotonic)
         self.lease: LeaseHolder | None = None
-        if isinstance(cluster, KubeCluster):
-            store = cluster.lease(deadline=TIMES.deadline)
+        lease = cluster.capabilities.lease
+        if lease is not None:
+            store = lease(TIMES.deadline)
             self.lease = LeaseHolder(me, store, clock=_boottime, starts=starts)
         self.listener = AgentListener(
             config.listen.grpc,

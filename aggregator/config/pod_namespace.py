@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from aggregator.cluster import registry
 from aggregator.configfile.yaml_source import Document
 from aggregator.runtime.cli_flags import NAMESPACE
 
@@ -22,7 +23,10 @@ def with_namespace(document: Document, environ: Mapping[str, str]) -> Document:
     Lines stay as they are, and values that are wrong are left to the validation.
     """
     cluster = document.data.get("cluster") or {}
-    if not isinstance(cluster, dict) or cluster.get("kind", "kubernetes") != "kubernetes":
+    if not isinstance(cluster, dict):
+        return document
+    name = cluster.get("kind", registry.ALL[0].name)
+    if not any(kind.has_api_server for kind in registry.ALL if kind.name == name):
         return document
     found = cluster.get("namespace") or environ.get("POD_NAMESPACE") or NAMESPACE
     if not isinstance(found, str) or _LABEL.fullmatch(found) is None:

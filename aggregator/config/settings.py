@@ -6,12 +6,12 @@ docs/reference/aggregator-configuration.md is made from the docstrings under the
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from aggregator.alerts.settings import (
     OWNER_LABEL,
@@ -23,7 +23,8 @@ from aggregator.alerts.settings import (
 )
 from aggregator.alerts.settings import cross_field_errors as alerts_contradictions
 from aggregator.alerts.settings import files as alert_files
-from aggregator.cluster.local.cluster import Commands
+from aggregator.cluster import registry
+from aggregator.cluster.kind import ClusterKind
 from aggregator.cluster.port import Action
 from aggregator.config.access import AccessConfig
 from aggregator.config.access import cross_field_errors as access_contradictions
@@ -37,9 +38,6 @@ from aggregator.config.repair import cross_field_errors as repair_contradictions
 from aggregator.config.repair import files as repair_files
 from aggregator.config.replicas import ReplicasConfig
 from aggregator.config.replicas import cross_field_errors as replicas_contradictions
-from aggregator.config.slurm import SlurmConfig
-from aggregator.config.slurm import cross_field_errors as slurm_contradictions
-from aggregator.config.slurm import files as slurm_files
 from aggregator.configfile.regular_file import MOST, require_regular_file
 from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
@@ -76,20 +74,10 @@ from aggregator.runtime.cli_flags import NAMESPACE, target_flags
 __all__ = ["Config", "ConfigError", "load"]
 
 
-class LocalConfig(Section):
-    """The cluster without Kubernetes."""
-
-    database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
-    """The local cluster's state."""
-    commands: Commands = Commands()
-    command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
-    """A command that takes longer has failed, and is tried again."""
-
-
 class ClusterConfig(Section):
     """Where nodes are quarantined."""
 
-    kind: Literal["kubernetes", "local", "slurm"] = "kubernetes"
+    kind: str = registry.ALL[0].name
     """``kubernetes``, ``slurm`` (docs/slurm.md), or ``local`` (docs/local.md): a quarantine is a
     record, and a command if you like.
     """
@@ -106,21 +94,32 @@ class ClusterConfig(Section):
     """At most so many requests to the API server; requests beyond that wait."""
     burst: Positive = 200
     """So many at once."""
-    local: LocalConfig = LocalConfig()
-    slurm: SlurmConfig = SlurmConfig()
+
+    if TYPE_CHECKING:  # the section of each kind that has one
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
-    def on_kubernetes(self) -> bool:
+    def traits(self) -> ClusterKind:
+        """What the kind brings."""
+        return next(one for one in registry.ALL if one.name == self.kind)
+
+    @property
+    def has_api_server(self) -> bool:
         """Whether an API server has the nodes and the quarantines."""
-        return self.kind == "kubernetes"
+        return self.traits.has_api_server
+
+    @property
+    def settings(self) -> Any:
+        """The keys that the kind reads."""
+        return self if self.traits.section is None else getattr(self, self.kind)
 
     @property
     def file(self) -> tuple[tuple[str, str, str], Path] | None:
         """The file with the quarantines and its key; None where the API server has them."""
-        if self.on_kubernetes:
+        if self.traits.section is None:
             return None
-        database = self.slurm.database if self.kind == "slurm" else self.local.database
-        return ("cluster", self.kind, "database"), database
+        return ("cluster", self.kind, "database"), self.settings.database
 
     @property
     def how(self) -> str:
@@ -128,6 +127,21 @@ class ClusterConfig(Section):
         if self.file is not None:
             return target_flags(local=self.file[1].absolute())
         return target_flags(namespace=self.namespace)
+
+
+def with_sections(kinds: Sequence[ClusterKind]) -> type[ClusterConfig]:
+    """The section ``cluster`` with these kinds, each with its own section below."""
+    sections: dict[str, Any] = {
+        one.name: (one.section, one.section()) for one in kinds if one.section is not None
+    }
+    names = Literal[tuple(one.name for one in kinds)]  # type: ignore[valid-type]
+    return create_model(
+        "ClusterConfig", __base__=ClusterConfig, kind=(names, kinds[0].name), **sections
+    )
+
+
+if not TYPE_CHECKING:
+    ClusterConfig = with_sections(registry.ALL)
 
 
 class TlsConfig(Section):
@@ -312,7 +326,7 @@ class Config(Section):
             return self.certificates.automatic
         listen = self.listen
         return (
-            self.cluster.kind == "kubernetes"
+            self.cluster.has_api_server
             and listen.tls is None
             and not listen.insecure_plaintext
             and listen.is_exposed
@@ -375,13 +389,14 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _same_port(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
-    for key, text in slurm_contradictions(config.cluster.slurm):
-        yield _finding(("cluster", "slurm", *key), text)
+    for one in registry.ALL:
+        for key, text in one.contradictions(config.cluster):
+            yield _finding(("cluster", *key), text)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
     for key, text in repair_contradictions(
         config.repair,
-        kubernetes=config.cluster.on_kubernetes,
+        kubernetes=config.cluster.has_api_server,
         namespace=config.cluster.namespace,
         taint=config.marks.taint.key,
     ):
@@ -389,32 +404,32 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     for key, text in certificates_contradictions(
         config.certificates,
         makes=makes_certificates,
-        kubernetes=config.cluster.on_kubernetes,
+        kubernetes=config.cluster.has_api_server,
         tls=config.listen.tls is not None,
         ca_file=config.replicas.ca_file is not None,
     ):
         yield _finding(key, text, "cluster", "listen", "replicas", "certificates")
     for key, text in access_contradictions(
         config.access,
-        kubernetes=config.cluster.on_kubernetes,
+        kubernetes=config.cluster.has_api_server,
         tls=config.listen.tls is not None or makes_certificates,
         node_ca=config.listen.tls.client_ca_file if config.listen.tls is not None else None,
     ):
         yield _finding(key, text, "cluster", "listen", "certificates")
     for key, text in alerts_contradictions(
-        config.alerts.settings, kubernetes=config.cluster.on_kubernetes
+        config.alerts.settings, kubernetes=config.cluster.has_api_server
     ):
         yield _finding(("alerts", *key), text)
     for key, text in replicas_contradictions(
         config.replicas,
-        kubernetes=config.cluster.on_kubernetes,
+        kubernetes=config.cluster.has_api_server,
         tls=config.listen.tls is not None or makes_certificates,
         makes_certificates=makes_certificates,
         grpc=config.listen.grpc,
         web=config.listen.web,
     ):
         yield _finding(key, text, "cluster", "listen")
-    if config.drain.namespaces and not config.cluster.on_kubernetes:
+    if config.drain.namespaces and not config.cluster.has_api_server:
         # "*" would match the namespace that stands for the command `drain`, which then never ran.
         text = f'namespaces have pods, and cluster.kind is "{config.cluster.kind}"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
@@ -436,7 +451,7 @@ def _unwritable(config: Config) -> Iterator[_Finding]:
     """Conditions that could not be written, or that two entries would write."""
     seen: set[str] = set()
     for number, one in enumerate(config.conditions):
-        if not config.cluster.on_kubernetes:
+        if not config.cluster.has_api_server:
             kind = config.cluster.kind
             text = f'only Kubernetes has conditions, and cluster.kind is "{kind}"; expected none'
             yield _finding(("conditions", number), text, "cluster")
@@ -450,8 +465,9 @@ def _unselectable(config: Config) -> Iterator[_Finding]:
     """Pools that could select no node, or that share a name."""
     seen: set[str] = set()
     for number, one in enumerate(config.pools):
-        if config.cluster.kind == "local":
-            text = 'no node of it has labels, and cluster.kind is "local"; expected none'
+        if not config.cluster.traits.has_labels:
+            kind = config.cluster.kind
+            text = f'no node of it has labels, and cluster.kind is "{kind}"; expected none'
             yield _finding(("pools", number), text, "cluster")
         if one.name in seen:
             text = f'"{one.name}" is the name of an earlier pool; expected each name once'
@@ -499,7 +515,7 @@ def _history_file(config: Config) -> str:
 def _unprovable(config: Config) -> Iterator[_Finding]:
     """Identities that could not be proven, or that any client could claim."""
     kind, listen, key = config.identity.kind, config.listen, ("identity", "kind")
-    if kind == "token" and not config.cluster.on_kubernetes:
+    if kind == "token" and not config.cluster.has_api_server:
         text = (
             '"token" needs the keys of a Kubernetes API server, and cluster.kind is '
             f'"{config.cluster.kind}"; '
@@ -568,9 +584,9 @@ def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
 
 def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     """Every file that must exist before the start."""
-    yield ("cluster", "kubeconfig"), config.cluster.kubeconfig
-    for key, file in slurm_files(config.cluster.slurm):
-        yield ("cluster", "slurm", *key), file
+    for one in registry.ALL:
+        for key, path in one.files(config.cluster):
+            yield ("cluster", *key), path
     tls = config.listen.tls
     if tls is not None:
         yield ("listen", "tls", "cert_file"), tls.cert_file

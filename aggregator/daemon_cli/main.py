@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     _refuse(
         options.file,
         [
-            *_wrong_kubeconfig(config),
+            *_wrong_cluster(config),
             *_unknown_rules(config),
             *_unusable_rules(config),
             *_unusable_alert_files(config),
@@ -74,7 +74,6 @@ def _run(options: argparse.Namespace) -> int:
         import asyncio
 
         from aggregator import app
-        from aggregator.cluster.kubernetes.credentials import CredentialSources
         from aggregator.cluster.port import ClusterTooOld, Refused
         from aggregator.composition.access import AccessSetupError
         from aggregator.composition.identity import ReplicaIdentityError
@@ -85,12 +84,11 @@ def _run(options: argparse.Namespace) -> int:
         from aggregator.tls.client_context import CaFileError
         from aggregator.web.server import WebListenError
 
-    if config.cluster.on_kubernetes and config.cluster.kubeconfig is None:
-        try:
-            CredentialSources("", "", os.environ).check()
-        except Refused as error:
-            print(f"sickbay-aggregator: {error}", file=sys.stderr)
-            return USAGE
+    try:
+        config.cluster.traits.check_start(config.cluster.settings, os.environ)
+    except Refused as error:
+        print(f"sickbay-aggregator: {error}", file=sys.stderr)
+        return USAGE
     logs.start(config.log_level)
     gc_tuning.raise_thresholds()
     try:
@@ -126,7 +124,7 @@ def _check(options: argparse.Namespace) -> int:
     _refuse(
         options.file,
         [
-            *_wrong_kubeconfig(config),
+            *_wrong_cluster(config),
             *_unknown_rules(config),
             *_unusable_rules(config),
             *_unusable(config),
@@ -167,15 +165,9 @@ def _refuse(file: Path, unusable: Iterable[tuple[Key, str]]) -> None:
         raise ConfigError(str(file), [document.problem(*one) for one in found])
 
 
-def _wrong_kubeconfig(config: Config) -> Iterator[tuple[Key, str]]:
-    """Only a kubeconfig that the configuration names: the machine's own is not part of the file."""
-    if config.cluster.on_kubernetes and config.cluster.kubeconfig is not None:
-        from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
-
-        try:
-            check(str(config.cluster.kubeconfig), "")
-        except KubeconfigError as error:
-            yield ("cluster", "kubeconfig"), str(error)
+def _wrong_cluster(config: Config) -> Iterator[tuple[Key, str]]:
+    for key, text in config.cluster.traits.problems(config.cluster.settings):
+        yield ("cluster", *key), text
 
 
 def _unknown_rules(config: Config) -> Iterator[tuple[Key, str]]:
@@ -203,7 +195,7 @@ def _unusable_rules(config: Config) -> Iterator[tuple[Key, str]]:
     for rule in read_policy(config.policy.file).rules:
         what = f"rule {rule.name!r} is about the node condition {rule.condition}"
         shipped = rule.condition in SLURM_TYPES
-        if rule.condition and not shipped and not config.cluster.on_kubernetes:
+        if rule.condition and not shipped and not config.cluster.has_api_server:
             kind = config.cluster.kind
             text = f'{what}, and cluster.kind is "{kind}"; expected no such rule without Kubernetes'
             yield ("policy", "file"), text
@@ -216,11 +208,9 @@ def _absent(config: Config) -> Iterator[tuple[Key, str]]:
     """The site's own programs that can't be run from here, which would otherwise show when a node
     is unhealthy.
     """
-    local = config.cluster.local.commands
+    kind, settings = config.cluster.traits, config.cluster.settings
     named: dict[Key, Sequence[str]] = {
-        ("cluster", "local", "commands", "cordon"): local.cordon,
-        ("cluster", "local", "commands", "drain"): local.drain,
-        ("cluster", "local", "commands", "release"): local.release,
+        **{("cluster", *key): command for key, command in kind.commands(settings)},
         ("drain", "pre_evict", "command"): config.drain.pre_evict.command,
         ("drain", "post_release", "command"): config.drain.post_release.command,
         **{key: (program,) for key, program in repair.programs(config.repair)},

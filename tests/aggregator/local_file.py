@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import (
     Action,

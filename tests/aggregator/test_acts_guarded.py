@@ -25,7 +25,8 @@ import aggregator
 import aggregator.hooks
 import aggregator.repairers
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.objects import ClusterObject, ObjectResource, ObjectStore
 from aggregator.cluster.port import (
     Action,
@@ -211,7 +212,8 @@ NOT_ACTS_ON_OBJECTS = {"resource", "get", "find", "select", "lacks"}
 
 
 def methods_of(protocol: type) -> set[str]:
-    return {name for name in vars(protocol) if not name.startswith("_")} - {
+    own = {name for one in protocol.__mro__[:-1] for name in vars(one)}
+    return {name for name in own if not name.startswith("_")} - {
         "kind",
         "installation",
         "lists_all",

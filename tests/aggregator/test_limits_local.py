@@ -13,7 +13,8 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.local.settings import Commands
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission_record import FLEET, parse_record
 from aggregator.quarantine.state.fleet import FleetState

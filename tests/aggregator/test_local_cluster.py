@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from aggregator.cluster.local import cluster as local_module
-from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
     Action,

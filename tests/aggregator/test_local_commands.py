@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from aggregator.cli.actions import manual_quarantine
-from aggregator.cluster.local.cluster import Commands
 from aggregator.cluster.local.commands import SiteCommandFailed, run_command
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
     UNGUARDED,

@@ -9,7 +9,8 @@ from typing import Self
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.local.cluster import LocalCluster
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import (
     Phase,

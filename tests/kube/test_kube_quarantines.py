@@ -13,7 +13,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import seconds
-from aggregator.cluster.kubernetes.quarantine_client import QuarantineStore
+from aggregator.cluster.kubernetes.quarantine_client import KubeQuarantines
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
     decode_quarantine,
@@ -189,9 +189,9 @@ async def test_a_phase_goes_in_the_order_of_the_taints_and_progress_does_not() -
     answer = stored(encode_spec(spec), encode_status(before))
     draining = decode_quarantine(answer, "")
     transport = Noting(answer)
-    store = QuarantineStore(transport, "", lambda: 1.0)
-    await store.write_status(draining, replace(before, phase=Phase.DRAINED))
-    await store.write_status(draining, replace(before, pods_remaining=3))
+    store = KubeQuarantines(transport, "", lambda: 1.0)
+    await store.write_quarantine_status(draining, replace(before, phase=Phase.DRAINED))
+    await store.write_quarantine_status(draining, replace(before, pods_remaining=3))
     assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.STATUS, "")]
 
 
@@ -199,10 +199,12 @@ async def test_the_end_of_a_drain_that_no_pod_had_to_leave_waits_for_the_begins_
     spec = QuarantineSpec(action=Action.DRAIN, kind="gpu", reason="")
     answer = stored(encode_spec(spec), encode_status(QuarantineStatus()))
     transport = Noting(answer)
-    store = QuarantineStore(transport, "", lambda: 1.0)
+    store = KubeQuarantines(transport, "", lambda: 1.0)
     admitted = decode_quarantine(answer, "")
     for phase in (Phase.DRAINING, Phase.DRAINED):
-        await store.write_status(admitted, QuarantineStatus(phase=phase, admitted_at=1.0))
+        await store.write_quarantine_status(
+            admitted, QuarantineStatus(phase=phase, admitted_at=1.0)
+        )
     assert transport.trailed == [(Priority.PHASE, "n1"), (Priority.REPORT, "n1")]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.crd import read_definition
 from aggregator.cluster.kubernetes.errors import Failure
 from aggregator.cluster.kubernetes.limiter import Priority
 from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, decode
@@ -34,8 +35,8 @@ from aggregator.cluster.unread_status import expect_lossless
 _TRIES = 5
 
 
-class QuarantineStore:
-    """All quarantines of one cluster, as the ``installation`` sees them.
+class KubeQuarantines:
+    """Implements `Quarantines`, as the ``installation`` sees them.
 
     ``wall`` (seconds) is the time of conditions that change.
     """
@@ -45,7 +46,7 @@ class QuarantineStore:
         self._installation = installation
         self._wall = wall
 
-    async def create(
+    async def create_quarantine(
         self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
     ) -> Quarantine:
         """Make it, with our finalizer. Raises Conflict when the node has one."""
@@ -65,21 +66,25 @@ class QuarantineStore:
         )
         return decode_quarantine(made, self._installation)
 
-    async def read(self, node: str) -> Quarantine | None:
+    async def read_quarantine(self, node: str) -> Quarantine | None:
         """From etcd, or None where the node has none."""
         try:
-            return decode_quarantine(await self._get(node), self._installation)
+            return decode_quarantine(await self._get_quarantine(node), self._installation)
         except NotFound:
             return None
 
-    async def write_spec(self, quarantine: Quarantine, spec: QuarantineSpec) -> Quarantine:
-        return await self._patch(
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine:
+        return await self._patch_quarantine(
             paths.quarantine(quarantine.node),
             {"metadata": _fence(quarantine), "spec": encode_spec(spec)},
             Priority.TAINT,
         )
 
-    async def write_status(self, quarantine: Quarantine, status: QuarantineStatus) -> Quarantine:
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
         """With the conditions that follow from it.
 
         Of a status with fields that can't be read only the changes are written, for a release.
@@ -88,7 +93,7 @@ class QuarantineStore:
         written = with_conditions(quarantine, status, self._wall())
         body = encode_changes(quarantine, written) if quarantine.unread else encode_status(written)
         lane = _lane(quarantine.status, status)
-        return await self._patch(
+        return await self._patch_quarantine(
             f"{paths.quarantine(quarantine.node)}/status",
             {"metadata": _fence(quarantine), "status": body},
             lane,
@@ -98,32 +103,32 @@ class QuarantineStore:
 
     async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
         """Raises Conflict where it has changed, or is being deleted already."""
-        meta = decode(await self._get(quarantine.node), PartialObjectMetadata).metadata
+        meta = decode(await self._get_quarantine(quarantine.node), PartialObjectMetadata).metadata
         if (meta.uid, meta.resource_version) != (quarantine.uid, quarantine.version):
             raise Conflict(f"quarantine {quarantine.node} has changed since it was read")
         if meta.deletion_timestamp is not None:
             raise Conflict(f"quarantine {quarantine.node} is being deleted: too late to hold it")
         finalizers = [*(meta.finalizers or ()), FINALIZER]
-        return await self._patch(
+        return await self._patch_quarantine(
             paths.quarantine(quarantine.node),
             {"metadata": {**_fence(quarantine), "finalizers": finalizers}},
             Priority.TAINT,
         )
 
-    async def drop(self, quarantine: Quarantine) -> None:
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
         """Delete it, then take our finalizer off; by uid, whatever its version.
 
         A crash in between leaves a deletion to finish. The other order would leave a quarantine
         without a finalizer. Raises Conflict if it changes faster than it can be dropped.
         """
         for _ in range(_TRIES):
-            left = await self._delete(quarantine)
+            left = await self._delete_quarantine(quarantine)
             if left is None or FINALIZER not in (left.finalizers or ()):
                 return
             kept = [one for one in left.finalizers or () if one != FINALIZER]
             fence = {"uid": left.uid, "resourceVersion": left.resource_version}
             try:
-                await self._patch(
+                await self._patch_quarantine(
                     paths.quarantine(quarantine.node),
                     {"metadata": {**fence, "finalizers": kept}},
                     Priority.RELEASE,
@@ -135,7 +140,10 @@ class QuarantineStore:
             return
         raise Conflict(f"quarantine {quarantine.node} changes faster than it can be dropped")
 
-    async def _delete(self, quarantine: Quarantine) -> Meta | None:
+    async def definition_is_going(self) -> bool:
+        return (await read_definition(self._transport)).going
+
+    async def _delete_quarantine(self, quarantine: Quarantine) -> Meta | None:
         """Ask for its deletion; returns the rest, or None when it is gone (or another now)."""
         options = {
             "apiVersion": "v1",
@@ -157,12 +165,12 @@ class QuarantineStore:
         meta = decode(answer, PartialObjectMetadata).metadata
         return meta if meta.uid == quarantine.uid else None
 
-    async def _get(self, node: str) -> bytes:
+    async def _get_quarantine(self, node: str) -> bytes:
         return await self._transport.request(
             "GET", paths.quarantine(node), kind="quarantines", lane=Priority.READ
         )
 
-    async def _patch(
+    async def _patch_quarantine(
         self, path: str, patch: Mapping[str, object], lane: Priority, *, node: str = ""
     ) -> Quarantine:
         body = await self._transport.request(

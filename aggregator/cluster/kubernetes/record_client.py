@@ -22,39 +22,41 @@ def record_place(namespace: str) -> RecordPlace:
     )
 
 
-class RecordStore:
+class RecordClient:
     """The record in one namespace."""
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
         self._namespace = namespace
-        self._read: dict[str, bytes] = {}
+        self._records: dict[str, bytes] = {}
 
-    async def read(self) -> RecordText:
+    async def read_record(self) -> RecordText:
         """From etcd, made empty if it is not there. Raises Refused without the namespace."""
         try:
-            return await self._get()
+            return await self._get_record()
         except NotFound:
             pass
         try:
-            return await self._create("")
+            return await self._create_record("")
         except Conflict:
-            return await self._get()  # another made it in between
+            return await self._get_record()  # another made it in between
 
-    async def write(self, text: str, version: str, *, guard: Guard | None = None) -> RecordText:
+    async def write_record(
+        self, text: str, version: str, *, guard: Guard | None = None
+    ) -> RecordText:
         """Compare-and-set: a PUT of the whole object as it was read, with another `record`.
 
         A merge patch takes twice as long on the server. An empty ``version`` is that of a record
         that is not there: it is made.
         """
         if not version:
-            return await self._create(text, guard)
-        body = self._read.get(version)
+            return await self._create_record(text, guard)
+        body = self._records.get(version)
         if body is None:  # read by another, or long ago
-            now = await self._get_or_conflict()
+            now = await self._get_record_or_conflict()
             if now.version != version:
                 raise Conflict(f"the record is at version {now.version}, not {version}", status=409)
-            body = self._read[version]
+            body = self._records[version]
         changed = msgspec.json.decode(body)
         changed["data"] = {**(changed.get("data") or {}), "record": text}
         try:
@@ -68,30 +70,30 @@ class RecordStore:
             )
         except NotFound as error:
             raise Conflict(_DELETED, status=404) from error
-        return self._keep(answer)
+        return self._keep_record(answer)
 
-    def _keep(self, body: bytes) -> RecordText:
+    def _keep_record(self, body: bytes) -> RecordText:
         """Remember the object by its version, to write against; the last few are enough."""
         record = to_record(decode(body, RecordObject))
-        self._read[record.version] = body
-        while len(self._read) > _KEPT:
-            del self._read[next(iter(self._read))]
+        self._records[record.version] = body
+        while len(self._records) > _KEPT:
+            del self._records[next(iter(self._records))]
         return record
 
-    async def _get(self) -> RecordText:
-        return self._keep(
+    async def _get_record(self) -> RecordText:
+        return self._keep_record(
             await self._transport.request(
                 "GET", paths.record(self._namespace), kind="configmaps", lane=Priority.RECORD
             )
         )
 
-    async def _get_or_conflict(self) -> RecordText:
+    async def _get_record_or_conflict(self) -> RecordText:
         try:
-            return await self._get()
+            return await self._get_record()
         except NotFound as error:
             raise Conflict(_DELETED, status=404) from error
 
-    async def _create(self, text: str, guard: Guard | None = None) -> RecordText:
+    async def _create_record(self, text: str, guard: Guard | None = None) -> RecordText:
         record = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -112,4 +114,4 @@ class RecordStore:
                 f"there is no namespace {self._namespace}: create it, or set cluster.namespace",
                 status=404,
             ) from error
-        return self._keep(body)
+        return self._keep_record(body)

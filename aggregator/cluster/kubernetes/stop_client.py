@@ -10,14 +10,14 @@ from aggregator.cluster.port import NotFound, StopText
 _DEADLINE = 2.0
 
 
-class StopStore:
+class StopClient:
     """The switch in one namespace. Its reads come from etcd and wait in no queue of ours."""
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
         self._namespace = namespace
 
-    async def read(self) -> StopText:
+    async def read_stop(self) -> StopText:
         try:
             body = await self._transport.request(
                 "GET",

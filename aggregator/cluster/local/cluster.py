@@ -11,9 +11,11 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
+from aggregator.cluster.capabilities import Capabilities
 from aggregator.cluster.local.commands import SiteCommandFailed, run_command
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -48,8 +50,6 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.unread_status import expect_lossless
 from aggregator.cluster.words import LOCAL
-from aggregator.configfile.section import SectionDataclass, Strings
-from aggregator.configfile.values import filled_with
 from aggregator.policy.node_condition import ReportedConditions
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -60,23 +60,6 @@ AGAIN = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-Command = Annotated[Strings, filled_with("node", "reason", "action")]
-
-
-@dataclass(frozen=True, slots=True)
-class Commands(SectionDataclass):
-    """The commands for each step, as argument lists; an empty list runs no command."""
-
-    cordon: Command = ()
-    """The command that cordons a node: a list of arguments, no shell. ``{node}``, ``{reason}`` and
-    ``{action}`` are filled in. It may run again, so it must not mind.
-    """
-    drain: Command = ()
-    """The same to drain it."""
-    release: Command = ()
-    """The same to release it."""
 
 
 @dataclass(slots=True)
@@ -112,6 +95,10 @@ class LocalCluster:
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
         self._thread = WorkerThread("local-cluster")
         self._changed = asyncio.Event()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
     @property
     def record_place(self) -> RecordPlace:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from aggregator.cluster.local.cluster import Commands, LocalCluster, merged, pass_guard
+from aggregator.cluster.local.cluster import LocalCluster, merged, pass_guard
+from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.port import (
     UNGUARDED,
     ClusterEvent,

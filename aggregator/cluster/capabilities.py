@@ -1,0 +1,48 @@
+"""What only some kinds of cluster have, next to the port that all of them have."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aggregator.cluster.agent_pods import PodSink
+from aggregator.cluster.namespace_owners import NamespaceOwners
+from aggregator.cluster.objects import ObjectStore
+from aggregator.cluster.pod_ends import PodEndSink
+from aggregator.cluster.port import Cluster
+from aggregator.cluster.users import AccessReviews
+from aggregator.leader.lease import LeaseStore
+
+if TYPE_CHECKING:  # its libraries take time to import, and no configuration needs them
+    from aggregator.tls.authority_store import AuthorityStore
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Each is None where the cluster lacks it: whoever needs it then does without."""
+
+    #: The Lease's store, by the seconds for one request. None: there is one replica.
+    lease: Callable[[float], LeaseStore] | None = None
+    #: The issuer of service account tokens, and its keys as JWKS text.
+    signing_keys: Callable[[], Awaitable[tuple[str, str]]] | None = None
+    access_reviews: AccessReviews | None = None
+    #: The store of the certificate authorities that the aggregator makes itself.
+    authorities: "AuthorityStore | None" = None
+    #: Objects of any kind, in this cluster ("") or in that of another kubeconfig.
+    objects: Callable[[str], ObjectStore] | None = None
+    #: Carries a person's write out by the cluster's own client. Raises ClusterError.
+    carry_out: Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]] | None = None
+    #: Requests and how they ended, for metrics (`RequestCounters`).
+    counters: Any = None
+    #: For ever: the agents' own pods, namespaces' owners, and pods that anyone has stopped.
+    follow_agent_pods: Callable[[PodSink], Awaitable[None]] | None = None
+    follow_namespaces: Callable[[NamespaceOwners], Awaitable[None]] | None = None
+    follow_pod_ends: Callable[[PodEndSink], Awaitable[None]] | None = None
+    #: Whether `Cluster.pods_on` has the pods of jobs, and no stand-in for a command.
+    runs_jobs: bool = False
+
+
+class OpenedCluster(Cluster, Protocol):
+    """A cluster as the composition gets it from the registry."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...

@@ -1,0 +1,63 @@
+"""What a kind of cluster brings: its section of the configuration, its traits, how it is opened.
+
+A kind's `kind.py` imports little: the configuration reads it, and opens no cluster.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.cluster.capabilities import OpenedCluster
+from aggregator.configfile.section import Section
+from aggregator.configfile.yaml_source import Key
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """What other sections of the configuration need of the cluster.
+
+    ``certificates``: the aggregator makes its certificates itself. ``agents``: "NAMESPACE:NAME" of
+    the agents' service account where their pods are followed, else empty. ``access``: the page
+    requests its readers' identities. ``actions``: people act by the page. ``wall``: seconds since
+    the epoch.
+    """
+
+    wall: Callable[[], float]
+    certificates: bool = False
+    agents: str = ""
+    access: bool = False
+    actions: bool = False
+
+
+def _nothing(_settings: Any) -> Iterable[tuple[Key, Any]]:
+    return ()
+
+
+def _startable(_settings: Any, _environ: Mapping[str, str]) -> None:
+    """Raises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKind:
+    """One line of `registry`. ``settings`` are ``cluster.NAME``, or, without ``section``, all of
+    ``cluster``.
+    """
+
+    name: str
+    open: Callable[[Any, OpenOptions], OpenedCluster]
+    section: type[Section] | None = None
+    #: An API server has its nodes: with tokens, users, namespaces, conditions, taints and objects.
+    has_api_server: bool = False
+    #: Its nodes have labels, by which pools select them.
+    has_labels: bool = True
+    #: Of the section ``cluster``: settings that are valid alone but not together, by their keys
+    #: below it, and the files that must exist before the start.
+    contradictions: Callable[[Any], Iterable[tuple[Key, str]]] = _nothing
+    files: Callable[[Any], Iterable[tuple[Key, Path | None]]] = _nothing
+    #: The keys below ``cluster`` whose files are invalid, and the reason. No request is made.
+    problems: Callable[[Any], Iterable[tuple[Key, str]]] = _nothing
+    #: Raises `Refused` where the machine's own credentials can't be used, before the start.
+    check_start: Callable[[Any, Mapping[str, str]], None] = _startable
+    #: The site's commands, by their keys below ``cluster``.
+    commands: Callable[[Any], Iterable[tuple[Key, Sequence[str]]]] = _nothing

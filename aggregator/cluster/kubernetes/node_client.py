@@ -1,0 +1,295 @@
+"""Nodes and their pods in the API: read, patched, drained, and annotated with conditions."""
+
+import contextlib
+import random
+from collections.abc import Callable, Collection, Mapping
+
+from aggregator.cluster.kubernetes import condition_writer, node_condition, node_tests, paths
+from aggregator.cluster.kubernetes.condition_lister import list_conditions
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.evictions import (
+    deletion_of,
+    eviction_of,
+    read_deletion,
+    read_refusal,
+)
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.list_reader import ListReader
+from aggregator.cluster.kubernetes.marked_nodes import MarkedNodes
+from aggregator.cluster.kubernetes.node_patch import checked_patch, merge_patch
+from aggregator.cluster.kubernetes.objects import (
+    NodeObject,
+    PartialObjectMetadata,
+    PodList,
+    decode,
+    patched,
+    to_meta,
+    to_node,
+    to_pod,
+)
+from aggregator.cluster.kubernetes.reflector import Resource, Watch
+from aggregator.cluster.kubernetes.transport import (
+    JSON_PATCH,
+    MERGE_PATCH,
+    METADATA,
+    METADATA_LIST,
+    Transport,
+    encode,
+)
+from aggregator.cluster.port import (
+    AdmissionRefused,
+    Conflict,
+    Evicted,
+    EvictionResult,
+    Guard,
+    ListedNodeTest,
+    Node,
+    NodeChange,
+    NodeCondition,
+    NodeGuard,
+    NodeMeta,
+    NodeTestCondition,
+    NotFound,
+    Pod,
+    Refused,
+    WrittenConditions,
+)
+from aggregator.policy.node_condition import ReportedConditions
+from aggregator.policy.slurm_reason import SLURM_TYPES
+
+#: Seconds for the list of all nodes: that of 50,000 is 200 MB, and a busy server needs a while.
+_LIST_S = 60.0
+
+
+class KubeNodes:
+    """Implements `NodesAndPods`. ``silence``: seconds that a watch may stay silent. ``wall``: the
+    time of conditions that change.
+    """
+
+    lists_all = True
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        installation: str,
+        marked_nodes: MarkedNodes,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        rng: random.Random,
+        silence: float,
+    ) -> None:
+        self._transport = transport
+        self._installation = installation
+        self._marked_nodes = marked_nodes
+        self._clock = clock
+        self._wall = wall
+        self._rng = rng
+        self._silence = silence
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        """From the server's cache, decoded as they come: 100,000 at once would stop the loop."""
+        reader = ListReader(lambda raw: to_meta(decode(raw, PartialObjectMetadata)))
+        await self._transport.request(
+            "GET",
+            paths.NODES,
+            kind="nodes",
+            lane=Priority.STATUS,
+            query={"resourceVersion": "0"},
+            accept=METADATA_LIST,
+            deadline=_LIST_S,
+            sink=reader,
+        )
+        return reader.finish()
+
+    def has_condition(self, kind: str) -> bool:
+        return kind not in SLURM_TYPES
+
+    async def list_conditions(self, types: Collection[str]) -> list[ReportedConditions]:
+        return await list_conditions(self._transport, types)
+
+    async def list_node_tests(self, taint: str) -> list[ListedNodeTest]:
+        return await node_tests.list_node_tests(self._transport, taint)
+
+    async def read_node(
+        self, name: str, *, cached: bool = False, background: bool = False
+    ) -> Node | None:
+        """``cached``: from the server's watch cache, without etcd; unless it has none."""
+        lane = Priority.EVICTION if background else Priority.READ
+        if cached:
+            found = await self._get_node(name, {"resourceVersion": "0"}, lane)
+            if found is not None:
+                return found
+        return await self._get_node(name, None, lane)
+
+    async def _get_node(
+        self, name: str, query: Mapping[str, str] | None, lane: Priority
+    ) -> Node | None:
+        try:
+            body = await self._transport.request(
+                "GET", paths.node(name), kind="nodes", lane=lane, query=query
+            )
+        except NotFound:
+            return None
+        return to_node(decode(body, NodeObject))
+
+    async def wait_for_node(self, name: str) -> None:
+        """A watch of this one name: it begins with the Node, if it is there."""
+        one = {"fieldSelector": f"metadata.name={name}"}
+        watch = Watch(
+            self._transport,
+            Resource("nodes", paths.NODES, one, watch_accept=METADATA),
+            clock=self._clock,
+            rng=self._rng,
+            silence=self._silence,
+        )
+        async with contextlib.aclosing(watch.changes()) as batches:
+            async for batch in batches:
+                if any(change.type != "DELETED" for change in batch):
+                    return
+
+    async def patch_node(
+        self, node: Node, change: NodeChange, *, guard: Guard | None = None
+    ) -> Node:
+        """The answer is metadata only: by its version the rest is as read, except this change."""
+        checked = node.unread is not None
+        body = encode(
+            checked_patch(node, change, node.unread)
+            if node.unread is not None
+            else merge_patch(node, change)
+        )
+        try:
+            answer = await self._transport.request(
+                "PATCH",
+                paths.node(node.name),
+                kind="nodes",
+                lane=Priority.RELEASE if _releases(node, change) else Priority.TAINT,
+                body=body,
+                content_type=JSON_PATCH if checked else MERGE_PATCH,
+                accept=METADATA,
+                guard=guard,
+                node=node.name,
+            )
+        except AdmissionRefused:
+            raise
+        except Refused as error:
+            if checked and error.status == 422:  # a test failed: the node is not as expected
+                raise Conflict(str(error), status=422) from error
+            raise
+        return patched(node, change, decode(answer, PartialObjectMetadata).metadata)
+
+    async def pods_on(
+        self, node: str, *, background: bool = False, guard: Guard | None = None
+    ) -> list[Pod]:
+        body = await self._transport.request(
+            "GET",
+            paths.PODS,
+            kind="pods",
+            # For a drain that has not begun, after the evictions of those that have.
+            lane=Priority.PHASE if guard is not None else _of_drains(background=background),
+            query={"fieldSelector": f"spec.nodeName={node}"},
+            guard=guard,
+            node=node,  # the read that ends a drain is a report of its node
+            is_list=True,
+        )
+        return [to_pod(pod) for pod in decode(body, PodList).items or ()]
+
+    async def pods_labelled(
+        self, namespace: str, label: str, value: str, *, background: bool = False
+    ) -> list[Pod]:
+        body = await self._transport.request(
+            "GET",
+            paths.pods(namespace),
+            kind="pods",
+            lane=_of_drains(background=background),
+            query={"labelSelector": f"{label}={value}"},
+            is_list=True,
+        )
+        return [to_pod(pod) for pod in decode(body, PodList).items or ()]
+
+    async def delete_pod(
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+    ) -> EvictionResult:
+        answer = await self._transport.ask(
+            "DELETE",
+            paths.pod(pod.namespace, pod.name),
+            kind="pods",
+            lane=_of_drains(background=background),
+            body=encode(deletion_of(pod, grace)),
+            guard=guard,
+        )
+        if isinstance(answer, Failure):
+            return read_deletion(answer, pod)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def evict(
+        self,
+        pod: Pod,
+        *,
+        dry_run: bool = False,
+        background: bool = False,
+        guard: Guard | None = None,
+    ) -> EvictionResult:
+        answer = await self._transport.ask(
+            "POST",
+            paths.eviction(pod.namespace, pod.name),
+            kind="pods/eviction",
+            lane=_of_drains(background=background),
+            # Webhooks and the audit log go by the query alone, the eviction itself by the body.
+            query={"dryRun": "All"} if dry_run else None,
+            body=encode(eviction_of(pod, dry_run=dry_run)),
+            guard=guard,
+        )
+        if isinstance(answer, Failure):
+            return read_refusal(answer)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        await node_condition.publish(
+            self._transport,
+            node,
+            node_uid=node_uid,
+            quarantined=quarantined,
+            reason=reason,
+            message=message,
+            wall=self._wall,
+            marked_nodes=self._marked_nodes,
+        )
+
+    async def write_conditions(
+        self,
+        node: str,
+        *,
+        node_uid: str,
+        wanted: Mapping[str, NodeCondition | None],
+        guard: NodeGuard | None = None,
+    ) -> WrittenConditions:
+        return await condition_writer.write_conditions(
+            self._transport,
+            node,
+            node_uid=node_uid,
+            wanted=wanted,
+            installation=self._installation,
+            wall=self._wall,
+            guard=guard,
+        )
+
+    async def write_test_condition(
+        self, node: str, *, node_uid: str, condition: NodeTestCondition
+    ) -> None:
+        await node_tests.write_test_condition(
+            self._transport, node, node_uid=node_uid, condition=condition, wall=self._wall
+        )
+
+
+def _of_drains(*, background: bool) -> Priority:
+    return Priority.BACKGROUND if background else Priority.EVICTION
+
+
+def _releases(node: Node, change: NodeChange) -> bool:
+    """Whether the patch releases the node: such patches go before all others."""
+    if change.unschedulable is not None:
+        return node.unschedulable and not change.unschedulable
+    return change.taints is not None and len(change.taints) < len(node.taints)

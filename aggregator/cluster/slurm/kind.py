@@ -1,0 +1,46 @@
+"""Slurm as a kind of cluster."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aggregator.cluster.capabilities import OpenedCluster
+from aggregator.cluster.kind import ClusterKind, OpenOptions
+from aggregator.cluster.slurm.settings import SlurmConfig, cross_field_errors, files
+from aggregator.configfile.yaml_source import Key
+
+
+def _open(settings: SlurmConfig, options: OpenOptions) -> OpenedCluster:
+    from aggregator.cluster.slurm.client import SlurmClient, SlurmPrograms
+    from aggregator.cluster.slurm.cluster import SlurmCluster
+    from aggregator.cluster.slurm.rest import SlurmRest
+
+    programs = SlurmPrograms(
+        str(settings.programs or ""), str(settings.conf or ""), settings.command_timeout
+    )
+    client: SlurmClient = programs
+    if (rest := settings.rest) is not None:
+        client = SlurmRest(
+            rest.url,
+            rest.token_file,
+            programs,
+            name=rest.user,
+            ca_file=rest.ca_file,
+            limit=settings.command_timeout,
+        )
+    return SlurmCluster(settings.database, client=client, poll=settings.poll, wall=options.wall)
+
+
+def _contradictions(cluster: Any) -> Iterator[tuple[Key, str]]:
+    for key, text in cross_field_errors(cluster.slurm):
+        yield ("slurm", *key), text
+
+
+def _files(cluster: Any) -> Iterator[tuple[Key, Path | None]]:
+    for key, file in files(cluster.slurm):
+        yield ("slurm", *key), file
+
+
+SLURM = ClusterKind(
+    "slurm", _open, section=SlurmConfig, contradictions=_contradictions, files=_files
+)
