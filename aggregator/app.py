@@ -26,6 +26,7 @@ from aggregator.composition.replica import LEAVE_WITHIN, Replica
 from aggregator.composition.tasks import spawn
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
+from aggregator.config.shared_store import build_store
 from aggregator.ingest.from_config import open_keys
 from aggregator.ingest.jwks import JwksCache
 from aggregator.policy.defaults import lint_file, read_policy
@@ -53,6 +54,7 @@ def _cluster(config: Config) -> OpenedCluster:
         agents=config.identity.service_account if config.identity.kind == "token" else "",
         access=config.access.on,
         actions=config.access.actions,
+        store=build_store(config),
     )
     return config.cluster.traits.open(config.cluster.settings, options)
 

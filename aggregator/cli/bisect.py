@@ -182,7 +182,7 @@ def _require_actions(options: argparse.Namespace, nodes: list[str]) -> None:
     if not options.quarantine:
         return
     if (
-        options.local is not None
+        isinstance(options.local, Path)
         and options.local.is_file()
         and not os.access(options.local, os.W_OK)
     ):

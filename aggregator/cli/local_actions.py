@@ -1,4 +1,4 @@
-"""Acting without Kubernetes: on the local cluster's own file, which the aggregator reads too."""
+"""Acting without Kubernetes: on the local cluster's own state, which the aggregator reads too."""
 
 import sqlite3
 import tempfile
@@ -10,7 +10,9 @@ from pathlib import Path
 
 from aggregator.cli import actions
 from aggregator.cli.errors import CommandFailed, UsageError
-from aggregator.cluster.local.store import LocalStore, UnreleasedFile
+from aggregator.cluster.local.place import FilePlace, StorePlace
+from aggregator.cluster.local.sqlite_rows import UnreleasedFile
+from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.port import ClusterError, Conflict, QuarantineSpec
 from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
 
@@ -32,41 +34,73 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
+def place_of(database: Path | str) -> StorePlace:
+    """The place that ``--local`` names: a file, or the URL of a database that replicas share."""
+    if isinstance(database, Path):
+        return FilePlace(database)
+    from aggregator.config.shared_store import shared_place
+
+    return shared_place(database)
+
+
+def _expect_ours(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(
+            f"--local: there is no database at {path}; expected the aggregator's "
+            "cluster.local.database"
+        )
+    if not _is_ours(path):
+        raise UsageError(
+            f"--local: {path} is no local cluster's database; expected the aggregator's "
+            "cluster.local.database"
+        )
+
+
 @contextmanager
-def scratch_copy(path: Path) -> Iterator[Path]:
-    """A copy of the database that goes at the end, for a dry run. Raises CommandFailed."""
+def scratch_copy(place: StorePlace) -> Iterator[FilePlace]:
+    """A copy of the state that goes at the end, for a dry run. Raises CommandFailed."""
     with tempfile.TemporaryDirectory(prefix="sickbay-dry-run-") as folder:
-        copy = Path(folder) / path.name
-        try:
-            source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-            with closing(source), closing(sqlite3.connect(copy)) as target:
-                source.backup(target)
-        except sqlite3.Error as error:
-            raise CommandFailed(f"{path} can't be read: {error}") from error
-        yield copy
+        copy = Path(folder) / "cluster.db"
+        if isinstance(place, FilePlace):
+            _copy_file(place.path, copy)
+        else:
+            _copy_rows(place, copy)
+        yield FilePlace(copy)
+
+
+def _copy_file(path: Path, copy: Path) -> None:
+    try:
+        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        with closing(source), closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise CommandFailed(f"{path} can't be read: {error}") from error
+
+
+def _copy_rows(place: StorePlace, copy: Path) -> None:
+    try:
+        with (
+            closing(place.open(time.time)) as source,
+            closing(FilePlace(copy).open(time.time)) as target,
+        ):
+            target.take_rows(source.all_rows())
+    except ClusterError as error:
+        raise CommandFailed(f"{error}") from error
 
 
 class LocalActions:
-    """`ClusterActions` on the database at ``path``. Raises UsageError where there is none.
+    """`ClusterActions` on the state at ``place``. Raises UsageError where there is no such file.
 
     ``how``: the options that select it again, for people; it begins with a space. ``known``:
     whether a node of this name is known by other means than the file.
     """
 
     def __init__(
-        self, path: Path, *, how: str, known: Callable[[str], bool] = lambda _: False
+        self, place: StorePlace, *, how: str, known: Callable[[str], bool] = lambda _: False
     ) -> None:
-        if not path.is_file():
-            raise UsageError(
-                f"--local: there is no database at {path}; expected the aggregator's "
-                "cluster.local.database"
-            )
-        if not _is_ours(path):
-            raise UsageError(
-                f"--local: {path} is no local cluster's database; expected the aggregator's "
-                "cluster.local.database"
-            )
-        self._path = path
+        if isinstance(place, FilePlace):
+            _expect_ours(place.path)
+        self._place = place
         self._how = how
         self._known = known
 
@@ -108,7 +142,7 @@ class LocalActions:
                 raise CommandFailed(actions.already(node, found.spec, change=change)) from error
             return actions.quarantined(node, spec, stop=stop, how=self._how) + new
 
-    def _if_unknown(self, store: LocalStore, node: str) -> str:
+    def _if_unknown(self, store: ClusterStore, node: str) -> str:
         """The addition to the answer: a name that is new may be misspelt."""
         if store.node_now(node) is not None or self._known(node):
             return ""
@@ -160,9 +194,9 @@ class LocalActions:
             return actions.forgotten(node)
 
     @contextmanager
-    def _store(self) -> Iterator[LocalStore]:
+    def _store(self) -> Iterator[ClusterStore]:
         try:
-            store = LocalStore(self._path, wall=time.time)
+            store = self._place.open(time.time)
             try:
                 yield store
             finally:

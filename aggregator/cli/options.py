@@ -106,12 +106,27 @@ def acting_options() -> argparse.ArgumentParser:
     return common
 
 
+def _database(text: str) -> Path | str:
+    """A file, or the URL of a database; its password is in PGPASSFILE."""
+    if "://" not in text:
+        return Path(text)
+    from pydantic_core import PydanticCustomError
+
+    from aggregator.configfile.values import shared_database_url
+
+    try:
+        return shared_database_url(text)
+    except PydanticCustomError as error:
+        raise argparse.ArgumentTypeError(error.message()) from error
+
+
 def local_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--local",
-        type=Path,
+        type=_database,
         metavar="DATABASE",
-        help="act on a local cluster's file (cluster.local.database) and not on Kubernetes",
+        help="act on a local cluster's file (cluster.local.database) or shared database "
+        "(cluster.store.database) and not on Kubernetes",
     )
 
 
@@ -129,8 +144,9 @@ def yes_option(parser: argparse.ArgumentParser) -> None:
 
 def flags_of(options: argparse.Namespace) -> str:
     """The options that a person needs to take a request back: it is for this cluster."""
+    local = getattr(options, "local", None)
     return target_flags(
-        local=getattr(options, "local", None),
+        local=str(local) if local is not None else None,
         kubeconfig=options.kubeconfig,
         context=options.context,
         namespace=options.namespace,

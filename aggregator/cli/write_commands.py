@@ -33,14 +33,15 @@ def open_actions(options: argparse.Namespace) -> Iterator[ClusterActions]:
     """The target of the request. Imported here: it costs a second of imports."""
     how = flags_of(options)
     if options.local is not None:
-        from aggregator.cli.local_actions import LocalActions, scratch_copy
+        from aggregator.cli.local_actions import LocalActions, place_of, scratch_copy
 
-        on_file = LocalActions(options.local, how=how)
+        place = place_of(options.local)
+        there = LocalActions(place, how=how)
         if options.dry_run:
-            with scratch_copy(options.local) as copy:
+            with scratch_copy(place) as copy:
                 yield LocalActions(copy, how=how)
         else:
-            yield on_file
+            yield there
         return
     from aggregator.cli.kube_actions import KubeActions
 

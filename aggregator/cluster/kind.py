@@ -20,10 +20,11 @@ class OpenOptions:
     ``certificates``: the aggregator makes its certificates itself. ``agents``: "NAMESPACE:NAME" of
     the agents' service account where their pods are followed, else empty. ``access``: the page
     requests its readers' identities. ``actions``: people act by the page. ``wall``: seconds since
-    the epoch.
+    the epoch. ``store``: where the state is, unless it is in a file (`local.place.StorePlace`).
     """
 
     wall: Callable[[], float]
+    store: Any = None
     certificates: bool = False
     agents: str = ""
     access: bool = False
@@ -55,6 +56,8 @@ class ClusterKind:
     #: below it, and the files that must exist before the start.
     contradictions: Callable[[Any], Iterable[tuple[Key, str]]] = _nothing
     files: Callable[[Any], Iterable[tuple[Key, Path | None]]] = _nothing
+    #: Its state is the aggregator's own, in ``cluster.NAME.database`` or ``cluster.store``.
+    keeps_state: bool = False
     #: The keys below ``cluster`` whose files are invalid, and the reason. No request is made.
     problems: Callable[[Any], Iterable[tuple[Key, str]]] = _nothing
     #: Raises `Refused` where the machine's own credentials can't be used, before the start.

@@ -21,12 +21,13 @@ from aggregator.cli.actions import ClusterActions
 from aggregator.cli.kube_actions import KubeActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
 from aggregator.cluster.capabilities import OpenedCluster
-from aggregator.composition.replica import replica_authenticator
+from aggregator.cluster.local.place import FilePlace
 from aggregator.config.access import OidcConfig
 from aggregator.config.settings import Config
+from aggregator.config.shared_store import build_store
 from aggregator.events import Transition
 from aggregator.ingest.identity import IdentityError
-from aggregator.ingest.jwks import JwksCache
+from aggregator.relay.auth import ReplicaAuthenticator
 from aggregator.web.access_guard import PageAccess
 from aggregator.web.action_endpoints import ActionSetup
 from aggregator.web.forwarded_client import VerifyReplica
@@ -39,17 +40,18 @@ class AccessSetupError(Exception):
 def build_access(
     config: Config,
     cluster: OpenedCluster,
-    keys: JwksCache | None,
+    replicas: ReplicaAuthenticator | None,
     *,
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> PageAccess:
-    """``keys`` verify the tokens of gateways that pass requests on. Raises AccessSetupError."""
+    """``replicas`` verifies the tokens of gateways that pass requests on. Raises
+    AccessSetupError.
+    """
     oidc = build_oidc(config.access.oidc, now=now, wall=wall) if config.access.on else None
     gate = _gate(config, cluster, oidc, now=now, wall=wall) if config.access.on else None
-    if not config.replicas.on or keys is None:
+    if replicas is None:
         return PageAccess(gate=gate, oidc=oidc)
-    replicas = replica_authenticator(config, keys)
     return PageAccess(gate=gate, oidc=oidc, verify_replica=page_verifier(replicas.renew))
 
 
@@ -132,11 +134,11 @@ def build_actions(
             calls = _LoopCalls(carry_out, loop)
             yield KubeActions(calls, where.namespace, how=where.how, dry_run=dry_run)
             return
-        database = where.settings.database
+        place = build_store(config) or FilePlace(where.settings.database)
         if not dry_run:
-            yield LocalActions(database, how=where.how, known=known)
+            yield LocalActions(place, how=where.how, known=known)
             return
-        with scratch_copy(database) as copy:
+        with scratch_copy(place) as copy:
             yield LocalActions(copy, how=where.how, known=known)
 
     return ActionSetup(

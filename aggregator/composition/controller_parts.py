@@ -152,7 +152,7 @@ class ControllerParts:
             replicas=replica.all_replicas,
             lease_lost=replica.lease_lost,
             hosts=config.listen.hosts,
-            access=build_access(config, cluster, keys, now=clocks.now, wall=clocks.wall),
+            access=build_access(config, cluster, replica.others, now=clocks.now, wall=clocks.wall),
             actions=build_actions(
                 config,
                 cluster,

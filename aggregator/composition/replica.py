@@ -27,6 +27,7 @@ from aggregator.relay.credentials import ReplicaCredentials
 from aggregator.relay.directory import ControllerAddress
 from aggregator.relay.gateway import Gateway
 from aggregator.relay.server import RelayService
+from aggregator.relay.shared_token import SharedToken
 from aggregator.version import VERSION
 from aggregator.web import models
 
@@ -83,20 +84,23 @@ class Replica:
         self.listener.add_service(self.gateway.register)
         self.service: RelayService | None = None
         self.client: RelayClient | None = None
-        if self.lease is not None and keys is not None and config.replicas.on:
-            self._join_others(config, keys, self.lease, cluster_away, rng)
+        #: Verifies the other replicas; None where there are none.
+        self.others: ReplicaAuthenticator | None = None
+        if self.lease is not None and config.replicas.on:
+            self.others = replica_authenticator(config, keys)
+            self._join_others(config, self.others, self.lease, cluster_away, rng)
 
     def _join_others(
         self,
         config: Config,
-        keys: JwksCache,
+        others: ReplicaAuthenticator,
         lease: LeaseHolder,
         cluster_away: Callable[[], bool],
         rng: random.Random,
     ) -> None:
         replicas, tls = config.replicas, config.listen.tls
         self.service = RelayService(
-            replica_authenticator(config, keys),
+            others,
             name=self.me.name,
             version=VERSION,
             cluster_away=cluster_away,
@@ -218,8 +222,12 @@ class _LeaseDirectory:
         self._lease.on_change(call)
 
 
-def replica_authenticator(config: Config, keys: JwksCache) -> ReplicaAuthenticator:
-    """Verifies other replicas' tokens."""
+def replica_authenticator(config: Config, keys: JwksCache | None) -> ReplicaAuthenticator:
+    """Verifies other replicas' tokens, by the API server's ``keys`` where there is one."""
+    plaintext = config.listen.tls is None
+    if keys is None:
+        own = ReplicaCredentials(token_file=config.replicas.token_file, ca_file=None)
+        return ReplicaAuthenticator(SharedToken(own.token), wall=time.time, plaintext=plaintext)
     tokens = TokenAuthenticator(
         keys,
         audience=AUDIENCE,
@@ -228,7 +236,7 @@ def replica_authenticator(config: Config, keys: JwksCache) -> ReplicaAuthenticat
         now=time.time,
         key="replicas.service_account",
     )
-    return ReplicaAuthenticator(tokens, wall=time.time, plaintext=config.listen.tls is None)
+    return ReplicaAuthenticator(tokens, wall=time.time, plaintext=plaintext)
 
 
 def _boottime() -> float:

@@ -71,7 +71,8 @@ def _folders(config: Config) -> Iterator[tuple[str, Path]]:
     if config.cluster.file is not None:
         key, database = config.cluster.file
         yield ".".join(key), database.parent
-    if config.identity.kind == "token" or config.replicas.on:
+    shared = config.replicas.on or config.cluster.shared_store is not None
+    if config.identity.kind == "token" or shared:
         yield "identity.keys_cache", config.identity.keys_cache.parent
     if config.history.is_file:
         yield "history.database", Path(make_url(config.history.database).database or "").parent

@@ -39,7 +39,7 @@ class ReplicasConfig(Section):
     """Several replicas (docs/replicas.md): this one is reached at its hostname in this domain, at
     the ports of ``listen``. In a StatefulSet: the headless Service's, such as
     ``sickbay-aggregator.sickbay.svc``, or only its name where it is in ``cluster.namespace``.
-    Empty, and no ``address``: one replica alone. With ``cluster.kind: kubernetes`` only.
+    Empty, and no ``address``: one replica alone. Without Kubernetes with ``cluster.store`` only.
     """
     address: TcpAddress = ""
     """Instead: ``"HOST:PORT"`` at which others reach its gRPC listener."""
@@ -53,7 +53,8 @@ class ReplicasConfig(Section):
     """
     token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-replicas/token")
     """Replicas prove to each other who they are with this projected service account token, of the
-    audience ``sickbay-replicas``. Read anew as it is renewed.
+    audience ``sickbay-replicas``. Read anew as it is renewed. Without Kubernetes: a secret of 32
+    characters or more, the same for all.
     """
     service_account: ServiceAccount = "sickbay:sickbay-aggregator"
     """``NAMESPACE:NAME`` of the replicas' own service account; by default in ``cluster.namespace``.
@@ -73,7 +74,7 @@ class ReplicasConfig(Section):
 def cross_field_errors(
     replicas: ReplicasConfig,
     *,
-    kubernetes: bool,
+    shared: bool,
     tls: bool,
     makes_certificates: bool,
     grpc: str,
@@ -82,7 +83,8 @@ def cross_field_errors(
     """Settings that are valid alone but not together: the key, and the value to write instead.
 
     ``grpc`` and ``web`` are the listeners' addresses. ``makes_certificates``: the aggregator makes
-    its certificates itself, and knows their CA.
+    its certificates itself, and knows their CA. ``shared``: replicas find each other by the
+    cluster's state.
     """
     if not replicas.on:
         names = ["name", "page"]
@@ -99,8 +101,12 @@ def cross_field_errors(
                 break
         return
     key = ("replicas", "domain" if replicas.domain else "address")
-    if not kubernetes:
-        yield key, 'replicas know of each other by a Kubernetes cluster; expected "" for one alone'
+    if not shared:
+        text = (
+            "a file has the cluster's state, which one replica uses alone; expected "
+            'cluster.store.database in PostgreSQL, or "" here for one alone'
+        )
+        yield key, text
     if replicas.domain and replicas.address:
         yield key, "given beside replicas.address; expected one of them"
     elif replicas.domain and port_of(grpc) is None:

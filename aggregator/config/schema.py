@@ -29,6 +29,7 @@ _FORMS: Mapping[Callable[..., object], JsonSchemaValue] = {
     values.page_url: {"type": "string", "pattern": "^(https?://.*)?$"},
     values.documentation_url: {"type": "string", "pattern": "^(https?://.*)?$"},
     values.database_url: {"type": "string", "pattern": "^(sqlite|postgresql)"},
+    values.shared_database_url: {"type": "string", "pattern": "^(postgresql.*)?$"},
     values.ordinary_path: {"type": "string", "minLength": 1},
     values.maybe_path: _TEXT,
     values.rules_path: {"type": "string", "minLength": 1},

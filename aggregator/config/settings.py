@@ -54,6 +54,7 @@ from aggregator.configfile.values import (
     PageUrl,
     RulesPath,
     ServiceAccount,
+    SharedDatabaseUrl,
     is_loopback,
 )
 from aggregator.configfile.yaml_source import ConfigError, Document, Key, read, validate
@@ -72,6 +73,17 @@ from aggregator.quarantine.settings import SilenceRules
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
 
 __all__ = ["Config", "ConfigError", "load"]
+
+
+@dataclass(frozen=True)
+class StoreConfig(DatabaseCredentials):
+    """The state of a cluster without Kubernetes in PostgreSQL, which several replicas share."""
+
+    database: SharedDatabaseUrl = ""
+    """Kinds ``local`` and ``slurm``: the PostgreSQL that several replicas share
+    (docs/replicas.md#without-kubernetes), such as ``postgresql+asyncpg://sickbay@db/sickbay``.
+    Empty: the file of the kind's own section.
+    """
 
 
 class ClusterConfig(Section):
@@ -94,6 +106,7 @@ class ClusterConfig(Section):
     """At most so many requests to the API server; requests beyond that wait."""
     burst: Positive = 200
     """So many at once."""
+    store: StoreConfig = StoreConfig()
 
     if TYPE_CHECKING:  # the section of each kind that has one
 
@@ -115,9 +128,16 @@ class ClusterConfig(Section):
         return self if self.traits.section is None else getattr(self, self.kind)
 
     @property
+    def shared_store(self) -> StoreConfig | None:
+        """The database with the quarantines; None where an API server or a file has them."""
+        return self.store if self.traits.keeps_state and self.store.database else None
+
+    @property
     def file(self) -> tuple[tuple[str, str, str], Path] | None:
-        """The file with the quarantines and its key; None where the API server has them."""
-        if self.traits.section is None:
+        """The file with the quarantines and its key; None where an API server or a database has
+        them.
+        """
+        if not self.traits.keeps_state or self.shared_store is not None:
             return None
         return ("cluster", self.kind, "database"), self.settings.database
 
@@ -125,7 +145,9 @@ class ClusterConfig(Section):
     def how(self) -> str:
         """The further options of a person's command to act on this cluster; begins with a space."""
         if self.file is not None:
-            return target_flags(local=self.file[1].absolute())
+            return target_flags(local=str(self.file[1].absolute()))
+        if self.shared_store is not None:
+            return target_flags(local=self.store.database)
         return target_flags(namespace=self.namespace)
 
 
@@ -134,7 +156,7 @@ def with_sections(kinds: Sequence[ClusterKind]) -> type[ClusterConfig]:
     sections: dict[str, Any] = {
         one.name: (one.section, one.section()) for one in kinds if one.section is not None
     }
-    names = Literal[tuple(one.name for one in kinds)]  # type: ignore[valid-type]
+    names: Any = Literal[tuple(one.name for one in kinds)]
     return create_model(
         "ClusterConfig", __base__=ClusterConfig, kind=(names, kinds[0].name), **sections
     )
@@ -389,9 +411,6 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _same_port(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
-    for one in registry.ALL:
-        for key, text in one.contradictions(config.cluster):
-            yield _finding(("cluster", *key), text)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
     for key, text in repair_contradictions(
@@ -422,7 +441,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         yield _finding(("alerts", *key), text)
     for key, text in replicas_contradictions(
         config.replicas,
-        kubernetes=config.cluster.has_api_server,
+        shared=config.cluster.has_api_server or config.cluster.shared_store is not None,
         tls=config.listen.tls is not None or makes_certificates,
         makes_certificates=makes_certificates,
         grpc=config.listen.grpc,
@@ -435,16 +454,28 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         yield _finding(("drain", "namespaces"), text, "cluster")
     yield from _unwritable(config)
     yield from _unselectable(config)
-    for name in ("password_file", "ca_file", "insecure_plaintext"):
-        if config.history.is_file and getattr(config.history, name):
-            text = "history.database is a file; expected this with PostgreSQL alone"
-            yield _finding(("history", name), text)
+    yield from _cluster(config)
     if config.agents.silent_after < 2 * config.agents.heartbeat:
         text = (
             f"{config.agents.silent_after:g}s is less than two heartbeats, so that one late "
             f'heartbeat is silence; expected at least "{2 * config.agents.heartbeat:g}s"'
         )
         yield _finding(("agents", "silent_after"), text)
+
+
+def _cluster(config: Config) -> Iterator[_Finding]:
+    """Each kind's own, and credentials of a database that there is not."""
+    for one in registry.ALL:
+        for key, text in one.contradictions(config.cluster):
+            yield _finding(("cluster", *key), text)
+    store = config.cluster.store
+    for name in ("password_file", "ca_file", "insecure_plaintext"):
+        if config.history.is_file and getattr(config.history, name):
+            text = "history.database is a file; expected this with PostgreSQL alone"
+            yield _finding(("history", name), text)
+        if not store.database and getattr(store, name):
+            text = "given without cluster.store.database; expected both"
+            yield _finding(("cluster", "store", name), text)
 
 
 def _unwritable(config: Config) -> Iterator[_Finding]:
@@ -605,6 +636,8 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
     yield ("policy", "file"), config.policy.file
     yield ("history", "password_file"), config.history.password_file
     yield ("history", "ca_file"), config.history.ca_file
+    yield ("cluster", "store", "password_file"), config.cluster.store.password_file
+    yield ("cluster", "store", "ca_file"), config.cluster.store.ca_file
     hooks = {"pre_evict": config.drain.pre_evict, "post_release": config.drain.post_release}
     for name, hook in hooks.items():
         if hook.webhook is not None:

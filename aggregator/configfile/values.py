@@ -191,13 +191,21 @@ def database_url(value: object) -> str:
     """The database of history. No URL is echoed, because people write passwords into them."""
     sqlite = '"sqlite:///" and the absolute path of a file'
     expected = f'{sqlite}, or "{POSTGRESQL}://USER@HOST/DATABASE"'
+    if isinstance(value, str) and _SQLITE.fullmatch(value) is not None:
+        return value
+    return _postgresql_url(value, expected)
+
+
+def shared_database_url(value: object) -> str:
+    """A database that several replicas share, or no text."""
+    return "" if value == "" else _postgresql_url(value, f'"{POSTGRESQL}://USER@HOST/DATABASE"')
+
+
+def _postgresql_url(value: object, expected: str) -> str:
     if not isinstance(value, str):
         raise refuse(show(value), expected)
-    if not value.startswith("postgres"):
-        if _SQLITE.fullmatch(value) is None:  # "USER:PASSWORD@HOST", say
-            told = kind_of(value) if set(value) & set("@=") else show(value)
-            raise refuse(told, expected)
-        return value
+    if not value.startswith("postgres"):  # "USER:PASSWORD@HOST", say
+        raise refuse(kind_of(value) if set(value) & set("@=") else show(value), expected)
     try:
         parts = urlsplit(value)
         host, _, port = parts.hostname, parts.username, parts.port
@@ -207,7 +215,7 @@ def database_url(value: object) -> str:
         raise refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
     if parts.password is not None:
         what = "a password in the configuration is shown to every reader of it"
-        raise refuse(what, "history.password_file, and no password here")
+        raise refuse(what, "password_file in this section, and no password here")
     folder = parts.query.removeprefix("host=")
     near = folder.startswith("/") and parts.query != folder and "&" not in folder
     if parts.fragment or (parts.query and not near):
@@ -385,6 +393,7 @@ Namespace = Annotated[
     ),
 ]
 DatabaseUrl = Annotated[str, BeforeValidator(database_url)]
+SharedDatabaseUrl = Annotated[str, BeforeValidator(shared_database_url)]
 NamespacePattern = Annotated[
     str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
 ]

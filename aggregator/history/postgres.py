@@ -10,9 +10,9 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from aggregator.history.engine import DatabaseCredentials, HistoryError, reason
 from aggregator.history.migrate import is_ready, prepare
+from aggregator.runtime.interning import EMPTY
 from aggregator.tls.client_context import CaFileError, client_context
 
 T = TypeVar("T")
@@ -34,6 +35,20 @@ _CLOSE = 2.0
 _MIGRATION = 900.0
 
 
+class Tables(NamedTuple):
+    """The tables that a connection needs: whether they are there, and how they are made. ``key``:
+    the section of the configuration. ``settings``: further ones of each session.
+    """
+
+    key: str
+    is_ready: Callable[[sa.Connection, str], bool]
+    prepare: Callable[[sa.Connection, str], None]
+    settings: Mapping[str, str] = EMPTY
+
+
+HISTORY = Tables("history", is_ready, prepare)
+
+
 class Postgres:
     """An `Engine` for the database that ``url`` names."""
 
@@ -42,10 +57,12 @@ class Postgres:
         url: URL,
         credentials: DatabaseCredentials,
         application: str,
+        tables: Tables = HISTORY,
     ) -> None:
         self._url = url
         self._credentials = credentials
         self._application = application
+        self._tables = tables
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: AsyncEngine | None = None
 
@@ -94,12 +111,12 @@ class Postgres:
     def _open(self, seconds: float) -> None:
         self._loop = self._loop or _OwnLoop()
         self._engine = self._made()
-        if not self._run(self._asked(lambda one: is_ready(one, self.name)), seconds):
+        if not self._run(self._asked(lambda one: self._tables.is_ready(one, self.name)), seconds):
             self._run(self._asked(self._migrate), _MIGRATION)
 
     def _migrate(self, connection: sa.Connection) -> None:
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
-        prepare(connection, self.name)
+        self._tables.prepare(connection, self.name)
 
     async def _asked(self, work: Callable[[sa.Connection], T]) -> T:
         assert self._engine is not None
@@ -122,6 +139,7 @@ class Postgres:
                     "application_name": self._application,
                     "statement_timeout": f"{_STATEMENT}s",
                     "idle_in_transaction_session_timeout": f"{_STATEMENT}s",
+                    **self._tables.settings,
                 },
             },
         )
@@ -130,7 +148,9 @@ class Postgres:
         def _prove(_d: object, _r: object, _a: object, options: dict[str, Any]) -> None:
             options["ssl"] = self._tls()
             if self._credentials.password_file is not None:
-                options["password"] = _secret(self._credentials.password_file)
+                options["password"] = _secret(
+                    self._credentials.password_file, f"{self._tables.key}.password_file"
+                )
 
         return engine
 
@@ -139,7 +159,7 @@ class Postgres:
             try:
                 return client_context(self._credentials.ca_file)
             except CaFileError as error:
-                raise HistoryError(f"history.ca_file: {error}") from error
+                raise HistoryError(f"{self._tables.key}.ca_file: {error}") from error
         return "prefer" if self._is_near or self._credentials.insecure_plaintext else "require"
 
     @property
@@ -176,9 +196,9 @@ async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
     return task.result()
 
 
-def _secret(file: Path) -> str:
+def _secret(file: Path, key: str) -> str:
     try:
         return file.read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise HistoryError(f"history.password_file: {file} can't be read: {why}") from error
+        raise HistoryError(f"{key}: {file} can't be read: {why}") from error

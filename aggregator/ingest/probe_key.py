@@ -24,7 +24,8 @@ def probe_key_file(config: Config) -> Path | None:
     """
     if config.cluster.file is not None:
         return config.cluster.file[1].with_name("probe-key")
-    if config.identity.kind == "token" or config.replicas.on:
+    shared = config.replicas.on or config.cluster.shared_store is not None
+    if config.identity.kind == "token" or shared:
         return config.identity.keys_cache.with_name("probe-key")
     return None
 

@@ -1,4 +1,5 @@
-"""Authenticates replicas: a token of the aggregators' own service account, verified offline.
+"""Authenticates replicas: a token of the aggregators' own service account, verified offline, or,
+without an API server, a secret that all have (`shared_token`).
 
 The token's audience decides: a token for the API server, or an agent's, opens no stream here, and
 one of these is refused elsewhere. The Introduction names the replica: all replicas are one program
@@ -6,6 +7,7 @@ under one account, so any of them could pose as any other, and gain no right.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -50,7 +52,9 @@ class ReplicaAuthenticator:
         until = self._known.get(digest)
         if until is not None and now < until + LEEWAY:
             return until
-        self._known[digest] = expires = await self._verifier.verify_account(token)
+        expires = await self._verifier.verify_account(token)
+        if math.isfinite(expires):
+            self._known[digest] = expires
         while len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
         return expires

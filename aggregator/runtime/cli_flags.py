@@ -1,7 +1,6 @@
 """The options of `sickbay` that select this cluster and no other. Text for people to copy."""
 
 import shlex
-from pathlib import Path
 
 #: The namespace of sickbay's own objects, unless a setting names another.
 NAMESPACE = "sickbay"
@@ -9,16 +8,16 @@ NAMESPACE = "sickbay"
 
 def target_flags(
     *,
-    local: Path | None = None,
+    local: str | None = None,
     kubeconfig: str = "",
     context: str = "",
     namespace: str = NAMESPACE,
 ) -> str:
     """The further options that a command needs; begins with a space, or is empty without any.
-    ``local`` goes alone.
+    ``local``, a file or a database's URL, goes alone.
     """
     if local is not None:
-        return f" --local {shlex.quote(str(local))}"
+        return f" --local {shlex.quote(local)}"
     said = namespace if namespace != NAMESPACE else ""
     given = {"kubeconfig": kubeconfig, "context": context, "namespace": said}
     return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)

@@ -76,7 +76,7 @@ def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: P
                 "listen: {grpc: 'localhost:1', web: 'localhost:2'}\n"
                 "identity: {kind: insecure-trust-hello}\ncluster: {kind: local}\n"
             ),
-            "replicas.address: replicas know of each other by a Kubernetes cluster",
+            "replicas.address: a file has the cluster's state, which one replica uses alone",
         ),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 from aggregator.cluster.local import cluster as local_module
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.local.settings import Commands
+from aggregator.cluster.local.sqlite_rows import SqliteRows
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
     Action,
@@ -85,7 +86,7 @@ async def late_record(one: LocalCluster, other: LocalCluster) -> None:
 
 async def record_after_a_stop(one: LocalCluster, other: LocalCluster) -> None:
     read = await one.read_record()
-    other._open.set_stop("drill")
+    await other._write(other._open.set_stop, "drill")
     await one.write_record("mine", read.version)
 
 
@@ -327,7 +328,9 @@ async def test_a_file_that_somebody_locks_is_unreachable_and_not_lost(path: Path
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         assert cluster._store is not None
-        cluster._store._db.execute("PRAGMA busy_timeout=50")
+        rows = cluster._store._rows
+        assert isinstance(rows, SqliteRows)
+        rows._db.execute("PRAGMA busy_timeout=50")
         with pytest.raises(Unreachable, match="locked"):
             await cluster.create_quarantine("n1", SPEC)
         other.execute("ROLLBACK")

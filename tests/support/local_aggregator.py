@@ -47,7 +47,9 @@ class LocalAggregator:
         tls: tuple[Path, Path, Path] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.address, self.web = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        given = (more or {}).get("listen", {})
+        self.address = given.get("grpc", f"127.0.0.1:{free_port()}")
+        self.web = given.get("web", f"127.0.0.1:{free_port()}")
         self.database = folder / "cluster.db"
         self._trust = ssl.create_default_context(cafile=tls[2]) if tls is not None else None
         certificate = {"tls": {"cert_file": str(tls[0]), "key_file": str(tls[1])}} if tls else {}

@@ -137,7 +137,7 @@ def test_a_kind_that_lacks_something_refuses_the_settings_that_need_it(
         "identity: {kind: insecure-trust-hello}\n"
         "listen: {grpc: 127.0.0.1:8443, web: 127.0.0.1:8080}\n"
         "drain: {namespaces: [{match: jobs, policy: never}]}\n"
-        'pools: [{name: a, selector: {matchLabels: {pool: a}}}]\n'
+        "pools: [{name: a, selector: {matchLabels: {pool: a}}}]\n"
     )
     with pytest.raises(Exception, match=r"(?s)namespaces have pods.*no node of it has labels"):
         load(file)

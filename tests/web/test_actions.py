@@ -15,6 +15,7 @@ from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import LocalActions, scratch_copy
+from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import (
     Action,
@@ -83,10 +84,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     @contextmanager
     def on_file(dry_run: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
         if dry_run:
-            with scratch_copy(database) as copy:
+            with scratch_copy(FilePlace(database)) as copy:
                 yield LocalActions(copy, how="")
         else:
-            yield LocalActions(database, how="")
+            yield LocalActions(FilePlace(database), how="")
 
     setup = ActionSetup(on_file, happened.append, time.time)
     async with serving(

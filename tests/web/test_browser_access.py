@@ -14,6 +14,7 @@ from aggregator.access.gate import AccessGate
 from aggregator.access.static_tokens import StaticTokens
 from aggregator.cli.actions import ClusterActions
 from aggregator.cli.local_actions import LocalActions
+from aggregator.cluster.local.place import FilePlace
 from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Action, QuarantineSpec
 from aggregator.events import Transition
@@ -46,7 +47,7 @@ async def served(tmp_path: Path, store: LocalStore) -> AsyncIterator[Served]:
 
     @contextmanager
     def on_file(_: bool) -> Iterator[ClusterActions]:  # noqa: FBT001
-        yield LocalActions(tmp_path / "cluster.db", how="")
+        yield LocalActions(FilePlace(tmp_path / "cluster.db"), how="")
 
     happened = list[Transition]()
     setup = ActionSetup(on_file, happened.append, time.time)

@@ -1,4 +1,4 @@
-"""A cluster without Kubernetes: state in SQLite, an optional command for each step.
+"""A cluster without Kubernetes: state in a database, an optional command for each step.
 
 It has the same protocol and the same fences: the actor does not know the difference. A quarantine's
 taint and "unschedulable" are rows here, and the site's command gives them their effect (`scontrol
@@ -7,7 +7,6 @@ update ...`).
 
 import asyncio
 import contextlib
-import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import ParamSpec, TypeVar
 
 from aggregator.cluster.capabilities import Capabilities
 from aggregator.cluster.local.commands import SiteCommandFailed, run_command
+from aggregator.cluster.local.place import FilePlace, StorePlace
 from aggregator.cluster.local.settings import Commands
-from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.port import (
     UNGUARDED,
     ClusterError,
@@ -73,7 +73,10 @@ class _Told:
 
 
 class LocalCluster:
-    """The `Cluster` protocol on a SQLite file. ``command_timeout``: seconds of each command."""
+    """The `Cluster` protocol on a SQLite file, or another ``place``.
+
+    ``command_timeout``: seconds of each command.
+    """
 
     words = LOCAL
     installation = ""
@@ -81,34 +84,31 @@ class LocalCluster:
 
     def __init__(
         self,
-        path: Path,
+        place: Path | StorePlace,
         *,
         commands: Commands,
         command_timeout: float = 30.0,
         wall: Callable[[], float],
     ) -> None:
-        self._path = path
+        self._place = FilePlace(place) if isinstance(place, Path) else place
         self._commands = commands
         self._command_timeout = command_timeout
         self._wall = wall
-        self._store: LocalStore | None = None
+        self._store: ClusterStore | None = None
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
         self._thread = WorkerThread("local-cluster")
         self._changed = asyncio.Event()
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities()
+        return Capabilities(lease=self._place.lease)
 
     @property
     def record_place(self) -> RecordPlace:
-        empty = "UPDATE record SET text = '', version = version + 1"
-        return RecordPlace(
-            f"table record of {self._path}", f'sqlite3 {shlex.quote(str(self._path))} "{empty}"'
-        )
+        return self._place.record_place
 
     async def start(self) -> None:
-        self._store = await self._in_thread(LocalStore, self._path, wall=self._wall)
+        self._store = await self._in_thread(self._place.open, self._wall)
 
     async def close(self) -> None:
         if self._store is not None:
@@ -116,7 +116,7 @@ class LocalCluster:
         self._thread.stop()
 
     @property
-    def _open(self) -> LocalStore:
+    def _open(self) -> ClusterStore:
         assert self._store is not None, "start() comes first"
         return self._store
 

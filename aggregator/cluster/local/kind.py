@@ -28,7 +28,7 @@ def _open(settings: LocalConfig, options: OpenOptions) -> OpenedCluster:
     from aggregator.cluster.local.cluster import LocalCluster
 
     return LocalCluster(
-        settings.database,
+        options.store or settings.database,
         commands=settings.commands,
         command_timeout=settings.command_timeout,
         wall=options.wall,
@@ -40,4 +40,11 @@ def _commands(settings: LocalConfig) -> Iterator[tuple[Key, Sequence[str]]]:
         yield ("local", "commands", name), getattr(settings.commands, name)
 
 
-LOCAL = ClusterKind("local", _open, section=LocalConfig, has_labels=False, commands=_commands)
+LOCAL = ClusterKind(
+    "local",
+    _open,
+    section=LocalConfig,
+    has_labels=False,
+    keeps_state=True,
+    commands=_commands,
+)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from aggregator.cluster.local.cluster import LocalCluster, merged, pass_guard
+from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.port import (
     UNGUARDED,
@@ -57,9 +58,14 @@ class SlurmCluster(LocalCluster):
     lists_all = True
 
     def __init__(
-        self, path: Path, *, client: SlurmClient, poll: float = 5.0, wall: Callable[[], float]
+        self,
+        place: Path | StorePlace,
+        *,
+        client: SlurmClient,
+        poll: float = 5.0,
+        wall: Callable[[], float],
     ) -> None:
-        super().__init__(path, commands=Commands(), wall=wall)
+        super().__init__(place, commands=Commands(), wall=wall)
         self._client = client
         self._reads: SharedRead[SlurmNode] = SharedRead(client.read_nodes)
         self._poll = poll

@@ -28,7 +28,8 @@ def _open(settings: SlurmConfig, options: OpenOptions) -> OpenedCluster:
             ca_file=rest.ca_file,
             limit=settings.command_timeout,
         )
-    return SlurmCluster(settings.database, client=client, poll=settings.poll, wall=options.wall)
+    place = options.store or settings.database
+    return SlurmCluster(place, client=client, poll=settings.poll, wall=options.wall)
 
 
 def _contradictions(cluster: Any) -> Iterator[tuple[Key, str]]:
@@ -42,5 +43,10 @@ def _files(cluster: Any) -> Iterator[tuple[Key, Path | None]]:
 
 
 SLURM = ClusterKind(
-    "slurm", _open, section=SlurmConfig, contradictions=_contradictions, files=_files
+    "slurm",
+    _open,
+    section=SlurmConfig,
+    keeps_state=True,
+    contradictions=_contradictions,
+    files=_files,
 )

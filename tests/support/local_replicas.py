@@ -1,0 +1,93 @@
+"""Several real aggregators without Kubernetes, which share a PostgreSQL."""
+
+import contextlib
+import secrets
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aggregator.demo.ports import free_port
+from tests.controlplane.waiting import wait_until
+from tests.support.local_aggregator import LocalAggregator
+from tests.support.postgres import PostgresServer
+
+
+class LocalReplicas:
+    """``count`` replicas on loopback, in plain text; each one's command notes what it runs for."""
+
+    def __init__(self, folder: Path, server: PostgresServer, *, count: int = 2) -> None:
+        self._folder = folder
+        self.ran = folder / "ran"
+        self.ran.touch()
+        token = folder / "replicas.token"
+        token.write_text(secrets.token_hex(32))
+        url = server.new_database()
+        self.replicas = {
+            name: LocalAggregator(folder / name, self._settings(name, url, server, token))
+            for name in (f"replica-{number}" for number in range(count))
+        }
+
+    def _settings(
+        self, name: str, url: str, server: PostgresServer, token: Path
+    ) -> Mapping[str, Any]:
+        address, page = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        note = f'echo "$SICKBAY_NODE {name}" >> {self.ran}'
+        password = {"password_file": str(server.password_file)}
+        return {
+            "cluster": {
+                "kind": "local",
+                "store": {"database": url, **password},
+                "local": {"commands": {"cordon": ["sh", "-c", note]}},
+            },
+            "mode": "cordon",
+            "listen": {"grpc": address, "web": page},
+            "replicas": {"name": name, "address": address, "token_file": str(token)},
+            "identity": {
+                "kind": "insecure-trust-hello",
+                "keys_cache": str(self._folder / name / "jwks.json"),
+            },
+            "history": {"database": url, **password},
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name, replica in self.replicas.items():
+            if error is not None:
+                print(f"--- {name}\n{replica.log()[-3000:]}")
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(name, signal.SIGCONT)
+            replica.close()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.replicas[name].process.send_signal(number)
+
+    def is_controller(self, name: str) -> bool:
+        """By its own page; False where it does not answer."""
+        try:
+            return self.replicas[name].metric("sickbay_controller") == 1
+        except (OSError, StopIteration):
+            return False
+
+    def until_controller(self, *names: str) -> str:
+        """Wait until one of these (or of all) is the controller; its name."""
+        among = names or tuple(self.replicas)
+        wait_until(lambda: any(map(self.is_controller, among)), what=f"a controller of {among}")
+        return next(name for name in among if self.is_controller(name))
+
+    def quarantined(self, name: str) -> set[str]:
+        """The nodes that this replica's page shows in quarantine."""
+        found = self.replicas[name].ask("quarantines") or {"items": []}
+        return {one["node"] for one in found["items"]}
+
+    def runs(self) -> list[str]:
+        """ "NODE REPLICA" of each run of the command, oldest first."""
+        return self.ran.read_text().splitlines()
