@@ -203,6 +203,7 @@ async def world(folder: Path, commands: Commands = NO_COMMANDS) -> AsyncIterator
 #: Methods of `Cluster` that read, report or undo.
 NOT_ACTS = {
     *("start", "close", "events", "list_nodes", "list_conditions", "list_node_tests"),
+    "has_condition",
     *("read_record", "read_stop", "read_quarantine", "read_node"),
     *("wait_for_node", "pods_labelled", "definition_is_going", "record_place"),
     *("write_quarantine_spec", "write_quarantine_status", "add_finalizer", "drop_quarantine"),
@@ -214,7 +215,7 @@ NOT_ACTS_ON_OBJECTS = {"resource", "get", "find", "select", "lacks"}
 def methods_of(protocol: type) -> set[str]:
     own = {name for one in protocol.__mro__[:-1] for name in vars(one)}
     return {name for name in own if not name.startswith("_")} - {
-        "kind",
+        "words",
         "installation",
         "lists_all",
     }

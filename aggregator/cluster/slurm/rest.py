@@ -196,8 +196,9 @@ class SlurmRest:
         timeout = aiohttp.ClientTimeout(total=self.limit)
         tls = ssl.create_default_context(cafile=self.ca_file) if self.ca_file else True
         try:
-            connector = GuardedConnector(ssl=tls)
-            async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            async with aiohttp.ClientSession(
+                timeout=timeout, connector=GuardedConnector(ssl=tls)
+            ) as session:
                 with checked_by(guard):
                     response = await session.request(
                         method, self.url + path, json=body, headers=headers, allow_redirects=False
