@@ -55,6 +55,30 @@ async def test_a_repaired_node_is_released_after_it_has_passed_its_test() -> Non
     await site.replica.stop()
 
 
+@pytest.mark.parametrize("field", ["evidence_at", "exhausted_at"])
+@in_virtual_time
+async def test_a_test_is_later_than_a_time_that_another_clock_wrote_ahead(field: str) -> None:
+    site = site_that_tests()
+    site.shop.boots = False
+    site.start()
+    await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERED)])
+    found = site.quarantine()
+    repair = found.status.repair
+    assert repair is not None
+    at: dict[str, Any] = {field: repair.attempts[0].began_at + 6 * 3600.0}
+    ahead = replace(repair, exhausted="a person ended the repairs", **at)
+    site.world.put_quarantine(replace(found, status=replace(found.status, repair=ahead)))
+    site.shop._boot("n1")
+    await site.settles(lambda: site.repaired == ["reboot", "test"])
+    written = site.quarantine().status.repair
+    assert written is not None
+    assert written.attempts[-1].began_at > at[field]
+    await site.settles(site.is_released)
+    assert site.repaired == ["reboot", "test"]
+    site.check()
+    await site.replica.stop()
+
+
 @pytest.mark.parametrize("phase", [0.0, 5.0, 10.0])
 @in_virtual_time
 async def test_a_test_begins_as_soon_as_the_node_has_recovered(phase: float) -> None:

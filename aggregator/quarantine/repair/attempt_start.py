@@ -1,7 +1,14 @@
 """Begins an attempt: the node read anew, its reservation, and the attempt on the Quarantine."""
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, Node, Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import (
+    Cluster,
+    Node,
+    Quarantine,
+    RepairAttempt,
+    RepairState,
+    RepairStatus,
+)
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.cordon import NodeActions
@@ -17,6 +24,8 @@ from aggregator.quarantine.state.node import NodeState
 
 #: Failure domains that an attempt keeps: as many as the definition of quarantines takes.
 _MOST_DOMAINS = 32
+#: Times of attempts are in whole parts of so long (seconds).
+_LATER = 0.001
 
 
 class AttemptStarts:
@@ -69,7 +78,7 @@ class AttemptStarts:
         if why:
             await self._status.hold(node_state, fresh, why, step)
             return None
-        now = round(self._clocks.latest(), 3)
+        now = self._begins_at(fresh)
         attempt = RepairAttempt(
             operation=operation,
             repair=step.repair,
@@ -93,6 +102,14 @@ class AttemptStarts:
             attempt_details(attempt),
         )
         return written, attempt
+
+    def _begins_at(self, quarantine: Quarantine) -> float:
+        """The time, and after the last evidence and the last end of the repairs: another replica
+        may have written these by a clock that is ahead, and the attempt would count as earlier.
+        """
+        repair = quarantine.status.repair or RepairStatus()
+        after = max(repair.evidence_at, repair.exhausted_at) + _LATER
+        return round(max(self._clocks.latest(), after), 3)
 
     async def check_again(self, node_state: NodeState, attempt: RepairAttempt) -> Quarantine | None:
         """Check an attempt whose order may still be sent. Returns its Quarantine, or None where
