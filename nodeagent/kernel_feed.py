@@ -28,7 +28,7 @@ RETRY = 60.0
 POLL_FILE = 0.2
 #: Seconds for which a log that goes on and on is left alone between two batches: each wake-up costs
 #: more than the records of a moment, and a first line is read at once.
-PAUSE = 0.05
+PAUSE = 0.1
 #: Batches closer together than this are such a log.
 BUSY = 2 * PAUSE
 #: Records kept per check, to show to people.
