@@ -44,9 +44,9 @@ def page(name: str) -> str:
 
 
 @pytest.mark.parametrize("kind", list(EventKind), ids=str)
-def test_each_alert_has_a_section_that_the_runbook_links_to(kind: EventKind) -> None:
+def test_each_alert_has_a_section_of_a_page_that_the_runbook_names(kind: EventKind) -> None:
     assert f"\n## {kind.value}\n" in page("alert-kinds.md")
-    assert f"[`{kind.value}`](alert-kinds.md#" in page("runbook.md")
+    assert "](alert-kinds.md)" in page("runbook.md")
 
 
 def test_the_runbook_begins_with_each_alert_that_pages_by_default() -> None:
@@ -107,13 +107,13 @@ def common_causes() -> Iterator[str]:
         yield from (cause.limit for cause in causes.open.values())
 
 
-def test_each_hold_has_a_section_that_the_runbook_links_to() -> None:
+def test_each_hold_has_a_section_of_a_page_that_the_runbook_names() -> None:
     provoked = set(holds())
     assert len(provoked) == 13
+    assert "](holds.md)" in page("runbook.md")
     for hold in provoked:
         assert hold in documentation.HOLDS
         assert f"\n## {hold}\n" in page("holds.md"), hold
-        assert f"[`{hold}`](holds.md#" in page("runbook.md"), hold
         assert f"`{hold.removeprefix('limits.')}`" in page("limits.md"), hold
 
 
