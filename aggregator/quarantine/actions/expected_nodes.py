@@ -16,7 +16,7 @@ from aggregator.cluster.node_names import (
     RELEASED,
     is_marked,
 )
-from aggregator.cluster.port import Cluster, Conflict, Node, Taint, Unread
+from aggregator.cluster.port import Conflict, Node, NodesAndPods, Taint, Unread
 from aggregator.quarantine.decide.mark_rules import DO_NOT_DISRUPT
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
 from aggregator.quarantine.state.node import NodeState
@@ -43,7 +43,7 @@ class ExpectedNodes:
     next.
     """
 
-    def __init__(self, cluster: Cluster, pool_of: Callable[[str], str]) -> None:
+    def __init__(self, cluster: NodesAndPods, pool_of: Callable[[str], str]) -> None:
         self._cluster = cluster
         self._pool_of = pool_of
         self._taints: dict[str, tuple[Taint, ...]] = {}

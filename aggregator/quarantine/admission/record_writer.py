@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from aggregator.cluster.port import (
     BUSY,
-    Cluster,
     ClusterError,
     Conflict,
     Guard,
     GuardRefused,
     RecordText,
+    SharedObjects,
     is_older,
 )
 from aggregator.quarantine.admission.stop_switch import StopSwitch, StopUnreadable
@@ -90,7 +90,7 @@ class AdmissionRecordWriter:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SharedObjects,
         *,
         limits: Limits,
         policy_hash: str,

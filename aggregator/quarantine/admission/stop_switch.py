@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 
 from aggregator.cluster.port import (
-    Cluster,
     ClusterError,
     GuardRefused,
     GuardUnreadable,
+    SharedObjects,
     StopText,
     is_older,
 )
@@ -38,7 +38,7 @@ class StopSwitch:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SharedObjects,
         *,
         now: Callable[[], float],
     ) -> None:

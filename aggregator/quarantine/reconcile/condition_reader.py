@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Cluster, ClusterError
+from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.health.model import Component, Status
 from aggregator.policy.node_condition import (
     ReportedCondition,
@@ -56,7 +56,7 @@ class NodeConditionReader:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         policy: Policy,
         node_registry: NodeRegistry,
         say: Callable[[str, Component], bool],

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aggregator.cluster.port import Cluster, ClusterError
+from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.quarantine.state.registry import NodeRegistry
 
 log = logging.getLogger("sickbay.quarantine")
@@ -33,7 +33,7 @@ class CurrentNodes:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         node_registry: NodeRegistry,
         now: Callable[[], float],
         view: Callable[[], bool],

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from aggregator.cluster.port import Cluster, ClusterError
+from aggregator.cluster.port import ClusterError, NodesAndPods
 from aggregator.quarantine.state.node import NodeState
 from aggregator.runtime.backoff import Backoff
 
@@ -35,7 +35,7 @@ class MissingNodes:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         returned: Callable[[NodeState], None],
         may_act: Callable[[], bool],
         rng: random.Random,

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from aggregator.cluster.port import Cluster, ClusterError, NodeEvent, Unreachable
+from aggregator.cluster.port import ClusterError, NodeEvent, SharedObjects, Unreachable
 from aggregator.documentation import address, of_hold
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.quarantine.decide.node_events import DRAINED, DRAINING, HELD, REASONS, event_of
@@ -52,7 +52,7 @@ class NodeEventPublisher:
         self,
         sink: EventSink,
         *,
-        cluster: Cluster,
+        cluster: SharedObjects,
         fleet: FleetState,
         uid_of: Callable[[str], str],
         enabled: Callable[[str], bool],

@@ -1,6 +1,6 @@
 """Keeps on the Node which requests of people were followed, so that none is followed twice."""
 
-from aggregator.cluster.port import Cluster, NodeChange
+from aggregator.cluster.port import NodeChange, NodesAndPods
 from aggregator.quarantine.decide.repair import followed_change
 from aggregator.quarantine.state.node import NodeState
 
@@ -8,7 +8,7 @@ from aggregator.quarantine.state.node import NodeState
 class FollowedRequests:
     """Writes the annotation `sickbay.dev/repair-followed`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: NodesAndPods) -> None:
         self._cluster = cluster
 
     async def remember(self, node_state: NodeState, request: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
-from aggregator.cluster.port import Cluster
+from aggregator.cluster.port import NodesAndPods
 from aggregator.quarantine.decide.new_nodes import (
     condition_of,
     has_passed,
@@ -24,7 +24,7 @@ class NodeTestDisplay:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         settings: RepairSettings,
         node_registry: NodeRegistry,
         fleet: FleetState,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Cluster, Conflict, Guard, Node, NodeChange, RepairState
+from aggregator.cluster.port import Conflict, Guard, Node, NodeChange, NodesAndPods, RepairState
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.actions.act_guard import FreshRead
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
@@ -56,7 +56,7 @@ class NodeTestSteps:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         record_writer: AdmissionRecordWriter,
         clocks: Clocks,
         settings: RepairSettings,

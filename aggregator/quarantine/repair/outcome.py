@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from aggregator.cluster.port import Cluster, Quarantine, RepairAttempt, RepairState
+from aggregator.cluster.port import NodesAndPods, Quarantine, RepairAttempt, RepairState
 from aggregator.policy.repairs import REBOOT, REPLACE, TEST
 from aggregator.quarantine.repair.attempts import is_proved_by_node
 from aggregator.quarantine.repair.orders import RepairOrders
@@ -35,7 +35,7 @@ class RepairOutcomes:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         repairers: Mapping[str, ConfiguredRepairer],
         orders: RepairOrders,
         calls: RepairerCalls,

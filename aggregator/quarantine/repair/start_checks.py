@@ -2,7 +2,7 @@
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Cluster, Node, Quarantine
+from aggregator.cluster.port import Action, Node, NodesAndPods, Quarantine
 from aggregator.policy.repairs import ASKS_A_PERSON, TEST
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.decide.admission import stopped
@@ -30,7 +30,7 @@ class RepairStartChecks:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         switch: StopSwitch,
         clocks: Clocks,
         drain: DrainRules,

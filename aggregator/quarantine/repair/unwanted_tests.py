@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from aggregator.clock import Clocks
 from aggregator.cluster.node_names import NODE_TEST
-from aggregator.cluster.port import Cluster, ClusterError, Conflict, NodeMeta
+from aggregator.cluster.port import ClusterError, Conflict, NodeMeta, NodesAndPods
 from aggregator.policy.repairs import TEST
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, condition_of
@@ -56,7 +56,7 @@ class UnwantedTests:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        cluster: NodesAndPods,
         record_writer: AdmissionRecordWriter,
         clocks: Clocks,
         settings: RepairSettings,
