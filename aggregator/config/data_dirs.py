@@ -60,7 +60,7 @@ def exclusive_lock(config: Config) -> Iterator[None]:
         except BlockingIOError:
             raise DataDirError(
                 f"{'.'.join(key)}: another aggregator runs on {database}: it holds {file}; "
-                "stop it first, or name another file"
+                "stop it first, name another file, or share cluster.store.database"
             ) from None
         yield
     finally:

@@ -69,7 +69,8 @@ async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
     assert second.returncode == 1
     assert said.decode() == (
         f"sickbay-aggregator: cluster.local.database: another aggregator runs on {database}: it "
-        f"holds {database}.lock; stop it first, or name another file\n"
+        f"holds {database}.lock; stop it first, name another file, or share "
+        "cluster.store.database\n"
     )
     first.kill()
     await first.wait()

@@ -50,6 +50,7 @@ from tests.aggregator.test_local_cluster import (
     second_object,
     status_of_another_object,
 )
+from tests.aggregator.test_slurm_interleavings import expect_nothing_undone
 from tests.support.postgres import PostgresServer, StartPostgres
 from tests.support.waiting import until
 
@@ -321,6 +322,12 @@ async def test_one_holds_at_a_time_and_another_takes_over_when_it_is_dead_or_lea
     await asyncio.wait([first, second, fourth])
     for lease in (of_a, of_b):
         await lease.close()
+
+
+async def test_drains_in_slurm_are_told_apart_by_what_the_database_has_of_them(
+    place: StorePlace,
+) -> None:
+    await expect_nothing_undone(place, range(8))
 
 
 # -- people ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from aggregator.cluster.local.place import StorePlace
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import (
     Action,
@@ -128,11 +129,11 @@ class FakeSlurm:
 class Controller:
     """A controller's writes in their order, and its crashes."""
 
-    def __init__(self, file: Path, slurm: FakeSlurm) -> None:
-        self.file, self.slurm = file, slurm
+    def __init__(self, place: Path | StorePlace, slurm: FakeSlurm) -> None:
+        self.place, self.slurm = place, slurm
 
     async def start(self) -> None:
-        self.cluster = SlurmCluster(self.file, client=self.slurm, poll=0.0, wall=lambda: 1.0)
+        self.cluster = SlurmCluster(self.place, client=self.slurm, poll=0.0, wall=lambda: 1.0)
         await self.cluster.start()
 
     async def crash(self) -> None:
@@ -166,10 +167,10 @@ class Controller:
                 await self.undo(found)
 
 
-async def play(seed: int, folder: Path) -> FakeSlurm:
+async def play(seed: int, place: Path | StorePlace) -> FakeSlurm:
     rng = random.Random(seed)
     slurm = FakeSlurm(rng)
-    controller = Controller(folder / "cluster.db", slurm)
+    controller = Controller(place, slurm)
     await controller.start()
     for _ in range(12):
         name = rng.choice(NODES)
@@ -186,7 +187,8 @@ async def play(seed: int, folder: Path) -> FakeSlurm:
     for name in NODES:
         await controller.release(name)
         await controller.release(name)
-    assert controller.cluster._open.drains() == {}, seed
+    cluster = controller.cluster
+    assert await cluster._in_thread(cluster._open.drains) == {}, seed
     await controller.cluster.close()
     return slurm
 
@@ -194,8 +196,12 @@ async def play(seed: int, folder: Path) -> FakeSlurm:
 async def test_nothing_of_an_administrator_is_undone_and_nothing_of_ours_is_left(
     tmp_path: Path,
 ) -> None:
-    for seed in range(250):
-        slurm = await play(seed, tmp_path)
+    await expect_nothing_undone(tmp_path / "cluster.db", range(250))
+
+
+async def expect_nothing_undone(place: Path | StorePlace, seeds: range) -> None:
+    for seed in seeds:
+        slurm = await play(seed, place)
         assert slurm.foreign_undone == [], seed
         assert slurm.overwritten == [], seed
         left = [name for name, author in slurm.author.items() if author == "sickbay"]

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from aggregator.cluster.capabilities import Capabilities
 from aggregator.cluster.local.commands import SiteCommandFailed, run_command
-from aggregator.cluster.local.place import FilePlace, StorePlace
+from aggregator.cluster.local.place import ClosableLease, FilePlace, StorePlace
 from aggregator.cluster.local.settings import Commands
 from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.port import (
@@ -50,6 +50,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.unread_status import expect_lossless
 from aggregator.cluster.words import LOCAL
+from aggregator.leader.lease import LeaseStore
 from aggregator.policy.node_condition import ReportedConditions
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -95,13 +96,20 @@ class LocalCluster:
         self._command_timeout = command_timeout
         self._wall = wall
         self._store: ClusterStore | None = None
+        self._leases: list[ClosableLease] = []
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
         self._thread = WorkerThread("local-cluster")
         self._changed = asyncio.Event()
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(lease=self._place.lease)
+        return Capabilities(lease=self._lease if self._place.lease is not None else None)
+
+    def _lease(self, deadline: float) -> LeaseStore:
+        assert self._place.lease is not None
+        store = self._place.lease(deadline)
+        self._leases.append(store)
+        return store
 
     @property
     def record_place(self) -> RecordPlace:
@@ -111,6 +119,8 @@ class LocalCluster:
         self._store = await self._in_thread(self._place.open, self._wall)
 
     async def close(self) -> None:
+        for lease in self._leases:
+            await lease.close()
         if self._store is not None:
             await self._in_thread(self._store.close)
         self._thread.stop()

@@ -11,6 +11,12 @@ from aggregator.cluster.port import RecordPlace
 from aggregator.leader.lease import LeaseStore
 
 
+class ClosableLease(LeaseStore, Protocol):
+    """A Lease with a connection of its own."""
+
+    async def close(self) -> None: ...
+
+
 class StorePlace(Protocol):
     """``lease``: the store of the replicas' Lease, by the seconds for one request; None where there
     is one replica.
@@ -20,7 +26,7 @@ class StorePlace(Protocol):
     def record_place(self) -> RecordPlace: ...
 
     @property
-    def lease(self) -> Callable[[float], LeaseStore] | None: ...
+    def lease(self) -> Callable[[float], ClosableLease] | None: ...
 
     def open(self, wall: Callable[[], float]) -> ClusterStore:
         """Blocking. Raises `Refused` or `Unreachable`."""

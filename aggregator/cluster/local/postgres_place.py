@@ -7,7 +7,6 @@ from aggregator.cluster.local.postgres_lease import PostgresLease
 from aggregator.cluster.local.postgres_rows import SCHEMA, PostgresRows, StoreEngine
 from aggregator.cluster.local.store import ClusterStore
 from aggregator.cluster.port import RecordPlace
-from aggregator.leader.lease import LeaseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class PostgresPlace:
         return RecordPlace(f"table {SCHEMA}.record of {self.name}", f'psql -c "{empty}"')
 
     @property
-    def lease(self) -> Callable[[float], LeaseStore]:
+    def lease(self) -> Callable[[float], PostgresLease]:
         return lambda deadline: PostgresLease(lambda: self.engine("lease"), deadline=deadline)
 
     def open(self, wall: Callable[[], float]) -> ClusterStore:
