@@ -69,6 +69,10 @@ class EvidenceSink(Protocol):
         """
         ...
 
+    def evaluation_cost(self, node: str) -> float:
+        """Seconds that evaluating the node's evidence took since the last call. Must be cheap."""
+        ...
+
     def digest(self, node: str) -> int | None:
         """The digest of the node's evidence, or None before a snapshot. Must be cheap."""
         ...

@@ -447,7 +447,9 @@ class Stream:
             self._resyncs.answered()
             self._series = min(self._series, 0)  # with each snapshot the series begin anew
         self._acks.add(message.seq, self._intake.on_evidence(self.node, evidence, self.last_heard))
-        self._allowance.charge(self._rules.now() - started)
+        # The node is evaluated after this: its agent's next message is charged for that.
+        earlier = self._intake.evaluation_cost(self.node)
+        self._allowance.charge(self._rules.now() - started + earlier)
 
     async def _understood(
         self, message: pb.Snapshot | pb.Delta

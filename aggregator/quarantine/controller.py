@@ -174,7 +174,7 @@ class Controller:
             event_sink=event_sink,
             clocks=clocks,
             labels=settings.common.domain_labels,
-            judge=queue.evaluate,
+            evaluate=queue.evaluate,
             quorum=lambda: quorum(settings.limits, node_registry.size()) is None,
         )
         acts = NodeActions(
@@ -250,11 +250,9 @@ class Controller:
             stages=fleet.stages,
             silent_action=settings.silence.silent_action,
         )
-        self._evaluator = evaluator
         self._poller = NodePoller(
             cluster=cluster,
             node_registry=node_registry,
-            evaluator=evaluator,
             acts=acts,
             clocks=clocks,
             may_act=may_act,
@@ -271,7 +269,6 @@ class Controller:
         )
         self._agent_events = agent_events = AgentEventHandler(
             node_registry=node_registry,
-            evaluator=evaluator,
             queue=queue,
             acts=acts,
             policy=policy,
@@ -280,7 +277,6 @@ class Controller:
             network_tracker=network_tracker,
             measurements=measurements,
             evidence_recording=evidence_recording or NoEvidenceRecording(),
-            may_act=may_act,
         )
         start_checks = RepairStartChecks(
             cluster=cluster,
@@ -369,7 +365,6 @@ class Controller:
             node_registry=node_registry,
             record_writer=record_writer,
             queue=queue,
-            evaluator=evaluator,
             cause_tracker=cause_tracker,
             network_tracker=network_tracker,
             measurements=measurements,
@@ -482,7 +477,7 @@ class Controller:
             and requests != NONE
             and node_state.decision.requests != describe(requests, wall)
         ):
-            self._evaluator.evaluate_node(node_state)  # an exemption has ended
+            self._queue.evaluate(node_state)  # an exemption has ended
         if node_state.node_summary.quarantine_view is NO_QUARANTINE:  # most nodes of a fleet
             self._queue.resume(node_state)
             return
@@ -581,7 +576,7 @@ class Controller:
         if node_state is None or node_state.agent.health is None:
             return False
         if node_state.agent.health.record_own_evidence(component):
-            self._evaluator.evaluate_node(node_state)
+            self._queue.evaluate(node_state)
         return True
 
     # -- ingest's EvidenceSink -----------------------------------------------------------
@@ -605,6 +600,9 @@ class Controller:
 
     def on_measurements(self, node: str, told: Measurements, at: float) -> None:
         self._agent_events.on_measurements(node, told, at)
+
+    def evaluation_cost(self, node: str) -> float:
+        return self._agent_events.evaluation_cost(node)
 
     def digest(self, node: str) -> int | None:
         return self._agent_events.digest(node)

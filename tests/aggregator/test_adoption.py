@@ -76,6 +76,7 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
     clock.time += 10_000
     for name in names:
         second.agent(name, snapshot())  # the fault is missing, and no positive sign has cleared it
+    second.evaluate_due()
     clock.time += 10_000
     for name in names:
         second.agent(name, ILL)
@@ -93,6 +94,7 @@ async def test_a_reinstall_keeps_every_marked_node_in_quarantine() -> None:
     world.person_stops("")
     for name in names:
         second.agent(name, WELL)
+    second.evaluate_due()
     clock.time += 700
     for name in names:
         second.agent(name, WELL)
@@ -133,6 +135,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     await until(lambda: node_summary.quarantine_view.unclaimed)
     assert node_summary.standing() is QuarantineSummary.QUARANTINED
     replica.agent("n1", WELL)
+    replica.evaluate_due()
     clock.time += 10_000
     replica.agent("n1", WELL)
     await until(lambda: not replica.controller._registry.node_state("n1").work.again.is_set())
@@ -212,6 +215,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
     assert world.quarantines["n1"].spec.requester == UNKNOWN
     replica.agent("n1", WELL)
+    replica.evaluate_due()
     clock.time += 10_000
     replica.agent("n1", WELL)
     await until(lambda: not replica.controller._registry.node_state("n1").work.again.is_set())

@@ -44,7 +44,6 @@ class Bench:
         self.loop = loop
         self.did: list[str] = []
         self.told: list[str] = []
-        self.may, self.work = True, False
         self.node_registry = NodeRegistry(FleetState(), "", now=loop.time)
 
         def note(name: str, answer: Callable[[], Any] = lambda: None) -> Any:
@@ -61,7 +60,7 @@ class Bench:
             view=True,
             add=note("add"),
             add_for_read=note("add_for_read"),
-            has_work=lambda _: self.work,
+            evaluate=note("evaluate"),
         )
         acts: Any = SimpleNamespace(
             emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}"),
@@ -74,7 +73,6 @@ class Bench:
         )
         self.made: Any = AgentEventHandler(
             node_registry=self.node_registry,
-            evaluator=recorder("evaluate_node"),
             queue=queue,
             acts=acts,
             policy=POLICY,
@@ -89,7 +87,6 @@ class Bench:
                 "record_disconnect",
                 "forget_node",
             ),
-            may_act=lambda: self.may,
         )
         self.node_state: Any = self.node_registry.node_state("n1")
         self.line: Any = FakeLine()
@@ -193,28 +190,29 @@ def test_nothing_is_heard_of_a_stream_that_was_shut_out() -> None:
     on_bench(test)
 
 
-def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -> None:
+def test_a_sign_waits_for_the_evaluation_and_for_a_step_where_the_node_is_unknown() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
         assert bench.send_evidence(snapshot(fault())) is None, "no sign"
         assert bench.send_evidence(Delta()) is None
         node_state = bench.node_state
         node_state.cluster.meta = NodeMeta("n1", "u1")
-        assert bench.send_evidence(Delta(cleared=(SIGN,))) is None
-        assert bench.send_evidence(Delta(gone=(("xid", ""),))) is None
+        for said in (Delta(cleared=(SIGN,)), Delta(gone=(("xid", ""),))):
+            waits = bench.send_evidence(said)
+            assert node_state.work.waiters[-1:] == (waits,)
+            assert "evaluate" in bench.did
+            assert "add" not in bench.did
         assert not node_state.work.needs_read
         for name, owner, value in (
-            ("work", bench, True),
-            ("may", bench, False),
             ("view", bench.queue, False),
             ("meta", node_state.cluster, None),
             ("unread", node_state.cluster, True),
         ):
             before = getattr(owner, name)
             setattr(owner, name, value)
-            for said in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
+            for sign in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
                 node_state.work.waiters, node_state.work.needs_read = (), False
-                waits = bench.send_evidence(said)
+                waits = bench.send_evidence(sign)
                 assert node_state.work.waiters == (waits,), name
                 assert "add" in bench.did
                 assert node_state.work.needs_read == (name == "unread")

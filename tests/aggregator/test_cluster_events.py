@@ -72,6 +72,9 @@ class Bench:
         self.queue = SimpleNamespace(
             view=True,
             add=self._note("add"),
+            evaluate=self._note("evaluate"),
+            begin=lambda _: None,
+            forget_node=lambda _: None,
             add_if_pending=self._note("pending"),
             add_for_read=self._note("look"),
         )
@@ -87,7 +90,6 @@ class Bench:
             "node_registry": self.registry,
             "record_writer": self.record,
             "queue": self.queue,
-            "evaluator": SimpleNamespace(evaluate_node=self._note("evaluate")),
             "cause_tracker": SimpleNamespace(),
             "network_tracker": SimpleNamespace(),
             "measurements": SimpleNamespace(),

@@ -247,19 +247,46 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
         await until(lambda: all(phase_of(world, f"n{n}") is Phase.DRAINED for n in range(59)))
         await asyncio.sleep(1)
         steps, judged = counting(replica), Counter[str]()
-        real = replica.controller._evaluator.evaluate_node
+        real = replica.controller._reconciler._evaluator.evaluate_node
 
         def judge(node_state: NodeState, arrived: float | None = None) -> None:
             judged[node_state.node] += 1
             real(node_state, arrived)
 
-        replica.controller._cluster_events._evaluator.evaluate_node = judge  # type: ignore[method-assign]
+        replica.controller._reconciler._evaluator.evaluate_node = judge  # type: ignore[method-assign]
         replica.agent("n59", ILL)
         await until(lambda: phase_of(world, "n59") is Phase.DRAINED)
         await asyncio.sleep(0.1)
         assert set(steps) == {"n59"}
         # Heard, and admitted: not once more for each of the four writes of its object.
         assert judged["n59"] == 2
+        await replica.stop()
+
+    virtual_time.play(test)
+
+
+def test_a_burst_of_deltas_about_a_node_is_one_evaluation() -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n0")
+        replica = Replica(world, clock=LoopClock(loop))
+        await until(lambda: not replica.fleet.view_lost)
+        replica.agent("n0", snapshot())
+        await asyncio.sleep(10)
+        evaluations, real = Counter[str](), replica.controller._reconciler._evaluator.evaluate_node
+
+        def evaluate(node_state: NodeState, arrived: float | None = None) -> None:
+            evaluations[node_state.node] += 1
+            real(node_state, arrived)
+
+        replica.controller._reconciler._evaluator.evaluate_node = evaluate  # type: ignore[method-assign]
+        for number in range(10):
+            replica.agent("n0", Delta((component("disk", f"d{number}", Status.FAILED, "x"),)))
+        await asyncio.sleep(0.05)
+        assert evaluations == {"n0": 1}
+        health = replica.fleet.node_summaries["n0"].agent.health
+        assert health is not None
+        assert len([one for one in health.components.all() if one.check == "disk"]) == 10
         await replica.stop()
 
     virtual_time.play(test)

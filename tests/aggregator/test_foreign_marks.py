@@ -42,6 +42,7 @@ async def quarantined(world: World, clock: Turned) -> Replica:
 
 async def released(world: World, replica: Replica) -> None:
     replica.agent("n1", WELL)
+    replica.evaluate_due()
     replica.clock.time += 700
     replica.agent("n1", WELL)
     await until(lambda: not world.quarantines)

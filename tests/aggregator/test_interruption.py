@@ -105,6 +105,7 @@ def falls_ill(replica: Replica, world: World) -> None:
 
 def recovers(replica: Replica, world: World) -> None:
     replica.agent("n1", WELL)
+    replica.evaluate_due()
     replica.clock.time += 700
     replica.agent("n1", WELL)
 
@@ -499,12 +500,14 @@ async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_st
     await later(600)
     assert is_marked(world.nodes["n1"])
     replica.agent("n1", snapshot())  # the fault is missing, and no positive sign has cleared it
+    replica.evaluate_due()
     clock.time += 10_000
     replica.agent("n1", snapshot())
     await later(600)
     assert is_marked(world.nodes["n1"])
     world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))  # the kubelet reports it too
     replica.agent("n1", snapshot(), boot_id="boot-2")
+    replica.evaluate_due()
     clock.time += 700
     replica.agent("n1", snapshot(), boot_id="boot-2")
     await reaches_released(world)
@@ -526,6 +529,7 @@ async def test_a_sign_that_comes_during_a_stop_is_durable_before_it_is_acknowled
     another = Replica(world, clock=clock)
     await until(lambda: not another.fleet.view_lost)
     another.agent("n1", snapshot())
+    another.evaluate_due()
     clock.time += 700
     another.agent("n1", snapshot())
     await reaches_released(world)

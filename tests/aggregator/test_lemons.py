@@ -292,8 +292,10 @@ async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> Non
         node_summary = replica.fleet.node_summaries["n1"]
         await until(lambda: node_summary.quarantine is not None)
         replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
+        replica.evaluate_due()
         replica.clock.time += 700
         replica.agent("n1", Delta())
+        replica.evaluate_due()
         actions = sorted(one.action for one in node_summary.decision.incidents.values())
         assert actions == ["observe"]
         assert not replica.controller.record_own_evidence("nobody", evidence(lemon, 990.0))

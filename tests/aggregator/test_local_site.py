@@ -98,6 +98,7 @@ class Aggregator:
         """The fault is cleared, and the node stays well for the rule's time."""
         sign = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
         self.controller.on_evidence("n1", sign, self.clock())
+        self.controller._queue._deliver()  # evaluated before the clock is turned
         self.clock.time += 700
         self.controller.on_evidence("n1", snapshot(), self.clock())
 

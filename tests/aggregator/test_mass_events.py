@@ -67,6 +67,7 @@ class Fleet:
         await self.seen()
         for number in range(nodes):
             self.attach(f"n{number}")
+        await asyncio.sleep(0)  # all are evaluated
         return self
 
     def start(self) -> None:

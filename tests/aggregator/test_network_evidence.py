@@ -81,7 +81,7 @@ class Desk:
             event_sink=self.notes,
             clocks=Clocks(loop.time, lambda: 5000.0),
             labels=("rack",),
-            judge=lambda node_state: self.judged.append(node_state.node),
+            evaluate=lambda node_state: self.judged.append(node_state.node),
             quorum=lambda: self.quorum,
         )
         self.graph = Graph()

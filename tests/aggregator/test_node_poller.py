@@ -88,12 +88,15 @@ class Bench:
         self.poller = NodePoller(
             cluster=cast(Any, self),
             node_registry=self.node_registry,
-            evaluator=cast(Any, self),
             acts=cast(Any, self),
             clocks=Clocks(self.now, self.now),
             may_act=lambda: self.ours,
             queue=cast(
-                Any, SimpleNamespace(add=lambda node_state: self.seen_to.append(node_state.node))
+                Any,
+                SimpleNamespace(
+                    add=lambda node_state: self.seen_to.append(node_state.node),
+                    evaluate=lambda node_state: self.judged.append(node_state.node),
+                ),
             ),
             rng=Most(),
         )
@@ -107,9 +110,6 @@ class Bench:
         if self.fails:
             raise Unreachable("no answer")
         return self.nodes[name]
-
-    def evaluate_node(self, node_state: NodeState) -> None:
-        self.judged.append(node_state.node)
 
     def emit_event(self, node_state: NodeState, kind: EventKind, text: str) -> None:
         assert kind is EventKind.SILENT_FAILING

@@ -307,6 +307,7 @@ async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first(
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     replica.cluster.answers_late = True  # the event of an object's end comes before the answer
     replica.agent("n1", snapshot(cleared=CLEARED))
+    replica.evaluate_due()
     clock.time += 700
     replica.agent("n1", snapshot())
     await until(lambda: not world.quarantines)

@@ -707,6 +707,7 @@ async def test_a_node_whose_status_a_later_version_wrote_is_left_alone_and_count
     await until(lambda: summary.decision.hold is not None)
     written, before = [one for one in world.writes if " n1" in one], world.nodes["n1"]
     replica.agent("n1", Delta(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
+    replica.evaluate_due()
     replica.clock.time += 5000  # it would be recovered, and released
     replica.agent("n1", Delta())
     world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z x")

@@ -190,15 +190,19 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         node_state, queue = bench.node_state, bench.queue
         queue.view = False
         queue.add(node_state)
+        await asyncio.sleep(0)
         assert [node_state.work.task] == [None]
         assert node_state.work.again.is_set()
         queue.view, bench.may = True, False
         queue.add(node_state)
+        await asyncio.sleep(0)
         assert [node_state.work.task] == [None]
         bench.may = True
         queue.resume(node_state)
+        await asyncio.sleep(0)
         assert [node_state.work.task] == [None], "there is nothing to do for it"
         queue.add_for_read(node_state)
+        await asyncio.sleep(0)
         first: Any = node_state.work.task
         assert first is not None
         queue.add(node_state)
@@ -209,12 +213,15 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         assert not node_state.work.again.is_set()
         node_state.work.needs_read = True
         queue.resume(node_state)
+        await asyncio.sleep(0)
         assert node_state.work.task is first, "nothing has waited"
         queue.add_if_pending(node_state)
+        await asyncio.sleep(0)
         assert node_state.work.task is not first
         await node_state.work.task
         node_state.work.needs_read, second = False, node_state.work.task
         queue.add_if_pending(node_state)
+        await asyncio.sleep(0)
         assert node_state.work.task is second
 
     play_bench(test)
@@ -227,6 +234,7 @@ def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
 
         bench.answers["look_at_node"] = act
         bench.queue.add_for_read(bench.node_state)
+        await asyncio.sleep(0)
         await bench.node_state.work.task
         assert bench.did.count("look_at_node") == 1
         assert bench.node_state.work.again.is_set(), "it waits for leave"
@@ -445,6 +453,7 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
     bench.node_state.work.needs_read = True
     bench.answers["look_at_node"] = act
     bench.queue.add(bench.node_state)
+    await asyncio.sleep(0)
     await bench.node_state.work.task
     return [round(b - a, 3) for a, b in itertools.pairwise(times)]
 
@@ -661,27 +670,99 @@ def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) ->
     play_bench(test)
 
 
+class QueueBench:
+    """A queue; ``did`` is what its worker was given."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.did: list[str] = []
+        self.may = True
+        self.queue = WorkQueue(
+            record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
+            may_act=lambda: self.may,
+        )
+        self.queue.view = True
+        self.node_state = NodeState(NodeSummary("n1"), loop.time)
+
+    def deliver(self) -> None:
+        self.queue.deliver_to(SimpleNamespace(start=self._start, evaluate=self._evaluate))
+
+    def _start(self, node_state: NodeState) -> None:
+        self.did.append(f"start {node_state.node}")
+
+    def _evaluate(self, node_state: NodeState) -> None:
+        self.did.append(f"evaluate {node_state.work.begin_evaluation()}")
+
+
 def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
-        started: list[str] = []
-        queue = WorkQueue(
-            record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
-            may_act=lambda: True,
-        )
-        queue.view = True
-        node_state = NodeState(NodeSummary("n1"), loop.time)
-        queue.add_for_read(node_state)
-        queue.evaluate(node_state)
-        queue.deliver_to(
-            SimpleNamespace(
-                start=lambda one: started.append(f"start {one.node}"),
-                evaluate=lambda one: started.append(f"evaluate {one.node}"),
-            )
-        )
-        assert started == []
-        queue.resume(node_state)
-        queue.evaluate(node_state)
-        assert started == ["start n1", "evaluate n1"]
+        bench = QueueBench(loop)
+        bench.queue.add_for_read(bench.node_state)
+        bench.deliver()
+        await asyncio.sleep(1)
+        assert bench.did == []
+        bench.queue.resume(bench.node_state)
+        await asyncio.sleep(1)
+        assert bench.did == ["start n1"]
+
+    play(test)
+
+
+def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_first() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = QueueBench(loop)
+        bench.deliver()
+        for number in range(10):
+            bench.queue.evaluate(bench.node_state, 100.0 + number)
+        assert bench.did == [], "a handler never evaluates"
+        await asyncio.sleep(0)
+        assert bench.did == ["evaluate 100.0"]
+        bench.queue.evaluate_due(bench.node_state)
+        assert len(bench.did) == 1, "nothing has changed since"
+        bench.node_state.work.request_read()
+        bench.queue.evaluate(bench.node_state)
+        await asyncio.sleep(0)
+        assert bench.did[1:] == ["evaluate None", "start n1"]
+
+    play(test)
+
+
+@pytest.mark.parametrize("left", ["nothing", "may not act", "a step", "queued", "at work"])
+def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(left: str) -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench, sign = QueueBench(loop), loop.create_future()
+        bench.deliver()
+        work, bench.may = bench.node_state.work, left != "may not act"
+        work.add_waiter(sign)
+        if left == "a step":
+            work.request_read()
+        elif left == "queued":
+            work.again.set()
+        elif left == "at work":
+            work.start(asyncio.create_task(asyncio.sleep(5)))
+        bench.queue.evaluate(bench.node_state)
+        await asyncio.sleep(1)
+        assert sign.done() == (left == "nothing")
+        assert work.is_queued == (left not in ("nothing", "at work"))
+        bench.may = True
+        bench.queue.resume(bench.node_state)
+        await asyncio.sleep(1)
+        assert ("start n1" in bench.did) == (left not in ("nothing", "at work"))
+
+    play(test)
+
+
+def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = QueueBench(loop)
+        bench.deliver()
+        bench.queue.evaluate(bench.node_state)
+        bench.queue.forget_node(bench.node_state)
+        await asyncio.sleep(1)
+        assert bench.did == []
+        for number in range(100):
+            bench.queue.evaluate(NodeState(NodeSummary(f"n{number}"), loop.time))
+        await asyncio.sleep(0)
+        assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
 
     play(test)
 

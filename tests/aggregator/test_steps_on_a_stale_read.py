@@ -90,6 +90,7 @@ def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
         replica, node_state = await drained(world, line)
         release_actions = replica.controller._reconciler._release_actions
         replica.agent("n1", snapshot(cleared=CLEARED), line=line)
+        replica.evaluate_due()
         node_state.decision.incidents = {}  # it has been well for long enough
 
         read_node = replica.cluster.read_node

@@ -45,6 +45,9 @@ class RecordingIntake:
         self.evidence.append((node, evidence, at))
         return self.safe(node, evidence) if self.safe else None
 
+    def evaluation_cost(self, node: str) -> float:
+        return 0.0
+
     def digest(self, node: str) -> int | None:
         return self.digests.get(node)
 

@@ -198,6 +198,10 @@ class Replica:
         self.cluster.world.facts.note_evidence(node, evidence)
         return self.controller.on_evidence(node, evidence, self.clock())
 
+    def evaluate_due(self) -> None:
+        """Evaluate at this time of its clock, which the test turns within the same turn."""
+        self.controller._queue._deliver()
+
     async def stop(self) -> None:
         self.cluster.crashed.set()
         self.task.cancel()

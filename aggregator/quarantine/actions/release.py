@@ -351,7 +351,9 @@ def _is_undone(node_state: NodeState, node: Node, quarantine: Quarantine) -> boo
 
 
 def _has_recovered(node_state: NodeState) -> bool:
-    return node_state.agent.is_fresh and not node_state.acting
+    """Evidence that is not evaluated yet may be a new fault."""
+    is_evaluated = not node_state.work.evaluation_due
+    return node_state.agent.is_fresh and is_evaluated and not node_state.acting
 
 
 def _because(quarantine: Quarantine) -> str:

@@ -47,7 +47,8 @@ class _Word:
 
 
 class NetworkTracker:
-    """``labels`` are the node labels that name racks and switches; ``judge`` judges a node anew.
+    """``labels`` are the node labels that name racks and switches; ``evaluate`` requests the
+    evaluation of a node.
 
     ``quorum`` tells whether enough of the
     fleet has reported: until then the first agents, which are assigned each other, could blame any
@@ -62,7 +63,7 @@ class NetworkTracker:
         event_sink: EventSink,
         clocks: Clocks,
         labels: Iterable[str],
-        judge: Callable[[NodeState], None],
+        evaluate: Callable[[NodeState], None],
         quorum: Callable[[], bool],
     ) -> None:
         self._registry = node_registry
@@ -70,7 +71,7 @@ class NetworkTracker:
         self._event_sink = event_sink
         self._clocks = clocks
         self._labels = tuple(labels)
-        self._judge = judge
+        self._evaluate = evaluate
         self._network = Triangulation()
         #: Since when we may judge (monotonic).
         self._from = float("-inf")
@@ -251,7 +252,7 @@ class NetworkTracker:
             return
         health.inferred = _component(finding)
         if finding.status is Status.FAILED or node_state.decision.incidents:
-            self._judge(node_state)
+            self._evaluate(node_state)
 
     def assign_targets(self) -> None:
         """Report subjects that are newly blamed, and those that are blamed no more."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Protocol
 
 from aggregator.clock import Clocks
@@ -13,7 +13,6 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.measurements import MeasurementTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.release_checks import standing_of_gpus
-from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
 from aggregator.quarantine.state.node import NodeState
@@ -38,7 +37,6 @@ class AgentEventHandler:
         self,
         *,
         node_registry: NodeRegistry,
-        evaluator: NodeEvaluator,
         queue: WorkQueue,
         acts: NodeActions,
         policy: Policy,
@@ -47,10 +45,8 @@ class AgentEventHandler:
         network_tracker: NetworkTracker,
         measurements: MeasurementTracker,
         evidence_recording: EvidenceRecording,
-        may_act: Callable[[], bool],
     ) -> None:
         self._registry = node_registry
-        self._evaluator = evaluator
         self._queue = queue
         self._acts = acts
         self._policy = policy
@@ -59,7 +55,6 @@ class AgentEventHandler:
         self._network_tracker = network_tracker
         self._measurements = measurements
         self._evidence_recording = evidence_recording
-        self._may_act = may_act
         self._losses = LossReports()
         self._lines: dict[str, AgentLine] = {}
         self._hellos: dict[str, Hello] = {}
@@ -97,7 +92,7 @@ class AgentEventHandler:
     def on_evidence(
         self, node: str, evidence: Snapshot | Delta, at: float
     ) -> Awaitable[None] | None:
-        """Fold the evidence and evaluate. A positive sign is acknowledged when durable."""
+        """Fold the evidence. A positive sign is acknowledged when durable."""
         node_state = self._registry.node_state(node)
         health = node_state.agent.health
         if health is None or node not in self._lines:
@@ -130,15 +125,20 @@ class AgentEventHandler:
             node_state.hasten_release_check(RELEASE_SOON)
         if evidence.cleared:
             self._measurements.on_cleared(node, evidence.cleared, at)
-        self._evaluator.evaluate_node(node_state, at if isinstance(evidence, Delta) else None)
+        self._queue.evaluate(node_state, at if isinstance(evidence, Delta) else None)
         self._record_evidence(node_state, evidence, at)
-        needless = node_read and not self._queue.has_work(node_state)
-        if not signs or (needless and self._may_act()):
-            return None  # (else the overrides may be unknown here: the next controller does it)
+        if not signs:
+            return None
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         node_state.work.add_waiter(durable)
-        self._queue.add(node_state)
+        if not node_read:  # the overrides may be unknown here
+            self._queue.add(node_state)
         return durable
+
+    def evaluation_cost(self, node: str) -> float:
+        """Seconds that evaluating the node took since the last call."""
+        node_state = self._registry.known(node)
+        return node_state.work.take_evaluation_cost() if node_state is not None else 0.0
 
     def _note_back(self, node_state: NodeState) -> None:
         """Its agent's snapshot was accepted."""

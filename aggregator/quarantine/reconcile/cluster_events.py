@@ -38,7 +38,6 @@ from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.repair import read_request
 from aggregator.quarantine.decide.unreadable_annotations import unreadable_annotations
-from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
@@ -103,7 +102,6 @@ class ClusterEventHandler:
         node_registry: NodeRegistry,
         record_writer: AdmissionRecordWriter,
         queue: WorkQueue,
-        evaluator: NodeEvaluator,
         cause_tracker: CommonCauseTracker,
         network_tracker: NetworkTracker,
         measurements: MeasurementTracker,
@@ -122,7 +120,6 @@ class ClusterEventHandler:
         self._registry = node_registry
         self._record_writer = record_writer
         self._queue = queue
-        self._evaluator = evaluator
         self._cause_tracker = cause_tracker
         self._network_tracker = network_tracker
         self._measurements = measurements
@@ -244,7 +241,7 @@ class ClusterEventHandler:
             return
         else:
             node_state.take_quarantine(seen, self._policy, now)
-        self._evaluator.evaluate_node(node_state)
+        self._queue.evaluate(node_state)
         self._queue.add(node_state)
 
     def _take_absence(self, seen: Quarantine) -> None:
@@ -319,6 +316,7 @@ class ClusterEventHandler:
             node_state.work.request_read()  # a person may have ended it
         node_state.own_quarantine_view().end(uid, with_definition=with_definition)
         self._queue.add(node_state)
+        self._queue.begin(node_state)
         if node_state.work.task is not None and node_state.agent.last_heard is None:
             # A node known from that object alone is forgotten with it, not at the next list.
             node_state.work.task.add_done_callback(lambda _: self._was_made_up(node_state))
@@ -361,7 +359,7 @@ class ClusterEventHandler:
                 node_state.work.request_read()
             if not node_state.work.needs_read:
                 node_state.cluster.drop_signs()
-            self._evaluator.evaluate_node(node_state)
+            self._queue.evaluate(node_state)
 
     async def refresh_nodes(self) -> bool:
         """List the cluster's nodes anew: their number, their pools, our marks on them.
@@ -407,6 +405,7 @@ class ClusterEventHandler:
 
     def _forget(self, node_state: NodeState) -> None:
         self._registry.forget_node(node_state)
+        self._queue.forget_node(node_state)
         self._cause_tracker.forget_node(node_state)
         self._network_tracker.forget_node(node_state.node)
         self._measurements.forget_node(node_state.node)
@@ -458,7 +457,7 @@ class ClusterEventHandler:
         if moved and is_older:
             node_state.work.request_read()  # the pool that it has left must not decide again
         elif moved:
-            self._evaluator.evaluate_node(node_state)  # its mode may be another
+            self._queue.evaluate(node_state)  # its mode may be another
 
     def _node_listed(
         self, node_state: NodeState, meta: NodeMeta, asked_at: float = math.inf

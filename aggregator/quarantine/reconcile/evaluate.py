@@ -45,6 +45,8 @@ class NodeEvaluator:
     def evaluate_node(self, node_state: NodeState, arrived: float | None = None) -> None:
         """Fold the node's state into its incidents; evaluate again when time requires it.
 
+        The worker alone calls it. All others request an evaluation from the queue.
+
         ``arrived``: when the delta that changed the state arrived, monotonic seconds.
         """
         before = node_state.decision.incidents
@@ -77,11 +79,10 @@ class NodeEvaluator:
         timer = None
         if again is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, node_state)
+            timer = loop.call_later(max(0.0, again - now) + 0.001, self._queue.evaluate, node_state)
         node_state.decision.set_timer(timer)
         if self._waits_for_labels(node_state) and node_state.decision.wanted is not None:
-            self._queue.add_for_read(node_state)  # the next list may be three minutes away
-        self._queue.add_if_pending(node_state)
+            node_state.work.request_read()  # the next list may be three minutes away
 
     def _waits_for_labels(self, node_state: NodeState) -> bool:
         """Whether its mode is not known yet: it has just joined, or this process has just begun."""

@@ -27,7 +27,6 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.uncordon import Uncordoned
-from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_view import MARKED
@@ -74,7 +73,6 @@ class NodePoller:
         *,
         cluster: Cluster,
         node_registry: NodeRegistry,
-        evaluator: NodeEvaluator,
         acts: NodeActions,
         clocks: Clocks,
         may_act: Callable[[], bool],
@@ -84,7 +82,6 @@ class NodePoller:
         """A node whose read has found a change is added to the queue."""
         self._cluster = cluster
         self._registry = node_registry
-        self._evaluator = evaluator
         self._acts = acts
         self._clocks = clocks
         self._may_act = may_act
@@ -208,7 +205,7 @@ class NodePoller:
         requests = read_operator_requests(node.annotations)
         if requests != node_state.cluster.operator_requests:
             node_state.cluster.take_requests(requests)
-            self._evaluator.evaluate_node(node_state)
+            self._queue.evaluate(node_state)
 
     def _look_at_silence(self, node_state: NodeState, node: Node) -> None:
         last = failing_in_silence(node_state)
@@ -217,7 +214,7 @@ class NodePoller:
         node_state.agent.note_failing(last, self._clocks.now())
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
         self._acts.emit_event(node_state, EventKind.SILENT_FAILING, text)
-        self._evaluator.evaluate_node(node_state)
+        self._queue.evaluate(node_state)
 
 
 def _is_uncordoned(node_state: NodeState, node: Node) -> bool:

@@ -1,10 +1,12 @@
 """The queue of nodes that may need a step or another evaluation, and its one worker.
 
-Event handlers change a node's state and add the node. The worker (`worker.Reconciler`) alone plans
-and acts. It starts in the same turn of the event loop, and a node that is added while it is worked
-on is worked on once more.
+Event handlers change a node's state and add the node. The worker (`worker.Reconciler`) alone
+evaluates, plans and acts. It receives the nodes in the next turn of the event loop: all changes of
+a node until then cause one evaluation. A node that is added while it is worked on is worked on once
+more; its evaluation does not wait for the step in progress.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +21,7 @@ class Worker(Protocol):
         """Reconcile the node, unless a task does so already."""
 
     def evaluate(self, node_state: NodeState) -> None:
-        """Evaluate the node's evidence anew."""
+        """Evaluate the node's state, and add to the queue what follows from it."""
 
 
 class WorkQueue:
@@ -33,6 +35,7 @@ class WorkQueue:
         self._record_writer = record_writer
         self._may_act = may_act
         self._worker: Worker | None = None
+        self._due: dict[str, NodeState] = {}
         self.view = False
 
     def deliver_to(self, worker: Worker) -> None:
@@ -40,13 +43,69 @@ class WorkQueue:
         self._worker = worker
 
     def add(self, node_state: NodeState) -> None:
-        """Reconcile the node now, or once more when its task is at work already.
+        """Reconcile the node, or once more when its task is at work already.
 
         A step that is not allowed now, as the Lease was not renewed in time, waits for `resume`.
         """
         node_state.work.again.set()
-        if self._worker is not None and self.may_act():
-            self._worker.start(node_state)
+        self._put(node_state)
+
+    def evaluate(self, node_state: NodeState, arrived: float | None = None) -> None:
+        """Evaluate the node anew; a step follows where one is needed.
+
+        ``arrived``: when the delta that changed its state arrived (monotonic).
+        """
+        node_state.work.request_evaluation(arrived)
+        self._put(node_state)
+
+    def evaluate_due(self, node_state: NodeState) -> None:
+        """Evaluate the node now, where that was requested: a step is about to be planned."""
+        if self._worker is not None and node_state.work.evaluation_due:
+            self._worker.evaluate(node_state)
+
+    def begin(self, node_state: NodeState) -> None:
+        """Have the worker receive the node now, if it was added."""
+        if self._due.get(node_state.node) is node_state:
+            del self._due[node_state.node]
+            self._begin(node_state)
+
+    def forget_node(self, node_state: NodeState) -> None:
+        """The node is gone, and no step is left for it."""
+        if self._due.get(node_state.node) is node_state:
+            del self._due[node_state.node]
+
+    def _put(self, node_state: NodeState) -> None:
+        if self._worker is None:
+            return
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._deliver)
+        self._due[node_state.node] = node_state
+
+    def _deliver(self) -> None:
+        # All of this turn: a common cause counts the nodes that were evaluated.
+        due, self._due = self._due, {}
+        for node_state in due.values():
+            self._begin(node_state)
+
+    def _begin(self, node_state: NodeState) -> None:
+        """Evaluate the node where that is due, and have its task begin where a step may be."""
+        work, worker = node_state.work, self._worker
+        assert worker is not None
+        if work.evaluation_due:
+            worker.evaluate(node_state)
+            if self._needs_step(node_state):
+                work.again.set()
+            elif work.waiters and not work.is_queued and not work.is_running:
+                self._acknowledge(node_state)
+        if work.is_queued and self.may_act():
+            worker.start(node_state)
+
+    def _acknowledge(self, node_state: NodeState) -> None:
+        """Its evidence needs no step. Without the Lease the next controller has to know that."""
+        if self.may_act():
+            node_state.work.acknowledge()
+        else:
+            node_state.work.again.set()
 
     def add_if_pending(self, node_state: NodeState) -> None:
         """Add the node where it may need a step."""
@@ -63,17 +122,15 @@ class WorkQueue:
         if node_state.work.is_queued and self.has_work(node_state):
             self.add(node_state)
 
-    def evaluate(self, node_state: NodeState) -> None:
-        """Have the node's evidence evaluated anew; a step follows where one is needed."""
-        if self._worker is not None:
-            self._worker.evaluate(node_state)
-
     def may_act(self) -> bool:
         """Whether a step may begin."""
         return self.view and self._may_act()
 
     def has_work(self, node_state: NodeState) -> bool:
-        """Whether the node may need a step."""
+        """Whether the node may need a step, or evidence of it waits for its acknowledgement."""
+        return bool(node_state.work.waiters) or self._needs_step(node_state)
+
+    def _needs_step(self, node_state: NodeState) -> bool:
         return (
             node_state.decision.wanted is not None
             or node_state.node_summary.quarantine is not None
@@ -83,7 +140,6 @@ class WorkQueue:
             or bool(
                 node_state.quarantine_view.orphan
                 or node_state.cluster.ended_overrides
-                or node_state.work.waiters
                 or node_state.quarantine_view.to_adopt
             )
             or self.in_record(node_state)

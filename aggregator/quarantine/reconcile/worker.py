@@ -100,18 +100,21 @@ class Reconciler:
 
     def start(self, node_state: NodeState) -> None:
         """Reconcile the node, unless a task does so already."""
-        if node_state.work.task is None or node_state.work.task.done():
+        if not node_state.work.is_running:
             task = asyncio.create_task(self.reconcile(node_state), name=f"attend {node_state.node}")
             node_state.work.start(task)
 
     def evaluate(self, node_state: NodeState) -> None:
-        """Evaluate the node's evidence anew."""
-        self._evaluator.evaluate_node(node_state)
+        """Evaluate the node's state. No other code evaluates."""
+        started = self._clocks.now()
+        self._evaluator.evaluate_node(node_state, node_state.work.begin_evaluation())
+        node_state.work.add_evaluation_cost(self._clocks.now() - started)
 
     async def reconcile(self, node_state: NodeState) -> None:
         failures, said = 0, ""
         while self._queue.may_act() and node_state.work.is_queued:
             node_state.work.again.clear()
+            self._queue.evaluate_due(node_state)
             try:
                 done = await self._one_step(node_state)
             except Conflict:
@@ -219,9 +222,8 @@ class Reconciler:
                 or node_state.cluster.operator_requests != requests
                 or self._pools.place_of(node_state.node) != place
             ):
-                self._evaluator.evaluate_node(
-                    node_state
-                )  # operators' requests, or the pool, are other than we knew
+                node_state.work.request_evaluation()  # requests, or the pool, have changed
+            self._queue.evaluate_due(node_state)
 
     async def _next(self, node_state: NodeState) -> bool:
         if (
@@ -305,7 +307,7 @@ class Reconciler:
             case Step.PROPOSE if wanted is not None:
                 admitted = await self._acts.propose(node_state, wanted)
                 if admitted:
-                    self._evaluator.evaluate_node(node_state)
+                    node_state.work.request_evaluation()
                 return not admitted
             case Step.CREATE if wanted is not None:
                 await self._acts.create(node_state, wanted)
@@ -316,7 +318,7 @@ class Reconciler:
             case Step.UNDO:
                 await self._repairs.withdraw(node_state)
                 await self._release_actions.undo(node_state)
-                self._evaluator.evaluate_node(node_state)
+                node_state.work.request_evaluation()
             case Step.REPAIR:
                 self._settle_waiters(node_state)
                 await self._repairs.run(node_state)
@@ -403,6 +405,7 @@ class Reconciler:
         return True
 
     def _situation(self, node_state: NodeState) -> Situation:
+        self._queue.evaluate_due(node_state)  # no step is planned on evidence of before
         waited = self._clocks.now() - self._started_at >= self._settings.limits.silent_drain_after
         return node_state.situation(
             mode=self._pools.mode_of(node_state.node),
@@ -433,6 +436,7 @@ class Reconciler:
         """Acknowledge evidence, unless it could not be made durable yet (a conflict, say)."""
         if not node_state.work.waiters:
             return
+        self._queue.evaluate_due(node_state)
         quarantine = node_state.node_summary.quarantine
         if (
             quarantine is not None

@@ -83,6 +83,8 @@ class NodeTestChecks:
             return "it is in quarantine"
         if self._pools.mode_of(name) is Action.OBSERVE:
             return f"nothing is done in {self._pools.describe_mode(name)}"
+        if node_state.work.evaluation_due:
+            return "its agent has just reported evidence that is not evaluated yet"
         for incident in node_state.decision.incidents.values():
             others = any(not is_own_evidence(item.code) for item in incident.evidence)
             if incident.action != Action.OBSERVE.value and others:

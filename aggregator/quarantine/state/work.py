@@ -17,6 +17,9 @@ class Work:
     ``looked_at``: when the node was last polled, or read for the begin of its drain (monotonic).
     ``in_record``: the record, as last seen, has an entry of it.
     ``last_error``: why the last step failed, which is tried again; empty: it did not.
+    ``evaluation_due``: its state has changed since it was last evaluated; ``arrived``: when the
+    first delta since then arrived (monotonic). ``evaluation_cost``: seconds that its evaluations
+    took and that its agent was not charged for yet.
     """
 
     task: asyncio.Task[None] | None = None
@@ -27,6 +30,9 @@ class Work:
     looked_at: float = float("-inf")
     in_record: bool = False
     last_error: str = ""
+    evaluation_due: bool = False
+    arrived: float | None = None
+    evaluation_cost: float = 0.0
 
     @property
     def again(self) -> LazyEvent:
@@ -40,6 +46,11 @@ class Work:
         """Whether the node is to be reconciled once more."""
         return self.again_event is not None and self.again_event.is_set()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its task reconciles the node now."""
+        return self.task is not None and not self.task.done()
+
     def start(self, task: asyncio.Task[None]) -> None:
         self.task = task
 
@@ -50,6 +61,25 @@ class Work:
     def begin_read(self) -> None:
         """The node is about to be read: a hint that comes meanwhile is a new one."""
         self.needs_read = False
+
+    def request_evaluation(self, arrived: float | None = None) -> None:
+        """The node is to be evaluated once, however many changes request it; see `WorkQueue`."""
+        self.evaluation_due = True
+        if self.arrived is None:
+            self.arrived = arrived
+
+    def begin_evaluation(self) -> float | None:
+        """The node is about to be evaluated. Returns when the delta that caused it arrived."""
+        arrived, self.arrived, self.evaluation_due = self.arrived, None, False
+        return arrived
+
+    def add_evaluation_cost(self, seconds: float) -> None:
+        self.evaluation_cost += seconds
+
+    def take_evaluation_cost(self) -> float:
+        """The seconds that evaluations took since the last call."""
+        cost, self.evaluation_cost = self.evaluation_cost, 0.0
+        return cost
 
     def request_pods(self) -> None:
         self.recheck_pods = True
