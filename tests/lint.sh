@@ -21,3 +21,4 @@ if [ -n "$first" ] && [ -d .mypy_cache ]; then
 fi
 "$bin/lint-imports"
 "$bin/python" -m tests.prose
+"$bin/python" -m tests.seams

@@ -1,0 +1,119 @@
+"""Counts the seams of the acting core and refuses growth: a ratchet.
+
+    python -m tests.seams    the counts; exit code 1 where one is above its limit in MOST
+
+A change that lowers a count lowers its limit. The aims: a planner's view has at most 15 fields, a
+constructor of the core at most 8 arguments, the class `Controller` at most 100 lines, the core at
+most 25 `Callable[`, and no code outside `aggregator/composition` tests which class a cluster has.
+"""
+
+import ast
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CORE = "aggregator/quarantine"
+#: The count's name and its limit: what the tree has now, lines and callables rounded up.
+MOST = {
+    "steps of the planner": 26,
+    "fields of the planner's view": 35,
+    "methods of NodeActions": 51,
+    "arguments of the longest constructor in the core": 18,
+    "constructors in the core with more than 8 arguments": 14,
+    "lines of the class Controller": 530,
+    "Callable[ in the core": 100,
+    "isinstance of a cluster outside composition": 1,
+}
+_CLUSTER_CLASS = re.compile(r"\b(?:Kube|Local|Slurm|Memory)Cluster\b")
+
+
+def sources(under: str) -> Iterator[tuple[pathlib.Path, ast.Module]]:
+    """Each module below the folder."""
+    for path in sorted((ROOT / under).rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
+def class_named(module: str, name: str) -> ast.ClassDef:
+    """The class, which has to be in the module."""
+    for node in ast.parse((ROOT / module).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise SystemExit(f"{module} has no class {name}: correct tests/seams.py")
+
+
+def constructor_arguments(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The name of each class with an `__init__`, and the number of its arguments after self."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                given = method.args
+                yield node.name, len(given.posonlyargs + given.args + given.kwonlyargs) - 1
+
+
+def cluster_tests(tree: ast.Module) -> Iterator[int]:
+    """The line of each `isinstance` with the class of a cluster."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "isinstance"
+            and _CLUSTER_CLASS.search(ast.unparse(node.args[1]))
+        ):
+            yield node.lineno
+
+
+def callables(tree: ast.Module) -> int:
+    """The number of `Callable[...]` in it."""
+    return sum(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "Callable"
+        for node in ast.walk(tree)
+    )
+
+
+def counts() -> Mapping[str, int]:
+    """The counts of the tree, by the names of MOST."""
+    core = [tree for _, tree in sources(CORE)]
+    arguments = [count for tree in core for _, count in constructor_arguments(tree)]
+    outside = [
+        tree
+        for path, tree in sources("aggregator")
+        if not path.is_relative_to(ROOT / "aggregator" / "composition")
+    ]
+    controller = class_named(f"{CORE}/controller.py", "Controller")
+    steps = class_named(f"{CORE}/decide/planner.py", "Step").body
+    fields = class_named(f"{CORE}/decide/planner.py", "Situation").body
+    actions = class_named(f"{CORE}/actions/cordon.py", "NodeActions").body
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {
+        "steps of the planner": sum(isinstance(one, ast.Assign) for one in steps),
+        "fields of the planner's view": sum(isinstance(one, ast.AnnAssign) for one in fields),
+        "methods of NodeActions": sum(isinstance(one, functions) for one in actions),
+        "arguments of the longest constructor in the core": max(arguments),
+        "constructors in the core with more than 8 arguments": sum(one > 8 for one in arguments),
+        "lines of the class Controller": (controller.end_lineno or 0) - controller.lineno + 1,
+        "Callable[ in the core": sum(callables(tree) for tree in core),
+        "isinstance of a cluster outside composition": sum(
+            len(list(cluster_tests(tree))) for tree in outside
+        ),
+    }
+
+
+def main() -> int:
+    """Print the counts. Returns the exit code."""
+    grown = 0
+    for name, count in counts().items():
+        grown += count > MOST[name]
+        print(f"{count} {name} (most: {MOST[name]})")
+    if grown:
+        print("the acting core has grown: put the feature next to it, in a folder of its own")
+    return int(grown > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""The counts of tests/seams.py: each limit of the acting core can be exceeded."""
+
+import ast
+
+import pytest
+
+from tests import seams
+
+
+def test_each_count_has_a_limit_that_the_tree_keeps() -> None:
+    counts = seams.counts()
+    assert counts.keys() == seams.MOST.keys()
+    assert all(counts.values()), "a count of nothing refuses nothing"
+    assert seams.main() == 0
+
+
+def test_a_count_above_its_limit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = seams.counts()["steps of the planner"]
+    monkeypatch.setitem(seams.MOST, "steps of the planner", count - 1)
+    assert seams.main() == 1
+    assert f"{count} steps of the planner (most: {count - 1})" in capsys.readouterr().out
+
+
+def test_arguments_callables_and_tests_of_a_cluster_are_found() -> None:
+    tree = ast.parse(
+        "class A:\n"
+        "    def __init__(self, a, /, b, *, c: Callable[[], None]) -> None:\n"
+        "        isinstance(c, KubeCluster | LocalCluster)\n"
+        "        isinstance(c, str)\n"
+    )
+    assert list(seams.constructor_arguments(tree)) == [("A", 3)]
+    assert list(seams.cluster_tests(tree)) == [3]
+    assert seams.callables(tree) == 1
