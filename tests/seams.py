@@ -2,7 +2,7 @@
 
     python -m tests.seams    the counts; exit code 1 where one is above its limit in MOST
 
-A change that lowers a count lowers its limit. The aims: a planner's view has at most 15 fields, a
+A change that lowers a count lowers its limit. The aims: a plan's view has at most 15 fields, a
 constructor of the core at most 8 arguments, the class `Controller` at most 100 lines, the core at
 most 25 `Callable[`, and no code outside `aggregator/composition` tests which class a cluster has.
 """
@@ -11,20 +11,20 @@ import ast
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORE = "aggregator/quarantine"
 #: The count's name and its limit: what the tree has now, lines and callables rounded up.
 MOST = {
-    "steps of the planner": 26,
-    "fields of the planner's view": 35,
-    "methods of NodeActions": 51,
-    "arguments of the longest constructor in the core": 18,
-    "constructors in the core with more than 8 arguments": 14,
-    "lines of the class Controller": 530,
-    "Callable[ in the core": 100,
-    "isinstance of a cluster outside composition": 1,
+    "steps of the largest plan": 10,
+    "fields of the largest view": 15,
+    "lines of the longest module of acts": 360,
+    "arguments of the longest constructor in the core": 16,
+    "constructors in the core with more than 8 arguments": 10,
+    "lines of the class Controller": 60,
+    "Callable[ in the core": 98,
+    "isinstance of a cluster outside composition": 0,
 }
 _CLUSTER_CLASS = re.compile(r"\b(?:Kube|Local|Slurm|Memory)Cluster\b")
 
@@ -52,6 +52,14 @@ def constructor_arguments(tree: ast.Module) -> Iterator[tuple[str, int]]:
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 given = method.args
                 yield node.name, len(given.posonlyargs + given.args + given.kwonlyargs) - 1
+
+
+def members(trees: Iterable[ast.Module], ending: str, kind: type[ast.stmt]) -> Iterator[int]:
+    """The number of such statements in each class whose name ends so."""
+    for tree in trees:
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith(ending):
+                yield sum(isinstance(one, kind) for one in node.body)
 
 
 def cluster_tests(tree: ast.Module) -> Iterator[int]:
@@ -86,14 +94,12 @@ def counts() -> Mapping[str, int]:
         if not path.is_relative_to(ROOT / "aggregator" / "composition")
     ]
     controller = class_named(f"{CORE}/controller.py", "Controller")
-    steps = class_named(f"{CORE}/decide/planner.py", "Step").body
-    fields = class_named(f"{CORE}/decide/planner.py", "Situation").body
-    actions = class_named(f"{CORE}/actions/cordon.py", "NodeActions").body
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    plans = [tree for _, tree in sources(f"{CORE}/decide/plans")]
+    acts = (len(path.read_text().splitlines()) for path, _ in sources(f"{CORE}/actions"))
     return {
-        "steps of the planner": sum(isinstance(one, ast.Assign) for one in steps),
-        "fields of the planner's view": sum(isinstance(one, ast.AnnAssign) for one in fields),
-        "methods of NodeActions": sum(isinstance(one, functions) for one in actions),
+        "steps of the largest plan": max(members(plans, "Step", ast.Assign)),
+        "fields of the largest view": max(members(plans, "View", ast.AnnAssign)),
+        "lines of the longest module of acts": max(acts),
         "arguments of the longest constructor in the core": max(arguments),
         "constructors in the core with more than 8 arguments": sum(one > 8 for one in arguments),
         "lines of the class Controller": (controller.end_lineno or 0) - controller.lineno + 1,

@@ -22,6 +22,7 @@ from aggregator.clock import Clocks, watch
 from aggregator.cluster.capabilities import OpenedCluster
 from aggregator.cluster.namespace_owners import NamespaceOwners
 from aggregator.composition.access import build_access, build_actions
+from aggregator.composition.core import build_controller
 from aggregator.composition.event_bus import EventBus
 from aggregator.composition.repair import build_repair, report_missing_rights
 from aggregator.composition.replica import Replica
@@ -40,7 +41,6 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.jobs.identity import Markers
 from aggregator.jobs.recorder import JobRecorder
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.correlation.drift import DriftWatch
 from aggregator.quarantine.repair.protocol import RepairSettings
 from aggregator.quarantine.settings import Settings
@@ -91,7 +91,7 @@ class ControllerParts:
         if self._jobs is not None:
             sinks.append(self._jobs)
         self._event_sink = EventBus(sinks, for_people=fleet.name_gpus)
-        self._controller = controller = Controller(
+        self._controller = controller = build_controller(
             cluster=cluster,
             policy=policy,
             settings=_settings(config, self._repair),

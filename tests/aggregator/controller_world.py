@@ -31,7 +31,7 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED, PIN
-from aggregator.quarantine.decide.planner import UNCORDONED
+from aggregator.quarantine.decide.plans.release import UNCORDONED
 from aggregator.quarantine.decide.pools import Pool
 from aggregator.quarantine.decide.uncordon import MOST_RECORDONS, OnUncordon, UncordonRules
 from tests.support.invariants import Watch, parse_record
@@ -427,7 +427,7 @@ class ControllerWorld(RuleBasedStateMachine):
             if task.done() and not task.cancelled() and task.get_name().startswith(OWN_TASKS):
                 assert task.exception() is None, task
         self.tasks = [task for task in self.tasks if not task.done()]
-        node_registry = self.replica.controller._registry
+        node_registry = self.replica.controller.parts.registry
         size = node_registry.size()
         known = [
             node_state
@@ -540,7 +540,7 @@ class ControllerWorld(RuleBasedStateMachine):
         marked = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
         for name, one in self.world.quarantines.items():
             node_state, node = (
-                self.replica.controller._registry.node_state(name),
+                self.replica.controller.parts.registry.node_state(name),
                 self.world.nodes[name],
             )
             if one.status.phase not in marked or one.deleting or node_state.agent.conflict:
@@ -564,7 +564,7 @@ class ControllerWorld(RuleBasedStateMachine):
     def _unexplained(self) -> set[str]:
         return {
             node_state.node
-            for node_state in self.replica.controller._registry.node_states()
+            for node_state in self.replica.controller.parts.registry.node_states()
             if node_state.decision.wanted is not None
             and node_state.decision.wanted.in_force is not Action.OBSERVE
             and not (

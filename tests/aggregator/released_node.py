@@ -24,7 +24,8 @@ from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.decide.mark_rules import PLAIN
 from aggregator.quarantine.decide.node_marks import cordon_change
 from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.planner import NextStep, Step
+from aggregator.quarantine.decide.plans.release import ReleaseStep
+from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.uncordon import (
     OnUncordon,
     UncordonRules,
@@ -36,7 +37,7 @@ from tests.support.virtual_time import VirtualTimeLoop, play
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
 EVIDENCE = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "a-rule", "i")
-OVER = NextStep(Step.RELEASE, because="its cause is over")
+OVER = NextStep(ReleaseStep.RELEASE, because="its cause is over")
 ENTRY = Entry("n1", "i", "", "drain", 1.0)
 HEALTH: Any = SimpleNamespace(
     has_snapshot=True, boot_id="boot-2", components=SimpleNamespace(of=lambda _: ()), checks=()
@@ -90,7 +91,6 @@ class Back(Bench):
             policy=POLICY,
             pools=all_in_mode(Action.DRAIN),
             pool_of=lambda _: "pool-a",
-            may_act=lambda: self.may,
         )
 
     async def _after(self, _: Any, quarantine: Quarantine) -> None:

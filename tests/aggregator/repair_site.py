@@ -107,7 +107,7 @@ class Site:
     async def drained_by_hand(self) -> None:
         """A person has node n1 drained, which has no evidence."""
         self.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-        await self.replica.controller._cluster_events.refresh_nodes()
+        await self.replica.controller.parts.cluster_events.refresh_nodes()
         await self.settles(lambda: self.world.quarantines and self.quarantine().status.drained_at)
 
     async def settles(self, what: Any, within: float = 4 * TIMEOUT) -> None:

@@ -30,6 +30,7 @@ from aggregator.cluster.port import (
     WatchLost,
     WatchSynced,
 )
+from aggregator.composition.core import build_controller
 from aggregator.health.model import Cleared, ClearedBy, Delta, Fault, Snapshot
 from aggregator.leader.election import TIMES
 from aggregator.leader.holder import LeaseHolder
@@ -314,7 +315,7 @@ class Host:
             await lease.acquired()
             settings = self.settings = sim.settings
             cluster = ClusterAt(sim, self, settings)
-            self.controller = Controller(
+            self.controller = build_controller(
                 cluster=cluster,
                 policy=POLICY,
                 settings=sim.workshop.equip(settings, cluster),

@@ -28,8 +28,8 @@ def limited(concurrent: int) -> object:
 
 async def looked_at(replica: Replica, name: str) -> None:
     """The work of one round; the rounds of these tests' loop are five real seconds apart."""
-    node_state = replica.controller._registry.node_state(name)
-    replica.controller._queue.add(node_state)
+    node_state = replica.controller.parts.registry.node_state(name)
+    replica.controller.parts.queue.add(node_state)
     await until(
         lambda: (
             node_state.work.task is not None
@@ -71,7 +71,7 @@ async def test_the_time_of_absence_survives_a_restart() -> None:
     since = absent(world, "n1")
     clock.time += DAY / 2
     second = Replica(world, clock=clock)
-    await until(lambda: second.controller._registry.node_state("n1").cluster.node_gone)
+    await until(lambda: second.controller.parts.registry.node_state("n1").cluster.node_gone)
     await looked_at(second, "n1")
     assert absent(world, "n1") == since
     clock.time += DAY / 2
@@ -143,7 +143,7 @@ async def test_the_same_boot_that_comes_back_after_the_end_is_quarantined_anew()
     await looked_at(replica, "n1")
     await until(lambda: not world.quarantines and not entries(world))
     world.add_node("n1", uid="uid-again", boot_id=boot)
-    await replica.controller._cluster_events.refresh_nodes()
+    await replica.controller.parts.cluster_events.refresh_nodes()
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is not None and is_marked(world.nodes["n1"]))
     assert not read_overruled(world.nodes["n1"].annotations)
@@ -159,7 +159,7 @@ async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> No
     boot = world.nodes["n1"].boot_id
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
-    node_state = replica.controller._registry.node_state("n1")
+    node_state = replica.controller.parts.registry.node_state("n1")
     world.add_node("n1", uid="uid-again", boot_id=boot)
     assert node_state.cluster.node_gone
     clock.time += DAY + 1

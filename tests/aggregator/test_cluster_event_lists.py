@@ -16,12 +16,12 @@ from aggregator.cluster.port import (
     QuarantineStatus,
 )
 from aggregator.health.model import Cleared
-from aggregator.quarantine.controller import _is_absent, _is_schedulable
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER, ClusterEventHandler
+from aggregator.quarantine.reconcile.node_rounds import _is_absent, _is_schedulable
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
@@ -48,8 +48,8 @@ class Bench:
     def __init__(self, replica: Replica, world: World, patch: pytest.MonkeyPatch) -> None:
         self.replica, self.world = replica, world
         self.clock = replica.clock
-        self.cluster_events: ClusterEventHandler = replica.controller._cluster_events
-        self.node_registry = replica.controller._registry
+        self.cluster_events: ClusterEventHandler = replica.controller.parts.cluster_events
+        self.node_registry = replica.controller.parts.registry
         self.kicked: list[str] = []
         queue = self.cluster_events._queue
         patch.setattr(
@@ -116,7 +116,9 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         assert not is_no_more(ghost)
         ghost.agent.last_heard = now - FORGOTTEN_AFTER
         assert is_no_more(ghost)
-        await bench.replica.controller._record_writer.enter(Entry("ghost", "", "", "drain", 1.0))
+        await bench.replica.controller.parts.record_writer.enter(
+            Entry("ghost", "", "", "drain", 1.0)
+        )
         assert not is_no_more(ghost)
 
     on_a_bench(monkeypatch, test)

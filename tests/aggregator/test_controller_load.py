@@ -9,9 +9,9 @@ import pytest
 from aggregator.cluster.port import ClusterError, Guard, Phase, RecordText, Refused
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
-from aggregator.quarantine.controller import REFRESH, ROUNDS
 from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
+from aggregator.quarantine.reconcile.rounds import REFRESH, ROUNDS
 from aggregator.quarantine.state.node import NodeState
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
@@ -120,10 +120,10 @@ def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_th
         replica = Replica(world, clock=LoopClock(loop), fails=fails)
         replica.agent("n1", ILL)
         await asyncio.sleep(1)
-        task = replica.controller._registry.node_state("n1").work.task
+        task = replica.controller.parts.registry.node_state("n1").work.task
         await asyncio.sleep(86400)
         assert (
-            replica.controller._registry.node_state("n1").work.task is task
+            replica.controller.parts.registry.node_state("n1").work.task is task
         )  # it did not die of it
         assert replica.fleet.node_summaries["n1"].work.last_error == "no right to create"
         assert asked < 86400 / 5
@@ -202,7 +202,7 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
     at_work, most = 0, 0
 
     replica = Replica(world, clock=Turned())
-    real = replica.controller._reconciler._one_step
+    real = replica.controller.parts.worker._one_step
 
     async def counted(node_state: object) -> bool:
         nonlocal at_work, most
@@ -213,7 +213,7 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
         finally:
             at_work -= 1
 
-    replica.controller._reconciler._one_step = counted  # type: ignore[method-assign]
+    replica.controller.parts.worker._one_step = counted  # type: ignore[method-assign]
     await until(lambda: not replica.fleet.view_lost)
     for _ in range(kicks):
         replica.agent("n1", ILL)
@@ -225,13 +225,13 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
 
 def counting(replica: Replica) -> Counter[str]:
     """The steps that are taken for each node from now on."""
-    steps, real = Counter[str](), replica.controller._reconciler._one_step
+    steps, real = Counter[str](), replica.controller.parts.worker._one_step
 
     async def counted(node_state: NodeState) -> bool:
         steps[node_state.node] += 1
         return await real(node_state)
 
-    replica.controller._reconciler._one_step = counted  # type: ignore[method-assign]
+    replica.controller.parts.worker._one_step = counted  # type: ignore[method-assign]
     return steps
 
 
@@ -247,13 +247,13 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
         await until(lambda: all(phase_of(world, f"n{n}") is Phase.DRAINED for n in range(59)))
         await asyncio.sleep(1)
         steps, judged = counting(replica), Counter[str]()
-        real = replica.controller._reconciler._evaluator.evaluate_node
+        real = replica.controller.parts.worker._evaluator.evaluate_node
 
         def judge(node_state: NodeState, arrived: float | None = None) -> None:
             judged[node_state.node] += 1
             real(node_state, arrived)
 
-        replica.controller._reconciler._evaluator.evaluate_node = judge  # type: ignore[method-assign]
+        replica.controller.parts.worker._evaluator.evaluate_node = judge  # type: ignore[method-assign]
         replica.agent("n59", ILL)
         await until(lambda: phase_of(world, "n59") is Phase.DRAINED)
         await asyncio.sleep(0.1)
@@ -273,13 +273,13 @@ def test_a_burst_of_deltas_about_a_node_is_one_evaluation() -> None:
         await until(lambda: not replica.fleet.view_lost)
         replica.agent("n0", snapshot())
         await asyncio.sleep(10)
-        evaluations, real = Counter[str](), replica.controller._reconciler._evaluator.evaluate_node
+        evaluations, real = Counter[str](), replica.controller.parts.worker._evaluator.evaluate_node
 
         def evaluate(node_state: NodeState, arrived: float | None = None) -> None:
             evaluations[node_state.node] += 1
             real(node_state, arrived)
 
-        replica.controller._reconciler._evaluator.evaluate_node = evaluate  # type: ignore[method-assign]
+        replica.controller.parts.worker._evaluator.evaluate_node = evaluate  # type: ignore[method-assign]
         for number in range(10):
             replica.agent("n0", Delta((component("disk", f"d{number}", Status.FAILED, "x"),)))
         await asyncio.sleep(0.05)
@@ -388,7 +388,7 @@ async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anoth
 async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_forgotten() -> None:
     replica = Replica(World(), clock=Turned())
     await until(lambda: not replica.fleet.view_lost)
-    node_registry = replica.controller._registry
+    node_registry = replica.controller.parts.registry
     for number in range(1600):
         node_registry.node_state(f"n{number}")
     went: list[int] = []

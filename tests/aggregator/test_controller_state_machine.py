@@ -123,7 +123,7 @@ class ControllerMachine(ControllerWorld):
         """Whether no node of the clique has evidence of a link, and that of each would count."""
         for name in OF_CLIQUE:
             agent = self.agents[name]
-            node_state = self.replica.controller._registry.node_state(name)
+            node_state = self.replica.controller.parts.registry.node_state(name)
             if node_state.agent.conflict or self.exempt.get(name, 0.0) > self.loop.time():
                 return False
             if CLIQUE not in self.world.nodes[name].labels:  # another machine, not in the rack

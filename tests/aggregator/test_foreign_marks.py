@@ -12,8 +12,8 @@ import pytest
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import AppliedChanges, Phase, Quarantine, QuarantineStatus, Taint
 from aggregator.health.model import Cleared
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.node_marks import cordon_change, read_applied, undo_change
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.aggregator.test_planner import SPEC
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica, Turned, fault, snapshot
@@ -95,10 +95,10 @@ async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before
     world.add_node("n1")
     replica = await quarantined(world, Turned())
     world.person_annotates("n1", APPLIED, None)
-    await replica.controller._cluster_events.refresh_nodes()
-    replica.controller._registry.node_state("n1").work.needs_read = True
+    await replica.controller.parts.cluster_events.refresh_nodes()
+    replica.controller.parts.registry.node_state("n1").work.needs_read = True
     replica.controller.on_conflict("n1", "")
-    await until(lambda: not replica.controller._registry.node_state("n1").work.needs_read)
+    await until(lambda: not replica.controller.parts.registry.node_state("n1").work.needs_read)
     assert replica.fleet.node_summaries["n1"].cluster.foreign == ""
     await replica.stop()
 

@@ -18,8 +18,8 @@ from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.stats import MOST_SAID, IngestStats, RateLimitedLog
 from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import LINGER, StreamTable
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support import evidence as said
 from tests.support import virtual_time
 from tests.support.agent_calls import Call
@@ -33,7 +33,7 @@ _SKIPPED = (asyncio.AbstractEventLoop, asyncio.Future, asyncio.Handle)
 
 
 def places_of(text: str, *roots: object) -> list[str]:
-    """The paths ("controller._registry._metas") at which ``text`` is a key, an item or a value."""
+    """The paths ("parts.registry._metas") at which ``text`` is a key, an item or a value."""
     found: list[str] = []
     seen: set[int] = set()
     todo = [(type(root).__name__, root) for root in roots]
@@ -210,7 +210,7 @@ def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be() -> None:
         assert len(site.table._conflicts) == 0
         await site.attach(LISTED, instance="c")
         assert node_summary.agent.conflict == ""
-        assert places_of(LISTED, site.replica.controller._agent_events._unrecorded) == []
+        assert places_of(LISTED, site.replica.controller.parts.agent_events._unrecorded) == []
 
     on_a_site(test)
 

@@ -225,7 +225,7 @@ async def test_the_operands_run_again_at_every_end(end: str) -> None:
         site.shop.look = RepairAnswer(AnswerState.FAILED, "Unknown Error")
     elif end.startswith("cancelled"):
         site.world.person_annotates("n1", "sickbay.dev/repair", "cancel because")
-        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.replica.controller.parts.cluster_events.refresh_nodes()
     elif end == "release":
         site.world.person_deletes("n1")
     await site.settles(site.are_labels_restored)

@@ -20,7 +20,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.words import KUBERNETES, ClusterWords
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
 from aggregator.quarantine.state.node import NodeState
 from tests.support.node_states import summary_of

@@ -154,13 +154,13 @@ def test_what_a_hello_does_not_name_is_no_sign_and_signs_of_one_node_are_bounded
         told += [component("disk-space", "/", Status.FAILED, "full")]
         replica.controller.on_evidence("n0", snapshot(*told), replica.clock())
         replica.evaluate_due()
-        signs, _, _ = replica.controller._cause_tracker._common.known("n0")
+        signs, _, _ = replica.controller.parts.causes._common.known("n0")
         assert {one.what for one in signs} == {"check:disk-space"}
         many = [component(f"c{n}", "x", Status.FAILED, "bad") for n in range(500)]
         replica.controller.on_connect(hello("n1"), FakeLine())  # it names none: an older agent
         replica.controller.on_evidence("n1", snapshot(*many), replica.clock())
         replica.evaluate_due()
-        signs, _, _ = replica.controller._cause_tracker._common.known("n1")
+        signs, _, _ = replica.controller.parts.causes._common.known("n1")
         assert len(signs) == MOST_SIGNS
         await replica.stop()
 

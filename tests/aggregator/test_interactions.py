@@ -233,12 +233,12 @@ def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
         )
         world.listeners.clear()
         replica.controller.on_disconnect("n1", FakeLine(), "")
-        replica.controller._record_writer.seen(old)
+        replica.controller.parts.record_writer.seen(old)
         world.person_deletes("n1")
-        replica.controller._registry.node_state("n1").take_quarantine(
-            world.quarantines["n1"], replica.controller._cluster_events._policy, 0.0
+        replica.controller.parts.registry.node_state("n1").take_quarantine(
+            world.quarantines["n1"], replica.controller.parts.cluster_events._policy, 0.0
         )
-        replica.controller._queue.add(replica.controller._registry.node_state("n1"))
+        replica.controller.parts.queue.add(replica.controller.parts.registry.node_state("n1"))
         await soon(lambda: "n1" not in world.quarantines)
         assert fresh.version != world.record.version
         assert not parse_record(world.record.text).entries
@@ -319,10 +319,10 @@ def test_the_fleet_is_listed_without_holding_up_anything_else() -> None:
                 turns += 1
 
         beside = asyncio.create_task(others())
-        await replica.controller._cluster_events.refresh_nodes()
+        await replica.controller.parts.cluster_events.refresh_nodes()
         assert turns >= 15
         turns = 0
-        await replica.controller._cluster_events._view_restored(frozenset())
+        await replica.controller.parts.cluster_events._view_restored(frozenset())
         assert turns >= 35
         beside.cancel()
 

@@ -29,9 +29,9 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.health.model import Cleared, Snapshot
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.operator_requests import FORCE
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, Turned, fault, snapshot
 from tests.support.virtual_replica import LoopClock, later
@@ -127,7 +127,7 @@ def is_forced(replica: Replica, world: World) -> None:
     if FORCE not in node.annotations:
         world.set_node(replace(node, annotations={**node.annotations, FORCE: "drain fan 3"}))
     listing = (
-        replica.controller._cluster_events.refresh_nodes()
+        replica.controller.parts.cluster_events.refresh_nodes()
     )  # the listing of every three minutes
     LISTINGS.add(asyncio.ensure_future(listing))
 

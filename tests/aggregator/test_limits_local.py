@@ -15,6 +15,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.local.settings import Commands
+from aggregator.composition.core import build_controller
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission_record import FLEET, parse_record
 from aggregator.quarantine.state.fleet import FleetState
@@ -42,7 +43,7 @@ async def life(
     """One process, and agents of six nodes that are all unhealthy."""
     cluster, fleet = LocalCluster(file, commands=Commands(), wall=clock), FleetState()
     await cluster.start()
-    controller = Controller(
+    controller = build_controller(
         cluster=cluster,
         policy=POLICY,
         settings=replace(SETTINGS, limits=LIMITS),

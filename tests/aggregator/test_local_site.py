@@ -16,8 +16,8 @@ from aggregator.cluster.port import (
     Phase,
     Quarantine,
 )
+from aggregator.composition.core import build_controller
 from aggregator.health.model import Cleared
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import FleetState
 from tests.aggregator.local_file import run_other_process
@@ -67,7 +67,7 @@ class Aggregator:
         self.fleet = FleetState()
         self.notes = Notes()
         self.clock = clock
-        self.controller = Controller(
+        self.controller = build_controller(
             cluster=self.cluster,
             policy=POLICY,
             settings=SETTINGS,
@@ -98,7 +98,7 @@ class Aggregator:
         """The fault is cleared, and the node stays well for the rule's time."""
         sign = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
         self.controller.on_evidence("n1", sign, self.clock())
-        self.controller._queue._deliver()  # evaluated before the clock is turned
+        self.controller.parts.queue._deliver()  # evaluated before the clock is turned
         self.clock.time += 700
         self.controller.on_evidence("n1", snapshot(), self.clock())
 

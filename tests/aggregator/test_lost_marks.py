@@ -13,8 +13,8 @@ import pytest
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import Action, MarksStatus, Node, Phase, Taint
 from aggregator.health.model import Cleared
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import LoopClock
@@ -78,7 +78,7 @@ async def drained(world: World, loop: VirtualTimeLoop, **how: object) -> Replica
     replica = Replica(world, clock=LoopClock(loop), **how)  # type: ignore[arg-type]  # a test's words
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    node_state = replica.controller._registry.node_state("n1")
+    node_state = replica.controller.parts.registry.node_state("n1")
     await until(lambda: is_whole(world) and node_state.quarantine_view.trail is None)
     return replica
 

@@ -17,10 +17,10 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.health.model import Cleared, Delta
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.operator_requests import EXEMPT
 from aggregator.quarantine.drain import drainer
 from aggregator.quarantine.reconcile import poller
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.drains import ILL, Noted, begin_among_many, transitions, world_with
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica

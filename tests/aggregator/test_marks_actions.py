@@ -101,7 +101,7 @@ def test_marks_are_set_again_counted_and_told() -> None:
         assert bench.kinds() == ["quarantine.marks_restored"]
         assert "set again, 1 of 3: " in bench.notes.transitions[0].summary
         assert LABEL in bench.notes.transitions[0].summary
-        await bench.acts.settle_announcement(bench.node_state)
+        await bench.announcer.settle(bench.node_state)
         before = len(bench.world.writes)
         await bench.restorer.restore(bench.node_state)
         assert bench.world.writes[before:] == [], "none is missing"
@@ -117,7 +117,7 @@ def test_a_missing_condition_alone_costs_no_patch() -> None:
         await bench.restorer.restore(bench.node_state)
         assert bench.cluster.asked["patch_node"] == before
         assert isinstance(bench.now().status.marks, MarksStatus)
-        await bench.acts.settle_announcement(bench.node_state)
+        await bench.announcer.settle(bench.node_state)
         assert bench.cluster.asked["announce"] == 1
         assert CONDITION in ALL_MARKS
 
@@ -183,7 +183,7 @@ def test_stray_marks_get_their_quarantine_again_and_stay() -> None:
         assert "is made again (cordon): marked for xid:79" in bench.notes.transitions[0].summary
         assert not bench.node_state.quarantine_view.to_adopt
         assert bench.node_state.node_summary.quarantine == found
-        await bench.acts.settle_announcement(bench.node_state)
+        await bench.announcer.settle(bench.node_state)
         assert bench.cluster.asked["announce"] == 1
         before = len(bench.world.writes)
         await bench.adopter.adopt(bench.node_state)

@@ -14,10 +14,11 @@ from aggregator.alerts.alert import alert_of
 from aggregator.cluster.port import Action, ClusterError, Phase, QuarantineSpec
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
-from aggregator.quarantine import controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.reconcile import node_rounds
+from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.settings import Settings, SilenceRules
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
@@ -417,7 +418,7 @@ def test_a_node_that_falls_ill_right_after_its_upgrade_and_alone_waits_two_minut
 def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a_cause_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "HELD_A_ROUND", 10)
+    monkeypatch.setattr(node_rounds, "HELD_A_ROUND", 10)
 
     async def test(fleet: Fleet) -> None:
         fleet.level(range(300), "gpu-recovery", "GPU-1", "gpu-reset")
@@ -427,7 +428,7 @@ def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a_cause
         fleet.break_([400])
         await asyncio.sleep(110)
         assert fleet.holds()["n400"] == "limits.after_upgrade"
-        await asyncio.sleep(10 + 2 * controller.ROUNDS)
+        await asyncio.sleep(10 + 2 * ROUNDS)
         assert fleet.sick == ["n400"]
 
     play(test, 500, WIDE)

@@ -26,8 +26,16 @@ from aggregator.cluster.port import (
     Unreachable,
 )
 from aggregator.events import EventKind
-from aggregator.quarantine.actions import cordon
-from aggregator.quarantine.actions.cordon import NodeActions, origin_of
+from aggregator.quarantine.actions.act_guard import ActGuards
+from aggregator.quarantine.actions.admission import NodeAdmission
+from aggregator.quarantine.actions.announcer import Announcer
+from aggregator.quarantine.actions.cordon import CordonActions
+from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
+from aggregator.quarantine.actions.holds import NO_NODE, NodeHolds
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.node_marker import NodeMarker
+from aggregator.quarantine.actions.object_writes import ObjectWrites, origin_of
+from aggregator.quarantine.actions.proposals import Proposals
 from aggregator.quarantine.decide.admission import UNREAD_NODE, Held, NodeRead
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
@@ -102,25 +110,70 @@ class Bench:
         )
         switch: Any = self.switch
         cluster: Cluster = self.cluster
-        self.acts: Any = NodeActions(
-            cluster=cluster,
-            record_writer=record_writer,
-            event_sink=self.notes,
-            clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
-            policy=POLICY,
-            pool_of=lambda _: "pool-a",
+        clocks, rules = Clocks(loop.time, lambda: 5000.0 + loop.time()), PLAIN
+        pools, no_hold = all_in_mode(Action.DRAIN), SimpleNamespace(hold=lambda _: None)
+        causes: Any = SimpleNamespace(
             suspects=lambda _: (frozenset({"begun"}),),
             drain_suspects=lambda _: (frozenset({"drained"}),),
             unsettled=lambda _: "too soon",
             fabric_hold=lambda _: None,
-            pools=all_in_mode(Action.DRAIN),
-            off_load_balancers=False,
-            marks=PLAIN,
-            may_act=lambda: self.may,
+        )
+        self.announcer: Any = Announcer(cluster, HighestDraw())
+        guards = ActGuards(
+            cluster=cluster,
+            record_writer=record_writer,
             switch=switch,
-            uncordon=UncordonRules(OnUncordon.RECORDON),
-            rng=HighestDraw(),
+            pools=pools,
+            clocks=clocks,
+            may_act=lambda: self.may,
+        )
+        acts = NodeActions(
+            cluster=cluster,
+            guards=guards,
+            announcer=self.announcer,
+            event_sink=self.notes,
+            clocks=clocks,
+            policy=POLICY,
             stages=StageTimes(),
+        )
+        self.acts: Any = acts
+        self.holds = NodeHolds(acts=acts, record_writer=record_writer, switch=switch, clocks=clocks)
+        self.proposals: Any = Proposals(
+            holds=self.holds,
+            record_writer=record_writer,
+            causes=causes,
+            evictions=no_hold,  # type: ignore[arg-type]
+            pools=pools,
+            pool_of=lambda _: "pool-a",
+        )
+        self.objects = ObjectWrites(
+            cluster=cluster,
+            acts=acts,
+            record_writer=record_writer,
+            clocks=clocks,
+            pool_of=lambda _: "pool-a",
+        )
+        self.cordons = CordonActions(
+            cluster=cluster,
+            acts=acts,
+            marking=NodeMarker(
+                acts=acts, clocks=clocks, pools=pools, rules=rules, off_load_balancers=False
+            ),
+            objects=self.objects,
+            expected=ExpectedNodes(cluster, lambda _: "pool-a"),
+            clocks=clocks,
+            marks=rules,
+            uncordon=UncordonRules(OnUncordon.RECORDON),
+        )
+        self.admission = NodeAdmission(
+            cluster=cluster,
+            acts=acts,
+            holds=self.holds,
+            proposals=self.proposals,
+            cordon=self.cordons,
+            record_writer=record_writer,
+            pools=pools,
+            clocks=clocks,
         )
 
     def new_marks(self) -> QuarantineStatus:
@@ -199,7 +252,7 @@ def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more() -> N
 
 def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_that() -> None:
     async def test(bench: Bench) -> None:
-        node_state, acts = bench.node_state, bench.acts
+        node_state, acts = bench.node_state, bench.proposals
         assert acts.wanted_now(node_state) is None
         node_state.decision.wanted, node_state.decision.hold = (
             wanted(),
@@ -239,7 +292,7 @@ def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action()
         node_summary = bench.node_state.node_summary
         for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
             node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
-            bench.acts._unhold(bench.node_state)
+            bench.holds.unhold(bench.node_state)
             assert (node_summary.decision.hold is None) == ends
 
     on_bench(test)
@@ -256,7 +309,7 @@ def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
         ):
             node_summary.own_quarantine_view().quarantine = made() if stands else None
             node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
-            bench.acts.unhold_resumed(bench.node_state)
+            bench.holds.unhold_resumed(bench.node_state)
             assert (node_summary.decision.hold is None) == ends
 
     on_bench(test)
@@ -265,18 +318,18 @@ def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
 def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
     async def test(bench: Bench) -> None:
         bench.switch.reason, node_summary = "a drill", bench.node_state.node_summary
-        bench.acts.hold_stopped(bench.node_state)
+        bench.holds.hold_stopped(bench.node_state)
         assert [node_summary.decision.hold] == [None], "nothing stands"
         bench.stands(made(Phase.CORDONED))
-        bench.acts.hold_stopped(bench.node_state)
+        bench.holds.hold_stopped(bench.node_state)
         assert node_summary.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 0
         first = node_summary.decision.hold
-        bench.acts.hold_stopped(bench.node_state)
+        bench.holds.hold_stopped(bench.node_state)
         assert node_summary.decision.hold is first
         node_summary.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
         bench.stands(made(Phase.ADMITTED))
-        bench.acts.hold_stopped(bench.node_state)
+        bench.holds.hold_stopped(bench.node_state)
         assert node_summary.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 1
 
@@ -299,7 +352,7 @@ def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
             node_state.own_quarantine_view().quarantine = (
                 made(foreign="elsewhere") if foreign else None
             )
-            bench.acts.hold_foreign(node_state)
+            bench.holds.hold_foreign(node_state)
             assert (node_state.decision.hold is not None) == holds
         assert len(bench.kinds()) == 1
 
@@ -309,14 +362,14 @@ def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
 def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
     async def test(bench: Bench) -> None:
         node_summary = bench.node_state.node_summary
-        bench.acts._hold(bench.node_state, LIMIT, wanted())
+        bench.holds.hold(bench.node_state, LIMIT, wanted())
         since = node_summary.decision.hold.since
         await asyncio.sleep(10)
-        bench.acts._hold(bench.node_state, replace(LIMIT, value="2"), wanted())
+        bench.holds.hold(bench.node_state, replace(LIMIT, value="2"), wanted())
         assert (node_summary.decision.hold.since, node_summary.decision.hold.value) == (since, "2")
         assert len(bench.kinds()) == 1
         assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
-        bench.acts._hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
+        bench.holds.hold(bench.node_state, Held("common", "x", "y", "c1"), wanted())
         assert (node_summary.decision.hold.since, node_summary.decision.hold.cause) == (since, "c1")
         assert bench.notes.transitions[1].details["cause"] == "c1"
 
@@ -331,10 +384,10 @@ def test_a_node_whose_labels_are_not_known_is_read_and_decided_on_again() -> Non
 
     async def test(bench: Bench) -> None:
         bench.node_state.cluster.labels = None
-        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert await bench.admission.propose(bench.node_state, wanted()) is True
         assert bench.proposed == []
         assert bench.node_state.cluster.labels == {}
-        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert await bench.admission.propose(bench.node_state, wanted()) is True
         assert len(bench.proposed) == 1
 
     on_bench(test)
@@ -344,12 +397,12 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
     async def test(bench: Bench) -> None:
         node_state = bench.node_state
         bench.held = LIMIT
-        assert await bench.acts.propose(node_state, wanted()) is False
+        assert await bench.admission.propose(node_state, wanted()) is False
         assert node_state.decision.hold.limit == "limits.concurrent"
         assert bench.proposed[0].suspects == (frozenset({"begun"}),)
         assert "n1" not in bench.world.quarantines
         bench.held = None
-        assert await bench.acts.propose(node_state, wanted()) is True
+        assert await bench.admission.propose(node_state, wanted()) is True
         assert node_state.decision.hold is None
         assert bench.new_marks().phase is Phase.CORDONED
         assert bench.now().spec.record_generation == 4
@@ -365,11 +418,11 @@ def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
     async def test(bench: Bench) -> None:
         del bench.world.nodes["n1"]
         bench.node_state.cluster.node_gone = True
-        assert await bench.acts.propose(bench.node_state, wanted()) is False
+        assert await bench.admission.propose(bench.node_state, wanted()) is False
         assert bench.node_state.decision.hold.limit == "no-node"
         assert bench.proposed == []
         bench.world.add_node("n1")
-        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert await bench.admission.propose(bench.node_state, wanted()) is True
 
     on_bench(test)
 
@@ -378,13 +431,13 @@ def test_a_node_is_read_before_it_counts_and_not_proposed_where_another_tool_hol
     async def test(bench: Bench) -> None:
         bench.unread_hold = UNREAD_NODE
         bench.labelled(UPGRADE)
-        assert await bench.acts.propose(bench.node_state, wanted()) is False
+        assert await bench.admission.propose(bench.node_state, wanted()) is False
         assert [one.read for one in bench.proposed] == [NodeRead.NONE]
         assert bench.node_state.decision.hold.limit == "maintenance"
         assert bench.kinds() == ["quarantine.held"]
         bench.labelled({})
         set_fields(bench.node_state, maintained="")
-        assert await bench.acts.propose(bench.node_state, wanted()) is True
+        assert await bench.admission.propose(bench.node_state, wanted()) is True
         assert [one.read for one in bench.proposed[1:]] == [NodeRead.NONE, NodeRead.FULL]
         assert bench.kinds()[1:] == ["quarantine.admitted", "quarantine.cordoned"]
         assert bench.withdrawn == []
@@ -413,7 +466,7 @@ def test_what_a_read_finds_after_the_admission_decides(
         bench.meanwhile = lambda: change(bench)
         if step == "create":
             change(bench)
-        await getattr(bench.acts, step)(bench.node_state, wanted())
+        await getattr(bench.admission, step)(bench.node_state, wanted())
         assert "n1" not in bench.world.quarantines
         gives_back = step == "propose" if withdraws is None else withdraws
         assert bench.withdrawn == ([entry] if gives_back else [])
@@ -426,10 +479,10 @@ def test_nothing_is_made_by_a_replica_whose_place_is_not_certain() -> None:
     async def test(bench: Bench) -> None:
         bench.may = False
         with pytest.raises(Conflict):
-            await bench.acts.create(bench.node_state, wanted())
+            await bench.admission.create(bench.node_state, wanted())
         bench.annotated({FORCE: "drain x"})
         with pytest.raises(Conflict):
-            await bench.acts.force(bench.node_state)
+            await bench.objects.force(bench.node_state)
         assert bench.world.quarantines == {}
 
     on_bench(test)
@@ -460,7 +513,7 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
             bench.annotated(change)
         bench.stands(replace(stands, has_finalizer=False))
         set_fields(bench.node_state, node_replaced=True, missing=("taint",))
-        await bench.acts.cordon(bench.node_state)
+        await bench.cordons.cordon(bench.node_state)
         assert bench.world.nodes["n1"].unschedulable == marks
         assert bench.now().has_finalizer == marks
         if marks:
@@ -480,7 +533,7 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
 def test_a_mark_keeps_the_time_of_an_admission_that_is_known() -> None:
     async def test(bench: Bench) -> None:
         bench.stands(made(admitted_at=4000.0))
-        await bench.acts.cordon(bench.node_state)
+        await bench.cordons.cordon(bench.node_state)
         status = bench.new_marks()
         assert (status.phase, status.admitted_at) == (Phase.CORDONED, 4000.0)
         assert status.cordoned_at > 4000.0
@@ -500,11 +553,11 @@ def test_without_a_node_a_quarantine_says_so_once(stands: Quarantine, phase: Pha
     async def test(bench: Bench) -> None:
         del bench.world.nodes["n1"]
         bench.stands(stands)
-        await bench.acts.cordon(bench.node_state)
+        await bench.cordons.cordon(bench.node_state)
         assert bench.now().status.phase is phase
         assert bench.now().status.message == bench.node_state.work.last_error
         before = bench.now().version
-        await bench.acts.cordon(bench.node_state)
+        await bench.cordons.cordon(bench.node_state)
         assert bench.now().version == before
 
     on_bench(test)
@@ -526,7 +579,7 @@ def test_on_another_node_nothing_of_the_one_before_is_told() -> None:
             made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
         )
         bench.node_state.own_quarantine_view().node_replaced = True
-        await bench.acts.restart(bench.node_state, known)
+        await bench.cordons.restart(bench.node_state, known)
         status = bench.now().status
         assert status.phase is Phase.ADMITTED
         assert {name: getattr(status, name) for name in kept} == kept
@@ -558,7 +611,7 @@ def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
 ) -> None:
     async def test(bench: Bench) -> None:
         bench.stands(stands)
-        await bench.acts.recordon(bench.node_state)
+        await bench.cordons.recordon(bench.node_state)
         assert bench.world.nodes["n1"].unschedulable == cordoned
         assert bench.now().status.recordons == (1 if cordoned else stands.status.recordons)
         assert len(bench.kinds()) == (1 if cordoned else 0)
@@ -583,7 +636,7 @@ def test_one_made_by_hand_is_entered_only_with_its_node(
         known = bench.stands(made(requester=requester))
         if not node:
             del bench.world.nodes["n1"]
-        await bench.acts.enter(bench.node_state, known)
+        await bench.objects.enter(bench.node_state, known)
         assert bool(bench.entered) == entered
         assert (bench.now().status.phase is Phase.INVALID) == (not entered)
         if entered:
@@ -609,9 +662,9 @@ def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has
     async def test(bench: Bench) -> None:
         known = bench.stands(made(action=Action.CORDON, intent_action=Action.CORDON))
         same = DesiredState(known.spec, Action.CORDON, Action.CORDON)
-        await bench.acts.update(bench.node_state, known, same)
+        await bench.objects.update(bench.node_state, known, same)
         assert bench.now() == known
-        await bench.acts.update(bench.node_state, known, wanted())
+        await bench.objects.update(bench.node_state, known, wanted())
         assert bench.now().spec.action is Action.DRAIN
         assert len(bench.kinds()) == 1
         assert bench.node_state.node_summary.quarantine == bench.now()
@@ -621,19 +674,19 @@ def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has
 
 def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now() -> None:
     async def test(bench: Bench) -> None:
-        await bench.acts.force(bench.node_state)
+        await bench.objects.force(bench.node_state)
         assert bench.world.quarantines == {}, "taken back in between"
         bench.annotated({FORCE: "cordon for a test"})
         bench.node_state.agent.claimed = "another"
-        await bench.acts.force(bench.node_state)
+        await bench.objects.force(bench.node_state)
         assert bench.world.quarantines == {}
         bench.node_state.agent.claimed, bench.grants = "", False
-        await bench.acts.force(bench.node_state)
+        await bench.objects.force(bench.node_state)
         spec = bench.now().spec
         assert (spec.action, spec.requester, spec.kind) == (Action.CORDON, FORCED, "manual")
         assert spec.reason == "for a test"
         bench.annotated({FORCE: "drain now"})
-        await bench.acts.force(bench.node_state)
+        await bench.objects.force(bench.node_state)
         spec = bench.now().spec
         assert (spec.action, spec.intent_action, spec.reason) == (
             Action.DRAIN,
@@ -652,7 +705,7 @@ def test_a_persons_action_is_shown_and_ends_a_drain() -> None:
                 Phase.DRAINING, action=Action.CORDON, intent_action=Action.DRAIN, blockers=blockers
             )
         )
-        await bench.acts.show_override(bench.node_state, known)
+        await bench.objects.show_override(bench.node_state, known)
         status = bench.now().status
         assert (status.phase, status.blockers) == (Phase.CORDONED, ())
         assert "a person set cordon" in status.override
@@ -677,7 +730,7 @@ def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
         await asyncio.sleep(20)
         known = bench.stands(made(Phase.CORDONED, **status))
         bench.node_state.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
-        await bench.acts.show_cordon(bench.node_state, known, text)
+        await bench.objects.show_cordon(bench.node_state, known, text)
         assert bench.now().status.uncordoned == text
         assert len(bench.kinds()) == int(told)
 
@@ -693,10 +746,10 @@ def test_an_absence_is_shown_with_its_time_and_told(
     async def test(bench: Bench) -> None:
         known = bench.stands(made(phase, requester=requester))
         bench.node_state.cluster.node_gone = gone
-        await bench.acts.show_absence(bench.node_state, known)
+        await bench.objects.show_absence(bench.node_state, known)
         status, told = bench.now().status, bench.notes.transitions[-1].summary
         assert (status.node_absent_since > 5000.0) == gone
-        assert (status.message == cordon._NO_NODE) == (phase is Phase.INVALID)
+        assert (status.message == NO_NODE) == (phase is Phase.INVALID)
         assert ("its Node is back" in told) == (not gone)
         if gone:
             assert ("ends by itself" in told) == (requester == OURS)
@@ -751,60 +804,5 @@ def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted() -
         bench.acts.emit_event(bench.node_state, kind, "x")
         assert [one.incident for one in bench.notes.transitions] == ["", "i", "j"]
         assert [one.details for one in bench.notes.transitions] == [{}, {"a": "b"}, {}]
-
-    on_bench(test)
-
-
-# -- announcements --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "tries", "seconds"),
-    [
-        (None, 1, 0.0),
-        (Unreachable("x"), 6, 31.5),
-        (Unreachable("x", retry_after=2.0), 6, 12.0),
-        (ClusterError("x"), 1, 0.0),
-    ],
-)
-def test_an_announcement_is_tried_a_few_times_while_nobody_answers(
-    error: ClusterError | None, tries: int, seconds: float
-) -> None:
-    async def test(bench: Bench) -> None:
-        said: list[tuple[str, str]] = []
-
-        async def announce(*_: Any, reason: str, message: str, **__: Any) -> None:
-            said.append((reason, message))
-            if error is not None:
-                raise error
-
-        bench.acts._cluster = SimpleNamespace(announce=announce)
-        loop = asyncio.get_running_loop()
-        before = loop.time()
-        await bench.acts.log_action(bench.node_state, "u", quarantined=False, message="")
-        assert said == [("Released", "Released")] * tries
-        assert loop.time() - before == seconds
-
-    on_bench(test)
-
-
-def test_a_newer_announcement_waits_for_the_older() -> None:
-    async def test(bench: Bench) -> None:
-        said: list[str] = []
-
-        async def announce(*_: Any, message: str, **__: Any) -> None:
-            await asyncio.sleep(10 if message == "first" else 1)
-            said.append(message)
-
-        bench.acts._cluster = SimpleNamespace(announce=announce)
-        await bench.acts.settle_announcement(bench.node_state)
-        bench.node_state.own_quarantine_view().condition_seen = True
-        bench.acts.announce(bench.node_state, "u", quarantined=True, message="first")
-        assert not bench.node_state.quarantine_view.condition_seen
-        bench.acts.announce(bench.node_state, "u", quarantined=True, message="second")
-        await bench.acts.settle_announcement(bench.node_state)
-        assert said == ["first", "second"]
-        assert bench.node_state.quarantine_view.trail.done()
-        await bench.acts.settle_announcement(bench.node_state)
 
     on_bench(test)

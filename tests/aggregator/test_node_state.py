@@ -1,7 +1,8 @@
 """The state of one node, method by method: no replica, no cluster."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,11 @@ from aggregator.quarantine.decide.uncordon import (
     Uncordoned,
     UncordonRules,
 )
+from aggregator.quarantine.reconcile.drain import DrainReconciler
+from aggregator.quarantine.reconcile.operations import OperationReconciler
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
+from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
+from aggregator.quarantine.reconcile.release import ReleaseReconciler
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.node import NodeState, _joined
@@ -477,18 +483,56 @@ RELEASE = UncordonRules(OnUncordon.RELEASE)
 
 
 def situation(node_state: NodeState, **changes: Any) -> Any:
+    """The fields of all reconcilers' views, by their names."""
     given: dict[str, Any] = {
         "mode": Action.DRAIN,
-        "wanted": None,
-        "in_record": False,
-        "stopped": False,
         "patient_enough": False,
         "uncordon": ASK,
         "marks": RestoreRules(),
-        "now": NOW,
         "wall": 1000.0,
+        **changes,
     }
-    return node_state.situation(**{**given, **changes})
+    parts: Any = SimpleNamespace(
+        wanted_now=lambda _: None,
+        in_record=lambda _: False,
+        is_entered_by_hand=lambda _: False,
+        mode_of=lambda _: given["mode"],
+        stop="",
+        now=lambda: NOW,
+        earliest=lambda: given["wall"],
+        silent_drain_after=0.0 if given["patient_enough"] else 1.0,
+        absent_node_after=1.0,
+        holds_release=lambda _: False,
+        is_due=lambda _: False,
+    )
+    inputs = PlanInputs(
+        proposals=parts, queue=parts, pools=parts, fleet=parts, clocks=parts, limits=parts
+    )
+    release = ReleaseReconciler(
+        inputs=inputs, release_actions=parts, repairs=parts, uncordon=given["uncordon"]
+    )
+    own = QuarantineReconciler(
+        inputs=inputs,
+        admission=parts,
+        objects=parts,
+        cordon=parts,
+        holds=parts,
+        adopter=parts,
+        restorer=SimpleNamespace(rules=given["marks"]),  # type: ignore[arg-type]
+        release_actions=parts,
+    )
+    found = node_state.node_summary.quarantine or quarantine(Phase.ADMITTED)
+    views: tuple[Any, ...] = (
+        release.view(node_state, found),
+        OperationReconciler(inputs=inputs, repairs=parts).view(node_state, found),
+        own.object_view(node_state, found),
+        own.mark_view(node_state, found),
+        DrainReconciler(inputs=inputs, drain=parts).view(node_state, found),
+        own.admission_view(node_state),
+    )
+    return SimpleNamespace(
+        **{one.name: getattr(view, one.name) for view in views for one in fields(view)}
+    )
 
 
 def test_evictions_wait_while_an_uncordon_is_not_settled() -> None:

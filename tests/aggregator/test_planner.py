@@ -25,15 +25,10 @@ from aggregator.health.model import Cleared, Delta
 from aggregator.quarantine.decide.admission_record import Entry, Record, dump_record
 from aggregator.quarantine.decide.intent import OURS, DesiredState, describe_override
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCED
-from aggregator.quarantine.decide.planner import (
-    NODE_ABSENT,
-    UNCORDONED,
-    NextStep,
-    Situation,
-    Step,
-    next_step,
-)
+from aggregator.quarantine.decide.plans.release import UNCORDONED
+from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
 from tests.support.memory_cluster import World, phase_of
+from tests.support.plans import NextStep, Situation, Step, next_step
 from tests.support.replica import Replica, Turned, fault, snapshot
 from tests.support.waiting import until
 

@@ -1,6 +1,7 @@
 """The next step of a node's one task, and how it waits after a failure: no replica."""
 
 import asyncio
+import enum
 import itertools
 import random
 from collections.abc import Callable
@@ -28,10 +29,29 @@ from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.planner import NextStep, Situation, Step
-from aggregator.quarantine.reconcile import worker
+from aggregator.quarantine.decide.plans.admission import AdmissionStep
+from aggregator.quarantine.decide.plans.drain import DrainStep
+from aggregator.quarantine.decide.plans.marks import MarkStep
+from aggregator.quarantine.decide.plans.object import ObjectStep
+from aggregator.quarantine.decide.plans.operations import OperationStep
+from aggregator.quarantine.decide.plans.publish import PublishStep
+from aggregator.quarantine.decide.plans.release import ReleaseStep
+from aggregator.quarantine.decide.plans.step import NextStep, Pause
+from aggregator.quarantine.reconcile import (
+    drain,
+    operations,
+    plan_inputs,
+    publish,
+    release,
+)
+from aggregator.quarantine.reconcile import (
+    quarantine as quarantines,
+)
+from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
+from aggregator.quarantine.reconcile.node_reads import NodeReads, ReadResults
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.reconcile.worker import NodeWorker
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.quarantine.state.node import NodeState
@@ -83,56 +103,113 @@ class Recorder:
         return act if name in self._plain else act_later
 
 
+#: Each plan, by its module, and the steps that it may have.
+PLANS = (
+    (release, "plan_release", (ReleaseStep, Pause)),
+    (operations, "plan_open_operation", ()),
+    (quarantines, "plan_admission", (AdmissionStep,)),
+    (quarantines, "plan_object", (ObjectStep,)),
+    (quarantines, "plan_marks", (MarkStep,)),
+    (drain, "plan_drain_step", (DrainStep,)),
+    (operations, "plan_operation", (OperationStep,)),
+    (publish, "plan_publish", (PublishStep,)),
+)
+
+
 class Bench:
-    """A reconciler whose steps only note that they were called."""
+    """The worker with all reconcilers, whose steps only note that they were called."""
 
     def __init__(self, patch: pytest.MonkeyPatch, loop: VirtualTimeLoop) -> None:
         self.did: list[str] = []
         self.answers: dict[str, Any] = {}
-        self.step = NextStep(Step.NOTHING)
-        self.decided_on: list[Situation] = []
+        self.step: NextStep | None = None
+        self.views: dict[str, Any] = {}
         self.may = True
         self.entries: dict[str, Entry] = {}
         self.fleet = FleetState()
         self.loop = loop
-        acts = Recorder(self, "wanted_now", "unhold_resumed", "hold_standing")
+        recorder: Any = Recorder(
+            self,
+            "evaluate_node",
+            "follow",
+            "hold_stopped",
+            "hold_unread",
+            "reject",
+            "unhold_resumed",
+            "wanted_now",
+        )
         self.queue: Any = WorkQueue(
             record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
             may_act=lambda: self.may,
         )
         self.queue.view = True
-        self.made: Any = Reconciler(
-            cluster=Recorder(self),
-            acts=acts,  # type: ignore[arg-type]
-            release_actions=Recorder(self),  # type: ignore[arg-type]
-            adopter=Recorder(self),  # type: ignore[arg-type]
-            drain=Recorder(self),  # type: ignore[arg-type]
-            restorer=Recorder(self),  # type: ignore[arg-type]
-            repairs=SimpleNamespace(  # type: ignore[arg-type]
-                is_busy=lambda _: False,
-                is_due=lambda _: False,
-                replaces=lambda _: False,
-                holds_release=lambda _: False,
-                run=Recorder(self).run,
-                withdraw=Recorder(self).withdraw,
-            ),
-            settings=SETTINGS,
-            pools=all_in_mode(SETTINGS.mode),
-            fleet=self.fleet,
-            clocks=Clocks(loop.time, loop.time),
-            rng=Most(),
+        clocks, pools = Clocks(loop.time, loop.time), all_in_mode(SETTINGS.mode)
+        self.inputs = inputs = PlanInputs(
+            proposals=recorder,
             queue=self.queue,
-            evaluator=Recorder(self, "evaluate_node"),  # type: ignore[arg-type]
-            agent_events=Recorder(self, "reject"),  # type: ignore[arg-type]
-            missing_nodes=Recorder(self, "follow"),  # type: ignore[arg-type]
+            pools=pools,
+            fleet=self.fleet,
+            clocks=clocks,
+            limits=SETTINGS.limits,
+        )
+        repairs: Any = SimpleNamespace(
+            waits=lambda _: True,
+            is_due=lambda _: False,
+            holds_release=lambda _: False,
+            run=recorder.run,
+            withdraw=recorder.withdraw,
+        )
+        self.quarantines = quarantines.QuarantineReconciler(
+            inputs=inputs,
+            admission=recorder,
+            objects=recorder,
+            cordon=recorder,
+            holds=recorder,
+            adopter=recorder,
+            restorer=recorder,
+            release_actions=recorder,
+        )
+        results = ReadResults(pools=pools, missing_nodes=recorder, agent_events=recorder)
+        self.made: Any = NodeWorker(
+            reconcilers=(
+                release.ReleaseReconciler(
+                    inputs=inputs,
+                    release_actions=recorder,
+                    repairs=repairs,
+                    uncordon=SETTINGS.uncordon,
+                ),
+                operations.OpenOperationReconciler(inputs=inputs, repairs=repairs),
+                self.quarantines,
+                drain.DrainReconciler(inputs=inputs, drain=recorder),
+                operations.OperationReconciler(inputs=inputs, repairs=repairs),
+                publish.PublishReconciler(recorder),
+            ),
+            reads=NodeReads(
+                cluster=recorder,
+                acts=recorder,
+                holds=recorder,
+                release_actions=recorder,
+                adopter=recorder,
+                drain=recorder,
+                results=results,
+            ),
+            new_marks=NewMarksWriter(acts=recorder, drain=recorder, queue=self.queue),
+            inputs=inputs,
+            evaluator=recorder,
+            queue=self.queue,
+            clocks=clocks,
+            rng=Most(),
         )
         self.node_state: Any = NodeState(NodeSummary("n1"), loop.time)
+        for module, name, kinds in PLANS:
+            patch.setattr(module, name, self._plan(name, kinds))
 
-        def decide(situation: Situation) -> NextStep:
-            self.decided_on.append(situation)
-            return self.step
+    def _plan(self, name: str, kinds: tuple[type, ...]) -> Callable[[Any], NextStep | None]:
+        def plan(view: Any) -> NextStep | None:
+            self.views[name] = view
+            return self.step if self.step is not None and isinstance(self.step.do, kinds) else None
 
-        patch.setattr(worker, "next_step", decide)
+        return plan
 
     async def next(self, **fields: Any) -> tuple[bool, list[str]]:
         """The answer of one step, and its acts."""
@@ -290,7 +367,7 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
             ["definition_is_going", "explain"],
         )
         assert bench.node_state.quarantine_view.definition_going
-        assert bench.decided_on[-1].definition_going
+        assert bench.views["plan_release"].definition_going
 
     play_bench(test)
 
@@ -330,35 +407,34 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
 @pytest.mark.parametrize(
     ("step", "stands", "expected"),
     [
-        (Step.NOTHING, True, (True, ["explain"])),
-        (Step.HOLD, True, (True, ["hold_standing"])),
-        (Step.UNREAD, True, (True, ["hold_standing"])),
-        (Step.CREATE, False, (False, ["create"])),
-        (Step.FORCE, False, (False, ["force"])),
-        (Step.FORGET, False, (False, ["forget_node"])),
-        (Step.UNDO, True, (False, ["withdraw", "undo", "evaluate_node"])),
-        (Step.CORDON, True, (False, ["cordon"])),
-        (Step.ENTER, True, (False, ["enter"])),
-        (Step.VOID, True, (False, ["void"])),
-        (Step.REFUSE, True, (False, ["refuse"])),
-        (Step.UPDATE, True, (False, ["update"])),
-        (Step.RECORDON, True, (False, ["recordon"])),
-        (Step.ABSENCE, True, (False, ["show_absence"])),
-        (Step.OVERRIDE, True, (False, ["show_override"])),
-        (Step.TELL_CORDON, True, (False, ["show_cordon"])),
-        (Step.RESTART, True, (False, ["restart"])),
-        (Step.TELL_MARKS, True, (False, ["report"])),
-        (Step.RESTORE, True, (False, ["restore"])),
-        (Step.DRAIN, True, (False, ["run"])),
-        (Step.RELEASE, True, (False, ["release"])),
-        (Step.UNHOLD, True, (False, ["unhold"])),
-        (Step.CONDITIONS, True, (False, ["write_conditions"])),
-        (Step.LET_GO, True, (False, ["drop_finalizer"])),
-        (Step.REFUSE, False, (False, [])),
+        (Pause.WAIT, True, (True, ["explain"])),
+        (Pause.HOLD, True, (True, ["hold_stopped"])),
+        (ObjectStep.UNREAD, True, (True, ["hold_unread"])),
+        (AdmissionStep.CREATE, False, (False, ["create"])),
+        (AdmissionStep.FORCE, False, (False, ["force"])),
+        (AdmissionStep.FORGET, False, (False, ["forget_node"])),
+        (ReleaseStep.UNDO, True, (False, ["withdraw", "undo", "evaluate_node"])),
+        (MarkStep.CORDON, True, (False, ["cordon"])),
+        (ObjectStep.ENTER, True, (False, ["enter"])),
+        (ObjectStep.VOID, True, (False, ["void"])),
+        (ObjectStep.REFUSE, True, (False, ["refuse"])),
+        (ObjectStep.UPDATE, True, (False, ["update"])),
+        (MarkStep.RECORDON, True, (False, ["recordon"])),
+        (ObjectStep.ABSENCE, True, (False, ["show_absence"])),
+        (ObjectStep.OVERRIDE, True, (False, ["show_override"])),
+        (MarkStep.TELL_CORDON, True, (False, ["show_cordon"])),
+        (ObjectStep.RESTART, True, (False, ["restart"])),
+        (ObjectStep.TELL_MARKS, True, (False, ["report"])),
+        (MarkStep.RESTORE, True, (False, ["restore"])),
+        (DrainStep.DRAIN, True, (False, ["run"])),
+        (ReleaseStep.RELEASE, True, (False, ["release"])),
+        (ObjectStep.UNHOLD, True, (False, ["unhold"])),
+        (PublishStep.CONDITIONS, True, (False, ["write_conditions"])),
+        (ReleaseStep.LET_GO, True, (False, ["drop_finalizer"])),
     ],
 )
 def test_each_step_is_carried_out_by_its_own_act(
-    play_bench: Play, step: Step, expected: tuple[bool, list[str]], *, stands: bool
+    play_bench: Play, step: enum.StrEnum, expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
     async def test(bench: Bench) -> None:
         bench.step, bench.answers["wanted_now"] = NextStep(step), WANTED
@@ -367,12 +443,16 @@ def test_each_step_is_carried_out_by_its_own_act(
     play_bench(test)
 
 
-@pytest.mark.parametrize("step", [Step.PROPOSE, Step.CREATE, Step.UPDATE])
-def test_what_is_not_wanted_any_more_is_not_begun(play_bench: Play, step: Step) -> None:
+@pytest.mark.parametrize(
+    ("step", "stands"),
+    [(AdmissionStep.PROPOSE, False), (AdmissionStep.CREATE, False), (ObjectStep.UPDATE, True)],
+)
+def test_what_is_not_wanted_any_more_is_not_begun(
+    play_bench: Play, step: enum.StrEnum, *, stands: bool
+) -> None:
     async def test(bench: Bench) -> None:
         bench.step = NextStep(step)
-        assert await bench.next(quarantine=None) == (False, [])
-        assert await bench.next(quarantine=quarantine()) == (False, [])
+        assert await bench.next(quarantine=quarantine() if stands else None) == (False, [])
 
     play_bench(test)
 
@@ -381,7 +461,7 @@ def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on
     play_bench: Play,
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.step, bench.answers["wanted_now"] = NextStep(Step.PROPOSE), WANTED
+        bench.step, bench.answers["wanted_now"] = NextStep(AdmissionStep.PROPOSE), WANTED
         bench.answers["propose"] = False
         assert await bench.next() == (True, ["propose"])
         bench.answers["propose"] = True
@@ -392,7 +472,7 @@ def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on
 
 def test_a_cordon_ends_where_its_node_proved_gone(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.step = NextStep(Step.CORDON)
+        bench.step = NextStep(MarkStep.CORDON)
         bench.answers["cordon"] = lambda: set_fields(bench.node_state, node_gone=True)
         assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
 
@@ -472,8 +552,8 @@ def test_waits_grow_after_each_failure_up_to_the_most(play_bench: Play) -> None:
 def test_a_pause_that_the_cluster_asks_for_is_kept(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         assert await fail(bench, Unreachable("x", retry_after=40.0)) == [40.0]
-        bench.step = NextStep(Step.UNDO)
-        bench.answers["wanted_now"] = None
+        bench.step = NextStep(ReleaseStep.UNDO)
+        set_fields(bench.node_state, quarantine=quarantine())
         way_out = bench.made._back_off(bench.node_state, 0.5, 40.0)
         before = bench.loop.time()
         await way_out
@@ -547,13 +627,14 @@ def test_a_second_read_that_fails_is_shown_too(play_bench: Play) -> None:
 
 def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
+        set_fields(bench.node_state, quarantine=quarantine())
         changes: list[tuple[Callable[[], None], float]] = [
             (lambda: None, 100.0),
-            (lambda: setattr(bench, "step", NextStep(Step.RELEASE)), 10.0),
+            (lambda: setattr(bench, "step", NextStep(ReleaseStep.RELEASE)), 10.0),
             (lambda: set_fields(bench.node_state, needs_read=True), 10.0),
         ]
         for change, waited in changes:
-            bench.step, bench.node_state.work.needs_read = NextStep(Step.NOTHING), False
+            bench.step, bench.node_state.work.needs_read = None, False
             bench.node_state.work.again.clear()
             before = bench.loop.time()
             wait = asyncio.ensure_future(bench.made._back_off(bench.node_state, 100.0, 0.0))
@@ -571,8 +652,13 @@ def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
 
 def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.step = NextStep(Step.DRAIN)
-        going = bench.made._still_draining
+        bench.step = NextStep(DrainStep.DRAIN)
+        set_fields(bench.node_state, quarantine=quarantine())
+
+        def going(node_state: Any) -> bool:
+            is_next: bool = bench.made._is_next(node_state, DrainStep.DRAIN)
+            return is_next
+
         assert going(bench.node_state)
         bench.may = False
         assert not going(bench.node_state)
@@ -583,12 +669,15 @@ def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) 
             frozenset({WORD}),
         )
         assert not going(bench.node_state)
-        bench.node_state.cluster.ended_overrides, bench.step = frozenset(), NextStep(Step.UPDATE)
+        bench.node_state.cluster.ended_overrides, bench.step = (
+            frozenset(),
+            NextStep(ObjectStep.UPDATE),
+        )
         waiter = bench.loop.create_future()
         bench.node_state.work.waiters = (waiter,)
         assert not going(bench.node_state)
         assert not waiter.done()
-        bench.step = NextStep(Step.DRAIN)
+        bench.step = NextStep(DrainStep.DRAIN)
         assert going(bench.node_state)
         assert waiter.done(), "nothing of what was heard is left to do"
 
@@ -614,7 +703,7 @@ def test_what_was_heard_is_acknowledged_when_it_is_durable(
     settled: bool,
 ) -> None:
     async def test(bench: Bench) -> None:
-        monkeypatch.setattr(worker, "unsaved", lambda _, wanted: wanted is not None)
+        monkeypatch.setattr(plan_inputs, "unsaved", lambda _, wanted: wanted is not None)
         bench.answers["wanted_now"] = wanted
         bench.node_state.own_quarantine_view().quarantine = found
         gone, waits = bench.loop.create_future(), bench.loop.create_future()
@@ -635,11 +724,11 @@ def test_a_process_waits_for_an_agent_since_its_start(
 ) -> None:
     async def test(bench: Bench) -> None:
         after = SETTINGS.limits.silent_drain_after
-        assert not bench.made._situation(bench.node_state).knows
+        assert not bench.inputs.knows(bench.node_state)
         await asyncio.sleep(after - 1)
-        assert not bench.made._situation(bench.node_state).knows
+        assert not bench.inputs.knows(bench.node_state)
         await asyncio.sleep(1)
-        assert bench.made._situation(bench.node_state).knows
+        assert bench.inputs.knows(bench.node_state)
 
     play_bench(test)
 
@@ -648,128 +737,28 @@ def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> 
     async def test(bench: Bench) -> None:
         await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
         now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
-        assert not bench.made._situation(bench.node_state).absent_too_long
         for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
-            bench.node_state.own_quarantine_view().quarantine = quarantine(
-                status={"node_absent_since": since}
-            )
-            assert bench.made._situation(bench.node_state).absent_too_long == too_long
+            absent = quarantine(status={"node_absent_since": since})
+            assert bench.inputs.is_absent_too_long(absent) == too_long
 
     play_bench(test)
 
 
 def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        found = bench.made._situation(bench.node_state)
+        found = bench.quarantines.admission_view(bench.node_state)
         assert (found.stopped, found.in_record) == (False, False)
         bench.fleet.stop = "a drill"
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        found = bench.made._situation(bench.node_state)
+        found = bench.quarantines.admission_view(bench.node_state)
         assert (found.stopped, found.in_record) == (True, True)
 
     play_bench(test)
 
 
-class QueueBench:
-    """A queue; ``did`` is what its worker was given."""
-
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        self.did: list[str] = []
-        self.may = True
-        self.queue = WorkQueue(
-            record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
-            may_act=lambda: self.may,
-        )
-        self.queue.view = True
-        self.node_state = NodeState(NodeSummary("n1"), loop.time)
-
-    def deliver(self) -> None:
-        self.queue.deliver_to(SimpleNamespace(start=self._start, evaluate=self._evaluate))
-
-    def _start(self, node_state: NodeState) -> None:
-        self.did.append(f"start {node_state.node}")
-
-    def _evaluate(self, node_state: NodeState) -> None:
-        self.did.append(f"evaluate {node_state.work.begin_evaluation()}")
-
-
-def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = QueueBench(loop)
-        bench.queue.add_for_read(bench.node_state)
-        bench.deliver()
-        await asyncio.sleep(1)
-        assert bench.did == []
-        bench.queue.resume(bench.node_state)
-        await asyncio.sleep(1)
-        assert bench.did == ["start n1"]
-
-    play(test)
-
-
-def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_first() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = QueueBench(loop)
-        bench.deliver()
-        for number in range(10):
-            bench.queue.evaluate(bench.node_state, 100.0 + number)
-        assert bench.did == [], "a handler never evaluates"
-        await asyncio.sleep(0)
-        assert bench.did == ["evaluate 100.0"]
-        bench.queue.evaluate_due(bench.node_state)
-        assert len(bench.did) == 1, "nothing has changed since"
-        bench.node_state.work.request_read()
-        bench.queue.evaluate(bench.node_state)
-        await asyncio.sleep(0)
-        assert bench.did[1:] == ["evaluate None", "start n1"]
-
-    play(test)
-
-
-@pytest.mark.parametrize("left", ["nothing", "may not act", "a step", "queued", "at work"])
-def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(left: str) -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench, sign = QueueBench(loop), loop.create_future()
-        bench.deliver()
-        work, bench.may = bench.node_state.work, left != "may not act"
-        work.add_waiter(sign)
-        if left == "a step":
-            work.request_read()
-        elif left == "queued":
-            work.again.set()
-        elif left == "at work":
-            work.start(asyncio.create_task(asyncio.sleep(5)))
-        bench.queue.evaluate(bench.node_state)
-        await asyncio.sleep(1)
-        assert sign.done() == (left == "nothing")
-        assert work.is_queued == (left not in ("nothing", "at work"))
-        bench.may = True
-        bench.queue.resume(bench.node_state)
-        await asyncio.sleep(1)
-        assert ("start n1" in bench.did) == (left not in ("nothing", "at work"))
-
-    play(test)
-
-
-def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are() -> None:
-    async def test(loop: VirtualTimeLoop) -> None:
-        bench = QueueBench(loop)
-        bench.deliver()
-        bench.queue.evaluate(bench.node_state)
-        bench.queue.forget_node(bench.node_state)
-        await asyncio.sleep(1)
-        assert bench.did == []
-        for number in range(100):
-            bench.queue.evaluate(NodeState(NodeSummary(f"n{number}"), loop.time))
-        await asyncio.sleep(0)
-        assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
-
-    play(test)
-
-
 async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
     replica = Replica(World(), clock=Turned())
     controller = replica.controller
-    assert controller._switch._listeners == [controller._cluster_events.stop_changed]
-    assert controller._queue._worker is controller._reconciler
+    assert controller.parts.switch._listeners == [controller.parts.cluster_events.stop_changed]
+    assert controller.parts.queue._worker is controller.parts.worker
     await replica.stop()

@@ -13,9 +13,9 @@ import pytest
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Action, ClusterError, Phase, Refused, Unreachable
 from aggregator.health.model import Delta
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
 from aggregator.quarantine.reconcile.missing_nodes import FOLLOWED
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, fault, snapshot
 from tests.support.virtual_replica import LoopClock
@@ -158,7 +158,7 @@ def test_the_next_replica_marks_a_node_that_came_back_while_there_was_none() -> 
         began = loop.time()
         await until(lambda: is_tainted(world, "n1"))
         assert loop.time() - began < 1.0
-        await until(lambda: another.controller._registry.node_state("n2").cluster.node_gone)
+        await until(lambda: another.controller.parts.registry.node_state("n2").cluster.node_gone)
         world.add_node("n2", uid="uid-3")
         began = loop.time()
         await until(lambda: is_tainted(world, "n2"))
@@ -177,7 +177,7 @@ def _new_fault(replica: Replica) -> None:
 
 
 def _listed(replica: Replica) -> None:
-    replica.tasks = [asyncio.create_task(replica.controller._cluster_events.refresh_nodes())]  # type: ignore[attr-defined]
+    replica.tasks = [asyncio.create_task(replica.controller.parts.cluster_events.refresh_nodes())]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("tells", [_hello, _new_fault, _listed])
@@ -190,7 +190,7 @@ def test_what_its_agent_or_a_list_says_has_the_node_read_where_no_watch_tells(
         world = World()
         replica = await drained(world, loop, "n1")
         world.delete_node("n1")
-        await until(lambda: replica.controller._registry.node_state("n1").cluster.node_gone)
+        await until(lambda: replica.controller.parts.registry.node_state("n1").cluster.node_gone)
         replica.cluster.deaf = True
         await asyncio.sleep(REFRESH / 4)
         world.add_node("n1", uid="uid-2")

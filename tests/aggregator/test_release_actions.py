@@ -18,7 +18,9 @@ from aggregator.quarantine.actions.release import LOOK_AGAIN
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import write_overruled
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED, PIN
-from aggregator.quarantine.decide.planner import NODE_ABSENT, UNCORDONED, NextStep, Step
+from aggregator.quarantine.decide.plans.release import UNCORDONED, ReleaseStep
+from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
+from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
@@ -59,7 +61,7 @@ def test_a_persons_release_is_checked_by_nothing() -> None:
         known = await bench.marked()
         bench.annotated({**bench.world.nodes["n1"].annotations, PIN: "keep it"})
         before = bench.cluster.asked["read_node"]
-        step = NextStep(Step.RELEASE, because="alice", overruled=True)
+        step = NextStep(ReleaseStep.RELEASE, because="alice", overruled=True)
         await bench.back.release(bench.node_state, known, step)
         assert bench.now().status.phase is Phase.RELEASING
         assert bench.now().status.overruled
@@ -77,7 +79,7 @@ def test_only_a_marked_or_absent_node_is_read_before_its_release() -> None:
         assert bench.cluster.asked["read_node"] == 0
         assert bench.now().status.phase is Phase.RELEASING
         bench.stands(made(Phase.ADMITTED))
-        absent = NextStep(Step.RELEASE, because=NODE_ABSENT)
+        absent = NextStep(ReleaseStep.RELEASE, because=NODE_ABSENT)
         await bench.back.release(bench.node_state, bench.now(), absent)
         assert bench.cluster.asked["read_node"] == 1
         assert bench.now().status.phase is Phase.ADMITTED, "the Node is back"
@@ -168,11 +170,11 @@ def test_a_node_that_a_person_uncordons_during_the_read_is_decided_on_again() ->
 def test_another_installations_quarantine_gives_our_place_back() -> None:
     async def test(bench: Back) -> None:
         bench.node_state.work.needs_read = True
-        await bench.back.leave_foreign(bench.node_state)
+        await bench.holds.leave_foreign(bench.node_state)
         assert (bench.node_state.work.needs_read, bench.withdrawn) == (False, [])
         bench.entries["n1"] = ENTRY
         bench.node_state.decision.hold = NodeHold("x", "1", "y", 1.0)
-        await bench.back.leave_foreign(bench.node_state)
+        await bench.holds.leave_foreign(bench.node_state)
         assert bench.withdrawn == [ENTRY]
         assert [bench.node_state.decision.hold] == [None]
 

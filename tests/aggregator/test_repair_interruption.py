@@ -14,13 +14,13 @@ from aggregator.cluster.port import (
     RepairState,
     Unreachable,
 )
-from aggregator.quarantine.controller import ROUNDS
 from aggregator.quarantine.decide.admission_record import (
     RunningOperation,
     dump_record,
     parse_record,
 )
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
     RepairAnswer,

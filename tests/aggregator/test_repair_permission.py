@@ -81,7 +81,7 @@ async def ordered() -> Ordered:
     request = PermissionRequest(order.operation, "reboot", order.quarantine)
     one = Ordered(site, cluster, request, unreachable)
     acts = site.replica.controller.repair_permissions._acts
-    acts._may_act = lambda: one.acts
+    acts._guards.may_act = lambda: one.acts
     return one
 
 

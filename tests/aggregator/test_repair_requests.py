@@ -159,12 +159,12 @@ async def test_a_persons_request_is_followed_once_and_not_again_in_a_later_quara
 
     async def forced() -> None:
         site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.replica.controller.parts.cluster_events.refresh_nodes()
         await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
 
     async def released() -> None:
         site.world.person_annotates("n1", "sickbay.dev/force", None)
-        await site.replica.controller._cluster_events.refresh_nodes()
+        await site.replica.controller.parts.cluster_events.refresh_nodes()
         await site.settles(lambda: not site.world.quarantines)
 
     await forced()
@@ -192,7 +192,7 @@ async def test_a_request_is_remembered_where_its_quarantine_goes_without_an_undo
     site.world.person_removes_by_force("n1")
     await site.settles(lambda: not site.world.nodes["n1"].unschedulable)
     site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 4")
-    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
     await site.settles(lambda: site.world.quarantines and site.quarantine().status.drained_at)
     await later(TIMEOUT + 600)  # the reservation of the first one is over
     assert site.repaired == ["reboot"]
@@ -208,7 +208,7 @@ async def test_a_request_that_was_not_followed_ends_with_its_quarantine() -> Non
     site.world.person_annotates("n1", REQUEST, "replace a1")  # nobody carries that out
     await site.settles(lambda: site.quarantine().status.repair)
     site.world.person_annotates("n1", "sickbay.dev/force", None)
-    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
     await site.settles(lambda: not site.world.quarantines)
     assert read_request(site.world.nodes["n1"].annotations) is None
     await site.replica.stop()
@@ -228,7 +228,7 @@ async def test_a_force_is_taken_back_while_a_repair_is_under_way(*, there: bool)
         site.world.person_annotates("n1", "sickbay.dev/force", None)
     else:
         site.world.delete_node("n1")
-    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
     await site.settles(lambda: not site.world.quarantines, within=TIMEOUT / 2)
     # The Node that is gone is the proof of its replacement.
     assert reported_ends(site) == ["Cancelled" if there else "Succeeded"]
@@ -241,7 +241,7 @@ async def test_a_request_of_before_the_drains_end_ends_with_its_quarantine() -> 
     site.ill = {}
     site.start()
     site.world.person_annotates("n1", "sickbay.dev/force", "drain fan 3")
-    await site.replica.controller._cluster_events.refresh_nodes()
+    await site.replica.controller.parts.cluster_events.refresh_nodes()
     await soon(lambda: site.world.quarantines and site.quarantine().status.phase is Phase.DRAINING)
     site.world.person_annotates("n1", REQUEST, "reboot a1")
     site.world.person_deletes("n1")

@@ -17,6 +17,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.repair import REQUEST, RepairMode
+from aggregator.quarantine.reconcile.operations import OperationReconciler
 from aggregator.quarantine.repair.orders import evidence_bundle
 from aggregator.quarantine.repair.protocol import (
     AnswerState,
@@ -30,6 +31,7 @@ from tests.support.repair_shop import TIMEOUT, repair_settings
 from tests.support.replica import (
     Replica,
     component,
+    reconciler_of,
     shipped_policy,
 )
 from tests.support.virtual_replica import Running, later
@@ -544,8 +546,9 @@ async def test_no_order_leaves_after_the_deletion_of_its_quarantine_is_known() -
     site.twice, site.shop.answer = True, RepairAnswer(AnswerState.NOT_SENT, "no agent")
     site.start()
     await site.settles(lambda: site.attempts() == [("reboot", RepairState.ORDERING)])
-    runner, orders = site.replica.controller._repairs, len(site.shop.orders)
-    node_state = site.replica.controller._registry.node_state("n1")
+    runner = reconciler_of(site.replica, OperationReconciler)._repairs
+    orders = len(site.shop.orders)
+    node_state = site.replica.controller.parts.registry.node_state("n1")
     known = node_state.node_summary.quarantine
     assert known is not None
     assert known.status.repair is not None

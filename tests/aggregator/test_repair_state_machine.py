@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from aggregator.cluster.port import Action, Phase, Quarantine, RepairState
-from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
-from aggregator.quarantine.decide.planner import RECOVERED
+from aggregator.quarantine.decide.plans.release import RECOVERED
 from aggregator.quarantine.decide.repair import CANCEL, FOLLOWED, REQUEST
+from aggregator.quarantine.reconcile.rounds import REFRESH
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer, RepairOrder
 from aggregator.repairers.gpu_use import GpuUse, GpuUseRequests
 from tests.aggregator.controller_world import HOW, QUIET, nodes

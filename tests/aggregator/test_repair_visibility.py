@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from aggregator.cluster.port import Phase, QuarantineCondition
 from aggregator.health.model import Cleared
-from aggregator.quarantine.controller import ROUNDS
 from aggregator.quarantine.decide.operator_requests import REPAIR
 from aggregator.quarantine.decide.repair import RepairMode
+from aggregator.quarantine.reconcile.rounds import ROUNDS
 from aggregator.quarantine.repair.protocol import AnswerState, RepairAnswer
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.repair_shop import TIMEOUT, Shop, ShopRepairer, repair_settings

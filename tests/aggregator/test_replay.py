@@ -370,7 +370,7 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
     for end in ("", None):
         controller.on_conflict("n1", "two live agents")
         replica.agent("n1", snapshot(down()))
-        controller.on_disconnect("n1", controller._agent_events._lines["n1"], "gone")
+        controller.on_disconnect("n1", controller.parts.agent_events._lines["n1"], "gone")
         if end is not None:
             controller.on_conflict("n1", end)
         else:

@@ -25,18 +25,27 @@ from aggregator.health.model import Cleared, Delta, Status
 from aggregator.quarantine.actions.adoption import UNKNOWN
 from aggregator.quarantine.decide.admission_record import Entry, parse_record
 from aggregator.quarantine.decide.intent import OURS
-from aggregator.quarantine.decide.planner import NextStep, Step
+from aggregator.quarantine.decide.plans.release import ReleaseStep
+from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
+from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World, phase_of
 from tests.support.node_states import summary_of
-from tests.support.replica import FakeLine, Replica, component, fault, snapshot
+from tests.support.replica import (
+    FakeLine,
+    Replica,
+    component,
+    fault,
+    reconciler_of,
+    snapshot,
+)
 from tests.support.virtual_replica import LoopClock, Running, later, soon
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 ILL = snapshot(fault())
 CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
-RECOVERED = NextStep(Step.RELEASE, because="its cause is over")
+RECOVERED = NextStep(ReleaseStep.RELEASE, because="its cause is over")
 
 
 async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, NodeState]:
@@ -44,7 +53,7 @@ async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, 
     replica = Replica(world, clock=Running())
     replica.agent("n1", ILL, line=line)
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    node_state = replica.controller._registry.node_state("n1")
+    node_state = replica.controller.parts.registry.node_state("n1")
     await soon(
         lambda: (
             not node_state.work.again.is_set() and node_state.node_summary.quarantine is not None
@@ -88,7 +97,7 @@ def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
     async def test(_: VirtualTimeLoop) -> None:
         world, line = World(), FakeLine()
         replica, node_state = await drained(world, line)
-        release_actions = replica.controller._reconciler._release_actions
+        release_actions = replica.controller.parts.worker._reads._release_actions
         replica.agent("n1", snapshot(cleared=CLEARED), line=line)
         replica.evaluate_due()
         node_state.decision.incidents = {}  # it has been well for long enough
@@ -112,7 +121,10 @@ def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
         replica, node_state = await drained(world)
-        release_actions, before = replica.controller._reconciler._release_actions, len(world.writes)
+        release_actions, before = (
+            replica.controller.parts.worker._reads._release_actions,
+            len(world.writes),
+        )
         await release_actions.undo(node_state)
         assert world.writes[before:] == []
         assert is_marked(world.nodes["n1"])
@@ -127,13 +139,13 @@ def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
         replica, node_state = await drained(world)
-        release_actions = replica.controller._reconciler._release_actions
+        release_actions = replica.controller.parts.worker._reads._release_actions
         await replica.stop()  # nobody else acts on it
         replica.cluster.crashed.clear()
         await release_actions.void(node_state, standing(node_state))
         assert phase_of(world, "n1") is Phase.DRAINED
-        await replica.controller._record_writer.forget_entry(
-            await replica.controller._record_writer.entry("n1")
+        await replica.controller.parts.record_writer.forget_entry(
+            await replica.controller.parts.record_writer.entry("n1")
         )
         await release_actions.void(node_state, standing(node_state))
         status = world.quarantines["n1"].status
@@ -164,7 +176,7 @@ def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
         world = World()
         replica, node_state = await drained(world)
         await replica.stop()  # nobody else acts on it
-        acts = replica.controller._reconciler._acts
+        acts = reconciler_of(replica, QuarantineReconciler)._objects
         known = world.quarantines["n1"]
         spec = replace(known.spec, action=action)
         known = replace(known, status=replace(known.status, phase=before), spec=spec)
@@ -247,7 +259,7 @@ def test_a_mark_is_set_again_only_while_its_quarantine_stands_on_that_node(
         world.nodes["n1"] = replace(node, labels=labels)
         happens(world, node_state)
         before = len(world.writes)
-        await replica.controller._reconciler._restorer.restore(node_state)
+        await reconciler_of(replica, QuarantineReconciler)._restorer.restore(node_state)
         assert ("patch n1" in world.writes[before:]) == restored
         assert (LABEL in world.nodes["n1"].labels if "n1" in world.nodes else False) == restored
         if restored:
@@ -283,10 +295,10 @@ def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_t
         replica = Replica(world, clock=LoopClock(loop))
         await soon(lambda: not replica.fleet.view_lost)
         if entry is not None:
-            await replica.controller._record_writer.enter(entry)
-        node_state = replica.controller._registry.node_state("n1")
+            await replica.controller.parts.record_writer.enter(entry)
+        node_state = replica.controller.parts.registry.node_state("n1")
         node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
-        found = replica.controller._reconciler._adopter._spec(node_state, node)
+        found = replica.controller.parts.worker._reads._adopter._spec(node_state, node)
         assert found is not None
         assert (found.action, found.kind, found.requester) == spec
         unreadable = "can't be read" in found.reason
@@ -309,14 +321,14 @@ def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_
         await soon(lambda: not replica.fleet.view_lost)
         world.person_stops("a drill")
         replica.agent("n1", ILL)
-        node_state = replica.controller._registry.node_state("n1")
+        node_state = replica.controller.parts.registry.node_state("n1")
         await soon(
             lambda: node_state.decision.wanted is not None and node_state.decision.hold is not None
         )
         await replica.stop()
         replica.cluster.crashed.clear()
         assert node_state.decision.wanted is not None
-        acts = replica.controller._reconciler._acts
+        acts = reconciler_of(replica, QuarantineReconciler)._admission
         node = world.nodes.pop("n1")
         node_state.cluster.node_gone = True
         assert await acts.propose(node_state, node_state.decision.wanted) is False
@@ -372,10 +384,10 @@ def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
         replica = Replica(world, clock=Running())
         await soon(lambda: not replica.fleet.view_lost)
         replica.agent("n1", snapshot(component("xid", "", Status.OK)), line=line)
-        agent_events = replica.controller._agent_events
+        agent_events = replica.controller.parts.agent_events
         assert "n1" in agent_events._hellos
         assert "n1" in agent_events._lines
-        agent_events.reject(replica.controller._registry.node_state("n1"))
+        agent_events.reject(replica.controller.parts.registry.node_state("n1"))
         assert "n1" not in agent_events._hellos
         assert "n1" not in agent_events._lines
         assert "which is gone" in line.closed
@@ -389,11 +401,11 @@ def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
     async def test(_: VirtualTimeLoop) -> None:
         world = World()
         replica, node_state = await drained(world)
-        node_registry = replica.controller._registry
+        node_registry = replica.controller.parts.registry
         node_registry.note_absence("n1", absent=True)
         assert node_registry.absent == {"n1"}
         uid = standing(node_state).uid
-        cluster_events: Any = replica.controller._cluster_events
+        cluster_events: Any = replica.controller.parts.cluster_events
         cluster_events._quarantine_gone(node_state, uid, with_definition=False)
         assert node_registry.absent == set()
         assert node_state.node_summary.quarantine is None

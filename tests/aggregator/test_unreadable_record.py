@@ -87,7 +87,7 @@ async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
     replica.agent("n1", ILL)
     await until(lambda: "record" in replica.fleet.node_summaries["n1"].work.last_error)
     # It tries again and again, and never writes over a record that it cannot read.
-    node_state = replica.controller._registry.node_state("n1")
+    node_state = replica.controller.parts.registry.node_state("n1")
     for _ in range(3):
         node_state.work.again.set()
         replica.agent("n1", ILL)

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import aggregator.quarantine.controller as controller_module
+import aggregator.quarantine.reconcile.node_rounds as node_rounds_module
 import aggregator.quarantine.reconcile.poller as poller_module
+import aggregator.quarantine.reconcile.rounds as rounds_module
 from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
@@ -732,21 +733,21 @@ def _mass_times(stories: list[Story]) -> list[tuple[float, float]]:
 
 
 def _rounds(every: float) -> None:
-    controller_module.ROUNDS = poller_module._ROUND = every
+    rounds_module.ROUNDS = poller_module._ROUND = every
 
 
 @contextmanager
 def fewer_rounds() -> Iterator[None]:
     """See the module's docstring."""
-    before = controller_module.ROUNDS, controller_module.REFRESH, poller_module._ROUND
-    held = controller_module.HELD_A_ROUND
-    controller_module.REFRESH, controller_module.HELD_A_ROUND = 6 * 3600.0, 50
+    before = rounds_module.ROUNDS, rounds_module.REFRESH, poller_module._ROUND
+    held = node_rounds_module.HELD_A_ROUND
+    rounds_module.REFRESH, node_rounds_module.HELD_A_ROUND = 6 * 3600.0, 50
     _rounds(QUIET_ROUNDS)
     try:
         yield
     finally:
-        controller_module.ROUNDS, controller_module.REFRESH, poller_module._ROUND = before
-        controller_module.HELD_A_ROUND = held
+        rounds_module.ROUNDS, rounds_module.REFRESH, poller_module._ROUND = before
+        node_rounds_module.HELD_A_ROUND = held
 
 
 def play(

@@ -10,7 +10,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-import aggregator.quarantine.controller as controller_module
+import aggregator.quarantine.reconcile.rounds as rounds_module
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Fault, Snapshot, Status
 from aggregator.policy.precursors.counters import CHECK
@@ -100,7 +100,7 @@ class _Rack:
     async def play(self) -> RackOutcome:
         for number in range(2 * self.nodes):  # the other rack is well
             self.world.add_node(f"n{number}")
-        controller_module.ROUNDS = _ROUNDS
+        rounds_module.ROUNDS = _ROUNDS
         self.replica = Replica(self.world, clock=LoopClock(self.loop), settings=_SHIPPED)
         await until(lambda: not self.replica.fleet.view_lost)
         for number in range(2 * self.nodes):
@@ -136,7 +136,7 @@ class _Rack:
         taken = asyncio.ensure_future(self.watch(began))
         await asyncio.gather(*acts)
         await asyncio.sleep(120 - (self.loop.time() - began))
-        controller_module.ROUNDS = _QUIET_ROUNDS
+        rounds_module.ROUNDS = _QUIET_ROUNDS
         if event.explicit and taken.done():
             outcome.taken.append(taken.result())
         taken.cancel()
@@ -211,7 +211,7 @@ class _Rack:
 def play_racks(events: int, nodes: int, seed: int) -> RackOutcome:
     """So many events of racks of so many nodes, one after the other in a new fleet each."""
     rng, total = random.Random(f"origin {seed}"), RackOutcome()
-    before = controller_module.ROUNDS
+    before = rounds_module.ROUNDS
     for _ in range(events):
         event = draw(rng, nodes)
 
@@ -223,5 +223,5 @@ def play_racks(events: int, nodes: int, seed: int) -> RackOutcome:
         try:
             total.add(virtual_time.run(main()))
         finally:
-            controller_module.ROUNDS = before
+            rounds_module.ROUNDS = before
     return total

@@ -14,10 +14,10 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.composition.core import build_controller
 from aggregator.events import EventSink
 from aggregator.health.model import Hello
 from aggregator.quarantine import controller as quarantine_controller
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair.protocol import ConfiguredRepairer, RepairSettings
 from aggregator.quarantine.state.fleet import FleetState
@@ -61,7 +61,7 @@ async def running(
     )
     fleet, clocks = FleetState(), Clocks(time.monotonic, time.time)
     feed: EventSink = EventBroker(epoch=1)
-    controller = Controller(
+    controller = build_controller(
         cluster=cluster,
         policy=POLICY,
         settings=replace(

@@ -32,8 +32,8 @@ def write(space: Space, node: str, kind: str, status: str, *, ago: float = 0.0) 
 
 async def read(bench: Bench) -> None:
     """The controller's work of every three minutes."""
-    await bench.controller._condition_reader.read()
-    bench.controller._condition_reader.report()
+    await bench.controller.parts.condition_reader.read()
+    bench.controller.parts.condition_reader.report()
 
 
 async def test_a_condition_that_a_rule_names_cordons_and_its_opposite_releases(

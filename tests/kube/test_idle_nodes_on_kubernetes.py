@@ -15,8 +15,8 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.composition.core import build_controller
 from aggregator.health.model import Hello
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.idle_nodes import IdleNodeRules
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair import idle_node_choice
@@ -54,7 +54,7 @@ async def running(
     repairer, notes = JobRepairer(cluster.objects(), job_section(space.namespace)), Notes()
     entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
     rules = RepairRules(mode, test_pause=pause, idle_nodes=IdleNodeRules())
-    controller = Controller(
+    controller = build_controller(
         cluster=cluster,
         policy=POLICY,
         settings=replace(SETTINGS, repair=RepairSettings(rules, {"test": entry}, (RACK,))),

@@ -19,9 +19,9 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.kubernetes.objects import PodObject, decode, to_pod
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Evicted, Pod
+from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gangs
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.drain import drainer as drain_module
@@ -75,7 +75,7 @@ class Aggregator:
     async def start(self) -> None:
         """A process with no memory of earlier events; returns once it has its view."""
         self.fleet, self.notes = FleetState(), self._notes or Notes()
-        self.controller = Controller(
+        self.controller = build_controller(
             cluster=self._kube,
             policy=shipped_policy(),
             settings=self._settings,

@@ -15,9 +15,9 @@ import pytest
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Guard, NodeMeta, Phase
+from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import FLEET, Record, parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
@@ -83,7 +83,7 @@ class Bench:
         """``ahead``: by so much the wall clock is."""
         self.fleet, self.notes, self.clock = FleetState(), Notes(), clock
         self.lines: dict[str, FakeLine] = {}
-        self.controller = Controller(
+        self.controller = build_controller(
             cluster=cluster,
             policy=POLICY,
             settings=settings,

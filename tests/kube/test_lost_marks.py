@@ -192,7 +192,7 @@ async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_
     async with running_bench(kube, cluster_space, settings=settings) as bench:
         bench.attach(node, snapshot(DISK))
         await bench.phase(node, "Drained")
-        node_state = bench.controller._registry.node_state(node)
+        node_state = bench.controller.parts.registry.node_state(node)
         await until(
             lambda: condition(bench, node) == "True" and node_state.quarantine_view.trail is None
         )

@@ -18,8 +18,8 @@ from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.node_names import NODE_TEST, TEST_CONDITION
 from aggregator.cluster.port import Conflict, NodeChange
+from aggregator.composition.core import build_controller
 from aggregator.health.model import Hello
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.new_nodes import NewNodeRules, without_taint
 from aggregator.quarantine.decide.repair import RepairMode, RepairRules
 from aggregator.quarantine.repair import (
@@ -102,7 +102,7 @@ class Site:
         entry = ConfiguredRepairer(repairer, 600.0, repairer.clean_up, repairer.missing_rights)
         given: dict[str, Any] = {"taint": KEY, "profile": "quick", "concurrent": 2}
         self.rules = NewNodeRules(**given | rules)
-        self.controller = Controller(
+        self.controller = build_controller(
             cluster=cluster,
             policy=POLICY,
             settings=replace(
@@ -171,9 +171,9 @@ async def test_the_admission_policy_lets_the_named_taint_and_condition_change_an
         jobs.end(await jobs.pod_on(node), 0)
 
         def held() -> str:
-            tests = site.controller._node_tests
+            tests = site.controller.parts.node_tests
             tests._display.show(tests._watched, tests._done)
-            shown = site.controller._fleet.node_tests.get(node)
+            shown = site.controller.parts.worker._inputs._fleet.node_tests.get(node)
             return shown.held if shown is not None else ""
 
         await until(lambda: "may change the taints that ownTaints" in held(), held)

@@ -59,7 +59,7 @@ def write_as_another(space: Space, node: str, kind: str, text: str, reason: str)
 async def swept(bench: Bench) -> None:
     """Every condition that is due was written: those of the list of nodes as it is now, too."""
     await bench.list_nodes_anew()
-    await bench.controller._conditions.sweep()
+    await bench.controller.parts.conditions.sweep()
 
 
 async def test_a_quarantine_and_its_release_are_two_transitions_and_no_write_between(

@@ -21,10 +21,10 @@ import yaml
 from aggregator.clock import Clocks
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Guard, Node, NodeChange
+from aggregator.composition.core import build_controller
 from aggregator.events import EventKind
 from aggregator.health.model import Cleared, Component, Delta, Hello, Snapshot, Status
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN, exemption
 from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
@@ -70,7 +70,7 @@ class Bench:
         self.fleet, self.notes, self.clock = FleetState(), Notes(), Turned()
         self.lines: dict[str, FakeLine] = {}
         self.wall_offset = 0.0
-        self.controller = Controller(
+        self.controller = build_controller(
             cluster=kube,
             policy=policy,
             settings=settings,
@@ -115,7 +115,7 @@ class Bench:
 
     def state_of(self, node: str) -> str:
         """The server's objects, and the controller's knowledge: for a failure's message."""
-        known = self.controller._registry.known(node)
+        known = self.controller.parts.registry.known(node)
         return f"{self.quarantine(node)}, {known and (known.node_summary, known.work)}"
 
     async def free(self, node: str, within: float = 60.0) -> None:
@@ -145,7 +145,7 @@ class Bench:
     async def list_nodes_anew(self) -> None:
         """The list that the controller makes every three minutes, with all changes until now."""
         self.plane.wait_for_node_cache()
-        await self.controller._cluster_events.refresh_nodes()
+        await self.controller.parts.cluster_events.refresh_nodes()
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ async def entries(kube: KubeCluster) -> set[str]:
 def steps_of(controller: Controller, node: str) -> list[str]:
     """Grows by one with each step that the controller has ended for the node from now on."""
     ended: list[str] = []
-    real = controller._reconciler._one_step
+    real = controller.parts.worker._one_step
 
     async def counted(node_state: NodeState) -> bool:
         done = await real(node_state)
@@ -37,7 +37,7 @@ def steps_of(controller: Controller, node: str) -> list[str]:
             ended.append(node)
         return done
 
-    controller._reconciler._one_step = counted  # type: ignore[method-assign]
+    controller.parts.worker._one_step = counted  # type: ignore[method-assign]
     return ended
 
 

@@ -198,7 +198,7 @@ def is_ours(entry: dict[str, Any]) -> bool:
 
 async def quarantine_requests(bench: Bench, space: Space, node: str) -> list[tuple[str, str, int]]:
     """Verb, kind and code of each request about the node until the patch that has marked it."""
-    await bench.controller._cluster_events.refresh_nodes()  # the list of every three minutes
+    await bench.controller.parts.cluster_events.refresh_nodes()  # the list of every three minutes
     since = space.plane.audit_mark()
     bench.attach(node, snapshot(DISK))
     await bench.phase(node, "Drained")
@@ -248,7 +248,7 @@ async def test_the_aggregator_marks_a_node_that_another_client_patches_all_the_t
 ) -> None:
     """Its annotation conflicts with no patch of ours; its label does, and is not lost either."""
     [node] = cluster_space.create_nodes(1, labels={KUBELET_LABEL: "away"}, annotations={"a": "b"})
-    await bench.controller._cluster_events.refresh_nodes()
+    await bench.controller.parts.cluster_events.refresh_nodes()
     written = 0
     ends = asyncio.Event()
 

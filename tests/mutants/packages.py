@@ -6,7 +6,7 @@ ROOT = Path(__file__).parents[2]
 
 #: Package of the report: its files, as glob patterns from the root. The first that matches counts.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "decide": ("aggregator/quarantine/decide/*.py",),
+    "decide": ("aggregator/quarantine/decide/**/*.py",),
     "quarantine": ("aggregator/quarantine/**/*.py",),
     "policy": ("aggregator/policy/**/*.py",),
     "health": ("aggregator/health/*.py",),

@@ -29,7 +29,7 @@ from aggregator.quarantine.decide.admission_record import parse_record as parse_
 from aggregator.quarantine.decide.gpu_operands import DEPLOY
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, known_applied
-from aggregator.quarantine.decide.planner import RECOVERED
+from aggregator.quarantine.decide.plans.release import RECOVERED
 from aggregator.quarantine.decide.repair import RepairRules
 from aggregator.quarantine.repair.protocol import RepairOrder
 

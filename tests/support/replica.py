@@ -5,9 +5,11 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from typing import Any
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, ClusterError
+from aggregator.composition.core import build_controller
 from aggregator.events import EvidenceRecording, Transition
 from aggregator.health.model import (
     Cleared,
@@ -21,7 +23,6 @@ from aggregator.health.model import (
 )
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.pools import Pools
@@ -140,6 +141,12 @@ class FakeLine:
         self.closed = reason
 
 
+def reconciler_of(replica: "Replica", kind: type) -> Any:
+    """That of the replica's worker, for tests that call its acts one by one."""
+    (found,) = (one for one in replica.controller.parts.worker._reconcilers if type(one) is kind)
+    return found
+
+
 class Replica:
     """A running controller. `stop` ends it in order, `die` as kill -9 does."""
 
@@ -164,7 +171,7 @@ class Replica:
         self.fleet = FleetState()
         self.notes = Notes()
         self.clock = clock
-        self.controller = Controller(
+        self.controller = build_controller(
             cluster=self.cluster,
             policy=policy,
             settings=settings,
@@ -200,7 +207,7 @@ class Replica:
 
     def evaluate_due(self) -> None:
         """Evaluate at this time of its clock, which the test turns within the same turn."""
-        self.controller._queue._deliver()
+        self.controller.parts.queue._deliver()
 
     async def stop(self) -> None:
         self.cluster.crashed.set()

@@ -141,7 +141,7 @@ def test_a_bad_option_is_named(name: str, value: str, text: str) -> None:
 def test_every_package_has_files_and_each_file_one_package() -> None:
     core = packages.core()
     assert set(core.values()) == set(packages.PACKAGES)
-    assert core["aggregator/quarantine/decide/planner.py"] == "decide"
+    assert core["aggregator/quarantine/decide/plans/release.py"] == "decide"
     assert core["aggregator/quarantine/actions/cordon.py"] == "quarantine"
 
 

@@ -15,19 +15,14 @@ from aggregator.cluster.port import (
 )
 from aggregator.quarantine.decide.intent import OURS, DesiredState, describe_override
 from aggregator.quarantine.decide.operator_requests import FORCED
-from aggregator.quarantine.decide.planner import (
-    NODE_ABSENT,
-    UNCORDONED,
-    NextStep,
-    Situation,
-    Step,
-    next_step,
-)
+from aggregator.quarantine.decide.plans.release import UNCORDONED
+from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
 from aggregator.quarantine.decide.uncordon import (
     CORDONED_BY_OTHERS,
     describe_left,
     is_left_schedulable,
 )
+from tests.support.plans import NextStep, Situation, Step, next_step
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
 SPEC = QuarantineSpec(

@@ -1,8 +1,11 @@
 """The guard of an act on a node: its checks, in the one order that leaves no gap."""
 
+import math
 from collections.abc import Awaitable, Callable
 
+from aggregator.clock import Clocks
 from aggregator.cluster.port import (
+    Action,
     Cluster,
     ClusterError,
     Guard,
@@ -11,7 +14,11 @@ from aggregator.cluster.port import (
     Phase,
     Quarantine,
 )
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
 
 #: Seconds for which a read of an object counts for an act.
 MOST_AGE = 5.0
@@ -116,3 +123,61 @@ def act_guard(
             raise GuardRefused(f"the act is for what was read more than {MOST_AGE:g} s ago")
 
     return Guard(check, lost)
+
+
+class ActGuards:
+    """``may_act``: whether we are the controller at this moment. ``pools`` has each node's mode."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        switch: StopSwitch,
+        pools: NodePools,
+        clocks: Clocks,
+        may_act: Callable[[], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._switch = switch
+        self._pools = pools
+        self._clocks = clocks
+        self.may_act = may_act
+
+    def guard(
+        self,
+        node_state: NodeState,
+        *,
+        granted: bool = True,
+        against: Callable[[], str] = str,
+        quarantine: Quarantine | None = None,
+        read_at: float = -math.inf,
+    ) -> Guard:
+        """The guard of each acting request on the node: it checks for changes since the decision.
+
+        It checks the stop switch, read anew; the node's owner; and, unless ``granted`` is False,
+        whether the record still has the node's entry, by which it acts, and whether the mode of the
+        pool, by the labels as last read, still lets us act on our own. ``against`` is
+        the act's own check. ``quarantine``, read at ``read_at`` (monotonic seconds), is read again
+        where that is too old. Requests that undo or report take none.
+        """
+
+        def why_not() -> str:
+            if granted and not self._record_writer.grants(node_state.node):
+                return "the admission by which it was to be done does not stand any more"
+            if granted and self._is_observed(node_state):
+                return "the mode of the node's pool is observe now"
+            return against()
+
+        fresh = None
+        if quarantine is not None:
+            read = quarantine_read(self._cluster, quarantine)
+            fresh = FreshRead(read, now=self._clocks.now, began=read_at)
+        return act_guard(switch=self._switch, may_act=self.may_act, against=why_not, fresh=fresh)
+
+    def _is_observed(self, node_state: NodeState) -> bool:
+        """Whether its mode forbids acts of our own; a person's quarantine goes on in any mode."""
+        quarantine = node_state.node_summary.quarantine
+        ours = quarantine is None or quarantine.spec.requester == OURS
+        return ours and self._pools.mode_of(node_state.node) is Action.OBSERVE

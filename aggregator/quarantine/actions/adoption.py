@@ -24,7 +24,8 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.cordon import NodeActions, origin_of
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.object_writes import origin_of
 from aggregator.quarantine.actions.release import ReleaseActions, Undo
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import Entry
@@ -66,9 +67,7 @@ class MarkAdopter:
         policy: Policy,
         pools: NodePools,
         pool_of: Callable[[str], str],
-        may_act: Callable[[], bool],
     ) -> None:
-        """``may_act`` tells whether we are the controller at this moment."""
         self._cluster = cluster
         self._record_writer = record_writer
         self._acts = acts
@@ -77,7 +76,6 @@ class MarkAdopter:
         self._policy = policy
         self._pools = pools
         self._pool_of = pool_of
-        self._may_act = may_act
 
     async def adopt(self, node_state: NodeState) -> None:
         """Make the Quarantine again where the node's marks, or what is remembered, call for it.
@@ -105,7 +103,7 @@ class MarkAdopter:
             is_left = node is not None and is_marked(node)
             node_state.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
             return
-        if not self._may_act():  # paused since it was read: another replica goes on
+        if not self._acts.may_act():  # paused since it was read: another replica goes on
             raise Conflict("this replica may not be the controller any more")
         await self._record_writer.enter(
             Entry(
@@ -181,7 +179,9 @@ class MarkAdopter:
             applied=read_applied(node),
         )
         await self._acts.write_status(node_state, quarantine, status)
-        self._acts.announce(node_state, node.uid, quarantined=True, message=quarantine.spec.reason)
+        self._acts.announcer.announce(
+            node_state, node.uid, quarantined=True, message=quarantine.spec.reason
+        )
         node_state.take_node(node)
 
     async def forget_node(self, node_state: NodeState, because: str) -> None:
@@ -232,5 +232,7 @@ class MarkAdopter:
         more |= followed_change(node.annotations, (), last=True)
         undo = Undo(uid, read_applied(node), words, more=more)
         node_state.take_node(await self._release_actions.undo_node(node_state, node, undo))
-        await self._acts.log_action(node_state, node.uid, quarantined=False, message="released")
+        await self._acts.announcer.write(
+            node_state, node.uid, quarantined=False, message="released"
+        )
         return True

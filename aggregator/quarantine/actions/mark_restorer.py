@@ -5,7 +5,7 @@ from dataclasses import replace
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster, MarksStatus, Node, Phase, Quarantine
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.lost_marks import (
     CONDITION,
@@ -30,7 +30,7 @@ class MarkRestorer:
         self._cluster = cluster
         self._acts = acts
         self._clocks = clocks
-        self._rules = rules
+        self.rules = rules
 
     async def report(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Write to the status which marks are missing, or that all are there again."""
@@ -40,7 +40,7 @@ class MarkRestorer:
         )
         since = (before.since or self._clocks.latest()) if missing else 0.0
         marks = replace(before, missing=missing, since=since)
-        text = describe_lost(marks, self._rules, quarantine.status.applied) if missing else ""
+        text = describe_lost(marks, self.rules, quarantine.status.applied) if missing else ""
         status = replace(quarantine.status, marks=None if marks == _NONE else marks)
         if status.phase is Phase.CORDONED:  # its message says that the node is marked
             status = replace(status, message=text or self._marked(node_state.node))
@@ -63,10 +63,12 @@ class MarkRestorer:
             return  # the next step sees it
         missing = node_state.quarantine_view.missing
         if missing != (CONDITION,):
-            change = cordon_change(node, standing, rules=self._rules)
+            change = cordon_change(node, standing, rules=self.rules)
             guard = self._acts.guard(node_state)
             node = await self._acts.mark_writer.mark(node, change, guard=guard)
-        self._acts.announce(node_state, node.uid, quarantined=True, message=standing.spec.reason)
+        self._acts.announcer.announce(
+            node_state, node.uid, quarantined=True, message=standing.spec.reason
+        )
         node_state.take_node(node)
         marks = counted(standing.status.marks or _NONE, self._clocks.latest())
         status = replace(
@@ -75,7 +77,7 @@ class MarkRestorer:
         if status.phase is Phase.CORDONED:
             status = replace(status, message=self._marked(node_state.node))
         await self._acts.write_status(node_state, standing, status)
-        times = self._rules.restore_times
+        times = self.rules.restore_times
         named = describe_missing(missing, status.applied)
         text = f"set again, {marks.restored} of {times}: {named}"
         self._acts.emit_event(node_state, EventKind.MARKS_RESTORED, text)

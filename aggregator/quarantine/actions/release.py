@@ -22,7 +22,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.mark_rules import MarkRules
@@ -37,7 +37,9 @@ from aggregator.quarantine.decide.node_marks import (
 )
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
 from aggregator.quarantine.decide.overrides import Override
-from aggregator.quarantine.decide.planner import NODE_ABSENT, UNCORDONED, NextStep
+from aggregator.quarantine.decide.plans.release import UNCORDONED
+from aggregator.quarantine.decide.plans.release_reasons import NODE_ABSENT
+from aggregator.quarantine.decide.plans.step import NextStep
 from aggregator.quarantine.decide.release_checks import memory_change, release_hold, remember
 from aggregator.quarantine.decide.repair import followed_change
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY, UncordonRules
@@ -66,7 +68,7 @@ class Undo:
 
 
 class ReleaseActions:
-    """The steps back, for one node at a time; `NodeActions` has those forth."""
+    """The steps back, for one node at a time; `NodeAdmission` has those forth."""
 
     def __init__(
         self,
@@ -166,16 +168,6 @@ class ReleaseActions:
                 node_state, quarantine, replace(quarantine.status, release_held="")
             )
 
-    async def leave_foreign(self, node_state: NodeState) -> None:
-        """Another installation has the node in quarantine: we neither act on that nor undo it.
-
-        An admission here for the same node was not begun, and gives its place back.
-        """
-        node_state.work.begin_read()
-        if node_state.node in self._record_writer.record.entries:
-            await self._record_writer.withdraw(self._record_writer.record.entries[node_state.node])
-        self._acts.hold_foreign(node_state)
-
     async def void(self, node_state: NodeState, quarantine: Quarantine) -> None:
         """Take back a Quarantine made without admission, unless the record has an entry by now."""
         if await self._record_writer.entry(node_state.node) is not None:
@@ -273,8 +265,8 @@ class ReleaseActions:
         undone = await self.undo_node(node_state, node, undo)
         node_state.cluster.note_ended(words - node_state.overrule())
         node_state.take_node(undone)
-        await self._acts.settle_announcement(node_state)
-        await self._acts.log_action(
+        await self._acts.announcer.settle(node_state)
+        await self._acts.announcer.write(
             node_state, node.uid, quarantined=False, message=_because(quarantine)
         )
 

@@ -37,7 +37,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.words import ClusterWords
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.drain_plan import (
     DrainMoment,
     DrainPlan,

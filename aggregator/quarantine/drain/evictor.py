@@ -30,7 +30,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.jobs.gangs import Gang, Gangs, gang_of
 from aggregator.jobs.hit import evicted_details
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.drain_plan import (
     DrainPlan,
     DrainRules,

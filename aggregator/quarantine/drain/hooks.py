@@ -22,7 +22,7 @@ from aggregator.cluster.port import (
     QuarantineStatus,
 )
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.runtime.backoff import Backoff

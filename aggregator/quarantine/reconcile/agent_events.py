@@ -9,7 +9,7 @@ from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.correlation.measurements import MeasurementTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.release_checks import standing_of_gpus

@@ -8,7 +8,7 @@ from aggregator.cluster.port import Action, Phase, Quarantine
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState

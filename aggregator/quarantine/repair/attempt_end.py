@@ -5,7 +5,7 @@ from dataclasses import replace
 from aggregator.clock import Clocks
 from aggregator.cluster.port import RepairAttempt, RepairState
 from aggregator.events import EventKind
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.repair.attempts import (
     LOOK_SOON,
     MOST_TEXT,

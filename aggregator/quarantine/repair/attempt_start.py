@@ -11,7 +11,7 @@ from aggregator.cluster.port import (
 )
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.repair import NextRepair, domains_of, operation_id
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details, attempt_name
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease, boot_of

@@ -2,7 +2,7 @@
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Cluster, ClusterError, NodeChange, RepairAttempt
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.gpu_operands import operand_pods, pause_change, resume_change
 from aggregator.quarantine.state.node import NodeState
 

@@ -10,7 +10,7 @@ from aggregator.cluster.port import (
     RepairAttempt,
     RepairState,
 )
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.repair.attempts import LOOK_SOON
 from aggregator.quarantine.repair.before_release import TestsBeforeRelease
 from aggregator.quarantine.repair.followed_requests import FollowedRequests

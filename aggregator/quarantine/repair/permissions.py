@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from aggregator.cluster.port import Cluster, ClusterError, GuardRefused
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import RepairMode
 from aggregator.quarantine.decide.repair_permission import (

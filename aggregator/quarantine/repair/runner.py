@@ -21,7 +21,7 @@ from aggregator.cluster.port import (
 from aggregator.events import EventKind
 from aggregator.policy.repairs import REPLACE, TEST
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.repair import Do, NextRepair, RepairMode, is_busy, malformed
 from aggregator.quarantine.repair.attempt_end import AttemptEnds

@@ -10,7 +10,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import ClusterError, Conflict, Quarantine, RepairAttempt, RepairStatus
 from aggregator.events import EventKind
 from aggregator.policy.repairs import TEST
-from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.node_actions import NodeActions
 from aggregator.quarantine.decide.repair import NextRepair, RepairMode
 from aggregator.quarantine.repair.attempts import MOST_TEXT, attempt_details
 from aggregator.quarantine.state.node import NodeState

@@ -4,48 +4,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Node, Quarantine, QuarantineStatus, is_older
+from aggregator.cluster.port import Action, Node, Quarantine, is_older
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.node_rules import reweighed
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import silent_match
-from aggregator.quarantine.decide.intent import (
-    OURS,
-    DesiredState,
-    incidents_of,
-    wanted_of,
-)
-from aggregator.quarantine.decide.lost_marks import (
-    RestoreRules,
-    restore_at,
-)
+from aggregator.quarantine.decide.intent import OURS, incidents_of, wanted_of
 from aggregator.quarantine.decide.node_marks import read_overruled, words_of
-from aggregator.quarantine.decide.operator_requests import (
-    NONE,
-    describe,
-    read_operator_requests,
-)
+from aggregator.quarantine.decide.operator_requests import describe, read_operator_requests
 from aggregator.quarantine.decide.overrides import Override, stands
-from aggregator.quarantine.decide.planner import Situation
-from aggregator.quarantine.decide.uncordon import (
-    Uncordoned,
-    UncordonRules,
-    has_given_up,
-    is_release,
-    recordon_due,
-)
+from aggregator.quarantine.decide.uncordon import UncordonRules, is_release
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision, NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.others_marks import OthersMarks
-from aggregator.quarantine.state.quarantine_view import (
-    MARKED,
-    NO_QUARANTINE,
-    QuarantineView,
-    marks_told,
-)
+from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.work import Work
 
 
@@ -311,94 +286,6 @@ class NodeState:
         }
         words = words_of(latest.values()) | remembered
         return frozenset(word for word in words if word.key not in over)
-
-    def situation(
-        self,
-        *,
-        mode: Action,
-        wanted: DesiredState | None,
-        in_record: bool,
-        stopped: bool,
-        patient_enough: bool,
-        absent_too_long: bool = False,
-        entered_by_hand: bool = False,
-        uncordon: UncordonRules,
-        marks: RestoreRules,
-        now: float,
-        wall: float,
-        repair_busy: bool = False,
-        repair_replaces: bool = False,
-        repair_due: bool = False,
-        untested: bool = False,
-    ) -> Situation:
-        """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
-        node's agent as long as it has to. ``marks``: when lost marks are set again.
-        """
-        view, agent, cluster = self.quarantine_view, self.agent, self.cluster
-        requests, quarantine, fresh = cluster.operator_requests, view.quarantine, agent.is_fresh
-        status = quarantine.status if quarantine is not None else None
-        if requests is not NONE and (quarantine is None or quarantine.spec.requester == OURS):
-            mode = min(mode, requests.cap(wall), key=lambda action: action.strength)
-        recordon_at = recordon_due(status, wall) if status is not None else wall
-        schedulable = view.uncordoned is not Uncordoned.NO
-        marked = quarantine if status is not None and status.phase in MARKED else None
-        return Situation(
-            quarantine=quarantine,
-            in_record=in_record,
-            entered_by_hand=entered_by_hand,
-            wanted=wanted,
-            mode=mode,
-            knows=agent.was_heard or patient_enough,
-            fresh=fresh,
-            recovered=fresh and not self.acting,
-            uncordoned=self.is_released_by_uncordon(uncordon),
-            schedulable=schedulable,
-            recordon=recordon_at <= wall,
-            recordon_at=recordon_at,
-            evictions_wait=status is not None
-            and (
-                _evictions_wait(status, wall, schedulable=schedulable)
-                or self.evictions_are_forbidden
-            ),
-            node_replaced=view.node_replaced,
-            reborn=bool(view.reborn),
-            node_gone=cluster.node_gone,
-            node_found=cluster.node_found,
-            absent_too_long=absent_too_long,
-            maintained=bool(cluster.maintained),
-            stopped=stopped,
-            conflict=bool(agent.conflict),
-            definition_going=view.definition_going,
-            marks_untold=marked is not None
-            and not cluster.node_gone
-            and view.missing != marks_told(marked),
-            restore_due=marked is not None
-            and bool(view.missing)
-            and _restore_due(marked.status, marks, wall),
-            conditions_old=view.are_conditions_old(),
-            release_held=status is not None and bool(view.release_held or status.release_held),
-            look_later=now < view.release_look,
-            forced=requests.forced(wall),
-            unforced=cluster.node_gone
-            or (cluster.operator_requests_known and not requests.force_asked),
-            exempt=requests.exempt(wall),
-            unclaimed=bool(view.unclaimed),
-            repair_busy=repair_busy,
-            repair_replaces=repair_replaces,
-            repair_due=repair_due,
-            untested=untested,
-        )
-
-
-def _evictions_wait(status: QuarantineStatus, wall: float, *, schedulable: bool) -> bool:
-    """Whether evictions wait until the response to an uncordon is decided."""
-    return (schedulable and not has_given_up(status)) or wall < status.evictions_held_until
-
-
-def _restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:
-    """Whether the marks that the node lacks are to be set again now."""
-    at = restore_at(status.marks, rules) if status.marks is not None else None
-    return at is not None and at <= wall
 
 
 def _is_past(one: Quarantine, other: Quarantine) -> bool:

@@ -1,0 +1,568 @@
+"""Makes the acting core: the state, what correlates nodes, the acts, the reconcilers, the loops."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, Cluster
+from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.act_guard import ActGuards
+from aggregator.quarantine.actions.admission import NodeAdmission
+from aggregator.quarantine.actions.adoption import MarkAdopter
+from aggregator.quarantine.actions.announcer import Announcer
+from aggregator.quarantine.actions.cordon import CordonActions
+from aggregator.quarantine.actions.expected_nodes import ExpectedNodes
+from aggregator.quarantine.actions.holds import NodeHolds
+from aggregator.quarantine.actions.mark_restorer import MarkRestorer
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.node_marker import NodeMarker
+from aggregator.quarantine.actions.object_writes import ObjectWrites
+from aggregator.quarantine.actions.proposals import Proposals
+from aggregator.quarantine.actions.release import ReleaseActions
+from aggregator.quarantine.admission.mode_preview import ModePreview
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.controller import Controller, Parts
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.evictions import EvictionMemory
+from aggregator.quarantine.correlation.measurements import MeasurementTrackers
+from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.correlation.outliers import OutlierTracker
+from aggregator.quarantine.correlation.precursors import PrecursorTracker
+from aggregator.quarantine.decide.admission import quorum
+from aggregator.quarantine.decide.agentless import AgentlessNodes
+from aggregator.quarantine.decide.pools import Pools
+from aggregator.quarantine.decide.repair_plan import RepairPlan
+from aggregator.quarantine.drain.drainer import Drainer
+from aggregator.quarantine.drain.evictor import EvictionLanes
+from aggregator.quarantine.drain.hooks import HookRunner
+from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
+from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.reconcile.condition_reader import NodeConditionReader
+from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
+from aggregator.quarantine.reconcile.drain import DrainReconciler
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.reconcile.fleet_report import FleetReport
+from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
+from aggregator.quarantine.reconcile.new_marks import NewMarksWriter
+from aggregator.quarantine.reconcile.node_conditions import NodeConditionPublisher
+from aggregator.quarantine.reconcile.node_events import NodeEventPublisher
+from aggregator.quarantine.reconcile.node_reads import NodeReads, ReadResults
+from aggregator.quarantine.reconcile.node_rounds import NodeRounds
+from aggregator.quarantine.reconcile.operations import (
+    OpenOperationReconciler,
+    OperationReconciler,
+)
+from aggregator.quarantine.reconcile.own_evidence import OwnEvidence
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs
+from aggregator.quarantine.reconcile.poller import NodePoller
+from aggregator.quarantine.reconcile.publish import PublishReconciler
+from aggregator.quarantine.reconcile.quarantine import QuarantineReconciler
+from aggregator.quarantine.reconcile.reconciler import Reconciler
+from aggregator.quarantine.reconcile.release import ReleaseReconciler
+from aggregator.quarantine.reconcile.rounds import ControllerRounds
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.reconcile.worker import NodeWorker
+from aggregator.quarantine.repair.node_tests import NodeTests
+from aggregator.quarantine.repair.permissions import RepairPermissions
+from aggregator.quarantine.repair.runner import RepairRunner
+from aggregator.quarantine.repair.start_checks import RepairStartChecks
+from aggregator.quarantine.settings import Settings, group_labels, limits_for_people
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.gpus import OutOfService
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.others_marks import OthersMarks
+from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
+
+#: Why the cluster's state is unknown before its first event.
+NO_NEWS_YET = "not connected yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """``may_act``: whether this process is the controller at the moment of the call."""
+
+    cluster: Cluster
+    policy: Policy
+    settings: Settings
+    fleet: FleetState
+    event_sink: EventSink
+    clocks: Clocks
+    rng: random.Random
+    evidence_recording: EvidenceRecording
+    may_act: Callable[[], bool]
+
+
+class _Base:
+    """The state of the nodes, the record, the queue, and what correlates nodes."""
+
+    def __init__(self, given: Given) -> None:
+        settings, clocks, fleet, cluster = given.settings, given.clocks, given.fleet, given.cluster
+        self.registry = registry = NodeRegistry(
+            fleet,
+            settings.limits.pool_label,
+            lists_all=cluster.lists_all,
+            now=clocks.now,
+            agentless=AgentlessNodes(settings.silence.none_on),
+            others=OthersMarks(
+                settings.maintenance,
+                now=clocks.now,
+                earliest=clocks.earliest,
+                words=cluster.words,
+            ),
+        )
+        self.pools = pools = NodePools(Pools(settings.pools, settings.mode), registry, given.policy)
+
+        def writes_events(node: str) -> bool:
+            return settings.events.observe or pools.mode_of(node) is not Action.OBSERVE
+
+        self.node_events = NodeEventPublisher(
+            given.event_sink,
+            cluster=cluster,
+            fleet=fleet,
+            uid_of=registry.uid_of,
+            enabled=writes_events,
+            now=clocks.now,
+        )
+        self.event_sink = self.evictions = EvictionMemory(
+            self.node_events,
+            policy=given.policy,
+            fabrics_of=self._fabrics_of,
+            known=registry.known,
+            clocks=clocks,
+        )
+        self.causes: CommonCauseTracker = CommonCauseTracker(
+            limits=settings.common,
+            admission=settings.limits,
+            policy=given.policy,
+            node_registry=registry,
+            fleet=fleet,
+            event_sink=self.event_sink,
+            clocks=clocks,
+        )
+        self.standing = QuarantineIndex(registry.pool_of, pools.name_of)
+        self.switch = StopSwitch(cluster, now=clocks.now)
+        self.record_writer = AdmissionRecordWriter(
+            cluster,
+            limits=settings.limits,
+            policy_hash=given.policy.hash,
+            size=registry.size,
+            causes=self.causes.causes,
+            wall=clocks.trusted_wall,
+            switch=self.switch,
+            standing=self.standing,
+            pools=pools.facts,
+            now=clocks.now,
+        )
+        self.queue = queue = WorkQueue(record_writer=self.record_writer, may_act=given.may_act)
+        self.network = NetworkTracker(
+            node_registry=registry,
+            fleet=fleet,
+            event_sink=self.event_sink,
+            clocks=clocks,
+            labels=settings.common.domain_labels,
+            evaluate=queue.evaluate,
+            quorum=lambda: quorum(settings.limits, registry.size()) is None,
+        )
+        self.own_evidence = OwnEvidence(registry, queue)
+        say = self.own_evidence.record
+        self.measurements = MeasurementTrackers(
+            (
+                OutlierTracker(node_registry=registry, fleet=fleet, say=say),
+                PrecursorTracker(fleet, say),
+            )
+        )
+
+    def _fabrics_of(self, node: str) -> frozenset[str]:
+        return self.causes.fabrics_of(node)
+
+    def quarantined(self) -> Iterator[NodeState]:
+        """The nodes in quarantine."""
+        known = (self.registry.known(one.node) for one in self.standing.quarantines())
+        return (node_state for node_state in known if node_state is not None)
+
+
+class _Acts:
+    """What acts on a node: the guard first, then each kind of act."""
+
+    def __init__(self, given: Given, base: _Base) -> None:
+        settings, clocks, cluster = given.settings, given.clocks, given.cluster
+        writer, pools, registry = base.record_writer, base.pools, base.registry
+        guards = ActGuards(
+            cluster=cluster,
+            record_writer=writer,
+            switch=base.switch,
+            pools=pools,
+            clocks=clocks,
+            may_act=given.may_act,
+        )
+        self.acts = acts = NodeActions(
+            cluster=cluster,
+            guards=guards,
+            announcer=Announcer(cluster, given.rng),
+            event_sink=base.event_sink,
+            clocks=clocks,
+            policy=given.policy,
+            stages=given.fleet.stages,
+        )
+        self.holds = NodeHolds(acts=acts, record_writer=writer, switch=base.switch, clocks=clocks)
+        self.proposals = Proposals(
+            holds=self.holds,
+            record_writer=writer,
+            causes=base.causes,
+            evictions=base.evictions,
+            pools=pools,
+            pool_of=registry.pool_of,
+        )
+        self.objects = ObjectWrites(
+            cluster=cluster,
+            acts=acts,
+            record_writer=writer,
+            clocks=clocks,
+            pool_of=registry.pool_of,
+        )
+        self.cordon = CordonActions(
+            cluster=cluster,
+            acts=acts,
+            marking=NodeMarker(
+                acts=acts,
+                clocks=clocks,
+                pools=pools,
+                rules=settings.marks,
+                off_load_balancers=settings.drain.off_load_balancers,
+            ),
+            objects=self.objects,
+            expected=ExpectedNodes(cluster, registry.pool_of),
+            clocks=clocks,
+            marks=settings.marks,
+            uncordon=settings.uncordon,
+        )
+        self.admission = NodeAdmission(
+            cluster=cluster,
+            acts=acts,
+            holds=self.holds,
+            proposals=self.proposals,
+            cordon=self.cordon,
+            record_writer=writer,
+            pools=pools,
+            clocks=clocks,
+        )
+        hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=given.rng)
+        most = settings.limits.evictions_at_once
+        self.drain = Drainer(
+            cluster=cluster,
+            acts=acts,
+            clocks=clocks,
+            rules=settings.drain,
+            hook_runner=hook_runner,
+            off_balancers=settings.drain.off_load_balancers,
+            lanes=EvictionLanes(
+                at_once=asyncio.Semaphore(most),
+                # A fifth, so that first requests find the rest free.
+                retries=asyncio.Semaphore(max(1, most // 5)),
+            ),
+            deadline=settings.drain.deadline,
+            rng=given.rng,
+            test_namespace=settings.repair.test_namespace,
+        )
+        self.release = ReleaseActions(
+            cluster=cluster,
+            record_writer=writer,
+            acts=acts,
+            clocks=clocks,
+            policy=given.policy,
+            after_release=hook_runner.after_release,
+            uncordon=settings.uncordon,
+            marks=settings.marks,
+        )
+        self.adopter = MarkAdopter(
+            cluster=cluster,
+            record_writer=writer,
+            acts=acts,
+            release_actions=self.release,
+            clocks=clocks,
+            policy=given.policy,
+            pools=pools,
+            pool_of=registry.pool_of,
+        )
+        self.restorer = MarkRestorer(
+            cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks
+        )
+        self.start_checks = RepairStartChecks(
+            cluster=cluster,
+            switch=base.switch,
+            clocks=clocks,
+            drain=settings.drain,
+            test_namespace=settings.repair.test_namespace,
+        )
+        self.repairs = RepairRunner(
+            cluster=cluster,
+            acts=acts,
+            record_writer=writer,
+            clocks=clocks,
+            policy=given.policy,
+            settings=settings.repair,
+            checks=self.start_checks,
+            pool_label=settings.limits.pool_label,
+        )
+
+
+def build_controller(
+    *,
+    cluster: Cluster,
+    policy: Policy,
+    settings: Settings,
+    fleet: FleetState,
+    event_sink: EventSink,
+    clocks: Clocks,
+    rng: random.Random,
+    evidence_recording: EvidenceRecording | None = None,
+    may_act: Callable[[], bool] = lambda: True,
+) -> Controller:
+    """The controller. Without ``may_act`` no other process ever is."""
+    recording = evidence_recording or NoEvidenceRecording()
+    given = Given(cluster, policy, settings, fleet, event_sink, clocks, rng, recording, may_act)
+    base = _Base(given)
+    acts = _Acts(given, base)
+    agent_events = AgentEventHandler(
+        node_registry=base.registry,
+        queue=base.queue,
+        acts=acts.acts,
+        policy=policy,
+        clocks=clocks,
+        silent_after=settings.silence.silent_after,
+        network_tracker=base.network,
+        measurements=base.measurements,
+        evidence_recording=recording,
+    )
+    missing = MissingNodes(
+        cluster=cluster, returned=base.queue.add_for_read, may_act=may_act, rng=rng
+    )
+    worker = _worker(given, base, acts, missing, agent_events)
+    controller = Controller(_parts(given, base, acts, worker, missing, agent_events))
+    _show_settings(given, base)
+    return controller
+
+
+def _reconcilers(given: Given, acts: _Acts, inputs: PlanInputs) -> tuple[Reconciler, ...]:
+    """In the order in which a node's next step is looked for."""
+    return (
+        ReleaseReconciler(
+            inputs=inputs,
+            release_actions=acts.release,
+            repairs=acts.repairs,
+            uncordon=given.settings.uncordon,
+        ),
+        OpenOperationReconciler(inputs=inputs, repairs=acts.repairs),
+        QuarantineReconciler(
+            inputs=inputs,
+            admission=acts.admission,
+            objects=acts.objects,
+            cordon=acts.cordon,
+            holds=acts.holds,
+            adopter=acts.adopter,
+            restorer=acts.restorer,
+            release_actions=acts.release,
+        ),
+        DrainReconciler(inputs=inputs, drain=acts.drain),
+        OperationReconciler(inputs=inputs, repairs=acts.repairs),
+        PublishReconciler(acts.objects),
+    )
+
+
+def _worker(
+    given: Given,
+    base: _Base,
+    acts: _Acts,
+    missing: MissingNodes,
+    agent_events: AgentEventHandler,
+) -> NodeWorker:
+    inputs = PlanInputs(
+        proposals=acts.proposals,
+        queue=base.queue,
+        pools=base.pools,
+        fleet=given.fleet,
+        clocks=given.clocks,
+        limits=given.settings.limits,
+    )
+    reads = NodeReads(
+        cluster=given.cluster,
+        acts=acts.acts,
+        holds=acts.holds,
+        release_actions=acts.release,
+        adopter=acts.adopter,
+        drain=acts.drain,
+        results=ReadResults(pools=base.pools, missing_nodes=missing, agent_events=agent_events),
+    )
+    return NodeWorker(
+        reconcilers=_reconcilers(given, acts, inputs),
+        reads=reads,
+        new_marks=NewMarksWriter(acts=acts.acts, drain=acts.drain, queue=base.queue),
+        inputs=inputs,
+        evaluator=NodeEvaluator(
+            policy=given.policy,
+            pools=base.pools,
+            acts=acts.acts,
+            event_sink=base.event_sink,
+            clocks=given.clocks,
+            cause_tracker=base.causes,
+            queue=base.queue,
+            stages=given.fleet.stages,
+            silent_action=given.settings.silence.silent_action,
+        ),
+        queue=base.queue,
+        clocks=given.clocks,
+        rng=given.rng,
+    )
+
+
+def _parts(
+    given: Given,
+    base: _Base,
+    acts: _Acts,
+    worker: NodeWorker,
+    missing: MissingNodes,
+    agent_events: AgentEventHandler,
+) -> Parts:
+    cluster, settings, clocks, fleet = given.cluster, given.settings, given.clocks, given.fleet
+    registry, queue, may_act = base.registry, base.queue, given.may_act
+    nodes = NodeRounds(registry=registry, queue=queue, repairs=acts.repairs)
+
+    def view() -> bool:
+        return queue.view
+
+    cluster_events = ClusterEventHandler(
+        cluster=cluster,
+        policy=given.policy,
+        node_registry=registry,
+        record_writer=base.record_writer,
+        queue=queue,
+        cause_tracker=base.causes,
+        network_tracker=base.network,
+        measurements=base.measurements,
+        fleet=fleet,
+        event_sink=base.event_sink,
+        clocks=clocks,
+        may_act=may_act,
+        switch=base.switch,
+        standing=base.standing,
+        pools=base.pools,
+        requeue_held=nodes.requeue_held,
+    )
+    node_tests = NodeTests(
+        cluster=cluster,
+        record_writer=base.record_writer,
+        clocks=clocks,
+        pools=base.pools,
+        settings=settings.repair,
+        node_registry=registry,
+        fleet=fleet,
+        may_act=may_act,
+        view=view,
+        event_sink=base.event_sink,
+        say=base.own_evidence.record,
+    )
+    report = FleetReport(
+        fleet=fleet,
+        registry=registry,
+        record_writer=base.record_writer,
+        pools=base.pools,
+        causes=base.causes,
+        network=base.network,
+        limits=settings.limits,
+    )
+    return Parts(
+        registry=registry,
+        queue=queue,
+        worker=worker,
+        agent_events=agent_events,
+        cluster_events=cluster_events,
+        rounds=ControllerRounds(
+            registry=registry,
+            queue=queue,
+            agent_events=agent_events,
+            cluster_events=cluster_events,
+            nodes=nodes,
+            report=report,
+            out_of_service=OutOfService(base.quarantined, fleet.stages),
+            clocks=clocks,
+        ),
+        poller=NodePoller(
+            cluster=cluster,
+            node_registry=registry,
+            acts=acts.acts,
+            clocks=clocks,
+            may_act=may_act,
+            queue=queue,
+            rng=given.rng,
+        ),
+        missing_nodes=missing,
+        conditions=NodeConditionPublisher(
+            cluster=cluster,
+            rules=settings.conditions,
+            node_registry=registry,
+            fleet=fleet,
+            may_act=may_act,
+            view=view,
+            clocks=clocks,
+            check_stop=base.switch.check,
+        ),
+        condition_reader=NodeConditionReader(
+            cluster=cluster,
+            policy=given.policy,
+            node_registry=registry,
+            say=base.own_evidence.record,
+            view=view,
+            clocks=clocks,
+        ),
+        node_tests=node_tests,
+        node_events=base.node_events,
+        network=base.network,
+        causes=base.causes,
+        evictions=base.evictions,
+        switch=base.switch,
+        record_writer=base.record_writer,
+        current_nodes=CurrentNodes(
+            cluster=cluster, node_registry=registry, now=clocks.now, view=view
+        ),
+        own_evidence=base.own_evidence,
+        repair_permissions=RepairPermissions(
+            cluster=cluster,
+            acts=acts.acts,
+            record_writer=base.record_writer,
+            settings=settings.repair,
+            checks=acts.start_checks,
+            node_tests=node_tests,
+            known=registry.known,
+        ),
+        mode_preview=ModePreview(
+            preview=base.record_writer.preview,
+            known=registry.known,
+            pool_of=registry.pool_of,
+            policy_pool_of=base.pools.name_of,
+            suspects=base.causes.suspects,
+            unsettled=base.causes.unsettled,
+        ),
+    )
+
+
+def _show_settings(given: Given, base: _Base) -> None:
+    fleet, settings = given.fleet, given.settings
+    fleet.mode = settings.mode.value
+    fleet.pools = base.pools.pools
+    fleet.limits = limits_for_people(settings)
+    fleet.group_labels = group_labels(settings)
+    fleet.repairs = RepairPlan(
+        settings.repair.rules,
+        frozenset(settings.repair.repairers),
+        given.policy,
+        agents_awaited_until=given.clocks.now() + settings.limits.silent_drain_after,
+        test_profiles=settings.repair.test_profiles,
+        tests_in_service=settings.repair.tests_in_service,
+    )
+    fleet.view_lost = NO_NEWS_YET

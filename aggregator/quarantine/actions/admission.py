@@ -1,0 +1,292 @@
+"""Proposes a node for admission, and begins its quarantine: record, object, marks.
+
+The fence: the node is read in full before the Quarantine is seen to stand (read again, or just
+created), and patched with the version and uid of that read. A quarantine that begins names what it
+expects of the node instead (expected_nodes.py). See docs/fences.md.
+"""
+
+import logging
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Cluster, ClusterError, Conflict, Node, Phase, Quarantine
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.cordon import CordonActions
+from aggregator.quarantine.actions.holds import NodeHolds
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.actions.proposals import Proposals
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission import UNREAD_NODE, NodeRead, Proposal
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import DesiredState
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+
+log = logging.getLogger("sickbay.quarantine")
+
+
+class NodeAdmission:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: NodeActions,
+        holds: NodeHolds,
+        proposals: Proposals,
+        cordon: CordonActions,
+        record_writer: AdmissionRecordWriter,
+        pools: NodePools,
+        clocks: Clocks,
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._holds = holds
+        self._proposals = proposals
+        self._cordon = cordon
+        self._marking = cordon.marking
+        self._expected = cordon.expected
+        self._record_writer = record_writer
+        self._pools = pools
+        self._clocks = clocks
+
+    async def propose(self, node_state: NodeState, wanted: DesiredState) -> bool:
+        """Request admission and, when admitted, make the object and mark the node.
+
+        The patch checks what the list of nodes shows. Else the node is read before it counts for a
+        limit, since another tool may hold it: a withdrawal alone would leave less room for others
+        meanwhile. Thousands of held nodes cause no reads.
+        """
+        unplaced = node_state.cluster.labels is None
+        if node_state.cluster.node_gone or unplaced:  # first: a record undone would wake us again
+            node_state.take_node(await self._cluster.read_node(node_state.node))
+            if unplaced and not node_state.cluster.node_gone:
+                return True  # its labels tell what it shares with others: decide again by them
+        if self._holds.is_nowhere(node_state, wanted) or self._holds.leave_alone(
+            node_state, wanted
+        ):
+            return False
+        wait = self._proposals.fabric_hold(node_state)
+        if wait is not None:
+            self._holds.hold(node_state, wait, wanted)
+            return False
+        words = node_state.cluster.overruled
+        proposal, node = (
+            self._proposals.propose(node_state, wanted),
+            self._expected.expect(node_state),
+        )
+        listed = NodeRead.NONE if node is None else NodeRead.LISTED
+        held = await self._record_writer.propose(replace(proposal, read=listed))
+        if held is UNREAD_NODE:
+            node = await self._taken(node_state, await self._picture(node_state))
+            if self._holds.is_nowhere(node_state, wanted) or self._holds.leave_alone(
+                node_state, wanted
+            ):
+                return False
+            if node is not None and is_marked(node):
+                node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
+                return True
+            if self._is_outdated(node_state, wanted, words, proposal):
+                return True
+            held = await self._record_writer.propose(proposal)
+        if held is not None:
+            self._holds.hold(node_state, held, wanted)
+            return False
+        return await self._begin(node_state, wanted, words, proposal, node)
+
+    async def _begin(
+        self,
+        node_state: NodeState,
+        wanted: DesiredState,
+        words: frozenset[Override],
+        proposal: Proposal,
+        node: Node | None,
+    ) -> bool:
+        """Begin what was just admitted, unless what it was decided on has changed meanwhile."""
+        node_state.set_hold(None)
+        entry = self._record_writer.record.entries.get(node_state.node)
+        if node is None or (node.unread is not None and self._expected.expect(node_state) is None):
+            node = await self._taken(node_state, await self._picture(node_state))
+        if node is None:
+            await self._record_writer.withdraw(entry)
+            self._holds.is_nowhere(node_state, wanted)
+            return False
+        if self._is_outdated(node_state, wanted, words, proposal) or self._is_admitted_elsewhere(
+            node_state, entry
+        ):
+            await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
+            return True
+        if is_marked(node):
+            node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
+            return True
+        if self._holds.leave_alone(node_state, wanted):
+            await self._record_writer.withdraw(entry)  # not ours, and not counted
+            return False
+        await self._create_and_mark(node_state, wanted, node)
+        return True
+
+    def _is_outdated(
+        self,
+        node_state: NodeState,
+        wanted: DesiredState,
+        words: frozenset[Override],
+        proposal: Proposal,
+    ) -> bool:
+        """Whether the proposal rests on an older state than the last read."""
+        moved = self._pools.name_of(node_state.node) != proposal.policy_pool
+        return moved or self._has_changed(node_state, wanted, words)
+
+    async def create(self, node_state: NodeState, wanted: DesiredState) -> None:
+        """The record allows it already: finish what was begun."""
+        entry = self._record_writer.record.entries.get(node_state.node)
+        words = node_state.cluster.overruled
+        node = self._expected.expect(node_state)
+        if node is None:
+            node = await self._taken(node_state, await self._picture(node_state))
+        if node is None:
+            await self._record_writer.withdraw(entry)
+            return  # the next step reports it
+        if self._has_changed(node_state, wanted, words):
+            return  # we decided on an older read: decide again
+        if is_marked(node):
+            node_state.own_quarantine_view().request_adoption()  # its marks have evidence too
+            return
+        if self._is_admitted_elsewhere(node_state, entry):
+            await self._record_writer.withdraw(entry)  # its present pool has not admitted it
+            return
+        if self._holds.leave_alone(node_state, wanted):
+            await self._record_writer.withdraw(entry)
+            return
+        await self._create_and_mark(node_state, wanted, node)
+
+    def _has_changed(
+        self, node_state: NodeState, wanted: DesiredState, words: frozenset[Override]
+    ) -> bool:
+        """Whether the last read shows another node, or another person's wish, than was decided on.
+
+        ``words``: the overruled evidence before that read.
+        """
+        return (
+            node_state.agent.misnamed
+            or node_state.cluster.overruled != words
+            or self._spared(node_state, wanted)
+        )
+
+    def _is_admitted_elsewhere(self, node_state: NodeState, entry: Entry | None) -> bool:
+        """Whether its entry is of another pool than the one that selects it now, by its last read.
+
+        A process that died after the admission leaves such an entry to the next one.
+        """
+        admitted_in = entry.policy_pool if entry is not None else ""
+        present = self._pools.name_of(node_state.node)
+        return bool(admitted_in and present) and admitted_in != present
+
+    async def _picture(self, node_state: NodeState) -> Node | None:
+        """The node for a patch against its version: its present or a slightly older state."""
+        return await self._cluster.read_node(node_state.node, cached=True)
+
+    async def _taken(self, node_state: NodeState, node: Node | None) -> Node | None:
+        """Take this read of the node. Unknown changes in it are first confirmed by a full read."""
+        moved = node is not None and self._pools.has_moved(node)
+        if moved or not node_state.bears_out(node):
+            node = await self._cluster.read_node(node_state.node)
+        node_state.take_node(node)
+        self._expected.learn(node, node_state)
+        return node
+
+    async def _create_and_mark(
+        self, node_state: NodeState, wanted: DesiredState, node: Node
+    ) -> None:
+        if not self._acts.may_act():  # paused since it was admitted: another replica goes on
+            raise Conflict("this replica may not be the controller any more")
+        spec = replace(
+            wanted.spec,
+            intent_action=wanted.spec.action,
+            node_uid=node.uid,
+            record_generation=self._record_writer.record.generation,
+            installation=self._cluster.installation,
+        )
+        quarantine = await self._cluster.create_quarantine(
+            node_state.node, spec, guard=self._acts.guard(node_state)
+        )
+        node_state.own_quarantine_view().note_restored(quarantine.uid)
+        node_state.wrote(quarantine)
+        try:
+            patched = await self._marking.patch(node_state, quarantine, node)
+        except Conflict as error:
+            self._expected.note_difference(node, error)
+            await self._begin_again(node_state, wanted, quarantine)
+            return
+        except ClusterError:
+            self._report_admission(node_state, quarantine)  # it is marked by a later try
+            raise
+        self._report_admission(node_state, quarantine)
+        node_state.own_quarantine_view().note_begin(quarantine.uid, self._clocks.now())
+        self._marking.report(node_state, quarantine, patched)
+
+    def _report_admission(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Not before the node itself was seen: an admission may be withdrawn until then."""
+        spec = quarantine.spec
+        self._acts.emit_event(
+            node_state, EventKind.ADMITTED, f"{spec.action} admitted: {spec.reason}"
+        )
+
+    async def _begin_again(
+        self, node_state: NodeState, wanted: DesiredState, begun: Quarantine
+    ) -> None:
+        """The node is not as expected: read it, and decide by this read.
+
+        A quarantine that would not have begun by it is withdrawn: the object goes before its entry,
+        so that it is counted as long as it stands. No act followed it, so nothing is to be undone.
+        """
+        words = node_state.cluster.overruled
+        entry = self._record_writer.record.entries.get(node_state.node)
+        node = await self._cluster.read_node(node_state.node)
+        quarantine = await self._acts.reread(node_state)
+        node_state.take_node(node)
+        self._expected.learn(node, node_state)
+        if quarantine is None or quarantine.uid != begun.uid:
+            return  # the next step sees it
+        may_begin = (
+            node is not None
+            and not node_state.cluster.maintained
+            and not self._has_changed(node_state, wanted, words)
+            and not self._is_admitted_elsewhere(node_state, entry)
+        )
+        if may_begin or quarantine.deleting or quarantine.status.phase is not Phase.ADMITTED:
+            self._report_admission(node_state, quarantine)
+            await self._cordon.cordon_as_read(node_state, quarantine, node)
+            return
+        if not self._acts.may_act():
+            raise Conflict("this replica may not be the controller any more")
+        # Releasing comes first, against the version just read: a death or a failure after it ends
+        # in the ordinary undo, a marked object is a conflict, and no person seems to delete it.
+        because = "its node is another than was decided on: not begun"
+        releasing = replace(
+            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
+        )
+        quarantine = await self._acts.write_status(node_state, quarantine, releasing)
+        view = node_state.own_quarantine_view()
+        view.note_end(quarantine.uid)
+        await self._cluster.drop_quarantine(quarantine)
+        view.drop()
+        log.info(
+            "Quarantine not begun",
+            extra={
+                "event": "step.quarantine_not_begun",
+                "node": node_state.node,
+                "reason": because,
+            },
+        )
+        await self._record_writer.withdraw(entry)
+        if not self._holds.is_nowhere(node_state, wanted):
+            self._holds.leave_alone(node_state, wanted)
+
+    def _spared(self, node_state: NodeState, wanted: DesiredState) -> bool:
+        """Whether an operator, or its pool's mode, allows less than we want, by the node as it was
+        just read.
+        """
+        asked = node_state.cluster.operator_requests.cap(self._clocks.earliest())
+        allowed = min(asked.strength, self._pools.mode_of(node_state.node).strength)
+        return allowed < wanted.spec.action.strength

@@ -1,0 +1,75 @@
+"""Announces a quarantine or its end on the node, by a condition and an Event."""
+
+import asyncio
+import logging
+import random
+
+from aggregator.cluster.port import Cluster, ClusterError, Unreachable
+from aggregator.quarantine.state.node import NodeState
+from aggregator.runtime.backoff import Backoff
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: An announcement trails; after so many tries it is dropped, and the next one corrects it.
+_TRIES = 6
+_BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
+
+
+class Announcer:
+    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._rng = rng
+
+    def announce(
+        self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str
+    ) -> None:
+        """Runs in the background: no act waits for it. A newer one waits for the older."""
+        earlier = node_state.quarantine_view.trail
+
+        async def trail() -> None:
+            if earlier is not None and not earlier.done():
+                await asyncio.wait([earlier])
+            await self.write(node_state, node_uid, quarantined=quarantined, message=message)
+
+        task = asyncio.create_task(trail(), name=f"announce {node_state.node}")
+        node_state.own_quarantine_view().start_trail(task)
+
+    async def settle(self, node_state: NodeState) -> None:
+        if (
+            node_state.quarantine_view.trail is not None
+            and not node_state.quarantine_view.trail.done()
+        ):
+            await asyncio.wait([node_state.quarantine_view.trail])
+
+    async def write(
+        self, node_state: NodeState, node_uid: str, *, quarantined: bool, message: str
+    ) -> None:
+        reason = "Quarantined" if quarantined else "Released"
+        for attempt in range(1, _TRIES + 1):
+            try:
+                await self._cluster.announce(
+                    node_state.node,
+                    node_uid=node_uid,
+                    quarantined=quarantined,
+                    reason=reason,
+                    message=message or reason,
+                )
+            except Unreachable as error:
+                log.warning(
+                    "node condition or Event not written yet",
+                    extra={"node": node_state.node, "error": str(error)},
+                )
+                pause = _BACKOFF.pause(attempt, self._rng)
+                await asyncio.sleep(error.retry_after or pause)
+            except ClusterError as error:
+                log.warning(
+                    "node condition or Event not written",
+                    extra={
+                        "event": "step.announcement_dropped",
+                        "node": node_state.node,
+                        "error": str(error),
+                    },
+                )
+                return
+            else:
+                return

@@ -1,0 +1,131 @@
+"""Reports what keeps a node from its desired action, or a standing quarantine from going on."""
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, Quarantine
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.decide.admission import Held, stopped
+from aggregator.quarantine.decide.intent import DesiredState
+from aggregator.quarantine.decide.maintenance import is_stale
+from aggregator.quarantine.state.decision import UNREAD_STATUS, NodeHold
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
+
+NO_NODE = "the cluster has no node of this name"
+
+
+class NodeHolds:
+    def __init__(
+        self,
+        *,
+        acts: NodeActions,
+        record_writer: AdmissionRecordWriter,
+        switch: StopSwitch,
+        clocks: Clocks,
+    ) -> None:
+        self._acts = acts
+        self._record_writer = record_writer
+        self._switch = switch
+        self._clocks = clocks
+
+    def is_nowhere(self, node_state: NodeState, wanted: DesiredState) -> bool:
+        """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
+        for again, for it may come (back).
+        """
+        if node_state.cluster.node_gone:
+            self.hold(node_state, Held("no-node", "not found", NO_NODE), wanted)
+        return node_state.cluster.node_gone
+
+    def leave_alone(self, node_state: NodeState, wanted: DesiredState) -> bool:
+        """Whether another party is at work on the node: it is held then, and checked again."""
+        if not node_state.cluster.maintained:
+            return False
+        reason = node_state.cluster.maintained
+        limit = "stale-mark" if is_stale(reason) else "maintenance"
+        self.hold(node_state, Held(limit, "others", reason), wanted)
+        return True
+
+    def hold(self, node_state: NodeState, held: Held, wanted: DesiredState) -> None:
+        self._acts.stages.note_hold(node_state.node)
+        before = node_state.decision.hold
+        since = before.since if before is not None else self._clocks.wall()
+        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
+        if before is None or before.limit != held.limit:
+            text = f"{wanted.spec.action} {held.text}"
+            details = {"limit": held.limit, "value": held.value}
+            if held.cause:
+                details["cause"] = held.cause
+            self._acts.emit_event(node_state, EventKind.HELD, text, details)
+
+    async def leave_foreign(self, node_state: NodeState) -> None:
+        """Another installation has the node in quarantine: we neither act on that nor undo it.
+
+        An admission here for the same node was not begun, and gives its place back.
+        """
+        node_state.work.begin_read()
+        if node_state.node in self._record_writer.record.entries:
+            await self._record_writer.withdraw(self._record_writer.record.entries[node_state.node])
+        self.hold_foreign(node_state)
+
+    def hold_foreign(self, node_state: NodeState) -> None:
+        """Another installation's quarantine stands; report that where we want one, too."""
+        quarantine, wanted = node_state.node_summary.quarantine, node_state.decision.wanted
+        if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
+            node_state.set_hold(None)
+            return
+        text = f"it is in quarantine by the sickbay in namespace {quarantine.foreign}"
+        self.hold(node_state, Held("installation", quarantine.foreign, text), wanted)
+
+    def hold_stopped(self, node_state: NodeState) -> None:
+        """The stop switch keeps a standing quarantine from going on; report that.
+
+        Nodes that are marked already and only not drained get no event each: people are told of the
+        stop.
+        """
+        quarantine, held = node_state.node_summary.quarantine, stopped(self._switch.reason)
+        known = node_state.decision.hold
+        if quarantine is None or (known is not None and known.limit == held.limit):
+            return
+        since = self._clocks.wall()
+        node_state.set_hold(NodeHold(held.limit, held.value, held.reason, since))
+        if quarantine.status.phase not in MARKED:
+            text = f"{quarantine.spec.action} {held.text}"
+            details = {"limit": held.limit, "value": held.value}
+            self._acts.emit_event(node_state, EventKind.HELD, text, details)
+
+    def hold_unread(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Report that part of its status, which a later version may have written, stops it."""
+        known = node_state.decision.hold
+        if known is not None and known.limit == UNREAD_STATUS:
+            return
+        fields = ", ".join(sorted(quarantine.unread_fields))
+        text = (
+            "part of its Quarantine's status can't be read, and is left as it is: a later version "
+            f"may have written it ({quarantine.unread})"
+        )
+        since = self._clocks.wall()
+        node_state.set_hold(NodeHold(UNREAD_STATUS, fields, text, since))
+        self._acts.emit_event(
+            node_state,
+            EventKind.HELD,
+            f"{quarantine.spec.action} held by {UNREAD_STATUS} = {fields}: {text}",
+            {"limit": UNREAD_STATUS, "value": fields},
+        )
+
+    def unhold_resumed(self, node_state: NodeState) -> None:
+        """The stop is over, or the status can be read: neither holds a standing quarantine."""
+        quarantine, known = node_state.node_summary.quarantine, node_state.decision.hold
+        if known is None:
+            return
+        resumed = known.limit == "stop" and quarantine is not None and not self._switch.reason
+        read = known.limit == UNREAD_STATUS and (quarantine is None or not quarantine.unread)
+        if resumed or read:
+            node_state.set_hold(None)
+
+    def unhold(self, node_state: NodeState) -> None:
+        """No limit holds the desired action any more; a stop may still keep it from being begun."""
+        known = node_state.decision.hold
+        if known is not None and not (known.limit == "stop" and self._switch.reason):
+            node_state.set_hold(None)

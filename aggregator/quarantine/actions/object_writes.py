@@ -1,0 +1,193 @@
+"""Writes of intent, and of what people must see, to a standing Quarantine or to the record."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    STILL_SCHEDULABLE,
+    Action,
+    Cluster,
+    Conflict,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+)
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.holds import NO_NODE
+from aggregator.quarantine.actions.node_actions import NodeActions
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import (
+    OURS,
+    DesiredState,
+    changed_intent,
+    describe_override,
+)
+from aggregator.quarantine.decide.node_marks import MOST_REASON
+from aggregator.quarantine.decide.operator_requests import FORCED
+from aggregator.quarantine.decide.uncordon import recordon_due
+from aggregator.quarantine.state.node import NodeState
+
+
+class ObjectWrites:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: NodeActions,
+        record_writer: AdmissionRecordWriter,
+        clocks: Clocks,
+        pool_of: Callable[[str], str],
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._record_writer = record_writer
+        self._clocks = clocks
+        self._pool_of = pool_of
+
+    async def enter(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Count a quarantine that the record does not have, such as one made by hand."""
+        spec = quarantine.spec
+        if spec.requester != OURS:
+            node_state.take_node(await self._cluster.read_node(node_state.node))
+            if node_state.cluster.node_gone:
+                await self.report_no_node(node_state, quarantine)
+                return
+        await self._record_writer.enter(
+            Entry(
+                node=node_state.node,
+                incident=spec.incident,
+                pool=self._pool_of(node_state.node),
+                action=spec.action.value,
+                at=self._clocks.trusted_wall(),
+                **origin_of(spec),
+            )
+        )
+        who = "by sickbay" if spec.requester == OURS else "by hand"
+        self._acts.emit_event(
+            node_state, EventKind.ADMITTED, f"{spec.action} entered, made {who}: {spec.reason}"
+        )
+
+    async def update(
+        self, node_state: NodeState, quarantine: Quarantine, wanted: DesiredState
+    ) -> None:
+        """Make changes of the intent durable."""
+        spec = changed_intent(quarantine.spec, wanted)
+        if spec is None:
+            return
+        await self._write_spec(node_state, quarantine, spec)
+        if spec.action is not quarantine.spec.action:
+            text = f"{quarantine.spec.action} becomes {spec.action}: {wanted.spec.reason}"
+            self._acts.emit_event(node_state, EventKind.INCIDENT_CHANGED, text)
+
+    async def force(self, node_state: NodeState) -> None:
+        """A quarantine for an annotation of a person: made, or changed with it."""
+        node_state.take_node(await self._cluster.read_node(node_state.node))
+        action = node_state.cluster.operator_requests.forced(self._clocks.earliest())
+        if action is None or node_state.agent.misnamed:
+            return  # taken back in between
+        reason, quarantine = (
+            node_state.cluster.operator_requests.force_reason,
+            node_state.node_summary.quarantine,
+        )
+        if quarantine is None:
+            if not self._acts.may_act():  # paused since it was read: another replica acts
+                raise Conflict("this replica may not be the controller any more")
+            spec = QuarantineSpec(
+                action,
+                "manual",
+                reason,
+                requester=FORCED,
+                intent_action=action,
+                installation=self._cluster.installation,
+            )
+            guard = self._acts.guard(node_state, granted=False)  # it is entered after it is made
+            node_state.wrote(
+                await self._cluster.create_quarantine(node_state.node, spec, guard=guard)
+            )
+            return
+        spec = replace(quarantine.spec, action=action, reason=reason, intent_action=action)
+        await self._write_spec(node_state, quarantine, spec)
+
+    async def show_override(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Write a person's action to the status; a drain that they ended is a cordon again."""
+        text, status = describe_override(quarantine.spec), quarantine.status
+        changed = replace(status, override=text)
+        if quarantine.spec.action is not Action.DRAIN and status.phase is Phase.DRAINING:
+            changed = replace(changed, phase=Phase.CORDONED, blockers=())
+        await self._acts.write_status(node_state, quarantine, changed)
+        told = text or f"spec.action is {quarantine.spec.action} again, as it was decided"
+        self._acts.emit_event(node_state, EventKind.OVERRIDDEN, told)
+
+    async def show_cordon(self, node_state: NodeState, quarantine: Quarantine, text: str) -> None:
+        """Write to the status that the node is left schedulable, or that others cordoned it."""
+        wall = self._clocks.wall()
+        await self._acts.write_status(
+            node_state, quarantine, replace(quarantine.status, uncordoned=text)
+        )
+        if text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall:
+            self._acts.emit_event(
+                node_state,
+                EventKind.UNCORDONED,
+                text,
+                {"whose": node_state.quarantine_view.uncordoned.value},
+            )
+
+    async def show_absence(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Write to the status that its Node is gone, and since when, or that it is back."""
+        since = self._clocks.latest() if node_state.cluster.node_gone else 0.0
+        ends = quarantine.spec.requester == OURS
+        told = (
+            f"its Node is gone: it counts for no limit, and "
+            f"{'ends by itself if the Node stays away' if ends else 'stays until it is deleted'}"
+            if node_state.cluster.node_gone
+            else "its Node is back, and is counted again"
+        )
+        message = told if quarantine.status.phase is not Phase.INVALID else NO_NODE
+        status = replace(quarantine.status, node_absent_since=since, message=message)
+        await self._acts.write_status(node_state, quarantine, status)
+        self._acts.emit_event(
+            node_state, EventKind.NODE_ABSENT if since else EventKind.NODE_BACK, told
+        )
+
+    async def _write_spec(
+        self, node_state: NodeState, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> None:
+        """Write the intent; a drain that is no longer wanted is a cordon again."""
+        written = await self._cluster.write_quarantine_spec(quarantine, spec)
+        if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
+            status = replace(written.status, phase=Phase.CORDONED, pods_remaining=None, blockers=())
+            written = await self._cluster.write_quarantine_status(written, status)
+        node_state.wrote(written)
+
+    async def write_conditions(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Write the status again: its conditions are made anew with each write of it."""
+        written = await self._acts.write_status(node_state, quarantine, quarantine.status)
+        node_state.own_quarantine_view().note_conditions(written)
+
+    async def refuse(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Report the error in a hand-made quarantine to its maker."""
+        status = replace(quarantine.status, phase=Phase.INVALID, message=quarantine.problem)
+        await self._acts.write_status(node_state, quarantine, status)
+
+    async def report_no_node(self, node_state: NodeState, quarantine: Quarantine) -> None:
+        """Report that the node does not exist. A hand-made quarantine is invalid until it does."""
+        message = NO_NODE
+        node_state.work.set_error(message)
+        by_hand = quarantine.spec.requester != OURS and quarantine.status.phase is Phase.ADMITTED
+        phase = Phase.INVALID if by_hand else quarantine.status.phase
+        if (quarantine.status.message, quarantine.status.phase) != (message, phase):
+            status = replace(quarantine.status, phase=phase, message=message)
+            await self._acts.write_status(node_state, quarantine, status)
+
+
+def origin_of(spec: QuarantineSpec) -> dict[str, str]:
+    """The fields of `Entry` that the record keeps of a quarantine made by hand."""
+    if spec.requester == OURS:
+        return {}
+    return {
+        "requester": spec.requester[:MOST_REASON],
+        "reason": spec.reason[:MOST_REASON],
+        "kind": spec.kind,
+    }

@@ -1,0 +1,82 @@
+"""When a node's repair, or the test before its release, is looked after. Pure."""
+
+import enum
+from dataclasses import dataclass
+
+from aggregator.cluster.port import BUSY, Action, Quarantine
+from aggregator.policy.repairs import REPLACE
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.plans.release_reasons import is_kept, is_to_be_tested
+from aggregator.quarantine.decide.plans.step import WAIT, NextStep, unless_stopped
+
+
+class OperationStep(enum.StrEnum):
+    """The one step: begin an operation, prove it, end it."""
+
+    REPAIR = "repair"
+
+
+_REPAIR = NextStep(OperationStep.REPAIR)
+
+
+@dataclass(slots=True)
+class OperationView:
+    """What an operation's next step depends on; see `release_reasons.ReleaseFacts`.
+
+    ``due``: it is time for it. ``knows``: a snapshot has come since this process started, or the
+    node has been silent for long enough. ``maintained``: another party is at work on the node.
+    ``release_waits``: a check holds the release, and it is not yet time to check again.
+    """
+
+    quarantine: Quarantine | None
+    mode: Action
+    recovered: bool
+    knows: bool
+    due: bool = False
+    untested: bool = False
+    release_waits: bool = False
+    unforced: bool = False
+    exempt: bool = False
+    maintained: bool = False
+    stopped: bool = False
+    node_gone: bool = False
+    node_replaced: bool = False
+    reborn: bool = False
+
+
+def plan_open_operation(now: OperationView) -> NextStep | None:
+    """The next step of an operation that may act already, or of the test before a release.
+
+    It comes before the steps of the quarantine. The stop switch holds its order, not its proof.
+    """
+    quarantine = now.quarantine
+    if quarantine is None or quarantine.unread or quarantine.problem:
+        return None
+    if is_kept(now, quarantine):
+        if now.due:
+            return _REPAIR
+        # The Node in place of the replaced one proves the repair, and is not marked before.
+        return WAIT if _replaces(quarantine) and (now.reborn or now.node_replaced) else None
+    if now.release_waits or not is_to_be_tested(now, quarantine):
+        return None
+    # A stop holds its order; a mode and a person's request end it.
+    return _REPAIR if now.due and not now.node_gone else None
+
+
+def plan_operation(now: OperationView) -> NextStep | None:
+    """The next step of an operation that is to begin, after the marks and the drain."""
+    quarantine = now.quarantine
+    # After a start no agent has reported yet: what the object records may be over.
+    if quarantine is None or not (now.due and now.knows) or now.node_gone:
+        return None
+    ours = quarantine.spec.requester == OURS
+    if ours and (now.mode is Action.OBSERVE or now.maintained):
+        return None
+    return unless_stopped(_REPAIR, stopped=now.stopped)
+
+
+def _replaces(quarantine: Quarantine) -> bool:
+    """Whether an operation is under way that replaces the Node."""
+    repair = quarantine.status.repair
+    attempts = repair.attempts if repair is not None else ()
+    return any(one.repair == REPLACE and one.state in BUSY for one in attempts)

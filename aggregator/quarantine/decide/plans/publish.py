@@ -1,0 +1,28 @@
+"""What the object's conditions lack. Pure."""
+
+import enum
+from dataclasses import dataclass
+
+from aggregator.cluster.port import Quarantine
+from aggregator.quarantine.decide.plans.step import NextStep
+
+
+class PublishStep(enum.StrEnum):
+    """The one step."""
+
+    CONDITIONS = "conditions"  # write the conditions anew: the spec has changed since, say
+
+
+@dataclass(slots=True)
+class PublishView:
+    """``conditions_old``: the object's conditions are not those of its spec and status."""
+
+    quarantine: Quarantine | None
+    conditions_old: bool = False
+
+
+def plan_publish(now: PublishView) -> NextStep | None:
+    """The write of conditions. It comes last: no other step waits for it."""
+    if now.quarantine is None or not now.conditions_old:
+        return None
+    return NextStep(PublishStep.CONDITIONS)

@@ -1,0 +1,92 @@
+"""The ways out of quarantine, most urgent first. No limit, stop or mode holds them. Pure."""
+
+import enum
+from dataclasses import dataclass
+
+from aggregator.cluster.port import Action, Phase, Quarantine
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.plans.release_reasons import (
+    is_kept,
+    is_to_be_tested,
+    is_withdrawn,
+    why_over,
+)
+from aggregator.quarantine.decide.plans.step import WAIT, NextStep
+
+RECOVERED = "recovered"
+UNCORDONED = "uncordoned by a person"
+
+
+class ReleaseStep(enum.StrEnum):
+    """Each ends a quarantine."""
+
+    RELEASE = "release"  # change the phase, unless a check holds it; then UNDO
+    UNDO = "undo"
+    LET_GO = "let-go"  # the definition is being deleted: finalizer off, marks stay
+
+
+# Not frozen, as each of these views: a frozen one takes 2 us more to make.
+@dataclass(slots=True)
+class ReleaseView:
+    """What a release depends on; `release_reasons.ReleaseFacts` has the fields that are not here.
+
+    ``uncordoned``: the node that we cordoned was read and is schedulable again, and that releases
+    it. ``release_held``: the cause is over and a check holds the release; ``look_later``: it is not
+    yet time to check again. ``absent_too_long``: the Node has been gone for longer than one of our
+    quarantines stands for it.
+    """
+
+    quarantine: Quarantine | None
+    mode: Action
+    recovered: bool
+    definition_going: bool = False
+    uncordoned: bool = False
+    release_held: bool = False
+    look_later: bool = False
+    unforced: bool = False
+    exempt: bool = False
+    untested: bool = False
+    absent_too_long: bool = False
+    node_gone: bool = False
+    node_replaced: bool = False
+    reborn: bool = False
+
+
+def plan_release(now: ReleaseView) -> NextStep | None:
+    """The next step out of the quarantine; None: it stands."""
+    quarantine = now.quarantine
+    if quarantine is None:
+        return None
+    if quarantine.foreign:
+        return WAIT
+    if now.definition_going:
+        return NextStep(ReleaseStep.LET_GO) if quarantine.deleting else WAIT
+    if quarantine.status.phase is Phase.RELEASING:
+        return NextStep(ReleaseStep.UNDO)
+    if quarantine.deleting:
+        return NextStep(ReleaseStep.RELEASE, "deleted by a person", overruled=True)
+    if quarantine.problem:
+        return None
+    if now.uncordoned:
+        return NextStep(ReleaseStep.RELEASE, UNCORDONED, overruled=True)
+    waits = now.release_held and now.look_later
+    if quarantine.unread:
+        # A repair that can't be read may be under way: a person alone ends the quarantine.
+        goes = is_withdrawn(now, quarantine) and not waits
+    else:
+        goes = not (waits or is_kept(now, quarantine))
+    because = _recovery(now, quarantine) if goes else ""
+    return NextStep(ReleaseStep.RELEASE, because) if because else None
+
+
+def _recovery(now: ReleaseView, quarantine: Quarantine) -> str:
+    """Why it ends without a person's override; empty: it stands."""
+    if quarantine.spec.requester == OURS and now.recovered and not is_to_be_tested(now, quarantine):
+        return RECOVERED
+    return why_over(
+        quarantine,
+        unforced=now.unforced,
+        absent=now.absent_too_long and now.node_gone,
+        reborn=now.reborn,
+        exempt=now.exempt,
+    )

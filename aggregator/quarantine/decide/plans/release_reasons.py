@@ -1,0 +1,71 @@
+"""Whether a quarantine may end, and whether an operation keeps it: shared by the plans. Pure."""
+
+from typing import Protocol
+
+from aggregator.cluster.port import Action, Phase, Quarantine
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operator_requests import FORCED
+from aggregator.quarantine.decide.repair import is_busy, is_testing
+
+NODE_ABSENT = "its Node has been gone for longer than limits.absent_node_after"
+
+
+class ReleaseFacts(Protocol):
+    """The part of a view that tells whether a quarantine may end.
+
+    ``recovered``: every incident is closed by positive signs. ``unforced``: the annotation of a
+    person that forced the quarantine is gone. ``exempt``: people want the node left alone.
+    ``untested``: a test comes before a release by recovery. ``reborn``: it is another Node, in
+    another boot, which ends all that the quarantine stands on.
+    """
+
+    recovered: bool
+    unforced: bool
+    exempt: bool
+    untested: bool
+    mode: Action
+    node_gone: bool
+    node_replaced: bool
+    reborn: bool
+
+
+def is_kept(now: ReleaseFacts, quarantine: Quarantine) -> bool:
+    """Whether an order may still reach the node, which then must not be in use."""
+    if not is_busy(quarantine.status.repair):
+        return False
+    return not (is_withdrawn(now, quarantine) or _is_left_alone(now, quarantine))
+
+
+def is_withdrawn(now: ReleaseFacts, quarantine: Quarantine) -> bool:
+    """Whether a person has taken their force back, on the very Node that they had forced."""
+    same = not (now.node_gone or now.node_replaced or now.reborn)
+    return quarantine.spec.requester == FORCED and now.unforced and same
+
+
+def _is_left_alone(now: ReleaseFacts, quarantine: Quarantine) -> bool:
+    """Whether people want a recovered node left alone that a test alone keeps."""
+    return now.exempt and now.recovered and is_testing(quarantine.status.repair)
+
+
+def is_to_be_tested(now: ReleaseFacts, quarantine: Quarantine) -> bool:
+    """Whether a recovered node is kept until it has passed a test."""
+    if quarantine.spec.requester != OURS or not (now.recovered and now.untested):
+        return False
+    return not (now.exempt or now.reborn or now.mode is Action.OBSERVE)
+
+
+def why_over(
+    quarantine: Quarantine, *, unforced: bool, absent: bool, reborn: bool, exempt: bool
+) -> str:
+    """Why it ends although its evidence may still be in force; empty: it does not."""
+    if quarantine.spec.requester == FORCED and unforced:
+        return "the force was taken back"
+    if quarantine.spec.requester != OURS:
+        return ""
+    if absent:
+        return NODE_ABSENT
+    if reborn:
+        return "the node was made anew, in another boot"
+    if exempt and quarantine.status.phase is Phase.ADMITTED:
+        return "exempted by a person before it was begun"
+    return ""

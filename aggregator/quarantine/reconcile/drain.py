@@ -1,0 +1,52 @@
+"""The reconciler of drains."""
+
+from aggregator.cluster.port import Action, Quarantine, QuarantineStatus
+from aggregator.quarantine.decide.plans.drain import DrainView, plan_drain_step
+from aggregator.quarantine.decide.plans.step import NextStep
+from aggregator.quarantine.decide.uncordon import Uncordoned, has_given_up
+from aggregator.quarantine.drain.drainer import Drainer
+from aggregator.quarantine.reconcile.plan_inputs import PlanInputs, is_release_held
+from aggregator.quarantine.reconcile.reconciler import Still
+from aggregator.quarantine.state.node import NodeState
+
+
+class DrainReconciler:
+    is_late = True
+
+    def __init__(self, *, inputs: PlanInputs, drain: Drainer) -> None:
+        self._inputs = inputs
+        self._drain = drain
+
+    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
+        if quarantine is None or quarantine.spec.action is not Action.DRAIN:
+            return None
+        return plan_drain_step(self.view(node_state, quarantine))
+
+    def view(self, node_state: NodeState, quarantine: Quarantine) -> DrainView:
+        cluster, inputs = node_state.cluster, self._inputs
+        return DrainView(
+            quarantine=quarantine,
+            wanted=inputs.wanted(node_state),
+            mode=inputs.mode(node_state, quarantine),
+            knows=inputs.knows(node_state),
+            fresh=node_state.agent.is_fresh,
+            release_held=is_release_held(node_state, quarantine),
+            evictions_wait=node_state.evictions_are_forbidden
+            or _waits_for_uncordon(
+                quarantine.status,
+                inputs.wall(),
+                schedulable=node_state.quarantine_view.uncordoned is not Uncordoned.NO,
+            ),
+            maintained=bool(cluster.maintained),
+            stopped=inputs.is_stopped(),
+            node_gone=cluster.node_gone,
+        )
+
+    async def carry_out(self, node_state: NodeState, _step: NextStep, still: Still) -> bool:
+        await self._drain.run(node_state, still)
+        return False
+
+
+def _waits_for_uncordon(status: QuarantineStatus, wall: float, *, schedulable: bool) -> bool:
+    """Whether evictions wait until the response to an uncordon is decided."""
+    return (schedulable and not has_given_up(status)) or wall < status.evictions_held_until

@@ -1,0 +1,66 @@
+"""Shows the fleet's state: the record's entries, the pools' use, the quorum, common causes."""
+
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.decide.admission import Limits, quorum
+from aggregator.quarantine.state.fleet import FleetState, PoolUse
+from aggregator.quarantine.state.node_pools import NodePools
+from aggregator.quarantine.state.registry import NodeRegistry
+
+
+class FleetReport:
+    def __init__(
+        self,
+        *,
+        fleet: FleetState,
+        registry: NodeRegistry,
+        record_writer: AdmissionRecordWriter,
+        pools: NodePools,
+        causes: CommonCauseTracker,
+        network: NetworkTracker,
+        limits: Limits,
+    ) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._record_writer = record_writer
+        self._pools = pools
+        self._causes = causes
+        self._network = network
+        self._limits = limits
+
+    def update(self) -> None:
+        """Once a round."""
+        entries = self._record_writer.record.entries
+        self._fleet.record_entries = len(entries)
+        self._fleet.absent_entries = len(self._registry.absent & entries.keys())
+        self._fleet.repairing = len(self._record_writer.record.repairs)
+        self._record_writer.go_round()
+        self._update_pools()
+        self.update_quorum()
+        self._causes.go_round(self._record_writer.record)
+        self._network.go_round()
+
+    def _update_pools(self) -> None:
+        if not self._pools.pools:
+            return
+        budget, cooldown = self._record_writer.pool_budget(), self._limits.cooldown
+        self._fleet.pool_use = {
+            name: PoolUse(
+                budget.standing(name), budget.lately(name), budget.cooling(name, cooldown)
+            )
+            for name in self._pools.pools.names
+        }
+
+    def update_quorum(self) -> None:
+        """Whether enough agents have reported for new admissions."""
+        waiting = quorum(self._limits, self._registry.size())
+        self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
+
+    def waits_for_quorum(self) -> bool:
+        """Whether too few agents have reported for new admissions."""
+        return bool(self._fleet.waiting_for_quorum)
+
+    async def count_silence(self) -> None:
+        """Count the silent nodes towards common causes."""
+        await self._causes.count_silence()

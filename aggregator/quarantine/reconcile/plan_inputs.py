@@ -1,0 +1,89 @@
+"""What the reconcilers' views are made of, besides the node's own state."""
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, Quarantine
+from aggregator.quarantine.actions.proposals import Proposals
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.intent import OURS, DesiredState, unsaved
+from aggregator.quarantine.decide.operator_requests import NONE
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.node_pools import NodePools
+
+
+class PlanInputs:
+    """Time, modes, the record and the stop switch, as a plan needs them for one node."""
+
+    def __init__(
+        self,
+        *,
+        proposals: Proposals,
+        queue: WorkQueue,
+        pools: NodePools,
+        fleet: FleetState,
+        clocks: Clocks,
+        limits: Limits,
+    ) -> None:
+        self._proposals = proposals
+        self._queue = queue
+        self._pools = pools
+        self._fleet = fleet
+        self._limits = limits
+        self._started_at = clocks.now()
+        self.now = clocks.now
+        self.wall = clocks.earliest
+
+    def wanted(self, node_state: NodeState) -> DesiredState | None:
+        """Its desired state now."""
+        return self._proposals.wanted_now(node_state)
+
+    def is_unsaved(self, node_state: NodeState) -> bool:
+        """Whether evidence is not durable yet: its object lacks it."""
+        quarantine = node_state.node_summary.quarantine
+        if quarantine is None or quarantine.foreign:
+            return False
+        return unsaved(quarantine, self.wanted(node_state))
+
+    def in_record(self, node_state: NodeState) -> bool:
+        return self._queue.in_record(node_state)
+
+    def is_entered_by_hand(self, node_state: NodeState) -> bool:
+        return self._queue.is_entered_by_hand(node_state)
+
+    def is_stopped(self) -> bool:
+        return bool(self._fleet.stop)
+
+    def mode(self, node_state: NodeState, quarantine: Quarantine | None) -> Action:
+        """Its pool's mode, as people's requests cap it where no person made the quarantine."""
+        mode, requests = self._pools.mode_of(node_state.node), node_state.cluster.operator_requests
+        if requests is NONE or (quarantine is not None and quarantine.spec.requester != OURS):
+            return mode
+        return min(mode, requests.cap(self.wall()), key=lambda action: action.strength)
+
+    def knows(self, node_state: NodeState) -> bool:
+        """Whether its agent has reported, or this process has waited for that long enough."""
+        waited = self.now() - self._started_at
+        return node_state.agent.was_heard or waited >= self._limits.silent_drain_after
+
+    def is_absent_too_long(self, quarantine: Quarantine) -> bool:
+        since = quarantine.status.node_absent_since
+        return since > 0 and self.wall() - since >= self._limits.absent_node_after
+
+
+def is_recovered(node_state: NodeState) -> bool:
+    """Whether its agent reports, and every incident is closed by positive signs."""
+    return node_state.agent.is_fresh and not node_state.acting
+
+
+def is_unforced(node_state: NodeState) -> bool:
+    """Whether the annotation of a person's force is gone, by the last read of the node."""
+    cluster = node_state.cluster
+    return cluster.node_gone or (
+        cluster.operator_requests_known and not cluster.operator_requests.force_asked
+    )
+
+
+def is_release_held(node_state: NodeState, quarantine: Quarantine) -> bool:
+    """Whether its cause is over and a check holds its release."""
+    return bool(node_state.quarantine_view.release_held or quarantine.status.release_held)

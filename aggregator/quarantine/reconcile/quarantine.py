@@ -1,0 +1,198 @@
+"""The reconciler of quarantines: admission, the object, and the node's marks."""
+
+import enum
+
+from aggregator.cluster.port import Quarantine, QuarantineStatus
+from aggregator.quarantine.actions.admission import NodeAdmission
+from aggregator.quarantine.actions.adoption import MarkAdopter
+from aggregator.quarantine.actions.cordon import CordonActions
+from aggregator.quarantine.actions.holds import NodeHolds
+from aggregator.quarantine.actions.mark_restorer import MarkRestorer
+from aggregator.quarantine.actions.object_writes import ObjectWrites
+from aggregator.quarantine.actions.release import ReleaseActions
+from aggregator.quarantine.decide.lost_marks import RestoreRules, restore_at
+from aggregator.quarantine.decide.plans.admission import (
+    AdmissionStep,
+    AdmissionView,
+    plan_admission,
+)
+from aggregator.quarantine.decide.plans.marks import MarkStep, MarkView, plan_marks
+from aggregator.quarantine.decide.plans.object import ObjectStep, ObjectView, plan_object
+from aggregator.quarantine.decide.plans.step import NextStep
+from aggregator.quarantine.decide.uncordon import Uncordoned, recordon_due
+from aggregator.quarantine.reconcile.plan_inputs import (
+    PlanInputs,
+    is_recovered,
+    is_release_held,
+    is_unforced,
+)
+from aggregator.quarantine.reconcile.reconciler import Still
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
+
+
+class QuarantineReconciler:
+    is_late = False
+
+    def __init__(
+        self,
+        *,
+        inputs: PlanInputs,
+        admission: NodeAdmission,
+        objects: ObjectWrites,
+        cordon: CordonActions,
+        holds: NodeHolds,
+        adopter: MarkAdopter,
+        restorer: MarkRestorer,
+        release_actions: ReleaseActions,
+    ) -> None:
+        self._inputs = inputs
+        self._admission = admission
+        self._objects = objects
+        self._cordon = cordon
+        self._holds = holds
+        self._adopter = adopter
+        self._restorer = restorer
+        self._release_actions = release_actions
+
+    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
+        if quarantine is None:
+            return plan_admission(self.admission_view(node_state))
+        found = plan_object(self.object_view(node_state, quarantine))
+        return found or plan_marks(self.mark_view(node_state, quarantine))
+
+    def admission_view(self, node_state: NodeState) -> AdmissionView:
+        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        return AdmissionView(
+            in_record=inputs.in_record(node_state),
+            wanted=inputs.wanted(node_state),
+            fresh=node_state.agent.is_fresh,
+            entered_by_hand=inputs.is_entered_by_hand(node_state),
+            forced=cluster.operator_requests.forced(inputs.wall()),
+            conflict=bool(node_state.agent.conflict),
+            definition_going=known.definition_going,
+            unclaimed=bool(known.unclaimed),
+            node_gone=cluster.node_gone,
+            stopped=inputs.is_stopped(),
+        )
+
+    def object_view(self, node_state: NodeState, quarantine: Quarantine) -> ObjectView:
+        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        requests, wall = cluster.operator_requests, inputs.wall()
+        return ObjectView(
+            quarantine=quarantine,
+            in_record=inputs.in_record(node_state),
+            wanted=inputs.wanted(node_state),
+            recovered=is_recovered(node_state),
+            conflict=bool(node_state.agent.conflict),
+            forced=requests.forced(wall),
+            unforced=is_unforced(node_state),
+            exempt=requests.exempt(wall),
+            release_held=is_release_held(node_state, quarantine),
+            marks_untold=quarantine.status.phase in MARKED
+            and not cluster.node_gone
+            and known.missing != marks_told(quarantine),
+            node_gone=cluster.node_gone,
+            node_found=cluster.node_found,
+            node_replaced=known.node_replaced,
+            reborn=bool(known.reborn),
+            absent_too_long=inputs.is_absent_too_long(quarantine),
+        )
+
+    def mark_view(self, node_state: NodeState, quarantine: Quarantine) -> MarkView:
+        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        status, wall = quarantine.status, inputs.wall()
+        recordon_at = recordon_due(status, wall)
+        return MarkView(
+            quarantine=quarantine,
+            mode=inputs.mode(node_state, quarantine),
+            forced=cluster.operator_requests.forced(wall),
+            exempt=cluster.operator_requests.exempt(wall),
+            maintained=bool(cluster.maintained),
+            stopped=inputs.is_stopped(),
+            node_gone=cluster.node_gone,
+            schedulable=known.uncordoned is not Uncordoned.NO,
+            recordon=recordon_at <= wall,
+            recordon_at=recordon_at,
+            restore_due=status.phase in MARKED
+            and bool(known.missing)
+            and _is_restore_due(status, self._restorer.rules, wall),
+        )
+
+    async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
+        quarantine = node_state.node_summary.quarantine
+        match step.do:
+            case AdmissionStep.PROPOSE:
+                return await self._propose(node_state)
+            case AdmissionStep():
+                await self._begin(node_state, step)
+            case ObjectStep.UNREAD if quarantine is not None:
+                self._holds.hold_unread(node_state, quarantine)
+                return True
+            case MarkStep.CORDON:
+                await self._cordon.cordon(node_state)
+                return node_state.cluster.node_gone
+            case ObjectStep() if quarantine is not None:
+                await self._write_object(node_state, quarantine, step.do)
+            case _ if quarantine is not None:
+                await self._restore_marks(node_state, quarantine, step)
+        return False
+
+    async def _propose(self, node_state: NodeState) -> bool:
+        wanted = self._inputs.wanted(node_state)
+        if wanted is None:
+            return False
+        admitted = await self._admission.propose(node_state, wanted)
+        if admitted:
+            node_state.work.request_evaluation()
+        return not admitted
+
+    async def _begin(self, node_state: NodeState, step: NextStep) -> None:
+        wanted = self._inputs.wanted(node_state)
+        if step.do is AdmissionStep.FORCE:
+            await self._objects.force(node_state)
+        elif step.do is AdmissionStep.FORGET:
+            await self._adopter.forget_node(node_state, step.because)
+        elif wanted is not None:
+            await self._admission.create(node_state, wanted)
+
+    async def _write_object(
+        self, node_state: NodeState, quarantine: Quarantine, do: enum.StrEnum
+    ) -> None:
+        wanted = self._inputs.wanted(node_state)
+        match do:
+            case ObjectStep.ENTER:
+                await self._objects.enter(node_state, quarantine)
+            case ObjectStep.VOID:
+                await self._release_actions.void(node_state, quarantine)
+            case ObjectStep.REFUSE:
+                await self._objects.refuse(node_state, quarantine)
+            case ObjectStep.UPDATE if wanted is not None:
+                await self._objects.update(node_state, quarantine, wanted)
+            case ObjectStep.ABSENCE:
+                await self._objects.show_absence(node_state, quarantine)
+            case ObjectStep.OVERRIDE:
+                await self._objects.show_override(node_state, quarantine)
+            case ObjectStep.RESTART:
+                await self._cordon.restart(node_state, quarantine)
+            case ObjectStep.TELL_MARKS:
+                await self._restorer.report(node_state, quarantine)
+            case ObjectStep.UNHOLD:
+                await self._release_actions.unhold(node_state, quarantine)
+
+    async def _restore_marks(
+        self, node_state: NodeState, quarantine: Quarantine, step: NextStep
+    ) -> None:
+        match step.do:
+            case MarkStep.RECORDON:
+                await self._cordon.recordon(node_state)
+            case MarkStep.RESTORE:
+                await self._restorer.restore(node_state)
+            case MarkStep.TELL_CORDON:
+                await self._objects.show_cordon(node_state, quarantine, step.because)
+
+
+def _is_restore_due(status: QuarantineStatus, rules: RestoreRules, wall: float) -> bool:
+    """Whether the marks that the node lacks are to be set again now."""
+    at = restore_at(status.marks, rules) if status.marks is not None else None
+    return at is not None and at <= wall

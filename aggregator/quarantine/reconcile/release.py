@@ -1,0 +1,78 @@
+"""The reconciler that ends quarantines: phase Releasing, undo, the object's end."""
+
+from aggregator.cluster.port import Quarantine
+from aggregator.quarantine.actions.release import ReleaseActions
+from aggregator.quarantine.decide.plans.release import (
+    RECOVERED,
+    ReleaseStep,
+    ReleaseView,
+    plan_release,
+)
+from aggregator.quarantine.decide.plans.step import NextStep
+from aggregator.quarantine.decide.uncordon import UncordonRules
+from aggregator.quarantine.reconcile.plan_inputs import (
+    PlanInputs,
+    is_recovered,
+    is_release_held,
+    is_unforced,
+)
+from aggregator.quarantine.reconcile.reconciler import Still
+from aggregator.quarantine.repair.runner import RepairRunner
+from aggregator.quarantine.state.node import NodeState
+
+
+class ReleaseReconciler:
+    is_late = False
+
+    def __init__(
+        self,
+        *,
+        inputs: PlanInputs,
+        release_actions: ReleaseActions,
+        repairs: RepairRunner,
+        uncordon: UncordonRules,
+    ) -> None:
+        self._inputs = inputs
+        self._release_actions = release_actions
+        self._repairs = repairs
+        self._uncordon = uncordon
+
+    def plan(self, node_state: NodeState, quarantine: Quarantine | None) -> NextStep | None:
+        if quarantine is None:
+            return None
+        return plan_release(self.view(node_state, quarantine))
+
+    def view(self, node_state: NodeState, quarantine: Quarantine) -> ReleaseView:
+        known, cluster, inputs = node_state.quarantine_view, node_state.cluster, self._inputs
+        return ReleaseView(
+            quarantine=quarantine,
+            mode=inputs.mode(node_state, quarantine),
+            recovered=is_recovered(node_state),
+            definition_going=known.definition_going,
+            uncordoned=node_state.is_released_by_uncordon(self._uncordon),
+            release_held=is_release_held(node_state, quarantine),
+            look_later=inputs.now() < known.release_look,
+            unforced=is_unforced(node_state),
+            exempt=cluster.operator_requests.exempt(inputs.wall()),
+            untested=self._repairs.holds_release(node_state),
+            absent_too_long=inputs.is_absent_too_long(quarantine),
+            node_gone=cluster.node_gone,
+            node_replaced=known.node_replaced,
+            reborn=bool(known.reborn),
+        )
+
+    async def carry_out(self, node_state: NodeState, step: NextStep, _still: Still) -> bool:
+        quarantine = node_state.node_summary.quarantine
+        if step.do is ReleaseStep.UNDO:
+            await self._repairs.withdraw(node_state)
+            await self._release_actions.undo(node_state)
+            node_state.work.request_evaluation()
+        elif quarantine is None:
+            pass
+        elif step.do is ReleaseStep.LET_GO:
+            await self._release_actions.drop_finalizer(node_state, quarantine)
+        else:
+            if step.because == RECOVERED:
+                self._repairs.note_release(node_state)
+            await self._release_actions.release(node_state, quarantine, step)
+        return False

@@ -1,0 +1,92 @@
+"""The rounds: silence, the list of nodes, and what time alone may change, every few seconds."""
+
+import asyncio
+import math
+
+from aggregator.clock import Clocks
+from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
+from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.reconcile.fleet_report import FleetReport
+from aggregator.quarantine.reconcile.node_rounds import NodeRounds
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.state.gpus import OutOfService
+from aggregator.quarantine.state.registry import NodeRegistry
+
+#: Held proposals, silence and the fleet's size are checked again so often (seconds).
+ROUNDS = 5.0
+_QUORUM_LOOKS = 0.5
+#: The list of nodes is read anew so often (seconds).
+REFRESH = 180.0
+#: While the cluster can't be seen its list of nodes is asked for again after so long (seconds).
+REFRESH_AGAIN = 60.0
+
+
+class ControllerRounds:
+    def __init__(
+        self,
+        *,
+        registry: NodeRegistry,
+        queue: WorkQueue,
+        agent_events: AgentEventHandler,
+        cluster_events: ClusterEventHandler,
+        nodes: NodeRounds,
+        report: FleetReport,
+        out_of_service: OutOfService,
+        clocks: Clocks,
+    ) -> None:
+        self._registry = registry
+        self._queue = queue
+        self._agent_events = agent_events
+        self._cluster_events = cluster_events
+        self._nodes = nodes
+        self._report = report
+        self._out_of_service = out_of_service
+        self._clocks = clocks
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        # At the start the first view lists the nodes.
+        unseen = self._clocks.now() + ROUNDS - REFRESH_AGAIN
+        unlisted, listed_for_new = False, -math.inf
+        while True:
+            now, view = self._clocks.now(), self._queue.view
+            if not view and now - unseen >= REFRESH_AGAIN:
+                # So that nodes with our marks are shown. They are listed again with the view.
+                await self._cluster_events.refresh_nodes()
+                unseen = now
+            elif view and now - self._cluster_events.listed_at >= REFRESH:
+                await self._cluster_events.refresh_nodes()
+            elif view and unlisted and now - listed_for_new >= REFRESH_AGAIN:
+                # An agent runs on a node that is newer than the list: limits count it, too.
+                await self._cluster_events.refresh_nodes()
+                listed_for_new = now
+            unlisted = False
+            self._out_of_service.go_round(now)
+            wall = self._clocks.earliest()
+            async for some in self._registry.slices():
+                for node_state in some:
+                    self._agent_events.note_silence(node_state, now)
+                    attached = node_state.agent.attached
+                    unlisted |= attached and not self._registry.is_listed(node_state.node)
+            await self._report.count_silence()
+            self._report.update()
+            self._cluster_events.report_stop()
+            self._cluster_events.report_record()
+            async for some in self._registry.slices():
+                for node_state in some:
+                    self._nodes.check(node_state, wall)
+            self._nodes.requeue_held()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Sleep until the next round. Wake early when quorum is reached: held proposals can then be
+        admitted, and the page must not show a wait that has ended.
+        """
+        if not self._report.waits_for_quorum():
+            await asyncio.sleep(ROUNDS)
+            return
+        for _ in range(int(ROUNDS / _QUORUM_LOOKS)):
+            await asyncio.sleep(_QUORUM_LOOKS)
+            self._report.update_quorum()
+            if not self._report.waits_for_quorum():
+                return

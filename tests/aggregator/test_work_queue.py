@@ -1,0 +1,108 @@
+"""When the queue hands a node to its worker, evaluates it and acknowledges its evidence."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+
+class QueueBench:
+    """A queue; ``did`` is what its worker was given."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.did: list[str] = []
+        self.may = True
+        self.queue = WorkQueue(
+            record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
+            may_act=lambda: self.may,
+        )
+        self.queue.view = True
+        self.node_state = NodeState(NodeSummary("n1"), loop.time)
+
+    def deliver(self) -> None:
+        self.queue.deliver_to(SimpleNamespace(start=self._start, evaluate=self._evaluate))
+
+    def _start(self, node_state: NodeState) -> None:
+        self.did.append(f"start {node_state.node}")
+
+    def _evaluate(self, node_state: NodeState) -> None:
+        self.did.append(f"evaluate {node_state.work.begin_evaluation()}")
+
+
+def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = QueueBench(loop)
+        bench.queue.add_for_read(bench.node_state)
+        bench.deliver()
+        await asyncio.sleep(1)
+        assert bench.did == []
+        bench.queue.resume(bench.node_state)
+        await asyncio.sleep(1)
+        assert bench.did == ["start n1"]
+
+    play(test)
+
+
+def test_ten_changes_in_a_turn_are_one_evaluation_that_counts_from_the_first() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = QueueBench(loop)
+        bench.deliver()
+        for number in range(10):
+            bench.queue.evaluate(bench.node_state, 100.0 + number)
+        assert bench.did == [], "a handler never evaluates"
+        await asyncio.sleep(0)
+        assert bench.did == ["evaluate 100.0"]
+        bench.queue.evaluate_due(bench.node_state)
+        assert len(bench.did) == 1, "nothing has changed since"
+        bench.node_state.work.request_read()
+        bench.queue.evaluate(bench.node_state)
+        await asyncio.sleep(0)
+        assert bench.did[1:] == ["evaluate None", "start n1"]
+
+    play(test)
+
+
+@pytest.mark.parametrize("left", ["nothing", "may not act", "a step", "queued", "at work"])
+def test_a_sign_is_acknowledged_once_evaluated_only_where_nothing_is_left_to_do(left: str) -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench, sign = QueueBench(loop), loop.create_future()
+        bench.deliver()
+        work, bench.may = bench.node_state.work, left != "may not act"
+        work.add_waiter(sign)
+        if left == "a step":
+            work.request_read()
+        elif left == "queued":
+            work.again.set()
+        elif left == "at work":
+            work.start(asyncio.create_task(asyncio.sleep(5)))
+        bench.queue.evaluate(bench.node_state)
+        await asyncio.sleep(1)
+        assert sign.done() == (left == "nothing")
+        assert work.is_queued == (left not in ("nothing", "at work"))
+        bench.may = True
+        bench.queue.resume(bench.node_state)
+        await asyncio.sleep(1)
+        assert ("start n1" in bench.did) == (left not in ("nothing", "at work"))
+
+    play(test)
+
+
+def test_a_node_that_is_forgotten_is_not_evaluated_and_all_others_of_a_turn_are() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = QueueBench(loop)
+        bench.deliver()
+        bench.queue.evaluate(bench.node_state)
+        bench.queue.forget_node(bench.node_state)
+        await asyncio.sleep(1)
+        assert bench.did == []
+        for number in range(100):
+            bench.queue.evaluate(NodeState(NodeSummary(f"n{number}"), loop.time))
+        await asyncio.sleep(0)
+        assert len(bench.did) == 100, "a common cause counts the nodes that were evaluated"
+
+    play(test)

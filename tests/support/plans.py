@@ -1,0 +1,140 @@
+"""The plans of all reconcilers as one function, in their order, over one flat situation."""
+
+import enum
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from aggregator.cluster.port import Action, Quarantine, RepairAttempt, RepairState, RepairStatus
+from aggregator.policy.repairs import REPLACE
+from aggregator.quarantine.decide.intent import DesiredState
+from aggregator.quarantine.decide.plans import step as steps
+from aggregator.quarantine.decide.plans.admission import AdmissionView, plan_admission
+from aggregator.quarantine.decide.plans.drain import DrainView, plan_drain_step
+from aggregator.quarantine.decide.plans.marks import MarkView, plan_marks
+from aggregator.quarantine.decide.plans.object import ObjectView, plan_object
+from aggregator.quarantine.decide.plans.operations import (
+    OperationView,
+    plan_open_operation,
+    plan_operation,
+)
+from aggregator.quarantine.decide.plans.publish import PublishView, plan_publish
+from aggregator.quarantine.decide.plans.release import ReleaseView, plan_release
+from aggregator.quarantine.decide.repair import is_busy
+
+
+class Step(enum.StrEnum):
+    """The steps of all plans."""
+
+    NOTHING = "nothing"
+    HOLD = "hold"
+    PROPOSE = "propose"
+    CREATE = "create"
+    FORCE = "force"
+    FORGET = "forget"
+    REFUSE = "refuse"
+    UNREAD = "unread"
+    ABSENCE = "absence"
+    RESTART = "restart"
+    ENTER = "enter"
+    VOID = "void"
+    UNHOLD = "unhold"
+    UPDATE = "update"
+    OVERRIDE = "override"
+    TELL_MARKS = "tell-marks"
+    TELL_CORDON = "tell-cordon"
+    CORDON = "cordon"
+    RECORDON = "recordon"
+    RESTORE = "restore"
+    DRAIN = "drain"
+    REPAIR = "repair"
+    RELEASE = "release"
+    UNDO = "undo"
+    LET_GO = "let-go"
+    CONDITIONS = "conditions"
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    do: Step
+    because: str = ""
+    overruled: bool = False
+
+
+@dataclass(slots=True)
+class Situation:
+    """Every field of every view. ``repair_busy`` and ``repair_replaces`` are an attempt that the
+    object has besides its own.
+    """
+
+    quarantine: Quarantine | None
+    in_record: bool
+    wanted: DesiredState | None
+    mode: Action
+    knows: bool
+    fresh: bool
+    recovered: bool
+    uncordoned: bool = False
+    schedulable: bool = False
+    recordon: bool = False
+    recordon_at: float = 0.0
+    evictions_wait: bool = False
+    node_replaced: bool = False
+    reborn: bool = False
+    node_gone: bool = False
+    node_found: bool = False
+    absent_too_long: bool = False
+    maintained: bool = False
+    stopped: bool = False
+    conflict: bool = False
+    definition_going: bool = False
+    release_held: bool = False
+    look_later: bool = False
+    forced: Action | None = None
+    unforced: bool = False
+    exempt: bool = False
+    unclaimed: bool = False
+    marks_untold: bool = False
+    restore_due: bool = False
+    conditions_old: bool = False
+    entered_by_hand: bool = False
+    repair_busy: bool = False
+    repair_replaces: bool = False
+    repair_due: bool = False
+    untested: bool = False
+
+
+def next_step(now: Situation) -> NextStep:
+    """The first step of the first reconciler that has one."""
+    given: dict[str, Any] = {one.name: getattr(now, one.name) for one in fields(now)}
+    given |= {
+        "quarantine": _with_attempt(now),
+        "due": now.repair_due,
+        "release_waits": now.release_held and now.look_later,
+    }
+
+    def view(made: Any) -> Any:
+        return made(**{one.name: given[one.name] for one in fields(made)})
+
+    quarantine = given["quarantine"]
+    found: steps.NextStep | None = plan_release(view(ReleaseView))
+    found = found or plan_open_operation(view(OperationView))
+    if quarantine is None:
+        found = found or plan_admission(view(AdmissionView))
+    else:
+        found = found or plan_object(view(ObjectView)) or plan_marks(view(MarkView))
+    found = found or plan_drain_step(view(DrainView)) or plan_operation(view(OperationView))
+    found = found or plan_publish(view(PublishView))
+    if found is None or found.do is steps.Pause.WAIT:
+        return NextStep(Step.NOTHING)
+    return NextStep(Step(found.do.value), found.because, found.overruled)
+
+
+def _with_attempt(now: Situation) -> Quarantine | None:
+    quarantine = now.quarantine
+    if quarantine is None or not now.repair_busy or is_busy(quarantine.status.repair):
+        return quarantine
+    repair = REPLACE if now.repair_replaces else "reset-gpus"
+    before = quarantine.status.repair or RepairStatus()
+    attempt = RepairAttempt("o", repair, RepairState.ORDERED)
+    status = replace(quarantine.status, repair=replace(before, attempts=(attempt,)))
+    return replace(quarantine, status=status)
