@@ -232,6 +232,10 @@ bench: $(BENCHES:%=bench-%) ## Every benchmark; figures to build/bench/*.json
 gpu-check: $(if $(WHEELS),,env) ## On a machine with an NVIDIA GPU: the tests of tests/gpu, the agent's cost
 	@PYTHON=$(PYTHON) VENV=$(VENV) tests/gpu/run.sh
 
+.PHONY: trace
+trace: env ## What one fault passes in the controller: files, functions, calls
+	@$(BIN)/python -m tests.bench.trace
+
 .PHONY: bench-taint
 bench-taint: env ## Kernel line to taint on the real API server
 	@$(BIN)/python -m tests.bench.taint
