@@ -61,6 +61,7 @@ PACKAGES = (
             "docs/agent.md": f"{_DOC}/sickbay-agent/agent.md",
             "docs/reference/checks.md": f"{_DOC}/sickbay-agent/checks.md",
             "docs/own-checks.md": f"{_DOC}/sickbay-agent/own-checks.md",
+            "deploy/examples/slurm/*": f"{_DOC}/sickbay-agent/examples/slurm/",
         },
     ),
     Package(

@@ -16,6 +16,10 @@ from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, result
 
 REPOSITORY = Path(__file__).parents[2]
 AGENT = (REPOSITORY / "docs/agent.md").read_text()
+#: The health check and the prolog.
+SLURM_EXAMPLES = [
+    REPOSITORY / f"deploy/examples/slurm/{name}" for name in ("sickbay-health", "50-sickbay")
+]
 CHECKS = (REPOSITORY / "docs/reference/checks.md").read_text()
 
 
@@ -168,7 +172,7 @@ def test_the_example_errors_are_what_the_agent_says(tmp_path: Path) -> None:
 def test_the_slurm_scripts_drain_a_failed_node_once_and_no_other(
     tmp_path: Path, *, status: Status, draining: bool, drained: bool, prolog: int
 ) -> None:
-    """The scripts as they stand in the docs, with a scontrol that records its arguments."""
+    """The shipped examples, with a scontrol that records its arguments."""
     config = configured(tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -180,12 +184,11 @@ def test_the_slurm_scripts_drain_a_failed_node_once_and_no_other(
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{text}\n")
         (tools / name).chmod(0o755)
-    scripts = re.findall(r"```bash\n(.*?)```", AGENT, re.DOTALL)
     environ = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
     codes = []
     with StandIn(tmp_path / "run/agent.sock", answer(result(status))):
-        for script in scripts:
-            text = script.replace("/opt/sickbay/bin/", "")
+        for script in SLURM_EXAMPLES:
+            text = script.read_text().replace("/opt/sickbay/bin/", "")
             codes.append(subprocess.run(["bash", "-c", text], env=environ, check=False).returncode)
     told = tmp_path / "told"
     assert codes == [0, prolog]
@@ -201,11 +204,10 @@ def test_the_slurm_scripts_drain_nothing_where_the_agent_is_not_installed(tmp_pa
     told = tmp_path / "told"
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
     (tmp_path / "scontrol").chmod(0o755)
-    scripts = re.findall(r"```bash\n(.*?)```", AGENT, re.DOTALL)
-    assert len(scripts) == 2, "the health check and the prolog"
-    for script in scripts:
-        assert "/opt/sickbay/bin/" in script
-        text = script.replace("/opt/sickbay/bin/", f"{tmp_path}/not-there/")
+    for script in SLURM_EXAMPLES:
+        assert "/opt/sickbay/bin/" in script.read_text()
+        assert f"({script.relative_to(REPOSITORY)})" in AGENT.replace("../", "")
+        text = script.read_text().replace("/opt/sickbay/bin/", f"{tmp_path}/not-there/")
         environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
         done = subprocess.run(["bash", "-c", text], env=environ, check=False, capture_output=True)
         assert done.returncode == 0, done
