@@ -160,7 +160,8 @@ SLURM = ClusterWords(
     holds={
         **_WITHOUT,
         "no-node": "The agent's node is none of Slurm's: sinfo -N lists their names. Set node in "
-        "its agent.toml to the NodeName, or end the agent if the node was taken away.",
+        "its agent.toml to the NodeName, map it (docs/slurm.md#names), or end the agent if the "
+        "node was taken away. A name that several nodes have is left out; the log names it.",
     },
 )
 

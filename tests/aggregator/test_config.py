@@ -254,6 +254,19 @@ BAD: list[tuple[str, str]] = [
     ("drain: {protected_selector: a in (b)}", "drain.protected_selector: "),
     ("cluster: {kind: nomad}", 'cluster.kind: "nomad"; expected kubernetes, local or slurm'),
     (
+        "cluster: {slurm: {names: [{agents: 'g[1-3]', nodes: 'n[1-2]'}]}}",
+        "cluster.slurm.names[0]: 3 agents and 2 nodes; expected as many of both",
+    ),
+    (
+        "cluster: {slurm: {names: [{agents: 'g[1-2]', nodes: 'n[1-'}]}}",
+        "cluster.slurm.names[0].nodes: 'n[1-' is no host list; expected one such as n[1-4,7]",
+    ),
+    (
+        "cluster: {slurm: {names: [{agents: 'a,b', nodes: 'n1,n2'}, {agents: c, nodes: n2}]}}",
+        'cluster.slurm.names[1].nodes: "n2" is named twice; expected each name once',
+    ),
+    ("cluster: {slurm: {node_names: fqdn}}", 'cluster.slurm.node_names: "fqdn"; expected name, '),
+    (
         "cluster: {kind: local}",
         'identity.kind: "token" needs the keys of a Kubernetes API server, and cluster.kind is ',
     ),

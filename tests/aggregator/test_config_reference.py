@@ -111,6 +111,7 @@ EXAMPLES = {
     "cluster.local.commands.cordon",
     "cluster.local.commands.release",
     "cluster.slurm.conf",
+    "cluster.slurm.names",
     "cluster.slurm.programs",
     "cluster.slurm.rest.ca_file",
     "cluster.slurm.rest.token_file",

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ import pytest
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import (
+    UNGUARDED,
     Action,
     Conflict,
     Evicted,
@@ -29,12 +29,14 @@ from aggregator.cluster.port import (
 )
 from aggregator.cluster.slurm.client import SlurmPrograms
 from aggregator.cluster.slurm.cluster import SlurmCluster
+from aggregator.cluster.slurm.names import MappedSlurm, NameRules
 from aggregator.jobs.identity import job_of
 from aggregator.policy.slurm_reason import SLURM_TYPES
 from tests.controlplane.waiting import wait_until
 from tests.support.slurm import Slurm, needs_slurm
 from tests.support.waiting import until
 
+EXAMPLES = Path(__file__).parents[2] / "deploy/examples/slurm"
 pytestmark = [needs_slurm, pytest.mark.root]
 
 XID = QuarantineSpec(Action.DRAIN, "gpu", "xid:79 on GPU 3 (0000:ab:00.0)\nfell off the bus")
@@ -283,19 +285,11 @@ async def test_names_that_slurm_does_not_know_or_reads_as_all_nodes_are_refused(
     assert slurm.state("w1") == "IDLE"
 
 
-def test_the_hooks_of_the_docs_keep_anothers_drain_and_wait_for_jobs(
-    slurm: Slurm, tmp_path: Path
-) -> None:
-    text = (Path(__file__).parents[2] / "docs/drain.md").read_text()
-    scripts = {}
-    for block in re.findall(r"```sh\n(#!/bin/sh\n# (slurm-[a-z]+) .*?)```", text, re.DOTALL):
-        scripts[block[1]] = tmp_path / block[1]
-        scripts[block[1]].write_text(block[0])
-        scripts[block[1]].chmod(0o755)
-
+def test_the_examples_of_hooks_keep_anothers_drain_and_wait_for_jobs(slurm: Slurm) -> None:
     def run(name: str, *words: str) -> int:
         environ = os.environ | {"SLURM_CONF": str(slurm.conf)}
-        return subprocess.run([scripts[name], "w1", *words], check=False, env=environ).returncode
+        program: list[str | Path] = [EXAMPLES / name, "w1", *words]
+        return subprocess.run(program, check=False, env=environ).returncode
 
     job = slurm.submit("w1")
     assert run("slurm-drain", "sickbay: xid:79") == 75
@@ -308,6 +302,31 @@ def test_the_hooks_of_the_docs_keep_anothers_drain_and_wait_for_jobs(
     assert run("slurm-undrain") == 0
     assert (slurm.state("w1"), slurm.shown("w1")["Reason"]) == ("IDLE+DRAIN", "fan 3 dead RMA 123")
     slurm.update("w1", "state=undrain")
+
+
+async def test_agents_names_are_mapped_and_an_ambiguous_one_is_refused(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.update("s1", "state=down", "reason=never there")
+    programs = SlurmPrograms(conf=str(slurm.conf))
+    client = MappedSlurm(programs, NameRules("hostname", {"w2": "gpu-02"}))
+    mapped = SlurmCluster(tmp_path / "cluster.db", client=client, poll=0.1, wall=time.time)
+    await mapped.start()
+    assert {one.name for one in await mapped.list_nodes()} == {"host-s1", "host-s2", "gpu-02"}
+    for name, node in (("host-s1", "s1"), ("gpu-02", "w2")):
+        await quarantined(mapped, name)
+        assert slurm.shown(node)["Reason"] == OURS
+        assert await mapped.pods_on(name) == []
+        await released(mapped, name)
+        assert "DRAIN" not in slurm.state(node)
+    for name in ("s1", "w2", "stranger", "localhost"):
+        assert await mapped.read_node(name) is None
+    with pytest.raises(NotFound, match="no node with NodeHostname s1"):
+        await client.undrain("s1")
+    text = r"localhost means several nodes of Slurm \(l1, w1\): .*; set cluster\.slurm\.names"
+    with pytest.raises(Refused, match=text):
+        await client.drain("localhost", "x", guard=UNGUARDED)
+    await mapped.close()
 
 
 async def test_a_late_writer_of_an_older_read_changes_nothing(

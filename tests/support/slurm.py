@@ -60,7 +60,7 @@ class Slurm:
     """``working``: nodes with a slurmd of their own; ``silent``: nodes that never answer.
 
     ``lacking``: nodes that work and register one GPU less than they have in slurm.conf.
-    ``tokens``: slurmctld accepts tokens that `jwt_key` signs.
+    ``tokens``: slurmctld accepts tokens that `jwt_key` signs. ``more``: lines for slurm.conf.
     ``guard`` receives the pid of each program: another process may have to end it.
     """
 
@@ -72,6 +72,7 @@ class Slurm:
         silent: int = 2,
         lacking: int = 0,
         tokens: bool = False,
+        more: str = "",
         guard: Callable[[int], object] = id,
     ) -> None:
         self.folder = folder
@@ -85,13 +86,15 @@ class Slurm:
         self._controller: subprocess.Popen[bytes] | None = None
         ports = _free_ports(1 + len(self.nodes))
         lines = [
-            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=1"
+            f"NodeName={name} NodeHostname={'host-' + name if name in silent_ones else 'localhost'}"
+            f" NodeAddr=127.0.0.1 Port={port} CPUs=1"
             + (" Gres=gpu:2" if name in self.lacking else "")
             for name, port in zip(self.nodes, ports[1:], strict=True)
         ]
         gpus = "".join(f"NodeName={name} Name=gpu Count=1\n" for name in self.lacking)
         (folder / "gres.conf").write_text(gpus)
         self.jwt_key = folder / "jwt.key"
+        lines += [more] if more else []
         if tokens:
             self.jwt_key.write_bytes(os.urandom(32))
             self.jwt_key.chmod(0o600)

@@ -13,6 +13,7 @@ from aggregator.configfile.yaml_source import Key
 def _open(settings: SlurmConfig, options: OpenOptions) -> OpenedCluster:
     from aggregator.cluster.slurm.client import SlurmClient, SlurmPrograms
     from aggregator.cluster.slurm.cluster import SlurmCluster
+    from aggregator.cluster.slurm.names import MappedSlurm, NameRules
     from aggregator.cluster.slurm.rest import SlurmRest
 
     programs = SlurmPrograms(
@@ -28,6 +29,9 @@ def _open(settings: SlurmConfig, options: OpenOptions) -> OpenedCluster:
             ca_file=rest.ca_file,
             limit=settings.command_timeout,
         )
+    rules = NameRules(settings.node_names, settings.pairs)
+    if rules != NameRules():
+        client = MappedSlurm(client, rules)
     place = options.store or settings.database
     return SlurmCluster(place, client=client, poll=settings.poll, wall=options.wall)
 

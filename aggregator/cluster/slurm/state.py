@@ -44,6 +44,7 @@ class SlurmNode:
     boot_time: int = 0
     instance_id: str = ""
     partitions: tuple[str, ...] = ()
+    address: str = ""
 
     @property
     def has_drain(self) -> bool:
@@ -189,6 +190,7 @@ def _node(one: Mapping[str, Any]) -> SlurmNode:
         boot_time=number_of(one.get("boot_time")),
         instance_id=str(one.get("instance_id") or ""),
         partitions=tuple(_words(one.get("partitions"))),
+        address=str(one.get("address") or ""),
     )
 
 
