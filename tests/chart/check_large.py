@@ -106,14 +106,11 @@ def test_all_of_them_show_certificates_of_one_authority(
             assert answer.status == 200
 
 
-def in_history(network: PodNetwork, replica: str, kind: str) -> bool:
+def in_history(sickbay: Installation, network: PodNetwork, replica: str, kind: str) -> bool:
     """Whether this replica's history, which must be whole, has a transition of the kind."""
-    context = ssl._create_unverified_context()
-    url = f"{page(network, replica)}/api/v1/transitions"
-    with urllib.request.urlopen(url, context=context, timeout=300) as answer:
-        text = answer.read().decode()
-    assert not json.loads(text)["trouble"]
-    return f'"{kind}"' in text
+    found = sickbay.read(f"{page(network, replica)}/api/v1/transitions")
+    assert not found["trouble"]
+    return f'"{kind}"' in json.dumps(found)
 
 
 def test_a_quarantine_is_in_the_history_of_every_replica(
@@ -127,7 +124,7 @@ def test_a_quarantine_is_in_the_history_of_every_replica(
     }
     plane.call("POST", "/apis/sickbay.dev/v1alpha1/quarantines", quarantine)
     wait_until(
-        lambda: all(in_history(network, one, "quarantine.cordoned") for one in REPLICAS),
+        lambda: all(in_history(sickbay, network, one, "quarantine.cordoned") for one in REPLICAS),
         what="the quarantine in the history of every replica",
         timeout_s=90,
     )

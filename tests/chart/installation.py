@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -85,16 +86,22 @@ class Installation:
 
     def fleet(self, page: str = PAGE) -> dict[str, Any] | None:
         """The page's summary; None while it does not answer."""
-        context = ssl._create_unverified_context()
         try:
-            token = self.plane.token_for(self.namespace, "sickbay-viewer", None)
-            request = urllib.request.Request(f"{page}/api/v1/fleet")
-            request.add_header("Authorization", f"Bearer {token}")
-            with urllib.request.urlopen(request, timeout=5, context=context) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
+            found: dict[str, Any] = self.read(f"{page}/api/v1/fleet", timeout_s=5)
         except (OSError, ValueError):
             return None
+        return found
+
+    def read(self, url: str, *, timeout_s: float = 300) -> Any:
+        """The page's JSON at ``url``, with a token of the account that may read it. Raises OSError
+        and ValueError.
+        """
+        context = ssl._create_unverified_context()
+        request = urllib.request.Request(url)
+        token = self.plane.token_for(self.namespace, "sickbay-viewer", None)
+        request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as answer:
+            return json.load(answer)
 
     def until_all_report(
         self, nodes: int, *, page: str = PAGE, timeout_s: float = 240
@@ -208,7 +215,10 @@ def older_chart(folder: Path, version: str = "0.0.9") -> Path:
         file.write_text(file.read_text("utf-8").replace("0.1.0", version), "utf-8")
     path = chart / "templates" / "crd.yaml"
     head, _, text = path.read_text("utf-8").partition("{{- if .Values.crds.enabled }}\n")
-    definition = yaml.safe_load(text.removesuffix("{{- end }}\n"))
+    plain = re.sub(
+        r"^ *\{\{-.*\n", "", text, flags=re.MULTILINE
+    )  # labels of a release, and the end
+    definition = yaml.safe_load(plain)
     [served] = definition["spec"]["versions"]
     served["additionalPrinterColumns"] = served["additionalPrinterColumns"][:2]
     fields = served["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
